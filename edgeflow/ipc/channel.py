@@ -1,0 +1,96 @@
+"""The worker's end of the socket to the front: length-prefixed messages, blocking, one reader thread.
+
+Frame on the wire: u32 header bytes, u32 payload bytes (little endian), header, payload.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+from edgeflow.errors import WorkerError
+from edgeflow.ipc.messages import Message, decode, encode
+
+PREFIX = struct.Struct("<II")
+MAX_HEADER_BYTES = 1 << 20
+MAX_PAYLOAD_BYTES = 64 << 20  # four megapixels of RGB and headroom
+
+
+class ChannelClosed(Exception):
+    """The other side has gone."""
+
+
+def check_lengths(header_bytes: int, payload_bytes: int) -> None:
+    """Refuse lengths that no message of ours has, before anything is allocated."""
+    if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
+        raise WorkerError(f"message of {header_bytes}+{payload_bytes} bytes between front and worker")
+
+
+def pack(message: Message) -> list[bytes]:
+    """The buffers of a message, in order."""
+    header, payload = encode(message)
+    return [PREFIX.pack(len(header), len(payload)) + header, payload]
+
+
+class BlockingChannel:
+    """Send from any thread; receive from one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sock.setblocking(True)
+        self._send_lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Write one message; ChannelClosed when the front has gone."""
+        buffers = pack(message)
+        try:
+            with self._send_lock:
+                for buffer in buffers:
+                    if buffer:
+                        self._sock.sendall(buffer)
+        except OSError as error:
+            raise ChannelClosed from error
+
+    def receive(self) -> Message:
+        """Wait for one message; ChannelClosed at the end of the stream."""
+        header_bytes, payload_bytes = PREFIX.unpack(self._read(PREFIX.size))
+        check_lengths(header_bytes, payload_bytes)
+        header = self._read(header_bytes)
+        return decode(header, self._read(payload_bytes) if payload_bytes else b"")
+
+    def read_forever(self, deliver: Callable[[Message], None], closed: Callable[[], None]) -> threading.Thread:
+        """Deliver messages from a daemon thread until the front goes; then call `closed`."""
+
+        def loop() -> None:
+            try:
+                while True:
+                    deliver(self.receive())
+            except ChannelClosed:
+                closed()
+
+        thread = threading.Thread(target=loop, name="channel-reader", daemon=True)
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        """Shut both directions; a blocked receive ends with ChannelClosed."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._sock.close()
+
+    def _read(self, size: int) -> bytes:
+        buffer = bytearray(size)
+        view = memoryview(buffer)
+        while view:
+            try:
+                count = self._sock.recv_into(view)
+            except OSError as error:
+                raise ChannelClosed from error
+            if count == 0:
+                raise ChannelClosed
+            view = view[count:]
+        return bytes(buffer)

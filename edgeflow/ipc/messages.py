@@ -1,0 +1,227 @@
+"""What front and worker say to each other: a fixed set of messages, msgpack headers and raw payload bytes.
+
+A message is `[type, field, field, …]` in msgpack, in the order of the dataclass, and at most one payload of
+raw bytes (the pixels of a frame). Nothing here can execute code; an unknown type or a wrong field count is a
+WorkerError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeAlias
+
+import msgpack
+
+from edgeflow.errors import WorkerError
+from edgeflow.types import ActionSchema, Mode
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Front → worker: give this session a ring of slots. Answered by SessionOpened or SessionRefused."""
+
+    session: int
+    epoch: int
+    mode: str
+    unnorm_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitFrame:
+    """Front → worker: one checked observation. Payload: height*width*3 RGB bytes of the policy's camera.
+
+    Answered by exactly one FrameResult or FrameDropped.
+    """
+
+    session: int
+    epoch: int
+    seq: int
+    height: int
+    width: int
+    instruction: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ResetSession:
+    """Front → worker: what is in flight belongs to an old epoch from now on."""
+
+    session: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """Front → worker: drop what is in flight and free the ring."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Front → worker, once a second: proves that the loop turns."""
+
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Front → worker: finish the pass in flight and leave with exit code 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupProgress:
+    """Worker → front: how far the start is."""
+
+    step: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """Worker → front: a warm-up pass was checked. `schema` is `schema_fields(ActionSchema)` of the default key."""
+
+    model: str
+    model_sha256: str
+    action_tokens: int
+    max_sessions: int
+    default_mode: str
+    device: str
+    schema: list[Any]
+    unnorm_keys: list[str]
+    kv_bytes: int
+    pass_ns: int
+    warmup_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """Worker → front: cannot start; `kind` is the class name of a StartError."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """Worker → front: the session has a ring."""
+
+    session: int
+    mode: str
+    schema: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRefused:
+    """Worker → front: `code` is a gRPC status name."""
+
+    session: int
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrameResult:
+    """Worker → front: the action of a frame. `valid` is False when logits or action were not finite."""
+
+    session: int
+    epoch: int
+    seq: int
+    values: list[float]
+    token_ids: list[int]
+    valid: bool
+    queue_ns: int
+    inference_ns: int
+    passes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrameDropped:
+    """Worker → front: the frame leaves without an action. disposition: superseded, rejected or dropped."""
+
+    session: int
+    epoch: int
+    seq: int
+    disposition: str
+    code: str
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Worker → front: answers Ping; counts since start and the last second's pass times."""
+
+    nonce: int
+    passes: int
+    rows: int
+    full_passes: int
+    pass_ns: list[int]
+
+
+Message: TypeAlias = (
+    OpenSession
+    | SubmitFrame
+    | ResetSession
+    | CloseSession
+    | Ping
+    | Shutdown
+    | WarmupProgress
+    | WorkerReady
+    | WorkerFailed
+    | SessionOpened
+    | SessionRefused
+    | FrameResult
+    | FrameDropped
+    | Pong
+)
+
+_KINDS: tuple[type, ...] = Message.__args__  # type: ignore[attr-defined]
+
+
+class _Codes:
+    by_type: ClassVar[dict[type, int]] = {kind: code for code, kind in enumerate(_KINDS)}
+    names: ClassVar[list[list[str]]] = [[f.name for f in fields(kind)] for kind in _KINDS]
+
+
+def encode(message: Message) -> tuple[bytes, bytes]:
+    """Header and payload of a message."""
+    kind = type(message)
+    code = _Codes.by_type[kind]
+    values = [getattr(message, name) for name in _Codes.names[code]]
+    payload = b""
+    if kind is SubmitFrame:
+        payload = values.pop()
+    return msgpack.packb([code, *values]), payload
+
+
+def decode(header: bytes, payload: bytes) -> Message:
+    """The message of a header and payload; WorkerError when it is none of ours."""
+    try:
+        code, *values = msgpack.unpackb(header)
+        kind = _KINDS[code]
+    except (ValueError, IndexError, TypeError, msgpack.UnpackException) as error:
+        raise WorkerError("unreadable message between front and worker") from error
+    if kind is SubmitFrame:
+        values.append(payload)
+    if len(values) != len(_Codes.names[code]):
+        raise WorkerError(f"{kind.__name__} has {len(_Codes.names[code])} fields, got {len(values)}")
+    message: Message = kind(*values)
+    return message
+
+
+def schema_fields(schema: ActionSchema) -> list[Any]:
+    """An ActionSchema as plain lists, for a message."""
+    return [list(schema.names), list(schema.units), list(schema.low), list(schema.high), list(schema.relative), schema.frame, schema.rotation]
+
+
+def schema_of(values: list[Any]) -> ActionSchema:
+    """The ActionSchema of `schema_fields`."""
+    names, units, low, high, relative, frame, rotation = values
+    return ActionSchema(tuple(names), tuple(units), tuple(low), tuple(high), tuple(relative), frame, rotation)
+
+
+def mode_of(name: str, default: Mode) -> Mode:
+    """A Mode from its wire name, empty meaning the default."""
+    return Mode(name) if name else default

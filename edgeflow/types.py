@@ -1,0 +1,88 @@
+"""The nouns of the system. Leaf module: standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Mode(str, Enum):
+    """How frames of one session share passes (design: the pipeline)."""
+
+    SERIAL = "serial"
+    PIPELINED = "pipelined"
+
+
+class ImageFormat(str, Enum):
+    """How a camera's pixels travel."""
+
+    JPEG = "jpeg"
+    RGB8 = "rgb8"
+
+
+class Disposition(str, Enum):
+    """What became of a frame; every frame gets exactly one."""
+
+    ACTED = "acted"
+    SUPERSEDED = "superseded"
+    REJECTED = "rejected"
+    DROPPED = "dropped"
+
+
+class Command(str, Enum):
+    """What a robot is told to do now."""
+
+    ACT = "act"
+    HOLD = "hold"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class CameraSpec:
+    """A camera as agreed at open: pixels are width x height, RGB."""
+
+    name: str
+    width: int
+    height: int
+    format: ImageFormat
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSchema:
+    """What the K numbers of an action mean.
+
+    names, units, low, high, relative: one entry a dimension; limits in the given units.
+    frame: "tool" or "base", the frame relative dimensions are expressed in.
+    rotation: "rotvec" or "euler_xyz", how three rotation dimensions compose.
+    """
+
+    names: tuple[str, ...]
+    units: tuple[str, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    relative: tuple[bool, ...]
+    frame: str = "base"
+    rotation: str = "euler_xyz"
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.names), len(self.units), len(self.low), len(self.high), len(self.relative)}
+        if len(lengths) != 1:
+            raise ValueError(f"action schema fields differ in length: {sorted(lengths)}")
+        if self.frame not in ("tool", "base"):
+            raise ValueError(f"action schema frame is 'tool' or 'base', got {self.frame!r}")
+        if self.rotation not in ("rotvec", "euler_xyz"):
+            raise ValueError(f"action schema rotation is 'rotvec' or 'euler_xyz', got {self.rotation!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimings:
+    """Where the time of one frame went, nanoseconds on the server's clock.
+
+    decode: pixels from JPEG; queue: waiting for a pass; inference: first pass started to last pass ended;
+    passes: passes the frame was in.
+    """
+
+    decode_ns: int = 0
+    queue_ns: int = 0
+    inference_ns: int = 0
+    passes: int = 0
