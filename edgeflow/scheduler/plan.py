@@ -1,0 +1,98 @@
+"""What a scheduler says: integers only. Engines execute it, nobody else interprets it.
+
+Source: ActionFlow section 3.1 (cross-request pipelining); a plan is the set of row ranges that one packed
+forward runs, and the slots they live in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FrameRef:
+    """One frame of one session. `seq` grows within a session; `epoch` grows with each reset."""
+
+    session: int
+    epoch: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame that waits for its prefill; `rows` is L_P, its prefill length."""
+
+    ref: FrameRef
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of rows of one frame in one pass.
+
+    slot, generation: where its KV lives, and which use of that slot this is.
+    start, length: rows enter the slot at positions start .. start+length.
+    stage: 0 is the prefill; stage j samples action token j. The row of stage j >= 1 is token j-1.
+    """
+
+    frame: FrameRef
+    slot: int
+    generation: int
+    start: int
+    length: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """After the pass: copy the first `length` rows of slot `source` to slot `target` (copy shift only)."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One run through the network.
+
+    segments: prefills first, then decode rows by ascending slot.
+    finished: the segments whose sampled token completes their frame.
+    moves: slot copies to make after the pass, in this order.
+    """
+
+    number: int
+    segments: tuple[Segment, ...]
+    finished: tuple[Segment, ...]
+    moves: tuple[Move, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """L_Q, the rows of the packed tensor."""
+        return sum(segment.length for segment in self.segments)
+
+    @property
+    def prefills(self) -> tuple[Segment, ...]:
+        return tuple(segment for segment in self.segments if segment.stage == 0)
+
+    @property
+    def decodes(self) -> tuple[Segment, ...]:
+        return tuple(segment for segment in self.segments if segment.stage > 0)
+
+
+class Leaving(Enum):
+    """Why a frame leaves the scheduler."""
+
+    DONE = "done"
+    SUPERSEDED = "superseded"
+    EPOCH_CHANGED = "epoch_changed"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A frame leaves; each frame that was offered leaves exactly once."""
+
+    frame: FrameRef
+    why: Leaving

@@ -1,0 +1,92 @@
+"""Slots of one session: a ring of K adjacent ones, and where the next prefill goes.
+
+Two ways to turn the ring (ActionFlow section 3.3) behind one interface:
+- rotate: a frame keeps its slot and the place of the next prefill moves on; no bytes are moved.
+- copy: a prefill always enters the first slot, and after each pass the KV of every frame under way is copied to
+  the slot after its own, as in the paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from edgeflow.scheduler.plan import FrameRef, Move
+
+
+class Shift(str, Enum):
+    """How the ring turns."""
+
+    ROTATE = "rotate"
+    COPY = "copy"
+
+
+@dataclass(slots=True)
+class Flight:
+    """A frame under way. stage: the one to run next. length: rows of its KV in the slot."""
+
+    frame: FrameRef
+    rows: int
+    slot: int
+    generation: int
+    stage: int = 0
+    length: int = 0
+
+
+class Ring(Protocol):
+    """The slots of one session."""
+
+    slots: range
+
+    def claim(self) -> tuple[int, int]:
+        """Slot and generation for a new prefill."""
+        ...
+
+    def advance(self, flights: list[Flight]) -> tuple[Move, ...]:
+        """After a pass: update the slots of the frames still under way; the copies the engine must make."""
+        ...
+
+
+class RotatingRing:
+    """Frames stay, the index turns."""
+
+    def __init__(self, slots: range) -> None:
+        self.slots = slots
+        self._claims = 0
+
+    def claim(self) -> tuple[int, int]:
+        slot = self.slots[self._claims % len(self.slots)]
+        self._claims += 1
+        return slot, self._claims
+
+    def advance(self, flights: list[Flight]) -> tuple[Move, ...]:
+        return ()
+
+
+class CopyingRing:
+    """Frames move one slot on after each pass, the last stage first so that nothing is overwritten."""
+
+    def __init__(self, slots: range) -> None:
+        self.slots = slots
+        self._claims = 0
+
+    def claim(self) -> tuple[int, int]:
+        self._claims += 1
+        return self.slots[0], self._claims
+
+    def advance(self, flights: list[Flight]) -> tuple[Move, ...]:
+        moves = []
+        for flight in sorted(flights, key=lambda flight: -flight.slot):
+            moves.append(Move(flight.slot, flight.slot + 1, flight.length))
+            flight.slot += 1
+        return tuple(moves)
+
+
+def make_ring(shift: Shift, slots: range) -> Ring:
+    """The ring of a session over its slots."""
+    match shift:
+        case Shift.ROTATE:
+            return RotatingRing(slots)
+        case Shift.COPY:
+            return CopyingRing(slots)

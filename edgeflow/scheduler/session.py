@@ -1,0 +1,114 @@
+"""One session's frames: at most one waits, at most K are under way.
+
+A *tick* of a session is one packed pass (the newest frame's prefill with one decode row of each frame under way)
+and `rounds - 1` decode-only passes after it. rounds = 1 is the pipeline of ActionFlow section 3.1; rounds = K is
+serial decoding; between them lies the depth d = ceil(K / rounds).
+"""
+
+from __future__ import annotations
+
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Segment
+from edgeflow.scheduler.ring import Flight, Ring
+from edgeflow.types import Mode
+
+
+def rounds_of(mode: Mode, stages: int) -> int:
+    """Passes a tick takes: K when serial, 1 when pipelined."""
+    match mode:
+        case Mode.SERIAL:
+            return stages
+        case Mode.PIPELINED:
+            return 1
+
+
+class SessionQueue:
+    """Decides, for one session, what its next pass holds. Integers only; time is an argument."""
+
+    def __init__(self, session: int, epoch: int, ring: Ring, rounds: int, drain_after_ns: int) -> None:
+        self.session = session
+        self.epoch = epoch
+        self.ring = ring
+        self.last_pass = -1
+        self._rounds = rounds
+        self._rounds_left = 0
+        self._drain_after_ns = drain_after_ns
+        self._waiting: Frame | None = None
+        self._flights: list[Flight] = []
+        self._idle_since_ns: int | None = None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    @property
+    def waiting(self) -> FrameRef | None:
+        return self._waiting.ref if self._waiting else None
+
+    def offer(self, frame: Frame) -> list[Departure]:
+        """The newest frame wins: an older one still waiting leaves as superseded."""
+        if frame.ref.epoch < self.epoch:
+            return [Departure(frame.ref, Leaving.EPOCH_CHANGED)]
+        left = self.reset(frame.ref.epoch) if frame.ref.epoch > self.epoch else []
+        if self._waiting is not None:
+            left.append(Departure(self._waiting.ref, Leaving.SUPERSEDED))
+        self._waiting = frame
+        return left
+
+    def reset(self, epoch: int, why: Leaving = Leaving.EPOCH_CHANGED) -> list[Departure]:
+        """Everything waiting or under way leaves; slots are free at once (the device works in order)."""
+        left = [Departure(flight.frame, why) for flight in self._flights]
+        if self._waiting is not None:
+            left.append(Departure(self._waiting.ref, why))
+        self._waiting = None
+        self._flights.clear()
+        self._rounds_left = 0
+        self._idle_since_ns = None
+        self.epoch = epoch
+        return left
+
+    def runnable_rows(self, now_ns: int) -> int:
+        """Rows the next pass of this session would hold; 0 when it has nothing to run now."""
+        if self._rounds_left > 0 and self._flights:
+            return len(self._flights)
+        if self._waiting is not None:
+            return self._waiting.rows + len(self._flights)
+        if self._flights and self._may_drain(now_ns):
+            return len(self._flights)
+        return 0
+
+    def wake_at_ns(self) -> int | None:
+        """When a drain becomes due, if nothing else happens before."""
+        if self._idle_since_ns is None or not self._flights or self._waiting is not None:
+            return None
+        return self._idle_since_ns + self._drain_after_ns
+
+    def take(self) -> tuple[list[Segment], list[Segment], tuple[Move, ...]]:
+        """Advance by one pass: its segments, those that finish their frame, and the slot copies after it."""
+        if self._rounds_left > 0 and self._flights:
+            self._rounds_left -= 1
+        elif self._waiting is not None:
+            self._admit(self._waiting)
+        segments = [self._advance(flight) for flight in self._flights]
+        stages = len(self.ring.slots)
+        finished = [segment for segment in segments if segment.stage == stages - 1]
+        self._flights = [flight for flight in self._flights if flight.stage < stages]
+        return segments, finished, self.ring.advance(self._flights)
+
+    def _admit(self, frame: Frame) -> None:
+        slot, generation = self.ring.claim()
+        self._flights.append(Flight(frame.ref, frame.rows, slot, generation))
+        self._waiting = None
+        self._rounds_left = self._rounds - 1
+        self._idle_since_ns = None
+
+    def _advance(self, flight: Flight) -> Segment:
+        length = flight.rows if flight.stage == 0 else 1
+        segment = Segment(flight.frame, flight.slot, flight.generation, flight.length, length, flight.stage)
+        flight.length += length
+        flight.stage += 1
+        return segment
+
+    def _may_drain(self, now_ns: int) -> bool:
+        if self._idle_since_ns is None:
+            self._idle_since_ns = now_ns
+        return now_ns - self._idle_since_ns >= self._drain_after_ns
