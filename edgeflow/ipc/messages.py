@@ -213,7 +213,15 @@ def decode(header: bytes, payload: bytes) -> Message:
 
 def schema_fields(schema: ActionSchema) -> list[Any]:
     """An ActionSchema as plain lists, for a message."""
-    return [list(schema.names), list(schema.units), list(schema.low), list(schema.high), list(schema.relative), schema.frame, schema.rotation]
+    return [
+        list(schema.names),
+        list(schema.units),
+        list(schema.low),
+        list(schema.high),
+        list(schema.relative),
+        schema.frame,
+        schema.rotation,
+    ]
 
 
 def schema_of(values: list[Any]) -> ActionSchema:

@@ -59,7 +59,9 @@ class Scheduler:
             raise AlreadyExists(f"session {session} is open already", field="session")
         if not self._free_rings:
             raise ResourceExhausted(
-                f"all {self.limits.max_sessions} sessions are taken", field="max_sessions", retry_after_ms=1000
+                f"all {self.limits.max_sessions} sessions are taken",
+                field="max_sessions",
+                retry_after_ms=1000,
             )
         stages = self.limits.stages
         first = self._free_rings.pop() * stages

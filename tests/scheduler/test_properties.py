@@ -1,0 +1,163 @@
+"""Random arrivals, stalls, resets and closes: what must hold of every plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.types import Mode
+
+STAGES = 4
+SESSIONS = 3
+DRAIN_NS = 5
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Drives a scheduler as a worker would, with passes committed up to two launches late."""
+
+    shift = Shift.ROTATE
+
+    def __init__(self) -> None:
+        super().__init__()
+        limits = SchedulerLimits(STAGES, SESSIONS, row_budget=20, drain_after_ns=DRAIN_NS, shift=self.shift)
+        self.scheduler = Scheduler(limits)
+        self.now_ns = 0
+        self.epochs: dict[int, int] = {}
+        self.offered: list[FrameRef] = []
+        self.left: Counter[FrameRef] = Counter()
+        self.stage: dict[FrameRef, int] = {}
+        self.rows: dict[FrameRef, int] = {}
+        self.written: dict[int, tuple[FrameRef, int]] = {}  # slot → whose KV, how many rows
+        self.uncommitted: list[Pass] = []
+        self.seq = 0
+
+    @rule(session=st.integers(0, 4), mode=st.sampled_from(Mode))
+    def open(self, session: int, mode: Mode) -> None:
+        if session in self.epochs or len(self.epochs) == SESSIONS:
+            return
+        self.scheduler.open(session, epoch=1, mode=mode)
+        self.epochs[session] = 1
+
+    @precondition(lambda self: self.epochs)
+    @rule(data=st.data(), rows=st.integers(1, 9), newer=st.integers(0, 1))
+    def offer(self, data: st.DataObject, rows: int, newer: int) -> None:
+        session = data.draw(st.sampled_from(sorted(self.epochs)))
+        self.epochs[session] += newer
+        self.seq += 1
+        ref = FrameRef(session, self.epochs[session], self.seq)
+        self.offered.append(ref)
+        self.rows[ref] = rows
+        self.collect(self.scheduler.offer(Frame(ref, rows)))
+
+    @precondition(lambda self: self.epochs)
+    @rule(data=st.data())
+    def offer_of_an_old_epoch(self, data: st.DataObject) -> None:
+        session = data.draw(st.sampled_from(sorted(self.epochs)))
+        self.seq += 1
+        ref = FrameRef(session, self.epochs[session] - 1, self.seq)
+        self.offered.append(ref)
+        departures = self.scheduler.offer(Frame(ref, 1))
+        assert departures == [Departure(ref, Leaving.EPOCH_CHANGED)]
+        self.collect(departures)
+
+    @precondition(lambda self: self.epochs)
+    @rule(data=st.data())
+    def reset(self, data: st.DataObject) -> None:
+        session = data.draw(st.sampled_from(sorted(self.epochs)))
+        self.epochs[session] += 1
+        self.collect(self.scheduler.reset(session, self.epochs[session]))
+
+    @precondition(lambda self: self.epochs)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        session = data.draw(st.sampled_from(sorted(self.epochs)))
+        del self.epochs[session]
+        self.collect(self.scheduler.close(session))
+
+    @rule(stall_ns=st.integers(0, 8))
+    def stall(self, stall_ns: int) -> None:
+        self.now_ns += stall_ns
+
+    @rule()
+    def run_a_pass(self) -> None:
+        planned = self.scheduler.plan(self.now_ns)
+        if planned is None:
+            return
+        self.check(planned)
+        self.uncommitted.append(planned)
+        if len(self.uncommitted) > 2:
+            self.commit()
+
+    @precondition(lambda self: self.uncommitted)
+    @rule()
+    def commit(self) -> None:
+        planned = self.uncommitted.pop(0)
+        done = self.scheduler.commit(planned.number)
+        assert all(departure.why is Leaving.DONE for departure in done)
+        assert {departure.frame for departure in done} <= {segment.frame for segment in planned.finished}
+        for departure in done:
+            assert departure.frame.epoch == self.epochs[departure.frame.session], "a result of an old epoch"
+        self.collect(done)
+
+    def collect(self, departures: list[Departure]) -> None:
+        self.left.update(departure.frame for departure in departures)
+
+    def check(self, planned: Pass) -> None:
+        slots = [segment.slot for segment in planned.segments]
+        assert len(slots) == len(set(slots)), "two segments of a pass share a slot"
+        for segment in planned.segments:
+            assert self.left[segment.frame] == 0, "a frame that left is run again"
+            assert segment.stage == self.stage.get(segment.frame, 0), "stage order"
+            self.stage[segment.frame] = segment.stage + 1
+            if segment.stage == 0:
+                assert (segment.start, segment.length) == (0, self.rows[segment.frame])
+            else:
+                assert self.written[segment.slot] == (segment.frame, segment.start), (
+                    "the slot's KV is another's"
+                )
+                assert segment.length == 1
+            self.written[segment.slot] = (segment.frame, segment.start + segment.length)
+        for move in planned.moves:
+            frame, rows = self.written[move.source]
+            assert rows == move.length
+            self.written[move.target] = (frame, rows)
+        in_order = sorted(planned.segments, key=lambda segment: (segment.stage > 0, segment.slot))
+        assert list(planned.segments) == in_order
+
+    @invariant()
+    def no_frame_leaves_twice(self) -> None:
+        assert all(count == 1 for count in self.left.values())
+
+    @invariant()
+    def a_frame_is_recent(self) -> None:
+        assert len(self.offered) - sum(self.left.values()) <= SESSIONS * (STAGES + 1) + STAGES * SESSIONS
+
+    def teardown(self) -> None:
+        """When frames stop, everything under way comes out; when sessions close, nothing is left."""
+        for _ in range(SESSIONS * STAGES * STAGES):
+            self.now_ns += DRAIN_NS
+            self.run_a_pass()
+        while self.uncommitted:
+            self.commit()
+        assert sorted(self.left) == sorted(self.offered), "a frame never left"
+        assert self.scheduler.plan(self.now_ns + DRAIN_NS) is None
+        for session in list(self.epochs):
+            assert self.scheduler.close(session) == []
+        for session in range(SESSIONS):
+            self.scheduler.open(100 + session, 1, Mode.SERIAL)
+
+
+class CopyMachine(SchedulerMachine):
+    shift = Shift.COPY
+
+
+TestRotate = SchedulerMachine.TestCase
+TestRotate.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestCopy = CopyMachine.TestCase
+TestCopy.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
