@@ -5,6 +5,7 @@ Frame on the wire: u32 header bytes, u32 payload bytes (little endian), header, 
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -78,10 +79,8 @@ class BlockingChannel:
 
     def close(self) -> None:
         """Shut both directions; a blocked receive ends with ChannelClosed."""
-        try:
+        with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._sock.close()
 
     def _read(self, size: int) -> bytes:

@@ -80,7 +80,10 @@ class WarmupProgress:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """Worker → front: a warm-up pass was checked. `schema` is `schema_fields(ActionSchema)` of the default key."""
+    """Worker → front: a warm-up pass was checked.
+
+    schema: `schema_fields` of the default key's ActionSchema. pass_ns: a full pipelined pass, as measured.
+    """
 
     model: str
     model_sha256: str
@@ -177,7 +180,7 @@ Message: TypeAlias = (
     | Pong
 )
 
-_KINDS: tuple[type, ...] = Message.__args__  # type: ignore[attr-defined]
+_KINDS: tuple[type, ...] = Message.__args__
 
 
 class _Codes:

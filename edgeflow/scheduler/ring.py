@@ -2,8 +2,8 @@
 
 Two ways to turn the ring (ActionFlow section 3.3) behind one interface:
 - rotate: a frame keeps its slot and the place of the next prefill moves on; no bytes are moved.
-- copy: a prefill always enters the first slot, and after each pass the KV of every frame under way is copied to
-  the slot after its own, as in the paper.
+- copy: a prefill always enters the first slot, and after each pass the KV of every frame under way is
+  copied to the slot after its own, as in the paper.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RotatingRing:
         self._claims += 1
         return slot, self._claims
 
-    def advance(self, flights: list[Flight]) -> tuple[Move, ...]:
+    def advance(self, flights: list[Flight]) -> tuple[Move, ...]:  # noqa: ARG002 - nothing moves
         return ()
 
 

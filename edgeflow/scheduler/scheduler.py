@@ -16,7 +16,7 @@ from edgeflow.types import Mode
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """stages: K. max_sessions: rings of K slots. row_budget: rows of one pass, where one session may exceed it alone.
+    """stages: K. max_sessions: rings of K slots. row_budget: rows of one pass (one session may exceed it alone).
 
     drain_after_ns: how long frames under way wait for company before decode-only passes run.
     """
@@ -122,7 +122,7 @@ class Scheduler:
         return planned
 
     def commit(self, number: int) -> list[Departure]:
-        """Pass `number` has run: the frames it finished leave as done, unless they were recalled meanwhile."""
+        """Pass `number` has run: frames it finished leave as done, unless recalled meanwhile."""
         return self._depart([Departure(frame, Leaving.DONE) for frame in self._landing.pop(number)])
 
     def wake_at_ns(self) -> int | None:

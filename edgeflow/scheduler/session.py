@@ -1,8 +1,8 @@
 """One session's frames: at most one waits, at most K are under way.
 
-A *tick* of a session is one packed pass (the newest frame's prefill with one decode row of each frame under way)
-and `rounds - 1` decode-only passes after it. rounds = 1 is the pipeline of ActionFlow section 3.1; rounds = K is
-serial decoding; between them lies the depth d = ceil(K / rounds).
+A *tick* of a session is one packed pass (the newest frame's prefill with one decode row of each frame
+under way) and `rounds - 1` decode-only passes after it. rounds = 1 is the pipeline of ActionFlow section
+3.1; rounds = K is serial decoding; between them lies the depth d = ceil(K / rounds).
 """
 
 from __future__ import annotations
