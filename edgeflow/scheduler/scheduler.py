@@ -16,7 +16,7 @@ from edgeflow.types import Mode
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """stages: K. max_sessions: rings of K slots. row_budget: rows of one pass (one session may exceed it alone).
+    """stages: K. max_sessions: rings of K slots. row_budget: rows of a pass (one session alone may exceed it).
 
     drain_after_ns: how long frames under way wait for company before decode-only passes run.
     """

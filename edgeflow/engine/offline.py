@@ -1,0 +1,97 @@
+"""Frames through the real scheduler and engine without sockets: verification, tests, benchmarks, warm-up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from edgeflow.engine.engine import LaunchedPass, PolicyEngine
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.scheduler.engine import Sampled
+from edgeflow.scheduler.plan import Frame, FrameRef
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.types import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A frame's action tokens; logits [K, V] when the engine keeps them."""
+
+    sampled: Sampled
+    logits: list[Tensor]
+
+
+def limits_for(policy_stages: int, *, sessions: int = 1, shift: Shift = Shift.ROTATE) -> SchedulerLimits:
+    """A scheduler that drains at once and packs whatever is ready."""
+    return SchedulerLimits(policy_stages, sessions, row_budget=1 << 30, drain_after_ns=0, shift=shift)
+
+
+class OfflineRun:
+    """One session a mode, all fed in lockstep: a frame a session is offered before each pass of that session."""
+
+    def __init__(self, engine: PolicyEngine, scheduler: Scheduler, modes: list[Mode]) -> None:
+        self.engine = engine
+        self.scheduler = scheduler
+        self._logits: dict[FrameRef, list[Tensor]] = {}
+        self._observations: dict[FrameRef, PreparedFrame] = {}
+        self._waiting: set[int] = set()
+        for session, mode in enumerate(modes):
+            scheduler.open(session, epoch=1, mode=mode)
+        self._modes = modes
+
+    def decode(self, streams: list[Iterable[PreparedFrame]]) -> list[list[Decoded]]:
+        """Every frame of every stream, one stream a session; results in the order of the frames."""
+        sources = [iter(stream) for stream in streams]
+        results: list[list[Decoded]] = [[] for _ in streams]
+        counts = [0] * len(streams)
+        while True:
+            for session, source in enumerate(sources):
+                self._feed(session, source, counts)
+            launched = self.step()
+            if launched is None:
+                return results
+            for sampled in self.engine.collect(launched):
+                logits = self._logits.pop(sampled.frame, [])
+                results[sampled.frame.session].append(Decoded(sampled, logits))
+
+    def step(self) -> LaunchedPass | None:
+        """One pass; None when nothing is left to run."""
+        planned = self.scheduler.plan(0)
+        if planned is None:
+            return None
+        launched = self.engine.launch(planned, self._observations)
+        self.scheduler.commit(planned.number)
+        for segment in planned.prefills:
+            del self._observations[segment.frame]
+            self._waiting.discard(segment.frame.session)
+        if launched.logits is not None:
+            for segment, row in zip(planned.segments, launched.logits, strict=True):
+                self._logits.setdefault(segment.frame, []).append(row)
+        return launched
+
+    def offer(self, session: int, seq: int, frame: PreparedFrame) -> None:
+        """Queue a frame; it must not replace one that still waits."""
+        ref = FrameRef(session, 1, seq)
+        rows = self.engine.policy.image_tokens + len(frame.prompt_ids)
+        departures = self.scheduler.offer(Frame(ref, rows))
+        if departures:
+            raise ValueError(f"frame {departures[0].frame} was superseded in an offline run")
+        self._observations[ref] = frame
+        self._waiting.add(session)
+
+    def _feed(self, session: int, source: Iterator[PreparedFrame], counts: list[int]) -> None:
+        if session in self._waiting:
+            return
+        frame = next(source, None)
+        if frame is not None:
+            counts[session] += 1
+            self.offer(session, counts[session], frame)
+
+
+def decode_serially(engine: PolicyEngine, frames: Iterable[PreparedFrame]) -> list[Decoded]:
+    """Each frame by itself, one pass a token: what every other mode must equal."""
+    scheduler = Scheduler(limits_for(engine.policy.K))
+    return OfflineRun(engine, scheduler, [Mode.SERIAL]).decode([frames])[0]

@@ -1,0 +1,68 @@
+"""What the engine asks of a policy: the token-generation contract (design: contracts)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.layout import PackedLayout
+from edgeflow.types import ActionSchema
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedFrame:
+    """Inputs of a prefill. pixel_values: [C, h, w] float32. prompt_ids: text tokens, BOS first."""
+
+    pixel_values: Tensor
+    prompt_ids: tuple[int, ...]
+
+
+class Decoder(Protocol):
+    """The language model as functions of packed rows and a KV store."""
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[n] → [n, E]"""
+        ...
+
+    def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
+        """[L_Q, E] → [L_Q, E]; writes the rows' keys and values into their slots."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, E] → [n, V]"""
+        ...
+
+    def kv_slots(self, slots: int, capacity: int) -> KVSlots:
+        """A store of this decoder's layers, heads and dtype."""
+        ...
+
+
+class TokenPolicy(Protocol):
+    """A vision-language-action model that answers a frame with K action tokens."""
+
+    K: int
+    decoder: Decoder
+    image_tokens: int
+    unnorm_keys: tuple[str, ...]
+
+    def prompt_ids(self, instruction: str) -> tuple[int, ...]: ...
+
+    def preprocess(self, image: NDArray[np.uint8]) -> Tensor:
+        """[H, W, 3] RGB → [C, h, w] float32"""
+        ...
+
+    def embed_prefill(self, pixel_values: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
+        """[B, C, h, w] and B prompts → B tensors [L_P, E]"""
+        ...
+
+    def decode_actions(self, token_ids: Sequence[int], unnorm_key: str | None = None) -> NDArray[np.float64]:
+        """[K] token ids → [K] numbers in the schema's units."""
+        ...
+
+    def action_schema(self, unnorm_key: str | None = None) -> ActionSchema: ...

@@ -1,0 +1,77 @@
+"""Holding each pass to the pace of a named device.
+
+The embedded policy takes milliseconds a pass, far less than a 7B model on the device one means to use; a profile
+makes its passes last as long as theirs, so that rate and age can be seen at their true size.
+
+Published totals, ActionFlow Table 1 (OpenVLA-7B): the baseline's time a frame, T_prefill + 6 T_decode, and the
+pipelined time a frame, T_packed. The split is ours: T_prefill is taken equal to T_packed (a packed pass adds six
+rows to a prefill of about 280), hence T_decode = (baseline - T_packed) / 6.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeflow.clock import Clock
+from edgeflow.errors import ConfigError
+from edgeflow.scheduler.plan import Pass
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """Pass times of a device, nanoseconds: a prefill alone, a decode-only pass, a full packed pass."""
+
+    name: str
+    prefill_ns: int
+    decode_ns: int
+    packed_ns: int
+
+    def pass_ns(self, planned: Pass) -> int:
+        """How long `planned` takes there; prefills of several sessions add up."""
+        prefills = len(planned.prefills)
+        if prefills == 0:
+            return self.decode_ns
+        return prefills * (self.packed_ns if planned.decodes else self.prefill_ns)
+
+
+def _published(name: str, baseline_s: float, packed_s: float) -> DeviceProfile:
+    packed_ns = round(packed_s * 1e9)
+    return DeviceProfile(name, packed_ns, round((baseline_s - packed_s) / 6 * 1e9), packed_ns)
+
+
+def load_profile(name: str) -> DeviceProfile | None:
+    """`none`, `orin`, `rtx5090`, or a JSON file {name, prefill_ms, decode_ms, packed_ms} of measured times."""
+    match name:
+        case "none":
+            return None
+        case "orin":
+            return _published("orin", 0.8030, 0.3131)
+        case "rtx5090":
+            return _published("rtx5090", 0.1312, 0.0514)
+    try:
+        values = json.loads(Path(name).read_text())
+        times = [round(float(values[key]) * 1e6) for key in ("prefill_ms", "decode_ms", "packed_ms")]
+        return DeviceProfile(str(values["name"]), *times)
+    except OSError as error:
+        raise ConfigError(f"profile: {name!r} is neither none, orin, rtx5090 nor a readable file") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"profile: {name} needs name, prefill_ms, decode_ms and packed_ms") from error
+
+
+class Pacer:
+    """Makes a pass last as long as the profile says, by waiting for what is missing."""
+
+    def __init__(self, profile: DeviceProfile, clock: Clock, wait: Callable[[float], None] = time.sleep) -> None:
+        self._profile = profile
+        self._clock = clock
+        self._wait = wait
+
+    def hold(self, planned: Pass, started_ns: int) -> None:
+        """Return no earlier than the profile's pass time after `started_ns`."""
+        missing_ns = started_ns + self._profile.pass_ns(planned) - self._clock.now_ns()
+        if missing_ns > 0:
+            self._wait(missing_ns / 1e9)

@@ -1,0 +1,222 @@
+"""The one loop that owns the device: drain, plan, launch, commit the previous, publish."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from edgeflow.clock import Clock
+from edgeflow.engine.engine import LaunchedPass, PolicyEngine
+from edgeflow.engine.inbox import Inbox
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.profile import Pacer
+from edgeflow.errors import InvalidArgument, RequestError
+from edgeflow.ipc.messages import (
+    CloseSession,
+    FrameDropped,
+    FrameResult,
+    Message,
+    OpenSession,
+    Ping,
+    Pong,
+    ResetSession,
+    SessionOpened,
+    SessionRefused,
+    Shutdown,
+    SubmitFrame,
+    mode_of,
+    schema_fields,
+)
+from edgeflow.scheduler.engine import Sampled
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Disposition, Mode
+
+_DEPARTURES = {
+    Leaving.SUPERSEDED: (Disposition.SUPERSEDED, "", "SUPERSEDED", "a newer frame came before this one was started"),
+    Leaving.EPOCH_CHANGED: (
+        Disposition.DROPPED,
+        "ABORTED",
+        "EPOCH_CHANGED",
+        "the instruction or episode changed while this frame was under way",
+    ),
+    Leaving.CLOSED: (Disposition.DROPPED, "CANCELLED", "SESSION_CLOSED", "the session was closed"),
+}
+
+
+@dataclass(slots=True)
+class _Track:
+    """Times of a frame between its arrival and its action."""
+
+    arrived_ns: int
+    started_ns: int = 0
+    passes: int = 0
+
+
+class Worker:
+    """Turns messages of the front into passes and answers. One thread calls `step`; `inbox` may be fed by another."""
+
+    def __init__(
+        self,
+        engine: PolicyEngine,
+        scheduler: Scheduler,
+        clock: Clock,
+        publish: Callable[[Message], None],
+        *,
+        default_mode: Mode,
+        pacer: Pacer | None = None,
+    ) -> None:
+        self.inbox = Inbox()
+        self.running = True
+        self._engine = engine
+        self._scheduler = scheduler
+        self._clock = clock
+        self._publish = publish
+        self._default_mode = default_mode
+        self._pacer = pacer
+        self._unnorm_keys: dict[int, str | None] = {}
+        self._waiting: dict[FrameRef, SubmitFrame] = {}
+        self._tracks: dict[FrameRef, _Track] = {}
+        self._launched: deque[LaunchedPass] = deque()
+        self._pass_ns: list[int] = []
+        self._prompt_ids = lru_cache(maxsize=64)(engine.policy.prompt_ids)
+
+    def run(self) -> None:
+        """Until told to shut down or the front goes."""
+        while self.running:
+            if not self.step():
+                self.inbox.wait(self._idle_timeout_s())
+            if self.inbox.closed:
+                return
+
+    def step(self) -> bool:
+        """One turn of the loop; False when there was nothing to run."""
+        self._drain()
+        planned = self._scheduler.plan(self._clock.now_ns())
+        if planned is not None:
+            self._launch(planned)
+        while len(self._launched) > (self._engine.launch_ahead if planned else 0):
+            self._commit(self._launched.popleft())
+        return planned is not None
+
+    def _idle_timeout_s(self) -> float | None:
+        wake_at_ns = self._scheduler.wake_at_ns()
+        return None if wake_at_ns is None else max(0, wake_at_ns - self._clock.now_ns()) / 1e9
+
+    def _drain(self) -> None:
+        messages, superseded = self.inbox.drain()
+        for frame in superseded:
+            self._publish(_dropped(_ref(frame), *_DEPARTURES[Leaving.SUPERSEDED]))
+        for message in messages:
+            self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case SubmitFrame():
+                self._accept(message)
+            case OpenSession():
+                self._open(message)
+            case ResetSession():
+                self._leave(self._scheduler.reset(message.session, message.epoch))
+            case CloseSession():
+                self._leave(self._scheduler.close(message.session))
+                self._unnorm_keys.pop(message.session, None)
+            case Ping():
+                self._pong(message)
+            case Shutdown():
+                self.running = False
+
+    def _open(self, message: OpenSession) -> None:
+        key = message.unnorm_key or None
+        try:
+            mode = mode_of(message.mode, self._default_mode)
+            schema = self._engine.policy.action_schema(key)
+            self._scheduler.open(message.session, message.epoch, mode)
+        except RequestError as error:
+            self._publish(SessionRefused(message.session, error.code, error.text))
+            return
+        self._unnorm_keys[message.session] = key
+        self._publish(SessionOpened(message.session, mode.value, schema_fields(schema)))
+
+    def _accept(self, message: SubmitFrame) -> None:
+        ref = _ref(message)
+        try:
+            rows = self._rows(message.instruction)
+        except RequestError as error:
+            text = error.text
+            self._publish(_dropped(ref, Disposition.REJECTED, error.code, "INSTRUCTION_TOO_LONG", text))
+            return
+        self._waiting[ref] = message
+        self._tracks[ref] = _Track(self._clock.now_ns())
+        self._leave(self._scheduler.offer(Frame(ref, rows)))
+
+    def _rows(self, instruction: str) -> int:
+        policy = self._engine.policy
+        tokens = len(self._prompt_ids(instruction))
+        limit = self._engine.capacity - policy.image_tokens - policy.K
+        if tokens > limit:
+            raise InvalidArgument(f"{tokens} prompt tokens, the slots hold {limit}", field="instruction")
+        return policy.image_tokens + tokens
+
+    def _launch(self, planned: Pass) -> None:
+        started_ns = self._clock.now_ns()
+        observations = {}
+        for segment in planned.prefills:
+            observations[segment.frame] = self._prepare(self._waiting.pop(segment.frame))
+            self._tracks[segment.frame].started_ns = started_ns
+        for segment in planned.segments:
+            self._tracks[segment.frame].passes += 1
+        self._launched.append(self._engine.launch(planned, observations))
+        if self._pacer:
+            self._pacer.hold(planned, started_ns)
+        self._pass_ns.append(self._clock.now_ns() - started_ns)
+
+    def _prepare(self, message: SubmitFrame) -> PreparedFrame:
+        pixels = np.frombuffer(message.payload, np.uint8).reshape(message.height, message.width, 3)
+        return PreparedFrame(self._engine.policy.preprocess(pixels), self._prompt_ids(message.instruction))
+
+    def _commit(self, launched: LaunchedPass) -> None:
+        sampled = {result.frame: result for result in self._engine.collect(launched)}
+        for departure in self._scheduler.commit(launched.planned.number):
+            self._answer(sampled[departure.frame])
+
+    def _answer(self, sampled: Sampled) -> None:
+        ref = sampled.frame
+        track = self._tracks.pop(ref)
+        values = self._engine.policy.decode_actions(sampled.token_ids, self._unnorm_keys[ref.session])
+        self._publish(
+            FrameResult(
+                ref.session,
+                ref.epoch,
+                ref.seq,
+                values.tolist(),
+                list(sampled.token_ids),
+                sampled.finite and bool(np.isfinite(values).all()),
+                queue_ns=track.started_ns - track.arrived_ns,
+                inference_ns=self._clock.now_ns() - track.started_ns,
+                passes=track.passes,
+            )
+        )
+
+    def _leave(self, departures: list[Departure]) -> None:
+        for departure in departures:
+            self._waiting.pop(departure.frame, None)
+            self._tracks.pop(departure.frame, None)
+            self._publish(_dropped(departure.frame, *_DEPARTURES[departure.why]))
+
+    def _pong(self, message: Ping) -> None:
+        counts = self._scheduler.counts
+        self._publish(Pong(message.nonce, counts.passes, counts.rows, counts.full_passes, self._pass_ns))
+        self._pass_ns = []
+
+
+def _ref(message: SubmitFrame) -> FrameRef:
+    return FrameRef(message.session, message.epoch, message.seq)
+
+
+def _dropped(ref: FrameRef, disposition: Disposition, code: str, reason: str, text: str) -> FrameDropped:
+    return FrameDropped(ref.session, ref.epoch, ref.seq, disposition.value, code, reason, text)

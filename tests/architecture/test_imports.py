@@ -1,0 +1,90 @@
+"""Who may import whom, read from the source (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "edgeflow"
+LEAVES = {"types", "errors", "clock"}
+ALLOWED: dict[str, set[str]] = {
+    "types": set(),
+    "errors": set(),
+    "clock": set(),
+    "config": LEAVES,
+    "rpc": set(),
+    "ipc": LEAVES,
+    "kernels": LEAVES,
+    "quant": LEAVES | {"kernels"},
+    "models": LEAVES | {"kernels", "quant"},
+    "scheduler": LEAVES,
+    "engine": LEAVES | {"config", "ipc", "kernels", "quant", "models", "scheduler"},
+    "client": LEAVES | {"rpc"},
+    "loadtest": LEAVES | {"rpc", "client"},
+    "service": LEAVES | {"config", "rpc", "ipc"},
+    "demo": LEAVES | {"config", "client", "loadtest", "engine", "scheduler", "models", "ipc"},
+    "cli": LEAVES | {"config", "client", "loadtest", "service", "engine", "demo", "models"},
+}
+NO_TORCH = {"types", "errors", "clock", "config", "rpc", "ipc", "scheduler", "client", "loadtest", "service"}
+HEAVY = {"torch", "transformers"}
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in {path}"
+            names.add(node.module or "")
+            names |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "edgeflow"}
+    return names
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_room_imports_only_what_it_may(path: Path):
+    here = room(path)
+    assert here in ALLOWED, f"{here} is not a known room: add it to the rules and to docs/architecture.md"
+    rooms = {name.split(".")[1] for name in imported(path) if name.startswith("edgeflow.")}
+    assert rooms - {here, "__version__"} <= ALLOWED[here]
+    if here in NO_TORCH:
+        assert not {name.split(".")[0] for name in imported(path)} & HEAVY
+
+
+def test_subpackages_are_namespaces():
+    """A root link with an __init__.py would hide an installed library of its name."""
+    found = [path for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", ["service", "scheduler", "kernels", "loadtest"])
+def test_the_root_shows_the_system(name: str):
+    link = ROOT / name
+    assert link.is_symlink() and link.readlink() == Path("edgeflow") / name
+
+
+def test_no_import_of_ours_loads_torch_in_the_front():
+    code = (
+        "import sys, pkgutil, importlib, edgeflow\n"
+        "for room in ('service', 'scheduler', 'ipc', 'client', 'loadtest', 'rpc'):\n"
+        "    package = importlib.import_module(f'edgeflow.{room}')\n"
+        "    for module in pkgutil.iter_modules(package.__path__, f'edgeflow.{room}.'):\n"
+        "        importlib.import_module(module.name)\n"
+        "bad = {'torch', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'the front loads {bad}' if bad else 0)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
