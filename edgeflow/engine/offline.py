@@ -72,6 +72,10 @@ class OfflineRun:
                 self._logits.setdefault(segment.frame, []).append(row)
         return launched
 
+    def waiting(self, session: int) -> bool:
+        """Whether a frame of this session was offered and is not started yet."""
+        return session in self._waiting
+
     def offer(self, session: int, seq: int, frame: PreparedFrame) -> None:
         """Queue a frame; it must not replace one that still waits."""
         ref = FrameRef(session, 1, seq)

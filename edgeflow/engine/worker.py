@@ -68,6 +68,7 @@ class Worker:
         publish: Callable[[Message], None],
         *,
         default_mode: Mode,
+        default_unnorm_key: str = "",
         pacer: Pacer | None = None,
     ) -> None:
         self.inbox = Inbox()
@@ -77,6 +78,7 @@ class Worker:
         self._clock = clock
         self._publish = publish
         self._default_mode = default_mode
+        self._default_unnorm_key = default_unnorm_key
         self._pacer = pacer
         self._unnorm_keys: dict[int, str | None] = {}
         self._waiting: dict[FrameRef, SubmitFrame] = {}
@@ -131,8 +133,9 @@ class Worker:
                 self.running = False
 
     def _open(self, message: OpenSession) -> None:
-        key = message.unnorm_key or None
+        key = message.unnorm_key or self._default_unnorm_key or None
         try:
+            self._check_unnorm_key(key)
             mode = mode_of(message.mode, self._default_mode)
             schema = self._engine.policy.action_schema(key)
             self._scheduler.open(message.session, message.epoch, mode)
@@ -141,6 +144,13 @@ class Worker:
             return
         self._unnorm_keys[message.session] = key
         self._publish(SessionOpened(message.session, mode.value, schema_fields(schema)))
+
+    def _check_unnorm_key(self, key: str | None) -> None:
+        known = self._engine.policy.unnorm_keys
+        if key is None and len(known) > 1:
+            raise InvalidArgument(f"name one of {', '.join(known)}", field="unnorm_key")
+        if key is not None and key not in known:
+            raise InvalidArgument(f"the model has {', '.join(known)}", field="unnorm_key")
 
     def _accept(self, message: SubmitFrame) -> None:
         ref = _ref(message)

@@ -82,11 +82,12 @@ class WarmupProgress:
 class WorkerReady:
     """Worker → front: a warm-up pass was checked.
 
-    schema: `schema_fields` of the default key's ActionSchema. pass_ns: a full pipelined pass, as measured.
+    schema: `schema_fields` of the default key's ActionSchema.
+    prefill_ns, decode_ns, packed_ns: pass times measured at start.
     """
 
     model: str
-    model_sha256: str
+    model_fingerprint: str
     action_tokens: int
     max_sessions: int
     default_mode: str
@@ -94,8 +95,9 @@ class WorkerReady:
     schema: list[Any]
     unnorm_keys: list[str]
     kv_bytes: int
-    pass_ns: int
-    warmup_ns: int
+    prefill_ns: int
+    decode_ns: int
+    packed_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,76 @@
+"""From a configuration to an engine: device, dtype, policy, slots."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgeflow.config import ServiceConfig
+from edgeflow.engine.engine import PolicyEngine
+from edgeflow.errors import ConfigError
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import SchedulerLimits
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine with the limits its scheduler must keep."""
+
+    engine: PolicyEngine
+    limits: SchedulerLimits
+    device_name: str
+    model_fingerprint: str
+
+
+def build_engine(config: ServiceConfig) -> BuiltEngine:
+    """Load the policy and reserve its slots; typed StartErrors when that cannot be."""
+    device = choose_device(config.device)
+    torch.set_num_threads(config.threads or 1)
+    dtype = _DTYPES[config.dtype] if config.dtype != "auto" else _default_dtype(device)
+    path = config.model_path
+    policy = OpenVLAPolicy.load(path, dtype, device, center_crop=config.center_crop)
+    if config.unnorm_key and config.unnorm_key not in policy.unnorm_keys:
+        raise ConfigError(f"unnorm_key: {config.unnorm_key!r} is not one of {', '.join(policy.unnorm_keys)}")
+    limits = SchedulerLimits(
+        stages=policy.K,
+        max_sessions=config.max_sessions,
+        row_budget=config.row_budget,
+        drain_after_ns=config.drain_after_ms * 1_000_000,
+        shift=Shift(config.shift),
+    )
+    capacity = policy.image_tokens + config.max_prompt_tokens + policy.K
+    engine = PolicyEngine(policy, limits.slots, capacity, device)
+    return BuiltEngine(engine, limits, _device_name(device), _fingerprint(path))
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes CUDA where there is one; ConfigError when the named device is not here."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda is not available here; run `edgeflow doctor`, or use cpu")
+    return torch.device(name)
+
+
+def _default_dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
+
+
+def _fingerprint(path: Path) -> str:
+    """SHA-256 over names and bytes of the checkpoint's JSON files and the headers of its weights."""
+    digest = hashlib.sha256()
+    for file in sorted([*path.glob("*.json"), *path.glob("*.safetensors")]):
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(1 << 20))
+    return digest.hexdigest()

@@ -1,0 +1,112 @@
+"""The worker process: `python -m edgeflow.engine.main --fd N --config FILE`, started by the front.
+
+It owns the device, speaks edgeflow.ipc over the inherited socket, and is disposable: any failure ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import torch
+
+from edgeflow.clock import MonotonicClock
+from edgeflow.config import ServiceConfig, load_config
+from edgeflow.engine.build import BuiltEngine, build_engine
+from edgeflow.engine.profile import Pacer, load_profile
+from edgeflow.engine.warmup import PassTimes, warm_up
+from edgeflow.engine.worker import Worker
+from edgeflow.errors import EdgeflowError
+from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
+from edgeflow.ipc.messages import WarmupProgress, WorkerFailed, WorkerReady, schema_fields
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Build, prove, serve; the exit code of the process."""
+    parser = argparse.ArgumentParser(description="edgeflow worker process; started by `edgeflow serve`")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the front")
+    parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
+    arguments = parser.parse_args()
+    _die_with_parent()
+    faulthandler.enable()
+    channel = BlockingChannel(socket.socket(fileno=arguments.fd))
+    try:
+        return _serve(load_config(arguments.config, {}), channel)
+    except ChannelClosed:
+        return 0
+    except EdgeflowError as error:
+        with contextlib.suppress(ChannelClosed):
+            channel.send(WorkerFailed(type(error).__name__, error.text))
+        return 2
+
+
+def _serve(config: ServiceConfig, channel: BlockingChannel) -> int:
+    channel.send(WarmupProgress("loading", 0, 2))
+    built = build_engine(config)
+    channel.send(WarmupProgress("warm-up", 1, 2))
+    times = warm_up(
+        built.engine, built.limits.shift, lambda step, done, total: channel.send(WarmupProgress(step, done, total))
+    )
+    clock = MonotonicClock()
+    profile = load_profile(config.profile)
+    worker = Worker(
+        built.engine,
+        Scheduler(built.limits),
+        clock,
+        channel.send,
+        default_mode=Mode(config.mode),
+        default_unnorm_key=config.unnorm_key,
+        pacer=Pacer(profile, clock) if profile else None,
+    )
+    gc.collect()
+    gc.freeze()
+    channel.send(_ready(config, built, times))
+    channel.read_forever(worker.inbox.put, worker.inbox.close)
+    worker.run()
+    channel.close()
+    return 0
+
+
+def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes) -> WorkerReady:
+    policy = built.engine.policy
+    key = config.unnorm_key or policy.unnorm_keys[0]
+    return WorkerReady(
+        model=config.alias,
+        model_fingerprint=built.model_fingerprint,
+        action_tokens=policy.K,
+        max_sessions=built.limits.max_sessions,
+        default_mode=config.mode,
+        device=built.device_name,
+        schema=schema_fields(policy.action_schema(key)),
+        unnorm_keys=list(policy.unnorm_keys),
+        kv_bytes=built.engine.kv.nbytes,
+        prefill_ns=times.prefill_ns,
+        decode_ns=times.decode_ns,
+        packed_ns=times.packed_ns,
+    )
+
+
+def _die_with_parent() -> None:
+    """The front's death must end the worker, and a Ctrl-C in the terminal is the front's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == 1:
+            os._exit(0)
+    torch.set_grad_enabled(False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
