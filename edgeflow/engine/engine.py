@@ -32,7 +32,13 @@ class PolicyEngine:
     """The engine of token policies. One device, one caller, passes in order."""
 
     def __init__(
-        self, policy: TokenPolicy, slots: int, capacity: int, device: torch.device, *, keep_logits: bool = False
+        self,
+        policy: TokenPolicy,
+        slots: int,
+        capacity: int,
+        device: torch.device,
+        *,
+        keep_logits: bool = False,
     ) -> None:
         self.policy = policy
         self.capacity = capacity

@@ -57,7 +57,9 @@ def _serve(config: ServiceConfig, channel: BlockingChannel) -> int:
     built = build_engine(config)
     channel.send(WarmupProgress("warm-up", 1, 2))
     times = warm_up(
-        built.engine, built.limits.shift, lambda step, done, total: channel.send(WarmupProgress(step, done, total))
+        built.engine,
+        built.limits.shift,
+        lambda step, done, total: channel.send(WarmupProgress(step, done, total)),
     )
     clock = MonotonicClock()
     profile = load_profile(config.profile)

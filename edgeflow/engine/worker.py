@@ -37,7 +37,12 @@ from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Disposition, Mode
 
 _DEPARTURES = {
-    Leaving.SUPERSEDED: (Disposition.SUPERSEDED, "", "SUPERSEDED", "a newer frame came before this one was started"),
+    Leaving.SUPERSEDED: (
+        Disposition.SUPERSEDED,
+        "",
+        "SUPERSEDED",
+        "a newer frame came before this one was started",
+    ),
     Leaving.EPOCH_CHANGED: (
         Disposition.DROPPED,
         "ABORTED",

@@ -61,9 +61,7 @@ class BlockingChannel:
         header = self._read(header_bytes)
         return decode(header, self._read(payload_bytes) if payload_bytes else b"")
 
-    def read_forever(
-        self, deliver: Callable[[Message], None], closed: Callable[[], None]
-    ) -> threading.Thread:
+    def read_forever(self, deliver: Callable[[Message], None], closed: Callable[[], None]) -> threading.Thread:
         """Deliver messages from a daemon thread until the front goes; then call `closed`."""
 
         def loop() -> None:

@@ -118,9 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if segment.stage == 0:
                 assert (segment.start, segment.length) == (0, self.rows[segment.frame])
             else:
-                assert self.written[segment.slot] == (segment.frame, segment.start), (
-                    "the slot's KV is another's"
-                )
+                assert self.written[segment.slot] == (segment.frame, segment.start), "the slot's KV is another's"
                 assert segment.length == 1
             self.written[segment.slot] = (segment.frame, segment.start + segment.length)
         for move in planned.moves:

@@ -1,0 +1,38 @@
+"""The newest frame of a session wins before the loop ever sees it."""
+
+from __future__ import annotations
+
+from edgeflow.engine.inbox import Inbox
+from edgeflow.ipc.messages import CloseSession, Ping, SubmitFrame
+
+
+def frame(session: int, seq: int) -> SubmitFrame:
+    return SubmitFrame(session, 1, seq, 1, 1, "go", b"abc")
+
+
+def test_only_the_newest_frame_of_a_session_is_kept():
+    inbox = Inbox()
+    for message in (frame(1, 1), frame(2, 1), Ping(0), frame(1, 2), frame(1, 3)):
+        inbox.put(message)
+    messages, superseded = inbox.drain()
+    assert messages == [frame(1, 3), frame(2, 1), Ping(0)]
+    assert superseded == [frame(1, 1), frame(1, 2)]
+    assert inbox.drain() == ([], [])
+
+
+def test_a_drained_frame_is_not_superseded():
+    inbox = Inbox()
+    inbox.put(frame(1, 1))
+    assert inbox.drain() == ([frame(1, 1)], [])
+    inbox.put(frame(1, 2))
+    assert inbox.drain() == ([frame(1, 2)], [])
+
+
+def test_waiting_ends_when_something_arrives_or_the_front_goes():
+    inbox = Inbox()
+    inbox.put(CloseSession(1))
+    inbox.wait(timeout_s=60)
+    inbox.drain()
+    inbox.close()
+    inbox.wait(timeout_s=60)
+    assert inbox.closed
