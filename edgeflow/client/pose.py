@@ -1,0 +1,86 @@
+"""Rigid poses and the few operations a robot needs to anchor relative actions. numpy only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+_SMALL_ANGLE = 1e-9  # radians; below it a rotation vector's axis is undefined
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pose:
+    """A frame seen from a parent frame.
+
+    position: `[3]`, metres. quaternion: `[4]`, unit, (w, x, y, z).
+    """
+
+    position: Vector
+    quaternion: Vector
+
+
+def from_rotvec(rotvec: Vector) -> Vector:
+    """Quaternion `[4]` of a rotation vector `[3]` (axis times angle, radians)."""
+    angle = float(np.linalg.norm(rotvec))
+    if angle < _SMALL_ANGLE:
+        return np.array([1.0, 0.0, 0.0, 0.0])
+    axis = np.asarray(rotvec, dtype=np.float64) / angle
+    return np.concatenate([[np.cos(angle / 2.0)], np.sin(angle / 2.0) * axis])
+
+
+def to_rotvec(quaternion: Vector) -> Vector:
+    """Rotation vector `[3]` of a unit quaternion; the angle is in [0, pi]."""
+    w, xyz = float(quaternion[0]), np.asarray(quaternion[1:], dtype=np.float64)
+    if w < 0.0:
+        w, xyz = -w, -xyz
+    sine = float(np.linalg.norm(xyz))
+    if sine < _SMALL_ANGLE:
+        return 2.0 * xyz
+    return xyz * (2.0 * np.arctan2(sine, w) / sine)
+
+
+def multiply(a: Vector, b: Vector) -> Vector:
+    """Hamilton product: the rotation b, then a, both seen from a's parent."""
+    aw, ax, ay, az = (float(v) for v in a)
+    bw, bx, by, bz = (float(v) for v in b)
+    product = np.array(
+        [
+            aw * bw - ax * bx - ay * by - az * bz,
+            aw * bx + ax * bw + ay * bz - az * by,
+            aw * by - ax * bz + ay * bw + az * bx,
+            aw * bz + ax * by - ay * bx + az * bw,
+        ]
+    )
+    return product / np.linalg.norm(product)
+
+
+def conjugate(quaternion: Vector) -> Vector:
+    """The inverse rotation of a unit quaternion."""
+    return np.asarray(quaternion, dtype=np.float64) * np.array([1.0, -1.0, -1.0, -1.0])
+
+
+def rotate(quaternion: Vector, vector: Vector) -> Vector:
+    """`vector [3]` turned by a unit quaternion."""
+    w, xyz = float(quaternion[0]), np.asarray(quaternion[1:], dtype=np.float64)
+    twice = 2.0 * np.cross(xyz, vector)
+    return np.asarray(vector + w * twice + np.cross(xyz, twice), dtype=np.float64)
+
+
+def compose(parent: Pose, child: Pose) -> Pose:
+    """The child's frame, given in the parent's frame, seen from where the parent is seen."""
+    return Pose(
+        parent.position + rotate(parent.quaternion, child.position),
+        multiply(parent.quaternion, child.quaternion),
+    )
+
+
+def relative(frame: Pose, target: Pose) -> Pose:
+    """The pose `x` for which `compose(frame, x)` is `target`."""
+    inverse = conjugate(frame.quaternion)
+    return Pose(
+        rotate(inverse, target.position - frame.position), multiply(inverse, target.quaternion)
+    )

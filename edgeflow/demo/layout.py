@@ -1,0 +1,85 @@
+"""Where the handles of one episode stand, and how they move: pure functions of a seed and the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from edgeflow.client.pose import Pose, Vector, from_rotvec, multiply, rotate
+
+COLOURS: Final = {
+    "red": (0.85, 0.08, 0.08),
+    "green": (0.10, 0.62, 0.14),
+    "blue": (0.10, 0.28, 0.90),
+    "orange": (0.98, 0.55, 0.05),
+    "purple": (0.55, 0.12, 0.75),
+}
+HANDLES: Final = 3
+CELL_CENTRES_Y: Final = (0.13, 0.0, -0.13)  # metres; +y is the robot's left
+CELL_HALF: Final = (0.055, 0.032)  # metres along x and y; a handle stays in its cell, so order never changes
+CELL_X: Final = 0.46
+HEIGHTS: Final = (0.03, 0.12)  # metres above the table
+MAX_YAW: Final = 0.61  # radians, 35 degrees
+MAX_TILT: Final = 0.35  # radians, 20 degrees
+GRASP_HEIGHT: Final = 0.02  # metres from the plate along the pin to where the tool closes
+TOOL_DOWN: Final = np.array([0.0, np.sqrt(0.5), -np.sqrt(0.5), 0.0])  # tool z down, tool x to the robot's right
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handle:
+    """A coloured plate with a white pin.
+
+    origin: `[3]`, metres, at time 0. velocity: `[2]`, m/s. cell: (low, high), `[2]` each.
+    quaternion: of the plate: z along the pin, x along the plate's long side.
+    """
+
+    colour: str
+    origin: Vector
+    quaternion: Vector
+    velocity: Vector
+    low: Vector
+    high: Vector
+
+    def pose(self, time: float) -> Pose:
+        """Of the plate's centre; the handle bounces between the walls of its cell."""
+        span = self.high - self.low
+        travelled = np.mod(self.origin[:2] + self.velocity * time - self.low, 2.0 * span)
+        planar = self.low + np.where(travelled > span, 2.0 * span - travelled, travelled)
+        return Pose(np.array([planar[0], planar[1], self.origin[2]]), self.quaternion)
+
+    def grasp(self, time: float) -> Pose:
+        """Where the tool has to be, and how turned, to close on the pin."""
+        plate = self.pose(time)
+        pin = rotate(plate.quaternion, np.array([0.0, 0.0, GRASP_HEIGHT]))
+        return Pose(plate.position + pin, multiply(plate.quaternion, TOOL_DOWN))
+
+
+def sample_layout(rng: np.random.Generator, speed: float) -> tuple[Handle, ...]:
+    """HANDLES handles of distinct colours, leftmost first, each moving at `speed` m/s in its cell."""
+    colours = rng.permutation(list(COLOURS))[:HANDLES]
+    return tuple(
+        _sample_handle(rng, str(colour), y, speed)
+        for colour, y in zip(colours, CELL_CENTRES_Y, strict=True)
+    )
+
+
+def _sample_handle(rng: np.random.Generator, colour: str, cell_y: float, speed: float) -> Handle:
+    centre, half = np.array([CELL_X, cell_y]), np.array(CELL_HALF)
+    planar = centre + half * rng.uniform(-1.0, 1.0, 2)
+    heading = rng.uniform(0.0, 2.0 * np.pi)
+    tilt_axis, tilt = rng.uniform(0.0, 2.0 * np.pi), MAX_TILT * np.sqrt(rng.uniform())
+    yaw = rng.uniform(-MAX_YAW, MAX_YAW)
+    quaternion = multiply(
+        from_rotvec(tilt * np.array([np.cos(tilt_axis), np.sin(tilt_axis), 0.0])),
+        from_rotvec(np.array([0.0, 0.0, yaw])),
+    )
+    return Handle(
+        colour=colour,
+        origin=np.array([planar[0], planar[1], rng.uniform(*HEIGHTS)]),
+        quaternion=quaternion,
+        velocity=speed * np.array([np.cos(heading), np.sin(heading)]),
+        low=centre - half,
+        high=centre + half,
+    )
