@@ -110,8 +110,12 @@ class Worker:
             self._commit(self._launched.popleft())
         return planned is not None
 
+    def wake_at_ns(self) -> int | None:
+        """When there will be something to run though nothing arrives."""
+        return self._scheduler.wake_at_ns()
+
     def _idle_timeout_s(self) -> float | None:
-        wake_at_ns = self._scheduler.wake_at_ns()
+        wake_at_ns = self.wake_at_ns()
         return None if wake_at_ns is None else max(0, wake_at_ns - self._clock.now_ns()) / 1e9
 
     def _drain(self) -> None:

@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "clock": set(),
     "config": LEAVES,
+    "doctor": set(),
     "rpc": set(),
     "ipc": LEAVES,
     "kernels": LEAVES,
@@ -28,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "loadtest": LEAVES | {"rpc", "client"},
     "service": LEAVES | {"config", "rpc", "ipc"},
     "demo": LEAVES | {"config", "client", "loadtest", "engine", "scheduler", "models", "ipc"},
-    "cli": LEAVES | {"config", "client", "loadtest", "service", "engine", "demo", "models"},
+    "cli": LEAVES | {"config", "client", "loadtest", "service", "engine", "demo", "models", "doctor"},
 }
 NO_TORCH = {"types", "errors", "clock", "config", "rpc", "ipc", "scheduler", "client", "loadtest", "service"}
 HEAVY = {"torch", "transformers"}
