@@ -1,0 +1,228 @@
+"""The one JSON file that configures the service, checked before anything starts.
+
+Leaf module: the front and the worker both read it; it loads neither torch nor a web framework.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from edgeflow.errors import CheckpointError, ConfigError
+
+EMBEDDED_MODEL = "demo"
+EMBEDDED_POLICY = Path(__file__).parent / "demo" / "policy"
+HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt")
+MAX_CONFIG_BYTES = 1 << 20
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class GrpcConfig(_Section):
+    """Where the control plane listens; port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(50051, ge=0, le=65535)
+
+
+class HttpConfig(_Section):
+    """Where HTTP listens; port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65535)
+
+
+class LimitsConfig(_Section):
+    """What a client may send; beyond it the answer is a typed refusal."""
+
+    message_bytes: int = Field(4 << 20, ge=1 << 10, le=64 << 20, description="one gRPC message")
+    http_body_bytes: int = Field(8 << 20, ge=1 << 10, le=64 << 20, description="one HTTP request body")
+    cameras: int = Field(4, ge=1, le=16, description="cameras of a session")
+    image_bytes: int = Field(1 << 20, ge=1 << 10, le=64 << 20, description="one encoded or raw image")
+    image_pixels: int = Field(4_000_000, ge=1, le=16_000_000, description="width times height of a camera")
+    proprio: int = Field(256, ge=0, le=4096, description="proprioceptive values of a frame")
+    text_bytes: int = Field(4096, ge=1, le=65536, description="an instruction in UTF-8")
+    rate_hz: float = Field(60.0, gt=0, le=1000, description="frames a second of a session, whatever it declared")
+    rate_factor: float = Field(2.0, ge=1, le=100, description="frames a second, times the declared rate")
+    rejected_frames: int = Field(100, ge=1, le=100_000, description="refused frames in 10 s that end a stream")
+    streams: int = Field(16, ge=1, le=1024, description="concurrent calls of a connection")
+    session_age_s: float = Field(86400.0, gt=0, description="longest life of a session")
+
+
+class TimingConfig(_Section):
+    """How long the service waits before it acts."""
+
+    action_ttl_ms: int = Field(250, ge=10, le=500, description="how long a robot may execute an action")
+    silent_hold_ms: int = Field(300, ge=10, le=60_000, description="silence before HOLD, at least 5 control periods")
+    silent_end_ms: int = Field(30_000, ge=100, description="silence before a stream is ended")
+    slow_reader_ms: int = Field(2_000, ge=100, description="unread answers before a stream is ended")
+    act_timeout_ms: int = Field(10_000, ge=100, description="longest wait of a single action request")
+    worker_progress_ms: int = Field(2_000, ge=100, description="no answer of the worker before it is replaced")
+    worker_start_s: float = Field(900.0, gt=0, description="longest start of a worker, loading and warm-up")
+    drain_ms: int = Field(5_000, ge=0, description="time for what is under way when the service stops")
+
+
+class ServiceConfig(_Section):
+    """Everything the service can be told; every key has a default."""
+
+    model: str = Field(EMBEDDED_MODEL, min_length=1, description="directory, hub id, or demo (the embedded policy)")
+    alias: str = Field(
+        default_factory=lambda data: Path(data.get("model", EMBEDDED_MODEL)).name,
+        min_length=1,
+        max_length=128,
+        description="the name clients use; the last part of model if not given",
+    )
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    unnorm_key: str = Field("", description="statistics that un-normalise actions; empty = the model's only ones")
+    center_crop: bool = Field(False, description="crop images to 0.9 of their area, as some fine-tunes expect")
+    mode: Literal["serial", "pipelined"] = Field("pipelined", description="for sessions that do not ask for one")
+    shift: Literal["rotate", "copy"] = Field("rotate", description="how a ring of slots advances")
+    max_sessions: int = Field(8, ge=1, le=64)
+    row_budget: int = Field(1024, ge=1, le=65536, description="rows a packed pass may have")
+    drain_after_ms: int = Field(2, ge=0, le=10_000, description="wait for a frame before a decode-only pass")
+    max_prompt_tokens: int = Field(128, ge=8, le=4096)
+    profile: str = Field("none", min_length=1, description="none, orin, rtx5090 or a JSON file of pass times")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads of the worker; 0 = one")
+    decode_threads: int = Field(2, ge=1, le=64, description="threads that decode images in the front")
+    grpc: GrpcConfig = GrpcConfig()
+    http: HttpConfig = HttpConfig()
+    limits: LimitsConfig = LimitsConfig()
+    timing: TimingConfig = TimingConfig()
+    insecure: bool = Field(False, description="allow addresses other than loopback without TLS and tokens")
+
+    @property
+    def model_path(self) -> Path:
+        """The model's directory; fetches a hub id. CheckpointError when there is none."""
+        return resolve_model(self.model)
+
+
+def load_config(path: Path | None, overrides: Mapping[str, object]) -> ServiceConfig:
+    """The configuration in a file, changed by `overrides`; ConfigError in one line.
+
+    overrides: dotted keys (`grpc.port`); None leaves the file's value or the default.
+    """
+    values = _read(path) if path else {}
+    for key, value in overrides.items():
+        if value is not None:
+            _set(values, key, value)
+    try:
+        config = ServiceConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_describe(detail) for detail in error.errors()[:3])) from None
+    _check_addresses(config)
+    return config
+
+
+def schema_json() -> str:
+    """The JSON schema of the file, for editors and people."""
+    return json.dumps(ServiceConfig.model_json_schema(), indent=2)
+
+
+def resolve_model(name: str) -> Path:
+    """The directory of `demo`, of a path, or of a hub id (safetensors and JSON files only, no code)."""
+    if name == EMBEDDED_MODEL:
+        return EMBEDDED_POLICY
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or name.startswith(("~", ".")) or name.count("/") != 1:
+        raise CheckpointError(f"model: no directory {name}; name a checkpoint's directory, a hub id, or demo")
+    return _from_hub(name)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), etag_timeout=3))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(f"model: {name} is neither a directory here nor to be had from the hub") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"config: cannot read {path}: {error.strerror}") from error
+    if len(text) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"config: {path} has more than {MAX_CONFIG_BYTES} bytes")
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"config: {path} line {error.lineno} column {error.colno}: {error.msg}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"config: {path} is not JSON in UTF-8") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"config: {path} must hold one JSON object")
+    return values
+
+
+def _set(values: dict[str, Any], key: str, value: object) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = values.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{section}: must be an object")
+        values = inner
+    values[last] = value
+
+
+def _describe(detail: ErrorDetails) -> str:
+    key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return f"{key}: unknown key{_suggestion(detail['loc'])}"
+    message = detail["msg"].removeprefix("Input ")
+    return f"{key}: {json.dumps(detail['input'], default=str)[:60]} {message}"
+
+
+def _suggestion(loc: tuple[int | str, ...]) -> str:
+    """`; did you mean grpc.port?` The nearest name of the same section, else of any section."""
+    names = _all_keys(ServiceConfig, "")
+    prefix = "".join(f"{part}." for part in loc[:-1])
+    here = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    near = difflib.get_close_matches(str(loc[-1]), list(here), n=1)
+    if near:
+        return f"; did you mean {here[near[0]]}?"
+    leaves = {name.rpartition(".")[2]: name for name in names}
+    near = difflib.get_close_matches(str(loc[-1]), list(leaves), n=1)
+    if near:
+        return f"; did you mean {leaves[near[0]]}?"
+    return f"; known: {', '.join(name for name in here if '.' not in name)}"
+
+
+def _all_keys(model: type[BaseModel], prefix: str) -> list[str]:
+    keys = []
+    for name, field in model.model_fields.items():
+        keys.append(prefix + name)
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            keys += _all_keys(kind, f"{prefix}{name}.")
+    return keys
+
+
+def _check_addresses(config: ServiceConfig) -> None:
+    for key, host in (("grpc.host", config.grpc.host), ("http.host", config.http.host)):
+        if not is_loopback(host) and not config.insecure:
+            raise ConfigError(f"{key}: {host} can be reached from outside: use 127.0.0.1, or set insecure (no TLS)")
