@@ -1,0 +1,101 @@
+"""Closed-loop evaluation in simulated time: how often a policy succeeds, given how old its actions are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeflow.client.pose import Pose
+from edgeflow.demo.expert import action_goal
+from edgeflow.demo.scene import Image
+from edgeflow.demo.sim import RobotSim
+from edgeflow.demo.task import Outcome
+
+Policy = Callable[[Image, str], NDArray[np.floating]]
+BatchPolicy = Callable[[Sequence[Image], Sequence[str]], NDArray[np.floating]]
+Episode = Generator[tuple[Image, str], NDArray[np.floating], Outcome]
+
+_NORMAL_95: Final = 1.959964  # the two-sided 95% point of the normal distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """period: seconds a tick. age_ticks: ticks from a frame to its action. anchored: a relative action is
+    resolved against the tool pose of its own frame, otherwise against the pose now."""
+
+    period: float = 0.05
+    age_ticks: int = 0
+    anchored: bool = True
+
+
+def episode(sim: RobotSim, timing: Timing) -> Episode:
+    """One episode as a generator: yields each tick's frame and instruction, is sent the frame's action."""
+    in_flight: list[tuple[Pose, NDArray[np.floating]]] = []
+    while sim.outcome is Outcome.RUNNING:
+        frame_pose = sim.pose()
+        in_flight.append((frame_pose, (yield sim.capture(), sim.instruction)))
+        if len(in_flight) > timing.age_ticks:
+            anchor, action = in_flight.pop(0)
+            apply_action(sim, anchor if timing.anchored else frame_pose, action)
+        sim.step(timing.period)
+    return sim.outcome
+
+
+def apply_action(sim: RobotSim, anchor: Pose, action: NDArray[np.floating]) -> None:
+    """Command what an action `[7]` asks for, its relative part resolved against `anchor`."""
+    sim.command(action_goal(anchor, np.asarray(action, np.float64)), float(action[6]))
+
+
+def run_episode(
+    sim: RobotSim, policy: Policy, period: float = 0.05, age_ticks: int = 0, anchored: bool = True
+) -> Outcome:
+    """Run the simulation's episode to its end under a policy."""
+    return run_together([sim], _one_by_one(policy), Timing(period, age_ticks, anchored))[0]
+
+
+def _one_by_one(policy: Policy) -> BatchPolicy:
+    return lambda images, texts: np.stack([policy(image, text) for image, text in zip(images, texts, strict=True)])
+
+
+def run_together(sims: Sequence[RobotSim], policy: BatchPolicy, timing: Timing) -> list[Outcome]:
+    """Run one episode in each simulation, in lockstep, asking the policy for all of them at once."""
+    runs = [episode(sim, timing) for sim in sims]
+    waiting = {index: next(run) for index, run in enumerate(runs)}
+    outcomes: dict[int, Outcome] = {}
+    while waiting:
+        images, texts = zip(*waiting.values(), strict=True)
+        actions = policy(images, texts)
+        for index, action in zip(list(waiting), actions, strict=True):
+            try:
+                waiting[index] = runs[index].send(action)
+            except StopIteration as end:
+                del waiting[index]
+                outcomes[index] = end.value
+    return [outcomes[index] for index in range(len(sims))]
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessRate:
+    """successes of episodes, with a 95% Wilson interval."""
+
+    successes: int
+    episodes: int
+
+    @property
+    def share(self) -> float:
+        return self.successes / self.episodes
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        n, p, z = self.episodes, self.share, _NORMAL_95
+        centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+        half = z / (1 + z * z / n) * float(np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)))
+        return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def success_rate(outcomes: Sequence[Outcome]) -> SuccessRate:
+    return SuccessRate(sum(outcome is Outcome.SUCCESS for outcome in outcomes), len(outcomes))

@@ -1,0 +1,92 @@
+"""Batches: one image, several instructions for it, the expert's answer to each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from edgeflow.demo.layout import COLOURS, HANDLES
+from edgeflow.demo.task import PHRASES
+from edgeflow.demo.training.actions import scaled
+from edgeflow.demo.training.data import Dataset
+from edgeflow.demo.training.tokenizer import PLACES, prompt_ids
+
+BRANCHES: Final = 3  # instructions an image
+_NAMES: Final = (*COLOURS, *PLACES)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """shared `[S]`: ids every prompt starts with, BOS first. tails: one `[7, T]` a phrase, by name."""
+
+    shared: Tensor
+    tails: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """frames `[B, 96, 96, 3]` uint8. Per handle: actions `[B, 3, 7]` scaled, pixels `[B, 3, 2]`, visible,
+    colours `[B, 3]`. Per branch: tails `[B, BRANCHES, T]`, answers `[B, BRANCHES, 7]` scaled."""
+
+    frames: Tensor
+    actions: Tensor
+    pixels: Tensor
+    visible: Tensor
+    colours: Tensor
+    tails: Tensor
+    answers: Tensor
+
+
+def make_prompts(tokenizer: Tokenizer) -> Prompts:
+    """Tokenise every instruction once; within a phrase all prompts have one length."""
+    ids = [[prompt_ids(tokenizer, phrase.format(name)) for name in _NAMES] for phrase in PHRASES]
+    everything = [prompt for prompts in ids for prompt in prompts]
+    common = 0
+    while len({prompt[common] for prompt in everything}) == 1:
+        common += 1
+    tails = tuple(torch.tensor([prompt[common:] for prompt in prompts]) for prompts in ids)
+    return Prompts(torch.tensor(everything[0][:common]), tails)
+
+
+def draw_batch(data: Dataset, prompts: Prompts, size: int, rng: np.random.Generator) -> Batch:
+    """A random batch; all its instructions use one phrase, so that they have one length."""
+    rows = np.sort(rng.integers(len(data), size=size))
+    colours, visible, target = data.colours[rows], data.visible[rows], data.target[rows]
+    handles, names = _choose_branches(colours, visible, target, rng)
+    actions = scaled(torch.from_numpy(data.actions[rows]))
+    tails = prompts.tails[int(rng.integers(len(prompts.tails)))]
+    return Batch(
+        frames=torch.from_numpy(data.images[rows]),
+        actions=actions,
+        pixels=torch.from_numpy(data.pixels[rows]),
+        visible=torch.from_numpy(visible),
+        colours=torch.from_numpy(colours),
+        tails=tails[torch.from_numpy(names)],
+        answers=actions[torch.arange(size)[:, None], torch.from_numpy(handles)],
+    )
+
+
+def _choose_branches(
+    colours: NDArray[np.int64], visible: NDArray[np.bool_], target: NDArray[np.int64], rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Handles and names `[B, BRANCHES]`. The first branch asks for the target, the others for anything seen.
+
+    A handle at an end of the row is named by its place half of the time, where that can be seen: all
+    handles in view, or it is the target itself.
+    """
+    size = len(target)
+    order = np.argsort(np.where(visible, rng.uniform(size=visible.shape), 2.0), axis=1)
+    seen = np.maximum(visible.sum(1), 1)[:, None]
+    others = np.take_along_axis(order, rng.integers(0, seen, size=(size, BRANCHES - 1)), axis=1)
+    handles = np.concatenate([target[:, None], others], axis=1)
+    names = np.take_along_axis(colours, handles, axis=1)
+    placed = (handles != HANDLES // 2) & (visible.all(1)[:, None] | (handles == target[:, None]))
+    by_place = placed & (rng.uniform(size=handles.shape) < 0.5)
+    places = len(COLOURS) + (handles != 0).astype(np.int64)
+    return handles, np.where(by_place, places, names)

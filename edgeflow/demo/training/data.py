@@ -1,0 +1,131 @@
+"""Rendered training data as memory-mapped .npy files: made once, in parallel, resumable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeflow.demo.layout import COLOURS, HANDLES
+from edgeflow.demo.robot import Arm
+from edgeflow.demo.scene import POLICY_CAMERA, POLICY_SIZE, Scene
+from edgeflow.demo.training.states import label, sample_state
+
+CHUNK: Final = 250  # states a work item
+ACTION_DIM: Final = 7
+_COLUMNS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
+    "images": ((POLICY_SIZE, POLICY_SIZE, 3), "uint8"),
+    "actions": ((HANDLES, ACTION_DIM), "float32"),
+    "pixels": ((HANDLES, 2), "float32"),
+    "visible": ((HANDLES,), "bool"),
+    "colours": ((HANDLES,), "int64"),
+    "target": ((), "int64"),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """N states: images `[N, 96, 96, 3]`; per handle: actions `[N, 3, 7]`, pixels `[N, 3, 2]`, visible,
+    colours (indices into COLOURS) `[N, 3]`; target `[N]`, the handle the state was drawn around."""
+
+    images: NDArray[np.uint8]
+    actions: NDArray[np.float32]
+    pixels: NDArray[np.float32]
+    visible: NDArray[np.bool_]
+    colours: NDArray[np.int64]
+    target: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+
+def open_dataset(folder: Path) -> Dataset:
+    """The finished data of a folder; images stay on disk, read through the page cache."""
+    columns: dict[str, Any] = {
+        name: np.load(folder / f"{name}.npy", mmap_mode="r" if name == "images" else None, allow_pickle=False)
+        for name in _COLUMNS
+    }
+    return Dataset(**columns)
+
+
+def make_dataset(
+    folder: Path, count: int, seed: int, advance: Callable[[int], None], workers: int | None = None
+) -> Dataset:
+    """Render `count` states (rounded up to whole chunks) that are not there yet.
+
+    The data depends on seed and count only, not on the number of workers. `advance` is told how many
+    states are done.
+    """
+    chunks = -(-count // CHUNK)
+    folder.mkdir(parents=True, exist_ok=True)
+    done = _allocate(folder, chunks)
+    todo = [chunk for chunk in range(chunks) if not done[chunk]]
+    advance((chunks - len(todo)) * CHUNK)
+    with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        pending = [pool.submit(_render_chunk, str(folder), seed, chunk) for chunk in todo]
+        for future in as_completed(pending):
+            done[future.result()] = True
+            advance(CHUNK)
+    return open_dataset(folder)
+
+
+def _allocate(folder: Path, chunks: int) -> NDArray[np.bool_]:
+    """Create the files where they are absent or of another size; which chunks are done."""
+    marks = folder / "done.npy"
+    if not marks.exists() or len(np.load(marks, allow_pickle=False)) != chunks:
+        for name, (shape, dtype) in _COLUMNS.items():
+            _create(folder / f"{name}.npy", (chunks * CHUNK, *shape), dtype)
+        _create(marks, (chunks,), "bool")
+    return np.lib.format.open_memmap(marks, mode="r+")
+
+
+def _create(path: Path, shape: tuple[int, ...], dtype: str) -> None:
+    np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape).flush()
+
+
+def _render_chunk(folder: str, seed: int, chunk: int) -> int:
+    columns = {name: np.lib.format.open_memmap(Path(folder) / f"{name}.npy", mode="r+") for name in _COLUMNS}
+    rng = np.random.default_rng([seed, chunk])
+    studio = Studio()
+    for row in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+        for name, value in studio.shoot(rng).items():
+            columns[name][row] = value
+    studio.close()
+    return chunk
+
+
+class Studio:
+    """Draws states and photographs them."""
+
+    def __init__(self) -> None:
+        self._scene = Scene()
+        self._arm = Arm(self._scene)
+        self._colours = list(COLOURS)
+
+    def shoot(self, rng: np.random.Generator) -> dict[str, Any]:
+        """One row of the data set, by column; states the arm cannot reach are drawn again."""
+        while True:
+            state = sample_state(rng)
+            self._scene.paint(state.handles)
+            self._scene.place(state.handles, 0.0)
+            if self._arm.teleport(state.tool) < 1e-3:
+                break
+        labels = label(state)
+        return {
+            "images": self._scene.picture(POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE),
+            "actions": labels.actions,
+            "pixels": labels.pixels,
+            "visible": labels.visible,
+            "colours": [self._colours.index(handle.colour) for handle in state.handles],
+            "target": state.target,
+        }
+
+    def close(self) -> None:
+        self._scene.close()

@@ -1,0 +1,187 @@
+"""`train_demo`: render, train vision, train the whole policy, write the checkpoint. Resumable at any point."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from edgeflow.demo.training.batches import Batch, Prompts, draw_batch, make_prompts
+from edgeflow.demo.training.data import Dataset, make_dataset
+from edgeflow.demo.training.export import write_checkpoint
+from edgeflow.demo.training.losses import TrainingHeads, language_loss, vision_loss
+from edgeflow.demo.training.network import NetworkSize, PolicyNetwork
+from edgeflow.demo.training.tokenizer import train_tokenizer
+from edgeflow.errors import ConfigError
+
+FULL_MINUTES: Final = 30.0  # of two cores, what the counts below take; another budget scales them
+STATES: Final = 60_000
+VISION_STEPS: Final = 4_800
+LANGUAGE_STEPS: Final = 2_800
+BATCH: Final = 64
+_PEAK_RATE, _WARM_UP, _FLOOR = 1.2e-3, 100, 0.02  # learning rate; steps; share of the peak at the end
+_WEIGHT_DECAY, _MAX_NORM = 0.02, 1.0
+_SAVE_EVERY: Final = 60.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is rendered and how long is trained."""
+
+    states: int = STATES
+    vision_steps: int = VISION_STEPS
+    language_steps: int = LANGUAGE_STEPS
+    batch: int = BATCH
+
+    @property
+    def steps(self) -> int:
+        return self.vision_steps + self.language_steps
+
+
+def plan_for(minutes: float | None) -> Plan:
+    """The full plan, or one scaled to a budget in minutes of two cores."""
+    if minutes is None:
+        return Plan()
+    if minutes <= 0:
+        raise ConfigError(f"minutes must be above 0, got {minutes}")
+    share = minutes / FULL_MINUTES
+    return Plan(
+        states=max(250, round(STATES * min(1.0, share))),
+        vision_steps=max(1, round(VISION_STEPS * share)),
+        language_steps=max(1, round(LANGUAGE_STEPS * share)),
+    )
+
+
+class Trainer:
+    """Network, heads and optimiser; one `step` is one batch, the same for the same seed and step number."""
+
+    def __init__(self, data: Dataset, plan: Plan, seed: int, device: str) -> None:
+        torch.manual_seed(seed)
+        size = NetworkSize()
+        self.tokenizer = train_tokenizer(size.text_vocab)
+        self.network = PolicyNetwork(size).to(device)
+        self.heads = TrainingHeads(size).to(device)
+        self.done_steps, self.cpu_seconds = 0, 0.0
+        self._data, self._plan, self._seed, self._device = data, plan, seed, device
+        self._prompts: Prompts = make_prompts(self.tokenizer)
+        self._named = [*self.network.named_parameters(), *self.heads.named_parameters(prefix="heads")]
+        self._optimiser = torch.optim.AdamW(
+            [parameter for _, parameter in self._named], betas=(0.9, 0.98), weight_decay=_WEIGHT_DECAY
+        )
+
+    def step(self) -> tuple[float, list[float]]:
+        """Train on one batch; the loss, and in the language phase the share of each token within one bin."""
+        batch = draw_batch(
+            self._data, self._prompts, self._plan.batch, np.random.default_rng([self._seed, self.done_steps])
+        )
+        with torch.autocast(self._device, torch.bfloat16):
+            loss, close = self._loss(batch)
+        for group in self._optimiser.param_groups:
+            group["lr"] = _PEAK_RATE * rate_share(self.done_steps, self._plan)
+        self._optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_([parameter for _, parameter in self._named], _MAX_NORM)
+        self._optimiser.step()
+        self.done_steps += 1
+        return float(loss.detach()), close
+
+    def _loss(self, batch: Batch) -> tuple[Tensor, list[float]]:
+        tokens = self.network.image_tokens(batch.frames.to(self._device))
+        tower = self.network.size.towers[0]
+        vision = vision_loss(self.heads, tokens, batch, tower.patch_size, tower.img_size // tower.patch_size)
+        if self.done_steps < self._plan.vision_steps:
+            return vision, []
+        language, close = language_loss(self.network, self.heads, tokens, batch, self._prompts)
+        return vision + language, close.tolist()
+
+    def save(self, path: Path) -> None:
+        """Everything `load` needs, in one safetensors file, replaced as a whole."""
+        tensors = {name: parameter.detach() for name, parameter in self._named}
+        for name, parameter in self._named:
+            for moment, value in self._optimiser.state[parameter].items():
+                tensors[f"optimiser.{moment}.{name}"] = value
+        facts = {"steps": str(self.done_steps), "cpu_seconds": f"{self.cpu_seconds:.3f}", "seed": str(self._seed)}
+        partial = path.with_suffix(".partial")
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, facts)
+        partial.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Go on where `save` was called."""
+        with safe_open(path, "pt") as file:
+            facts = file.metadata()
+            if facts["seed"] != str(self._seed):
+                raise ConfigError(f"seed is {self._seed}, but {path} was trained with seed {facts['seed']}")
+            saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name, parameter in self._named:
+            parameter.data.copy_(saved[name])
+            self._optimiser.state[parameter] = {
+                moment: saved[f"optimiser.{moment}.{name}"].to("cpu" if moment == "step" else self._device)
+                for moment in ("step", "exp_avg", "exp_avg_sq")
+                if f"optimiser.{moment}.{name}" in saved
+            }
+        self.done_steps, self.cpu_seconds = int(facts["steps"]), float(facts["cpu_seconds"])
+
+
+def rate_share(step: int, plan: Plan) -> float:
+    """Share of the peak learning rate: a warm-up at the start of each phase, a cosine over each."""
+    into, length = step, plan.vision_steps
+    if step >= plan.vision_steps:
+        into, length = step - plan.vision_steps, plan.language_steps
+    floor = 0.3 if step < plan.vision_steps else _FLOOR
+    cosine = floor + (1.0 - floor) * 0.5 * (1.0 + np.cos(np.pi * into / length))
+    return float(min(1.0, (into + 1) / _WARM_UP) * cosine)
+
+
+def train_demo(out: Path, minutes: float | None, seed: int, resume: bool, device: str) -> Path:
+    """Make the demo policy from nothing; the folder of the checkpoint, `out/policy`.
+
+    minutes: budget of two cores, None for the full plan. resume: go on from `out/state.safetensors`.
+    device: a torch device name. Needs about 2 GB under `out` for rendered frames.
+    """
+    plan, state = plan_for(minutes), out / "state.safetensors"
+    out.mkdir(parents=True, exist_ok=True)
+    columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[note]}")) as progress:
+        bar = progress.add_task("frames", total=plan.states, note="")
+        data = make_dataset(out / "data", plan.states, seed, lambda count: progress.advance(bar, count))
+        trainer = Trainer(data, plan, seed, device)
+        if resume and state.exists():
+            trainer.load(state)
+        _train(trainer, plan, state, _reporter(progress, progress.add_task("training", total=plan.steps, note="")))
+    trainer.save(state)
+    return write_checkpoint(out / "policy", trainer.network, trainer.tokenizer, data)
+
+
+def _reporter(progress: Progress, bar: TaskID) -> Callable[[int, str], None]:
+    def report(steps: int, note: str) -> None:
+        progress.update(bar, completed=steps, note=note)
+
+    return report
+
+
+def _train(trainer: Trainer, plan: Plan, state: Path, report: Callable[[int, str], None]) -> None:
+    cpu_before, saved_at = trainer.cpu_seconds - _cpu_seconds(), time.monotonic()
+    while trainer.done_steps < plan.steps:
+        loss, close = trainer.step()
+        phase = "actions" if close else "vision"
+        report(trainer.done_steps, f"{phase} loss {loss:.3f}" + (f", tokens near {np.mean(close):.0%}" if close else ""))
+        trainer.cpu_seconds = cpu_before + _cpu_seconds()
+        if time.monotonic() - saved_at > _SAVE_EVERY:
+            trainer.save(state)
+            saved_at = time.monotonic()
+
+
+def _cpu_seconds() -> float:
+    """User and system time of this process and its finished children."""
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime

@@ -1,0 +1,96 @@
+"""What the policy is trained on: where handles are (vision), which action the named one asks for (language)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgeflow.demo.layout import COLOURS
+from edgeflow.demo.training.actions import ids_of, soft_targets
+from edgeflow.demo.training.batches import Batch, Prompts
+from edgeflow.demo.training.data import ACTION_DIM
+from edgeflow.demo.training.network import NetworkSize, PolicyNetwork
+
+_FINE: Final = 0.02  # of the scaled range: below it the regression loss turns quadratic
+_POINTER_WIDTH: Final = 64
+_POINTER_WEIGHT, _VISION_WEIGHT, _REGRESSION_WEIGHT = 0.1, 2.0, 2.0
+
+
+class TrainingHeads(nn.Module):
+    """Auxiliary outputs, thrown away after training.
+
+    Vision: a query a colour points at a patch (or at none) and reads the handle's action there.
+    Language: the action, regressed from the hidden state that will emit its first token.
+    """
+
+    def __init__(self, size: NetworkSize) -> None:
+        super().__init__()
+        e = size.hidden
+        self.queries = nn.Parameter(torch.randn(len(COLOURS), _POINTER_WIDTH) * 0.2)
+        self.keys = nn.Linear(e, _POINTER_WIDTH)
+        self.nowhere = nn.Parameter(torch.zeros(len(COLOURS)))
+        self.reader = _regressor(e)
+        self.regressor = _regressor(e)
+
+    def locate(self, image_tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Pointer logits `[B, colours, patches + 1]` (last: not in view) and scaled actions `[B, colours, 7]`."""
+        scores = torch.einsum("cw,bpw->bcp", self.queries, self.keys(image_tokens).float())
+        read = scores.softmax(dim=-1).to(image_tokens.dtype) @ image_tokens
+        nowhere = self.nowhere.expand(len(scores), -1)[..., None]
+        return torch.cat([scores, nowhere], dim=2), self.reader(read).float()
+
+
+def _regressor(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256), nn.GELU(), nn.Linear(256, ACTION_DIM))
+
+
+def vision_loss(heads: TrainingHeads, image_tokens: Tensor, batch: Batch, patch: int, side: int) -> Tensor:
+    """Point at each colour's handle and read its action."""
+    pointers, actions = heads.locate(image_tokens)
+    present = torch.arange(len(batch.frames), device=pointers.device)[:, None]
+    cells = (batch.pixels / patch).floor().long().clamp(0, side - 1)
+    where = torch.full(pointers.shape[:2], side * side, device=pointers.device)
+    where[present, batch.colours] = torch.where(batch.visible, cells[..., 1] * side + cells[..., 0], side * side)
+    pointing = F.cross_entropy(pointers.flatten(0, 1), where.flatten())
+    read = actions[present, batch.colours][batch.visible]
+    return _POINTER_WEIGHT * pointing + _VISION_WEIGHT * _regression(read, batch.actions[batch.visible])
+
+
+def _regression(guess: Tensor, truth: Tensor) -> Tensor:
+    return F.smooth_l1_loss(guess, truth, beta=_FINE)
+
+
+def language_loss(
+    network: PolicyNetwork, heads: TrainingHeads, image_tokens: Tensor, batch: Batch, prompts: Prompts
+) -> tuple[Tensor, Tensor]:
+    """Smoothed cross-entropy of the action tokens, plus the auxiliary regression; and the share of tokens
+    within one bin. All instructions of an image share its prefix under a block mask."""
+    size, (b, n, t) = network.size, batch.tails.shape
+    actions = ids_of(batch.answers, size.text_vocab)
+    branches = torch.cat([batch.tails, actions[:, :, :-1]], dim=2)
+    embed = network.language_model.model.embed_tokens
+    prefix = embed(prompts.shared)[None].expand(b, -1, -1)
+    x = torch.cat([prefix[:, :1], image_tokens, prefix[:, 1:], embed(branches).flatten(1, 2)], dim=1)
+    shared, length = x.shape[1] - n * branches.shape[2], branches.shape[2]
+    positions, mask = block_mask(shared, n, length)
+    raw, final = network.language_model(x, positions.to(x.device), mask.to(x.device))
+    raw, final = (h[:, shared:].unflatten(1, (n, length))[:, :, t - 1 :] for h in (raw, final))
+    logits = network.language_model.lm_head(final).float()
+    target = soft_targets(batch.answers.cpu(), size.vocab, size.text_vocab).to(logits.device)
+    tokens = -(target * logits.log_softmax(dim=-1)).sum(-1).mean()
+    regression = _regression(heads.regressor(raw[:, :, 0]).float(), batch.answers)
+    close = ((logits.argmax(-1) - actions).abs() <= 1).float().mean(dim=(0, 1))
+    return tokens + _REGRESSION_WEIGHT * regression, close.detach()
+
+
+def block_mask(shared: int, branches: int, length: int) -> tuple[Tensor, Tensor]:
+    """Positions `[L]` and additive mask `[L, L]` of a shared causal prefix followed by independent branches."""
+    total = shared + branches * length
+    branch = torch.arange(total).sub(shared).div(length, rounding_mode="floor").clamp(min=-1)
+    positions = torch.where(branch < 0, torch.arange(total), torch.arange(total) - branch * length)
+    causal = torch.arange(total)[:, None] >= torch.arange(total)[None]
+    related = (branch[None] < 0) | (branch[:, None] == branch[None])
+    return positions, torch.where(causal & related, 0.0, -torch.inf)

@@ -1,0 +1,298 @@
+"""The policy as one compact batched module; parameter names are the published checkpoint's names.
+
+OpenVLA at a small scale: two vision towers side by side, a projector, a Llama. Written for training and as
+the plain reference the serving model is compared with, so it caches nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BINS: Final = 256
+PREFIX_TOKENS: Final = 5  # one class and four register tokens of the first tower
+CHANNEL_MEANS: Final = ((0.485, 0.456, 0.406), (0.5, 0.5, 0.5))
+CHANNEL_STDS: Final = ((0.229, 0.224, 0.225), (0.5, 0.5, 0.5))
+
+
+@dataclass(frozen=True, slots=True)
+class TowerSize:
+    """depth counts the published blocks; the last one and the final norm are never run."""
+
+    img_size: int = 96
+    patch_size: int = 16
+    depth: int = 3
+    embed_dim: int = 96
+    num_heads: int = 3
+    mlp_ratio: float = 4.0
+
+    @property
+    def patches(self) -> int:
+        return (self.img_size // self.patch_size) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSize:
+    """vocab includes the padding of `pad` rows; action ids are the last BINS of vocab - pad."""
+
+    towers: tuple[TowerSize, TowerSize] = field(default_factory=lambda: (TowerSize(), TowerSize()))
+    hidden: int = 128
+    layers: int = 8
+    heads: int = 4
+    mlp: int = 352
+    vocab: int = 576
+    pad: int = 64
+
+    @property
+    def text_vocab(self) -> int:
+        """V: ids below it are real tokens."""
+        return self.vocab - self.pad
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class VisionAttention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, e = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.heads, e // self.heads).permute(2, 0, 3, 1, 4)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, e))
+
+
+class LayerScale(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale_factor = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale_factor
+
+
+class Block(nn.Module):
+    def __init__(self, size: TowerSize, scaled: bool) -> None:
+        super().__init__()
+        e = size.embed_dim
+        self.norm1, self.norm2 = nn.LayerNorm(e, eps=1e-6), nn.LayerNorm(e, eps=1e-6)
+        self.attn, self.mlp = VisionAttention(e, size.num_heads), Mlp(e, int(e * size.mlp_ratio))
+        self.ls1, self.ls2 = (LayerScale(e), LayerScale(e)) if scaled else (nn.Identity(), nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.ls1(self.attn(self.norm1(x)))
+        return x + self.ls2(self.mlp(self.norm2(x)))
+
+
+class PatchEmbed(nn.Module):
+    def __init__(self, size: TowerSize) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, size.embed_dim, size.patch_size, size.patch_size)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """`[B, 3, side, side]` to `[B, patches, E]`, row by row; a convolution written as a matrix product."""
+        b, c, side, _ = pixels.shape
+        p = self.proj.kernel_size[0]
+        n = side // p
+        patches = pixels.view(b, c, n, p, n, p).permute(0, 2, 4, 1, 3, 5).reshape(b, n * n, c * p * p)
+        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+
+
+class Tower(nn.Module):
+    """Patch features of the last but one block, `[B, patches, E]`.
+
+    with_prefix: DINOv2's form, with class and register tokens (no position added to them) and LayerScale.
+    """
+
+    def __init__(self, size: TowerSize, with_prefix: bool) -> None:
+        super().__init__()
+        e = size.embed_dim
+        if with_prefix:
+            self.cls_token = nn.Parameter(0.02 * torch.randn(1, 1, e))
+            self.reg_token = nn.Parameter(0.02 * torch.randn(1, PREFIX_TOKENS - 1, e))
+        self.with_prefix = with_prefix
+        self.pos_embed = nn.Parameter(_position_code(size)[None])
+        self.patch_embed = PatchEmbed(size)
+        self.blocks = nn.ModuleList(Block(size, with_prefix) for _ in range(size.depth - 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.patch_embed(pixels) + self.pos_embed
+        if self.with_prefix:
+            prefix = torch.cat([self.cls_token, self.reg_token], dim=1).expand(len(x), -1, -1)
+            x = torch.cat([prefix.to(x.dtype), x], dim=1)
+        for block in self.blocks:
+            x = block(x)
+        return x[:, PREFIX_TOKENS:] if self.with_prefix else x
+
+
+def _position_code(size: TowerSize) -> Tensor:
+    """Sines and cosines of row and column at several wavelengths, `[patches, E]`."""
+    side, waves = size.img_size // size.patch_size, size.embed_dim // 4
+    places = torch.arange(size.patches)
+    angles = 2.0 ** torch.linspace(-3.0, 0.5, waves)
+    rows, columns = (places // side)[:, None] * angles, (places % side)[:, None] * angles
+    return 0.3 * torch.cat([rows.sin(), rows.cos(), columns.sin(), columns.cos()], dim=1)
+
+
+class VisionBackbone(nn.Module):
+    def __init__(self, size: NetworkSize) -> None:
+        super().__init__()
+        self.featurizer = Tower(size.towers[0], with_prefix=True)
+        self.fused_featurizer = Tower(size.towers[1], with_prefix=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """`[B, 6, side, side]` to `[B, patches, E0 + E1]`."""
+        return torch.cat([self.featurizer(pixels[:, :3]), self.fused_featurizer(pixels[:, 3:])], dim=2)
+
+
+class Projector(nn.Module):
+    def __init__(self, vision: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(vision, 4 * vision)
+        self.fc2 = nn.Linear(4 * vision, hidden)
+        self.fc3 = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(x)))))
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, 1e-6)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, size: NetworkSize) -> None:
+        super().__init__()
+        e, self.heads = size.hidden, size.heads
+        self.q_proj, self.k_proj = nn.Linear(e, e, bias=False), nn.Linear(e, e, bias=False)
+        self.v_proj, self.o_proj = nn.Linear(e, e, bias=False), nn.Linear(e, e, bias=False)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        b, n, e = x.shape
+        weight = torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
+        q, k, v = F.linear(x, weight).view(b, n, 3, self.heads, e // self.heads).permute(2, 0, 3, 1, 4)
+        scores = _turned(q, turn) @ _turned(k, turn).transpose(2, 3)
+        mixed = (scores * (e // self.heads) ** -0.5 + mask).softmax(dim=-1).to(v.dtype) @ v
+        return self.o_proj(mixed.transpose(1, 2).reshape(b, n, e))
+
+
+def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary position, half-split: `x [B, H, L, D]`, cos and sin `[L, D]`."""
+    low, high = x.chunk(2, dim=-1)
+    return x * turn[0].to(x.dtype) + torch.cat([-high, low], dim=-1) * turn[1].to(x.dtype)
+
+
+class GatedMlp(nn.Module):
+    def __init__(self, size: NetworkSize) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size.hidden, size.mlp, bias=False)
+        self.up_proj = nn.Linear(size.hidden, size.mlp, bias=False)
+        self.down_proj = nn.Linear(size.mlp, size.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = F.linear(x, torch.cat([self.gate_proj.weight, self.up_proj.weight])).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class Layer(nn.Module):
+    def __init__(self, size: NetworkSize) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = SelfAttention(size), GatedMlp(size)
+        self.input_layernorm, self.post_attention_layernorm = RmsNorm(size.hidden), RmsNorm(size.hidden)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), turn, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self, size: NetworkSize) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(size.vocab, size.hidden)
+        self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
+        self.norm = RmsNorm(size.hidden)
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, size: NetworkSize) -> None:
+        super().__init__()
+        self.model = Decoder(size)
+        self.lm_head = nn.Linear(size.hidden, size.vocab, bias=False)
+        self._half_dim = size.hidden // size.heads // 2
+
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings `[B, L, E]`, positions `[L]`, mask `[L, L]` (0: may attend, -inf: may not) to hidden
+        states before the final norm `[B, L, E]` and after it `[B, L, E]`."""
+        rates = 10000.0 ** (-torch.arange(self._half_dim, device=x.device) / self._half_dim)
+        angles = (positions[:, None] * rates).repeat(1, 2)
+        turn = angles.cos(), angles.sin()
+        for layer in self.model.layers:
+            x = layer(x, turn, mask)
+        return x, self.model.norm(x)
+
+
+class PolicyNetwork(nn.Module):
+    """Vision, projector and language model of the policy."""
+
+    def __init__(self, size: NetworkSize) -> None:
+        super().__init__()
+        self.size = size
+        self.vision_backbone = VisionBackbone(size)
+        self.projector = Projector(sum(tower.embed_dim for tower in size.towers), size.hidden)
+        self.language_model = LanguageModel(size)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for name, parameter in self.language_model.named_parameters():
+            if parameter.dim() == 2:
+                narrow = name.endswith(("o_proj.weight", "down_proj.weight"))
+                std = 0.02 if "embed" in name else parameter.shape[1] ** -0.5
+                nn.init.normal_(parameter, std=std / (2 * self.size.layers) ** 0.5 if narrow else std)
+
+    def image_tokens(self, frames: Tensor) -> Tensor:
+        """RGB `[B, side, side, 3]` uint8 to `[B, patches, E]`."""
+        return self.projector(self.vision_backbone(normalised(frames)))
+
+    def forward_tokens(self, image_tokens: Tensor, ids: Tensor) -> Tensor:
+        """Logits `[B, 1 + patches + T - 1, V + pad]` of `ids [B, T]`, which start with BOS; the image goes
+        after BOS; plain causal mask."""
+        embedded = self.language_model.model.embed_tokens(ids)
+        x = torch.cat([embedded[:, :1], image_tokens, embedded[:, 1:]], dim=1)
+        n = x.shape[1]
+        mask = torch.full((n, n), -torch.inf, device=x.device).triu(1)
+        _, hidden = self.language_model(x, torch.arange(n, device=x.device), mask)
+        return self.language_model.lm_head(hidden)
+
+    @torch.inference_mode()
+    def predict(self, frames: Tensor, ids: Tensor, stages: int) -> Tensor:
+        """Greedy action ids `[B, stages]`, without any cache."""
+        image = self.image_tokens(frames)
+        start = ids.shape[1]
+        for _ in range(stages):
+            best = self.forward_tokens(image, ids)[:, -1].argmax(dim=-1)
+            ids = torch.cat([ids, best[:, None]], dim=1)
+        return ids[:, start:]
+
+
+def normalised(frames: Tensor) -> Tensor:
+    """RGB uint8 `[B, side, side, 3]` to `[B, 6, side, side]` float: each tower's mean and deviation."""
+    pixels = frames.permute(0, 3, 1, 2).float() / 255.0
+    means = torch.tensor(CHANNEL_MEANS, device=frames.device).view(1, 6, 1, 1)
+    stds = torch.tensor(CHANNEL_STDS, device=frames.device).view(1, 6, 1, 1)
+    return (torch.cat([pixels, pixels], dim=1) - means) / stds
