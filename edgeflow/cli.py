@@ -1,0 +1,193 @@
+"""The commands. Each imports what it needs when it runs: `--help` is quick, and a missing extra is told."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+if importlib.util.find_spec("typer") is None:
+    sys.exit("the edgeflow command needs more than the robot-side SDK: pip install 'edgeflow[server]'")
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from edgeflow.errors import DependencyError, EdgeflowError, StartError
+from edgeflow.types import Mode
+
+app = typer.Typer(
+    name="edgeflow",
+    help="Robot-control inference service: pipelined vision-language-action models over gRPC.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+config_app = typer.Typer(help="The one JSON file that configures the service.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+MODE_HELP = "serial: least age. pipelined: highest rate."
+OptionalMode = Annotated[Optional[Mode], typer.Option(help=MODE_HELP)]  # noqa: UP045 - typer reads it at run time
+OptionalText = Optional[str]  # noqa: UP045
+OptionalInt = Optional[int]  # noqa: UP045
+OptionalFloat = Optional[float]  # noqa: UP045
+OptionalPath = Optional[Path]  # noqa: UP045
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
+
+VERDICT_STYLE = {"ok": "[green]ok[/]", "optional": "[yellow]optional[/]", "missing": "[red]missing[/]"}
+
+
+def main() -> None:
+    """Entry point: a StartError is one line on standard error and exit code 2."""
+    try:
+        app()
+    except StartError as error:
+        sys.exit(_fail(error.text, 2))
+    except EdgeflowError as error:
+        sys.exit(_fail(error.text, 1))
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "edgeflow":
+            raise
+        missing = DependencyError(f"{error.name} is not installed; run `edgeflow doctor` for how to get it")
+        sys.exit(_fail(missing.text, 2))
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"edgeflow: {text}", file=sys.stderr)
+    return code
+
+
+@app.command()
+def serve(
+    config: Annotated[OptionalPath, typer.Option(help="JSON file; see `edgeflow config schema`.")] = None,
+    model: Annotated[OptionalText, typer.Option(help="Checkpoint directory, hub id, or demo (embedded).")] = None,
+    mode: OptionalMode = None,
+    device: Annotated[OptionalText, typer.Option(help="auto, cpu or cuda.")] = None,
+    profile: Annotated[OptionalText, typer.Option(help="Hold passes to a device: none, orin, rtx5090, FILE.")] = None,
+    grpc_host: Annotated[OptionalText, typer.Option(help="Address of the control plane.")] = None,
+    grpc_port: Annotated[OptionalInt, typer.Option(help="0 takes a free port.")] = None,
+    http_host: Annotated[OptionalText, typer.Option(help="Address of HTTP.")] = None,
+    http_port: Annotated[OptionalInt, typer.Option(help="0 takes a free port.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow addresses off loopback, without TLS.")] = False,
+    ready_file: Annotated[OptionalPath, typer.Option(help="Written when ready: {grpc, http} ports as JSON.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a policy: gRPC for robots, HTTP beside it. Ends with exit code 0 on SIGTERM or Ctrl-C."""
+    from edgeflow.config import load_config
+    from edgeflow.service.app import run_service
+
+    overrides = {
+        "model": model,
+        "mode": mode.value if mode else None,
+        "device": device,
+        "profile": profile,
+        "grpc.host": grpc_host,
+        "grpc.port": grpc_port,
+        "http.host": http_host,
+        "http.port": http_port,
+        "insecure": insecure or None,
+    }
+    settings = load_config(config, overrides)
+    raise typer.Exit(run_service(settings, _announcer(as_json), ready_file=ready_file))
+
+
+@app.command()
+def robot(
+    address: Annotated[str, typer.Argument(help="The service's gRPC address, host:port.")],
+    mode: Annotated[Mode, typer.Option(help=MODE_HELP)] = Mode.PIPELINED,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 10,
+    speed: Annotated[float, typer.Option(min=0, max=20, help="Speed of the objects, cm/s.")] = 0.0,
+    anchored: Annotated[bool, typer.Option(help="Resolve actions against the pose of the frame answered.")] = True,
+    frame_hz: Annotated[OptionalFloat, typer.Option(min=1, help="Camera frames a second.")] = None,
+    seed: Annotated[int, typer.Option(help="First episode's seed.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Connect the simulated robot to a service and let it work."""
+    from edgeflow.demo.command import robot_command
+
+    raise typer.Exit(robot_command(address, mode, episodes, speed / 100, anchored, frame_hz, seed, as_json))
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(min=5, help="Time for each mode.")] = 60.0,
+    profile: Annotated[str, typer.Option(help="Hold passes to a device: none, orin, rtx5090, FILE.")] = "none",
+    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("demo-report"),
+) -> None:
+    """A robot moves: serve the embedded policy, connect the simulated robot, compare the modes."""
+    from edgeflow.demo.command import demo_command
+
+    raise typer.Exit(demo_command(seconds, profile, out))
+
+
+@app.command()
+def verify(
+    directory: Annotated[Path, typer.Argument(help="A checkpoint with cases.json and expected.safetensors.")],
+    mode: OptionalMode = None,
+    as_json: Json = False,
+) -> None:
+    """Check a checkpoint's outputs against those of the original implementation, in fp32.
+
+    Exit code 1 if any is off. Without --mode: both.
+    """
+    from edgeflow.engine.verify import verify_bundle
+
+    modes = [mode] if mode else list(Mode)
+    results = [(each, result) for each in modes for result in verify_bundle(directory, each)]
+    if as_json:
+        print(json.dumps([{"mode": each.value, **asdict(result)} for each, result in results], indent=2))
+    else:
+        table = Table("mode", "case", "quantity", "largest deviation", "tolerance", "", title=f"verify {directory}")
+        for each, result in results:
+            verdict = "[green]ok[/]" if result.ok else "[red]off[/]"
+            table.add_row(
+                each.value, result.case, result.quantity, f"{result.deviation:.3g}", f"{result.tolerance:.3g}", verdict
+            )
+        Console().print(table)
+    raise typer.Exit(0 if all(result.ok for _, result in results) else 1)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """What this machine has, what is missing, and how to get it. Exit code 1 if something needed is missing."""
+    from edgeflow.doctor import examine, healthy
+
+    findings = examine()
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        table = Table("subject", "", "found", "how to get it")
+        for finding in findings:
+            table.add_row(finding.subject, VERDICT_STYLE[finding.verdict.value], finding.found, finding.advice)
+        Console().print(table)
+    raise typer.Exit(0 if healthy(findings) else 1)
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON schema of the configuration file."""
+    from edgeflow.config import schema_json
+
+    print(schema_json())
+
+
+@config_app.command("check")
+def config_check(path: Annotated[Path, typer.Argument(help="A configuration file.")]) -> None:
+    """Check a configuration file and print it with all defaults."""
+    from edgeflow.config import load_config
+
+    print(load_config(path, {}).model_dump_json(indent=2))
+
+
+def _announcer(as_json: bool) -> Callable[[Any], None]:
+    from edgeflow.service.announce import json_lines, progress_lines
+
+    return json_lines() if as_json else progress_lines(Console(stderr=True))
+
+
+if __name__ == "__main__":
+    main()

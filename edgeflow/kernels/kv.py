@@ -1,0 +1,37 @@
+"""The one KV store: fixed slots in every layer, reserved once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVSlots:
+    """Keys and values `data [layers, 2, S, T, KH, D]`: S slots of T positions."""
+
+    def __init__(
+        self, layers: int, slots: int, capacity: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.data = torch.zeros(layers, 2, slots, capacity, kv_heads, head_dim, dtype=dtype, device=device)
+        self._layers = [(layer[0], layer[1]) for layer in self.data]
+
+    @property
+    def slots(self) -> int:
+        return self.data.shape[2]
+
+    @property
+    def capacity(self) -> int:
+        """T, positions of a slot."""
+        return self.data.shape[3]
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, each [S, T, KH, D]."""
+        return self._layers[index]
+
+    def copy_rows(self, source: int, target: int, length: int) -> None:
+        """INPLACESHIFTKV of ActionFlow section 3.3: the first `length` rows of a slot, in every layer."""
+        self.data[:, :, target, :length] = self.data[:, :, source, :length]

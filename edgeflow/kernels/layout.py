@@ -1,0 +1,45 @@
+"""How the rows of a pass lie over KV slots: the one description that models and kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One segment of a pass, host integers: its rows enter `slot` at positions start .. start+length."""
+
+    slot: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Rows of a pass, in the order of the spans.
+
+    row_slot [L_Q], row_position [L_Q]: int64, where each row's KV goes; the position is also RoPE's.
+    last_rows [N]: int64, index of the last row of each span.
+    """
+
+    spans: tuple[Span, ...]
+    row_slot: Tensor
+    row_position: Tensor
+    last_rows: Tensor
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], device: torch.device) -> PackedLayout:
+        """The layout of spans, its index tensors on `device`."""
+        slots: list[int] = []
+        positions: list[int] = []
+        last: list[int] = []
+        for span in spans:
+            slots += [span.slot] * span.length
+            positions += range(span.start, span.start + span.length)
+            last.append(len(slots) - 1)
+        index = torch.tensor([slots, positions], dtype=torch.long).to(device, non_blocking=True)
+        return cls(tuple(spans), index[0], index[1], torch.tensor(last, dtype=torch.long, device=device))

@@ -1,0 +1,18 @@
+"""SwiGLU: silu(gate) * up. gate_up [L_Q, 2F] holds gate and up side by side; out [L_Q, F]."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def reference(gate_up: Tensor) -> Tensor:
+    """The formula."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gate * gate.sigmoid() * up
+
+
+def fused(gate_up: Tensor) -> Tensor:
+    """Two operators, the product in place."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)

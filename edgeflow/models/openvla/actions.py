@@ -1,0 +1,72 @@
+"""Action tokens to numbers and their meaning (vla_numerics 3.1: de-tokenisation, un-normalisation)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeflow.errors import CheckpointError
+from edgeflow.models.openvla.config import ActionStatistics, OpenVLAConfig
+from edgeflow.types import ActionSchema
+
+_SEVEN = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
+_SEVEN_UNITS = ("m", "m", "m", "rad", "rad", "rad", "fraction")
+
+
+class ActionDecoder:
+    """De-tokenises over 255 bin centres and un-normalises in float64."""
+
+    def __init__(self, config: OpenVLAConfig) -> None:
+        edges = np.linspace(-1.0, 1.0, config.n_action_bins)
+        self._centers = (edges[:-1] + edges[1:]) / 2.0
+        self._vocab = config.action_vocab
+        self._statistics = config.statistics
+        self._block = config.action_block
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._statistics)
+
+    def statistics(self, key: str | None) -> ActionStatistics:
+        """Those of a dataset; without a key there must be exactly one."""
+        if key is None:
+            if len(self._statistics) != 1:
+                raise CheckpointError(f"unnorm_key: name one of {', '.join(self._statistics)}")
+            return next(iter(self._statistics.values()))
+        if key not in self._statistics:
+            raise CheckpointError(f"unnorm_key: {key!r} is not one of {', '.join(self._statistics)}")
+        return self._statistics[key]
+
+    def normalized(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
+        """Bin centres [K] in -1 .. 1; ids that are no actions clip to the last bin."""
+        bins = np.clip(self._vocab - np.asarray(token_ids) - 1, 0, len(self._centers) - 1)
+        return self._centers[bins]
+
+    def unnormalized(self, values: NDArray[np.float64], key: str | None) -> NDArray[np.float64]:
+        """[K] in the units of the dataset."""
+        stats = self.statistics(key)
+        low, high = np.asarray(stats.q01), np.asarray(stats.q99)
+        return np.where(stats.mask, 0.5 * (values + 1.0) * (high - low) + low, values)
+
+    def schema(self, key: str | None) -> ActionSchema:
+        """Names and units from the checkpoint where it tells them; limits are what the bins can express."""
+        count = len(self.statistics(key).q01)
+        ends = [self.unnormalized(np.full(count, self._centers[end]), key) for end in (0, -1)]
+        seven = count == len(_SEVEN)
+        names = self._block.get("names", _SEVEN if seven else [f"a{index}" for index in range(count)])
+        units = self._block.get("units", _SEVEN_UNITS if seven else ["1"] * count)
+        relative = self._block.get("relative", [seven and index < count - 1 for index in range(count)])
+        try:
+            return ActionSchema(
+                names=tuple(names),
+                units=tuple(units),
+                low=tuple(np.minimum(*ends).tolist()),
+                high=tuple(np.maximum(*ends).tolist()),
+                relative=tuple(map(bool, relative)),
+                frame=self._block.get("frame", "base"),
+                rotation=self._block.get("rotation", "euler_xyz"),
+            )
+        except ValueError as error:
+            raise CheckpointError(f"config.json edgeflow_action: {error}") from error

@@ -1,0 +1,125 @@
+"""OpenVLA: vision towers, projector and Llama, from a published checkpoint (vla_numerics 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeflow.errors import CheckpointError
+from edgeflow.models.checkpoint import Weights
+from edgeflow.models.llama import LlamaDecoder
+from edgeflow.models.openvla.actions import ActionDecoder
+from edgeflow.models.openvla.config import OpenVLAConfig, load_config
+from edgeflow.models.openvla.preprocess import Preprocessor
+from edgeflow.models.openvla.prompt import Prompter
+from edgeflow.models.vit import VisionTower
+from edgeflow.types import ActionSchema
+
+_TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
+
+
+class OpenVLAPolicy:
+    """A token policy: a frame and an instruction in, K action tokens out.
+
+    K: action tokens. image_tokens: projected patches that enter after BOS.
+    """
+
+    def __init__(self, config: OpenVLAConfig, weights: Weights, prompter: Prompter, **decoder_options: Any) -> None:
+        self.config = config
+        self.decoder = LlamaDecoder(config.text, weights.under("language_model."), **decoder_options)
+        self.towers = [
+            _load_tower(weights, prefix, heads) for prefix, heads in zip(_TOWERS, config.tower_heads, strict=False)
+        ]
+        self.image_tokens = self.towers[0].patches(config.image.side)
+        self._projector = _load_projector(weights)
+        self._prompter = prompter
+        self._preprocessor = Preprocessor(config.image)
+        self._actions = ActionDecoder(config)
+        self._device = weights.device
+        widths = {len(entry.q01) for entry in config.statistics.values()}
+        if len(widths) != 1:
+            raise CheckpointError(f"norm_stats: actions of different widths {sorted(widths)} in one checkpoint")
+        self.K = widths.pop()
+
+    @classmethod
+    def load(
+        cls, path: Path, dtype: torch.dtype, device: torch.device, *, center_crop: bool = False, **decoder_options: Any
+    ) -> OpenVLAPolicy:
+        """Read a checkpoint directory; CheckpointError says what is wrong with it."""
+        config = load_config(Path(path), center_crop=center_crop)
+        prompter = Prompter(Path(path), v01=config.v01)
+        return cls(config, Weights(Path(path), dtype, device), prompter, **decoder_options)
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]:
+        return self._actions.keys
+
+    def prompt_ids(self, instruction: str) -> tuple[int, ...]:
+        """Text tokens of a prompt, BOS first."""
+        return self._prompter.ids(instruction)
+
+    def preprocess(self, image: NDArray[np.uint8]) -> Tensor:
+        """[H, W, 3] RGB → [3 * towers, side, side] float32"""
+        return torch.from_numpy(self._preprocessor(image))
+
+    def tower_features(self, pixel_values: Tensor) -> list[Tensor]:
+        """[B, 3 * towers, side, side] → one [B, patches, E_tower] a tower"""
+        pixels = pixel_values.to(self._projector[0][0].dtype)
+        return [tower.forward(pixels[:, 3 * index : 3 * index + 3]) for index, tower in enumerate(self.towers)]
+
+    def project(self, features: Sequence[Tensor]) -> Tensor:
+        """Tower features → image tokens [B, patches, E]"""
+        x = torch.cat(list(features), dim=-1)
+        for index, (weight, bias) in enumerate(self._projector):
+            x = F.linear(F.gelu(x) if index else x, weight, bias)
+        return x
+
+    def embed_prefill(self, pixel_values: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
+        """[B, C, side, side] and B prompts → B tensors [L_P, E]: BOS, image tokens, the rest of the text."""
+        images = self.project(self.tower_features(pixel_values))
+        embedded = []
+        for image, prompt in zip(images, ids, strict=True):
+            text = self.decoder.embed(torch.tensor(prompt, dtype=torch.long, device=self._device))
+            embedded.append(torch.cat([text[:1], image, text[1:]]))
+        return embedded
+
+    def normalized_actions(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
+        """[K] in -1 .. 1"""
+        return self._actions.normalized(token_ids)
+
+    def decode_actions(self, token_ids: Sequence[int], unnorm_key: str | None = None) -> NDArray[np.float64]:
+        """[K] in the units of the schema."""
+        return self._actions.unnormalized(self._actions.normalized(token_ids), unnorm_key)
+
+    def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
+        """Names, units and limits of the K numbers."""
+        return self._actions.schema(unnorm_key)
+
+
+def _load_tower(weights: Weights, prefix: str, heads: int) -> VisionTower:
+    """All blocks but the last: the features are the second-to-last block's output."""
+    depth = len({name.split(".")[3] for name in weights.names if name.startswith(f"{prefix}blocks.")})
+    if depth < 2:
+        raise CheckpointError(f"{prefix}blocks: a tower of {depth} blocks has no second-to-last one")
+
+    def needed(name: str) -> bool:
+        unused = (f"blocks.{depth - 1}.", "norm.", "attn_pool.", "head.", "fc_norm.")
+        return not name.startswith(unused)
+
+    return VisionTower(weights.under(prefix, needed), heads, depth - 1)
+
+
+def _load_projector(weights: Weights) -> list[tuple[Tensor, Tensor]]:
+    tensors = weights.under("projector.")
+    count = len({name.split(".")[0] for name in tensors})
+    try:
+        return [(tensors[f"fc{index}.weight"], tensors[f"fc{index}.bias"]) for index in range(1, count + 1)]
+    except KeyError as error:
+        raise CheckpointError(f"the checkpoint lacks the tensor projector.{error.args[0]}") from error
