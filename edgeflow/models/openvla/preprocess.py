@@ -22,36 +22,31 @@ class Preprocessor:
         shape = (len(config.means), 3, 1, 1)
         self._means = np.asarray(config.means, np.float32).reshape(shape)
         self._stds = np.asarray(config.stds, np.float32).reshape(shape)
+        # The published processor fills with the last tower's mean, for all towers.
+        self._fill = tuple(int(mean * 255) for mean in config.means[-1])
 
     def __call__(self, image: NDArray[np.uint8]) -> NDArray[np.float32]:
         picture = Image.fromarray(image)
         if self._config.center_crop:
             picture = _center_crop(picture)
-        sized = [self._resize(picture, tower) for tower in self._distinct_towers()]
-        stacked = np.stack([sized[min(tower, len(sized) - 1)] for tower in range(len(self._config.means))])
-        normed: NDArray[np.float32] = (stacked - self._means) / self._stds
+        pixels = np.asarray(self._resize(picture), np.float32).transpose(2, 0, 1) / np.float32(255)
+        normed: NDArray[np.float32] = (pixels - self._means) / self._stds
         return normed.reshape(-1, *normed.shape[2:])
 
-    def _distinct_towers(self) -> range:
-        """Only letterbox fills with a tower's own mean; else one resized image serves all."""
-        return range(len(self._config.means) if self._config.strategy == "letterbox" else 1)
-
-    def _resize(self, picture: Image.Image, tower: int) -> NDArray[np.float32]:
+    def _resize(self, picture: Image.Image) -> Image.Image:
         side = self._config.side
         match self._config.strategy:
             case "letterbox":
-                fill = tuple(int(mean * 255) for mean in self._config.means[tower])
-                picture = _letterbox(picture, fill)
+                picture = _letterbox(picture, self._fill)
             case "resize-crop":
                 picture = _short_side_crop(picture, side)
         if picture.size != (side, side):
             picture = picture.resize((side, side), Image.Resampling.BICUBIC)
-        pixels = np.asarray(picture, np.float32).transpose(2, 0, 1)
-        return pixels / np.float32(255)
+        return picture
 
 
 def _letterbox(picture: Image.Image, fill: tuple[int, ...]) -> Image.Image:
-    """Pad to a square with the mean colour."""
+    """Pad to a square."""
     width, height = picture.size
     side = max(width, height)
     square = Image.new("RGB", (side, side), fill)
