@@ -118,7 +118,8 @@ def load_config(path: Path | None, overrides: Mapping[str, object]) -> ServiceCo
     try:
         config = ServiceConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(_describe(detail) for detail in error.errors()[:3])) from None
+        details = [detail for detail in error.errors() if detail["type"] != "default_factory_not_called"]
+        raise ConfigError("; ".join(_describe(detail) for detail in details[:3])) from None
     _check_addresses(config)
     return config
 

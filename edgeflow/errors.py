@@ -53,15 +53,19 @@ class RequestError(EdgeflowError):
     """Something a client sent is refused.
 
     field: the message field at fault, dotted (`frame.images[0].data`), or "".
+    reason: a short constant for programs (`IMAGE_WRONG_SIZE`); the status name if not given.
     retry_after_ms: when trying again makes sense, else None.
     """
 
     code = "INVALID_ARGUMENT"
     http_status = 400
 
-    def __init__(self, message: str, *, field: str = "", retry_after_ms: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, field: str = "", reason: str = "", retry_after_ms: int | None = None
+    ) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.field = field
+        self.reason = reason or self.code
         self.retry_after_ms = retry_after_ms
 
 

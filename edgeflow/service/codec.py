@@ -1,0 +1,217 @@
+"""Wire messages to checked requests: sizes before contents, headers before pixels, all of it bounded."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Sequence
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from edgeflow.config import LimitsConfig
+from edgeflow.errors import DataLoss, InvalidArgument, NotFound
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.crc32c import crc32c
+from edgeflow.service.images import check_image, decode_jpeg
+from edgeflow.service.requests import CheckedFrame, OpenRequest
+from edgeflow.types import CameraSpec, ImageFormat, Mode
+
+MAX_NAME = 64
+MAX_PROPRIO = 1e6  # beyond it a value is a broken sensor, whatever its unit
+MAX_PERIOD_MS = 10_000
+MAX_AGE_MS = 60_000
+_FORMATS = {pb.IMAGE_FORMAT_JPEG: ImageFormat.JPEG, pb.IMAGE_FORMAT_RGB8: ImageFormat.RGB8}
+_MODES = {pb.MODE_UNSPECIFIED: None, pb.MODE_SERIAL: Mode.SERIAL, pb.MODE_PIPELINED: Mode.PIPELINED}
+_REFUSED_CATEGORIES = {"Cc", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+class Unparsable:
+    """What the deserialiser hands on instead of raising."""
+
+
+UNPARSABLE = Unparsable()
+
+
+def parse_client_message(data: bytes) -> pb.ClientMessage | Unparsable:
+    """A stream message; never raises."""
+    try:
+        return pb.ClientMessage.FromString(data)
+    except (DecodeError, ValueError):
+        return UNPARSABLE
+
+
+def parse_act_request(data: bytes) -> pb.ActRequest | Unparsable:
+    """A unary request; never raises."""
+    try:
+        return pb.ActRequest.FromString(data)
+    except (DecodeError, ValueError):
+        return UNPARSABLE
+
+
+def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenRequest:
+    """What a session is opened with; RequestError names the field and the limit."""
+    if message.model not in ("", alias):
+        raise NotFound(
+            f"there is no model of that name, {alias!r} is served", field="open.model", reason="MODEL_UNKNOWN"
+        )
+    if message.mode not in _MODES:
+        raise InvalidArgument("is neither serial nor pipelined", field="open.mode", reason="MODE_UNKNOWN")
+    return OpenRequest(
+        cameras=_check_cameras(message.cameras, limits),
+        proprio_names=_check_proprio_names(message.proprio_names, limits),
+        instruction=check_text(message.instruction, "open.instruction", limits),
+        control_period_ns=_check_period(message.control_period_ms, limits) * 1_000_000,
+        max_action_age_ns=_check_age(message.max_action_age_ms),
+        mode=_MODES[message.mode],
+        unnorm_key=_check_name(message.unnorm_key, "open.unnorm_key") if message.unnorm_key else "",
+    )
+
+
+def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) -> CheckedFrame:
+    """Everything about a frame that can be told without decoding pixels or summing bytes."""
+    images = _order_images(message.images, opened.cameras)
+    for index, (data, camera) in enumerate(zip(images, opened.cameras, strict=True)):
+        field = f"frame.images[{index}].data"
+        if len(data) > limits.image_bytes:
+            raise InvalidArgument(
+                f"has {len(data)} bytes, the limit is {limits.image_bytes}", field=field, reason="IMAGE_TOO_LARGE"
+            )
+        check_image(data, camera, field)
+    _check_proprio(message.proprio, opened.proprio_names)
+    instruction = None
+    if message.HasField("instruction"):
+        instruction = check_text(message.instruction, "frame.instruction", limits)
+    checksum = message.crc32c if message.HasField("crc32c") else None
+    return CheckedFrame(message.seq, message.stamp_ns, images, instruction, checksum)
+
+
+def decode_frame(frame: CheckedFrame, camera: CameraSpec) -> bytes:
+    """Checksum, then height*width*3 RGB bytes of the policy's camera, the first. The slow part; thread-safe."""
+    if frame.crc32c is not None and crc32c(frame.images) != frame.crc32c:
+        raise DataLoss("does not match the images", field="frame.crc32c", reason="CRC_MISMATCH")
+    if camera.format is ImageFormat.RGB8:
+        return frame.images[0]
+    return decode_jpeg(frame.images[0], camera, "frame.images[0].data").tobytes()
+
+
+def check_text(text: str, field: str, limits: LimitsConfig) -> str:
+    """An instruction: not empty, bounded, printable."""
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > limits.text_bytes:
+        raise InvalidArgument(
+            f"has {size} bytes of UTF-8, the limit is {limits.text_bytes}", field=field, reason="TEXT_TOO_LONG"
+        )
+    if not text.strip():
+        raise InvalidArgument("is empty", field=field, reason="TEXT_EMPTY")
+    if any(unicodedata.category(character) in _REFUSED_CATEGORIES for character in text):
+        raise InvalidArgument("has control or unassigned characters", field=field, reason="TEXT_BAD_CHARACTER")
+    return text
+
+
+def refuse_unknown_fields(message: Message, field: str) -> None:
+    """A field that we would ignore may matter to the robot: refuse it, also in messages inside."""
+    if len(UnknownFieldSet(message)):
+        raise InvalidArgument("has fields that this version does not know", field=field, reason="UNKNOWN_FIELD")
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is not None:
+            for inner in [value] if isinstance(value, Message) else value:
+                refuse_unknown_fields(inner, f"{field}.{descriptor.name}")
+
+
+def _check_cameras(messages: Sequence[pb.Camera], limits: LimitsConfig) -> tuple[CameraSpec, ...]:
+    if not 1 <= len(messages) <= limits.cameras:
+        raise InvalidArgument(
+            f"has {len(messages)} cameras, 1 to {limits.cameras} are possible",
+            field="open.cameras",
+            reason="CAMERA_COUNT",
+        )
+    cameras = tuple(_check_camera(message, f"open.cameras[{i}]", limits) for i, message in enumerate(messages))
+    if len({camera.name for camera in cameras}) != len(cameras):
+        raise InvalidArgument("two cameras have the same name", field="open.cameras", reason="CAMERA_NAME")
+    return cameras
+
+
+def _check_camera(message: pb.Camera, field: str, limits: LimitsConfig) -> CameraSpec:
+    name = _check_name(message.name, f"{field}.name")
+    if message.format not in _FORMATS:
+        raise InvalidArgument("is neither JPEG nor RGB8", field=f"{field}.format", reason="CAMERA_FORMAT")
+    pixels = message.width * message.height
+    if not 1 <= pixels <= limits.image_pixels:
+        raise InvalidArgument(
+            f"{message.width}x{message.height} is outside 1 to {limits.image_pixels} pixels",
+            field=field,
+            reason="CAMERA_SIZE",
+        )
+    camera = CameraSpec(name, message.width, message.height, _FORMATS[message.format])
+    if camera.format is ImageFormat.RGB8 and pixels * 3 > limits.image_bytes:
+        raise InvalidArgument(
+            f"{camera.width}x{camera.height} RGB has {pixels * 3} bytes, the limit is {limits.image_bytes}: send JPEG",
+            field=field,
+            reason="CAMERA_SIZE",
+        )
+    return camera
+
+
+def _check_name(name: str, field: str) -> str:
+    if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+        raise InvalidArgument(f"must have 1 to {MAX_NAME} printable characters", field=field, reason="BAD_NAME")
+    return name
+
+
+def _check_proprio_names(names: Sequence[str], limits: LimitsConfig) -> tuple[str, ...]:
+    if len(names) > limits.proprio:
+        raise InvalidArgument(
+            f"has {len(names)} names, the limit is {limits.proprio}", field="open.proprio_names", reason="PROPRIO_COUNT"
+        )
+    return tuple(_check_name(name, f"open.proprio_names[{index}]") for index, name in enumerate(names))
+
+
+def _check_period(period_ms: int, limits: LimitsConfig) -> int:
+    shortest_ms = math.floor(1000 / limits.rate_hz)
+    if not shortest_ms <= period_ms <= MAX_PERIOD_MS:
+        raise InvalidArgument(
+            f"{period_ms} is outside {shortest_ms} to {MAX_PERIOD_MS} ms",
+            field="open.control_period_ms",
+            reason="PERIOD_OUT_OF_RANGE",
+        )
+    return period_ms
+
+
+def _check_age(age_ms: int) -> int | None:
+    if age_ms > MAX_AGE_MS:
+        raise InvalidArgument(
+            f"{age_ms} is beyond {MAX_AGE_MS} ms", field="open.max_action_age_ms", reason="AGE_OUT_OF_RANGE"
+        )
+    return age_ms * 1_000_000 if age_ms else None
+
+
+def _order_images(messages: Sequence[pb.Image], cameras: tuple[CameraSpec, ...]) -> tuple[bytes, ...]:
+    """The images in the order of the cameras, whether they came by name or by position."""
+    if len(messages) != len(cameras):
+        raise InvalidArgument(
+            f"has {len(messages)} images, {len(cameras)} cameras were opened",
+            field="frame.images",
+            reason="CAMERA_MISSING" if len(messages) < len(cameras) else "CAMERA_EXTRA",
+        )
+    if not any(message.camera for message in messages):
+        return tuple(message.data for message in messages)
+    by_name = {message.camera: message.data for message in messages}
+    missing = [camera.name for camera in cameras if camera.name not in by_name]
+    if missing:
+        raise InvalidArgument(f"has no image of camera {missing[0]!r}", field="frame.images", reason="CAMERA_MISSING")
+    return tuple(by_name[camera.name] for camera in cameras)
+
+
+def _check_proprio(values: Sequence[float], names: tuple[str, ...]) -> None:
+    if len(values) != len(names):
+        raise InvalidArgument(
+            f"has {len(values)} values, {len(names)} names were opened", field="frame.proprio", reason="PROPRIO_COUNT"
+        )
+    for index, value in enumerate(values):
+        if not abs(value) <= MAX_PROPRIO:  # also refuses NaN
+            raise InvalidArgument(
+                f"is not a finite number up to {MAX_PROPRIO:g}",
+                field=f"frame.proprio[{index}]",
+                reason="PROPRIO_NOT_FINITE" if not math.isfinite(value) else "PROPRIO_OUT_OF_RANGE",
+            )

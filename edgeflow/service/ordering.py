@@ -1,0 +1,84 @@
+"""Which frames may follow which: sequence numbers, stamps, rate, and how many refusals are too many.
+
+Integers and the times that the caller passes in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from edgeflow.errors import OutOfRange
+
+SEQ_WINDOW = 10_000  # a larger gap is a broken counter, not lost frames
+STAMP_TOLERANCE_NS = 1_000_000_000
+REFUSAL_WINDOW_NS = 10_000_000_000
+
+
+class FrameOrder:
+    """Sequence numbers grow, stamps do not go back and do not run ahead of the robot's own clock.
+
+    The robot's clock is only known through stamps: the smallest (received - stamp) of a session is its best
+    transport delay, and a stamp that beats it by more than the tolerance is in the future.
+    """
+
+    def __init__(self) -> None:
+        self._last_seq = 0
+        self._last_stamp_ns = 0
+        self._offset_ns: int | None = None
+
+    def admit(self, seq: int, stamp_ns: int, now_ns: int) -> None:
+        """OutOfRange, or the frame takes its place in the order (also if its contents are refused later)."""
+        if seq <= self._last_seq:
+            reason = "SEQ_DUPLICATE" if seq == self._last_seq else "SEQ_OLD"
+            raise OutOfRange(f"{seq} came after {self._last_seq}", field="frame.seq", reason=reason)
+        if seq > self._last_seq + SEQ_WINDOW:
+            raise OutOfRange(
+                f"{seq} is more than {SEQ_WINDOW} after {self._last_seq}", field="frame.seq", reason="SEQ_GAP"
+            )
+        if stamp_ns < self._last_stamp_ns:
+            raise OutOfRange("is older than the frame before", field="frame.stamp_ns", reason="STAMP_OLD")
+        offset_ns = now_ns - stamp_ns
+        if self._offset_ns is not None and offset_ns < self._offset_ns - STAMP_TOLERANCE_NS:
+            raise OutOfRange("is in the future", field="frame.stamp_ns", reason="STAMP_FUTURE")
+        self._last_seq = seq
+        self._last_stamp_ns = stamp_ns
+        self._offset_ns = offset_ns if self._offset_ns is None else min(self._offset_ns, offset_ns)
+
+    def delay_ns(self, stamp_ns: int, received_ns: int) -> int:
+        """How much longer than the quickest frame this one took to reach us."""
+        return received_ns - stamp_ns - (self._offset_ns or 0)
+
+
+class RateGauge:
+    """Tells frames above a rate; holds one second's worth, so that a stalled network is no offence."""
+
+    def __init__(self, per_second: float, now_ns: int) -> None:
+        self._per_second = per_second
+        self._capacity = max(per_second, 4.0)
+        self._tokens = self._capacity
+        self._then_ns = now_ns
+
+    def over(self, now_ns: int) -> bool:
+        """Count a frame; True when it comes above the rate."""
+        earned = (now_ns - self._then_ns) / 1e9 * self._per_second
+        self._tokens = min(self._capacity, self._tokens + earned)
+        self._then_ns = now_ns
+        if self._tokens < 1:
+            return True
+        self._tokens -= 1
+        return False
+
+
+class RefusalCount:
+    """Refused frames of the last ten seconds."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._times_ns: deque[int] = deque()
+
+    def exceeded(self, now_ns: int) -> bool:
+        """Count a refusal; True when there are more than the limit."""
+        self._times_ns.append(now_ns)
+        while self._times_ns[0] <= now_ns - REFUSAL_WINDOW_NS:
+            self._times_ns.popleft()
+        return len(self._times_ns) > self._limit

@@ -1,0 +1,43 @@
+"""What waits to be told to a robot: notes are never lost, of commands only the newest counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgeflow.service.events import ActionEvent, Event, NoticeEvent, StatusEvent
+from edgeflow.types import Disposition
+
+
+class Outbox:
+    """Statuses and notices in order, and at most one HOLD or STOP."""
+
+    def __init__(self) -> None:
+        self._notes: list[Event] = []
+        self.safe: ActionEvent | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._notes) or self.safe is not None
+
+    def note(self, event: StatusEvent | NoticeEvent) -> None:
+        """Frames superseded one after another become one status with a range."""
+        last = self._notes[-1] if self._notes else None
+        if isinstance(last, StatusEvent) and isinstance(event, StatusEvent) and _joins(last, event):
+            self._notes[-1] = replace(last, last_seq=event.seq)
+        else:
+            self._notes.append(event)
+
+    def take(self) -> list[Event]:
+        """Everything, the command last; the outbox is empty then."""
+        events = self._notes
+        if self.safe is not None:
+            events.append(self.safe)
+        self._notes, self.safe = [], None
+        return events
+
+
+def _joins(last: StatusEvent, event: StatusEvent) -> bool:
+    return (
+        last.disposition is Disposition.SUPERSEDED
+        and event.disposition is Disposition.SUPERSEDED
+        and last.seq + last.frames == event.seq
+    )

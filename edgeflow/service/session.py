@@ -1,0 +1,365 @@
+"""One robot's session: a state machine without threads, sockets or a clock of its own.
+
+A frame goes arrived → decoding → decoded → sent → ready, and leaves with exactly one disposition:
+
+    arrived   one waits, the newest; not decoded yet
+    decoding  one at a time
+    decoded   one waits for the worker's socket, the newest
+    sent      with the worker
+    ready     its action waits for the stream to be writable, the newest; taking it makes the frame ACTED
+
+Rules that the contract leaves open:
+- An instruction takes effect once its frame's header is accepted, also when the frame is then superseded or its
+  pixels turn out broken. Another text than before starts a new epoch.
+- A frame above the permitted rate is used when nothing newer comes before its turn; otherwise it is refused with
+  RESOURCE_EXHAUSTED instead of superseded. Such refusals do not count towards ending the stream.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from edgeflow.errors import RequestError
+from edgeflow.ipc.messages import FrameDropped, FrameResult, ResetSession, SubmitFrame
+from edgeflow.service.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
+from edgeflow.service.gate import valid_for_ms, within_limits
+from edgeflow.service.ordering import FrameOrder, RateGauge, RefusalCount
+from edgeflow.service.outbox import Outbox
+from edgeflow.service.requests import CheckedFrame, OpenRequest
+from edgeflow.types import ActionSchema, Command, Disposition, StageTimings
+
+PERIODS_SILENT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRules:
+    """The service's limits and waits, as a session needs them."""
+
+    action_ttl_ms: int
+    silent_hold_ns: int
+    silent_end_ns: int
+    rate_hz: float
+    rate_factor: float
+    rejected_frames: int
+    session_age_ns: int
+
+
+@dataclass(slots=True)
+class _Track:
+    """A frame inside the service."""
+
+    frame: CheckedFrame
+    epoch: int
+    received_ns: int
+    over_rate: bool
+    payload: bytes = b""
+    decode_ns: int = 0
+    sent_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """An action that was not handed out yet."""
+
+    track: _Track
+    values: tuple[float, ...]
+    token_ids: tuple[int, ...]
+    timings: StageTimings
+
+
+class Session:
+    """Feed it what happens; then take `events`, `commands`, frames to decode and frames to send."""
+
+    def __init__(
+        self, number: int, request: OpenRequest, schema: ActionSchema, rules: SessionRules, now_ns: int
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.schema = schema
+        self.epoch = 1
+        self.instruction = request.instruction
+        self.ended: End | None = None
+        self.commands: deque[ResetSession] = deque()
+        self.valid_for_ms = valid_for_ms(request.control_period_ns, rules.action_ttl_ms)
+        period_hz = 1e9 / request.control_period_ns
+        self._rules = rules
+        self._order = FrameOrder()
+        self._rate = RateGauge(min(rules.rate_factor * period_hz, max(rules.rate_hz, period_hz)), now_ns)
+        self._refusals = RefusalCount(rules.rejected_frames)
+        self._hold_after_ns = max(PERIODS_SILENT * request.control_period_ns, rules.silent_hold_ns)
+        self._opened_ns = self._heard_ns = now_ns
+        self._silent = self._draining = self._input_ended = False
+        self._worker_up = True
+        self._arrived: _Track | None = None
+        self._decoding: _Track | None = None
+        self._decoder_busy = False
+        self._decoded: _Track | None = None
+        self._sent: dict[int, _Track] = {}
+        self._ready: _Ready | None = None
+        self._outbox = Outbox()
+
+    # What the robot does.
+
+    def admit(self, seq: int, stamp_ns: int, now_ns: int) -> None:
+        """A frame came, whatever is in it; OutOfRange when it is out of order."""
+        self._heard_ns = now_ns
+        self._order.admit(seq, stamp_ns, now_ns)
+
+    def refuse(self, seq: int, error: RequestError, now_ns: int) -> None:
+        """A frame was refused by the order or the codec; too many of them end the session."""
+        self._heard_ns = now_ns
+        self._outbox.note(StatusEvent(seq, Disposition.REJECTED, error.code, error.reason, error.text))
+        if self._refusals.exceeded(now_ns):
+            limit = self._rules.rejected_frames
+            self.end(End("ABORTED", "too_many_rejected", f"more than {limit} refused frames in 10 s"))
+
+    def offer(self, frame: CheckedFrame, now_ns: int) -> None:
+        """An admitted frame whose header is good; the newest waits for the decoder."""
+        self._silent = False
+        if frame.instruction is not None and frame.instruction != self.instruction:
+            self.reset(frame.instruction)
+        track = _Track(frame, self.epoch, now_ns, self._rate.over(now_ns))
+        if self._draining or self._input_ended:
+            self._leave(track, Disposition.DROPPED, "UNAVAILABLE", "DRAINING", "the service is stopping")
+        elif not self._worker_up:
+            self._leave(track, Disposition.DROPPED, "UNAVAILABLE", "WORKER_RESTARTING", "the worker is restarting")
+        else:
+            self._supersede(self._arrived)
+            self._arrived = track
+
+    def reset(self, instruction: str = "") -> None:
+        """A new epoch: everything under way leaves, nothing of it is sent any more."""
+        self.instruction = instruction or self.instruction
+        self.epoch += 1
+        text = "the instruction or episode changed while this frame was under way"
+        self._drop_all("ABORTED", "EPOCH_CHANGED", text)
+        if self._worker_up:
+            self.commands.append(ResetSession(self.number, self.epoch))
+        self._outbox.note(NoticeEvent("epoch", self.epoch, text="a new instruction or episode"))
+
+    def reject_message(self, error: RequestError, now_ns: int) -> None:
+        """A message that is no frame was refused."""
+        self._heard_ns = now_ns
+        self._outbox.note(NoticeEvent("rejected", self.epoch, error.code, error.text))
+
+    def end_input(self) -> None:
+        """The robot sends no more; what is under way still comes out."""
+        self._input_ended = True
+        self._finish_if_idle()
+
+    # What the decoder does.
+
+    def start_decoding(self) -> CheckedFrame | None:
+        """The frame to decode now, if there is one and the decoder of this session is free."""
+        if self._decoder_busy or self._arrived is None:
+            return None
+        self._decoding, self._arrived = self._arrived, None
+        self._decoder_busy = True
+        return self._decoding.frame
+
+    def decoded(self, payload: bytes, decode_ns: int) -> None:
+        """The frame in the decoder is RGB now; it waits for the worker's socket."""
+        track = self._leave_decoder()
+        if track is not None:
+            track.payload, track.decode_ns = payload, decode_ns
+            self._supersede(self._decoded)
+            self._decoded = track
+
+    def decode_failed(self, error: RequestError, now_ns: int) -> None:
+        """The frame in the decoder is broken."""
+        track = self._leave_decoder()
+        if track is not None:
+            self.refuse(track.frame.seq, error, now_ns)
+        self._finish_if_idle()
+
+    # What the worker does.
+
+    def start_sending(self, now_ns: int) -> SubmitFrame | None:
+        """The frame to send to the worker now, if one waits."""
+        track, self._decoded = self._decoded, None
+        if track is None:
+            return None
+        camera = self.request.cameras[0]
+        track.sent_ns = now_ns
+        self._sent[track.frame.seq] = track
+        payload, track.payload = track.payload, b""
+        return SubmitFrame(
+            self.number, track.epoch, track.frame.seq, camera.height, camera.width, self.instruction, payload
+        )
+
+    def result(self, message: FrameResult) -> None:
+        """An action, gated: finite, within the limits, of this epoch; else HOLD."""
+        track = self._pop_sent(message.seq, message.epoch)
+        if track is None:
+            return
+        if not message.valid or not within_limits(message.values, self.schema):
+            text = "the policy's output was not finite or outside the action limits"
+            self._leave(track, Disposition.DROPPED, "INTERNAL", "POLICY_OUTPUT_INVALID", text)
+            self.hold("POLICY_OUTPUT_INVALID")
+        else:
+            self._supersede(self._ready.track if self._ready else None)
+            front_wait_ns = track.sent_ns - track.received_ns - track.decode_ns
+            timings = StageTimings(
+                track.decode_ns, message.queue_ns + max(front_wait_ns, 0), message.inference_ns, message.passes
+            )
+            self._ready = _Ready(track, tuple(message.values), tuple(message.token_ids), timings)
+            self._outbox.safe = None
+        self._finish_if_idle()
+
+    def dropped(self, message: FrameDropped) -> None:
+        """The worker let a frame go without an action."""
+        track = self._pop_sent(message.seq, message.epoch)
+        if track is None:
+            return
+        disposition = Disposition(message.disposition)
+        if disposition is Disposition.SUPERSEDED:
+            self._supersede(track)
+        else:
+            self._leave(track, disposition, message.code, message.reason, message.text)
+        self._finish_if_idle()
+
+    def worker_lost(self) -> None:
+        """The worker is gone: HOLD until there is another."""
+        self._worker_up = False
+        self.commands.clear()
+        text = "the worker process was lost and is being replaced"
+        self._drop_all("UNAVAILABLE", "WORKER_LOST", text)
+        self._outbox.note(NoticeEvent("worker_lost", self.epoch, "UNAVAILABLE", text))
+        self.hold("WORKER_LOST")
+        self._finish_if_idle()
+
+    def worker_ready(self) -> None:
+        """A new worker has this session, in the present epoch."""
+        self._worker_up = True
+        self._outbox.note(NoticeEvent("worker_ready", self.epoch))
+
+    # What time and the service do.
+
+    def tick(self, now_ns: int) -> None:
+        """Silence and age."""
+        silence_ns = now_ns - self._heard_ns
+        if now_ns - self._opened_ns > self._rules.session_age_ns:
+            self.end(End("DEADLINE_EXCEEDED", "session_age", "the session reached its longest life"))
+        elif silence_ns > self._rules.silent_end_ns:
+            seconds = self._rules.silent_end_ns / 1e9
+            self.end(End("DEADLINE_EXCEEDED", "silent", f"no frame for {seconds:g} s"))
+        elif silence_ns > self._hold_after_ns and not self._silent and not self._input_ended:
+            self._silent = True
+            self.hold("INGRESS_SILENT")
+
+    def hold(self, reason: str, command: Command = Command.HOLD) -> None:
+        """Tell the robot to stop moving; an action that was not taken yet is withdrawn."""
+        if self._ready is not None:
+            self._leave(self._ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn, the robot holds")
+            self._ready = None
+        self._outbox.safe = ActionEvent(self.epoch, command, reason, self.valid_for_ms)
+
+    def drain(self, deadline_ms: int) -> None:
+        """The service stops: what the worker has still comes out, the rest is dropped, then HOLD and the end."""
+        self._draining = True
+        self._outbox.note(NoticeEvent("drain", self.epoch, "UNAVAILABLE", "the service is stopping", deadline_ms))
+        for track in (self._arrived, self._decoding, self._decoded):
+            if track is not None:
+                self._leave(track, Disposition.DROPPED, "UNAVAILABLE", "DRAINING", "the service is stopping")
+        self._arrived = self._decoding = self._decoded = None
+        self._finish_if_idle()
+
+    def end(self, end: End) -> None:
+        """Over: every frame under way leaves. The first end counts."""
+        if self.ended is None:
+            code = "CANCELLED" if end.code == "OK" else end.code
+            self._drop_all(code, "SESSION_CLOSED", "the session ended")
+            if end.code != "OK":
+                self.hold(end.reason.upper(), end.command)
+            self.ended = end
+
+    # What the robot is told.
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._outbox) or self._ready is not None
+
+    def take(self, now_ns: int) -> list[Event]:
+        """Everything to tell the robot now, in order; the newest action last, followed by its ACTED."""
+        self._withdraw_if_old(now_ns)
+        events: list[Event] = list(self._notes)
+        self._notes.clear()
+        if self._safe is not None:
+            events.append(self._safe)
+        if self._ready is not None:
+            events += self._act(self._ready, now_ns)
+        self._ready = self._outbox.safe = None
+        self._finish_if_idle()
+        return events
+
+    def _act(self, ready: _Ready, now_ns: int) -> list[Event]:
+        frame = ready.track.frame
+        server_ns = now_ns - ready.track.received_ns
+        action = ActionEvent(
+            ready.track.epoch,
+            Command.ACT,
+            "",
+            self.valid_for_ms,
+            frame.seq,
+            frame.stamp_ns,
+            ready.values,
+            ready.token_ids,
+            ready.timings,
+            server_ns,
+            server_ns + self._order.delay_ns(frame.stamp_ns, ready.track.received_ns),
+        )
+        return [action, StatusEvent(frame.seq, Disposition.ACTED)]
+
+    def _withdraw_if_old(self, now_ns: int) -> None:
+        limit_ns = self.request.max_action_age_ns
+        if self._ready is None or limit_ns is None:
+            return
+        track = self._ready.track
+        if now_ns - track.received_ns > limit_ns:
+            self._ready = None
+            text = f"the action took longer than {limit_ns // 1_000_000} ms"
+            self._leave(track, Disposition.DROPPED, "DEADLINE_EXCEEDED", "ACTION_TOO_OLD", text)
+            self.hold("ACTION_TOO_OLD")
+
+    def _leave_decoder(self) -> _Track | None:
+        track, self._decoding = self._decoding, None
+        self._decoder_busy = False
+        return track
+
+    def _pop_sent(self, seq: int, epoch: int) -> _Track | None:
+        """The frame an answer is about; None when it left before, with its epoch or its worker."""
+        track = self._sent.get(seq)
+        if track is None or track.epoch != epoch:
+            return None
+        return self._sent.pop(seq)
+
+    def _supersede(self, track: _Track | None) -> None:
+        if track is None:
+            return
+        if track.over_rate:
+            text = "above the permitted frame rate, and a newer frame came"
+            self._leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", "RATE_EXCEEDED", text)
+            return
+        self._leave(track, Disposition.SUPERSEDED, "", "SUPERSEDED", "a newer frame came first")
+
+    def _drop_all(self, code: str, reason: str, text: str) -> None:
+        ready = self._ready.track if self._ready else None
+        for track in (ready, *self._sent.values(), self._decoded, self._decoding, self._arrived):
+            if track is not None:
+                self._leave(track, Disposition.DROPPED, code, reason, text)
+        self._sent.clear()
+        self._arrived = self._decoding = self._decoded = self._ready = None
+
+    def _leave(self, track: _Track, disposition: Disposition, code: str, reason: str, text: str) -> None:
+        self._outbox.note(StatusEvent(track.frame.seq, disposition, code, reason, text))
+
+    def _finish_if_idle(self) -> None:
+        """While stopping: the end comes when nothing is under way any more."""
+        busy = self._arrived or self._decoding or self._decoded or self._sent or self._ready
+        if busy or self.ended is not None:
+            return
+        if self._draining:
+            self.end(End("UNAVAILABLE", "draining", "the service is stopping"))
+        elif self._input_ended:
+            self.end(End("OK", "client_closed"))

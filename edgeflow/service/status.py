@@ -1,0 +1,32 @@
+"""What the service tells whoever started it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Phase(str, Enum):
+    """How far the service is."""
+
+    STARTING = "starting"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """One announcement. step, done, total: progress of the start; ports: the bound ones, 0 before that."""
+
+    phase: Phase
+    step: str = ""
+    done: int = 0
+    total: int = 0
+    grpc_address: str = ""
+    http_address: str = ""
+    grpc_port: int = 0
+    http_port: int = 0
+    model: str = ""
+    device: str = ""
