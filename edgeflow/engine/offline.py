@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,9 +24,11 @@ class Decoded:
     logits: list[Tensor]
 
 
-def limits_for(policy_stages: int, *, sessions: int = 1, shift: Shift = Shift.ROTATE) -> SchedulerLimits:
-    """A scheduler that drains at once and packs whatever is ready."""
-    return SchedulerLimits(policy_stages, sessions, row_budget=1 << 30, drain_after_ns=0, shift=shift)
+def limits_for(
+    stages: int, *, sessions: int = 1, shift: Shift = Shift.ROTATE, row_budget: int = 1 << 30
+) -> SchedulerLimits:
+    """A scheduler that drains at once and, unless told otherwise, packs whatever is ready."""
+    return SchedulerLimits(stages, sessions, row_budget, drain_after_ns=0, shift=shift)
 
 
 class OfflineRun:
@@ -40,9 +42,8 @@ class OfflineRun:
         self._waiting: set[int] = set()
         for session, mode in enumerate(modes):
             scheduler.open(session, epoch=1, mode=mode)
-        self._modes = modes
 
-    def decode(self, streams: list[Iterable[PreparedFrame]]) -> list[list[Decoded]]:
+    def decode(self, streams: Sequence[Iterable[PreparedFrame]]) -> list[list[Decoded]]:
         """Every frame of every stream, one stream a session; results in the order of the frames."""
         sources = [iter(stream) for stream in streams]
         results: list[list[Decoded]] = [[] for _ in streams]
@@ -53,9 +54,26 @@ class OfflineRun:
             launched = self.step()
             if launched is None:
                 return results
-            for sampled in self.engine.collect(launched):
-                logits = self._logits.pop(sampled.frame, [])
-                results[sampled.frame.session].append(Decoded(sampled, logits))
+            for decoded in self._collect(launched):
+                results[decoded.sampled.frame.session].append(decoded)
+
+    def decode_arrivals(self, arrivals: Sequence[tuple[int, PreparedFrame]]) -> list[Decoded]:
+        """Frames of session 0, each offered after a number of further passes and when the one before has started."""
+        results: list[Decoded] = []
+        for seq, (passes, frame) in enumerate(arrivals, start=1):
+            while passes > 0 or self.waiting(0):
+                launched = self.step()
+                passes -= 1
+                if launched is not None:
+                    results += self._collect(launched)
+            self.offer(0, seq, frame)
+        while (launched := self.step()) is not None:
+            results += self._collect(launched)
+        return results
+
+    def _collect(self, launched: LaunchedPass) -> list[Decoded]:
+        sampled = self.engine.collect(launched)
+        return [Decoded(result, self._logits.pop(result.frame, [])) for result in sampled]
 
     def step(self) -> LaunchedPass | None:
         """One pass; None when nothing is left to run."""

@@ -10,7 +10,14 @@ class KVSlots:
     """Keys and values `data [layers, 2, S, T, KH, D]`: S slots of T positions."""
 
     def __init__(
-        self, layers: int, slots: int, capacity: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        slots: int,
+        capacity: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.data = torch.zeros(layers, 2, slots, capacity, kv_heads, head_dim, dtype=dtype, device=device)
         self._layers = [(layer[0], layer[1]) for layer in self.data]

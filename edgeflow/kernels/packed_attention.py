@@ -33,7 +33,7 @@ def naive_gather(q: Tensor, k_slots: Tensor, v_slots: Tensor, layout: PackedLayo
     out, row, key = [], 0, 0
     for span in spans:
         keys = slice(key, key + span.start + span.length)
-        out.append(_attend(q[row : row + span.length], k_all[keys], v_all[keys], span))
+        out.append(_attend(q[row : row + span.length], k_all[keys], v_all[keys]))
         row, key = row + span.length, keys.stop
     return torch.cat(out)
 
@@ -49,7 +49,7 @@ def slots_in_place(q: Tensor, k_slots: Tensor, v_slots: Tensor, layout: PackedLa
             break
         end = span.start + span.length
         out[row : row + span.length] = _attend(
-            q[row : row + span.length], k_slots[span.slot, :end], v_slots[span.slot, :end], span
+            q[row : row + span.length], k_slots[span.slot, :end], v_slots[span.slot, :end]
         )
         row += span.length
     if decodes < len(layout.spans):
@@ -57,7 +57,7 @@ def slots_in_place(q: Tensor, k_slots: Tensor, v_slots: Tensor, layout: PackedLa
     return out
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, span: Span) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q [n, H, D] over k, v [m, KH, D], bottom-right aligned."""
     n, m = q.shape[0], k.shape[0]
     mask = None

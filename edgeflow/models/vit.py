@@ -86,5 +86,10 @@ def _block(weights: Mapping[str, Tensor], prefix: str) -> _Block:
         return (weight, bias) if gamma is None else (weight * gamma[:, None], bias * gamma)
 
     return _Block(
-        pair("norm1"), pair("attn.qkv"), scaled("attn.proj", "ls1"), pair("norm2"), pair("mlp.fc1"), scaled("mlp.fc2", "ls2")
+        pair("norm1"),
+        pair("attn.qkv"),
+        scaled("attn.proj", "ls1"),
+        pair("norm2"),
+        pair("mlp.fc1"),
+        scaled("mlp.fc2", "ls2"),
     )

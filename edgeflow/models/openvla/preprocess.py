@@ -46,12 +46,12 @@ class Preprocessor:
 
 
 def _letterbox(picture: Image.Image, fill: tuple[int, ...]) -> Image.Image:
-    """Pad to a square."""
+    """Pad the short side equally at both ends; an odd difference leaves it one pixel short of square."""
     width, height = picture.size
-    side = max(width, height)
-    square = Image.new("RGB", (side, side), fill)
-    square.paste(picture, (int((side - width) / 2), int((side - height) / 2)))
-    return square
+    left, top = (max(width, height) - width) // 2, (max(width, height) - height) // 2
+    padded = Image.new("RGB", (width + 2 * left, height + 2 * top), fill)
+    padded.paste(picture, (left, top))
+    return padded
 
 
 def _short_side_crop(picture: Image.Image, side: int) -> Image.Image:
