@@ -23,13 +23,24 @@ class Pose:
     quaternion: Vector
 
 
+def identity() -> Pose:
+    """The parent frame itself."""
+    return Pose(np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0]))
+
+
 def from_rotvec(rotvec: Vector) -> Vector:
     """Quaternion `[4]` of a rotation vector `[3]` (axis times angle, radians)."""
-    angle = float(np.linalg.norm(rotvec))
-    if angle < _SMALL_ANGLE:
+    turn = float(np.linalg.norm(rotvec))
+    if turn < _SMALL_ANGLE:
         return np.array([1.0, 0.0, 0.0, 0.0])
-    axis = np.asarray(rotvec, dtype=np.float64) / angle
-    return np.concatenate([[np.cos(angle / 2.0)], np.sin(angle / 2.0) * axis])
+    axis = np.asarray(rotvec, dtype=np.float64) / turn
+    return np.concatenate([[np.cos(turn / 2.0)], np.sin(turn / 2.0) * axis])
+
+
+def from_euler_xyz(angles: Vector) -> Vector:
+    """Quaternion `[4]` of roll, pitch and yaw `[3]`, radians: turned about the fixed x, then y, then z axis."""
+    roll, pitch, yaw = np.eye(3) * np.asarray(angles, dtype=np.float64)
+    return multiply(from_rotvec(yaw), multiply(from_rotvec(pitch), from_rotvec(roll)))
 
 
 def to_rotvec(quaternion: Vector) -> Vector:
@@ -40,7 +51,7 @@ def to_rotvec(quaternion: Vector) -> Vector:
     sine = float(np.linalg.norm(xyz))
     if sine < _SMALL_ANGLE:
         return 2.0 * xyz
-    return xyz * (2.0 * np.arctan2(sine, w) / sine)
+    return np.asarray(xyz * (2.0 * np.arctan2(sine, w) / sine), dtype=np.float64)
 
 
 def multiply(a: Vector, b: Vector) -> Vector:
@@ -55,12 +66,12 @@ def multiply(a: Vector, b: Vector) -> Vector:
             aw * bz + ax * by - ay * bx + az * bw,
         ]
     )
-    return product / np.linalg.norm(product)
+    return np.asarray(product / np.linalg.norm(product), dtype=np.float64)
 
 
 def conjugate(quaternion: Vector) -> Vector:
     """The inverse rotation of a unit quaternion."""
-    return np.asarray(quaternion, dtype=np.float64) * np.array([1.0, -1.0, -1.0, -1.0])
+    return np.asarray(quaternion * np.array([1.0, -1.0, -1.0, -1.0]), dtype=np.float64)
 
 
 def rotate(quaternion: Vector, vector: Vector) -> Vector:
@@ -78,9 +89,12 @@ def compose(parent: Pose, child: Pose) -> Pose:
     )
 
 
+def inverse(pose: Pose) -> Pose:
+    """The parent frame seen from the pose."""
+    return relative(pose, identity())
+
+
 def relative(frame: Pose, target: Pose) -> Pose:
     """The pose `x` for which `compose(frame, x)` is `target`."""
     inverse = conjugate(frame.quaternion)
-    return Pose(
-        rotate(inverse, target.position - frame.position), multiply(inverse, target.quaternion)
-    )
+    return Pose(rotate(inverse, target.position - frame.position), multiply(inverse, target.quaternion))
