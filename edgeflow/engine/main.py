@@ -85,7 +85,7 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes) -> Worke
     policy = built.engine.policy
     key = config.unnorm_key or policy.unnorm_keys[0]
     return WorkerReady(
-        model=config.model_alias,
+        model=config.alias,
         model_fingerprint=built.model_fingerprint,
         action_tokens=policy.K,
         max_sessions=built.limits.max_sessions,

@@ -47,9 +47,13 @@ class TokenPolicy(Protocol):
     """A vision-language-action model that answers a frame with K action tokens."""
 
     K: int
-    decoder: Decoder
     image_tokens: int
-    unnorm_keys: tuple[str, ...]
+
+    @property
+    def decoder(self) -> Decoder: ...
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]: ...
 
     def prompt_ids(self, instruction: str) -> tuple[int, ...]: ...
 

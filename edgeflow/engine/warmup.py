@@ -59,7 +59,7 @@ def measure(engine: PolicyEngine, frames: list[PreparedFrame]) -> PassTimes:
 
 def _timed_passes(engine: PolicyEngine, mode: Mode, frames: list[PreparedFrame]) -> list[int]:
     run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K)), [mode])
-    times = []
+    times: list[int] = []
     waiting = list(enumerate(frames, start=1))
     while True:
         if waiting and not run.waiting(0):

@@ -94,11 +94,9 @@ class Worker:
 
     def run(self) -> None:
         """Until told to shut down or the front goes."""
-        while self.running:
-            if not self.step():
+        while self.running and not self.inbox.closed:
+            if not self.step() and self.running:
                 self.inbox.wait(self._idle_timeout_s())
-            if self.inbox.closed:
-                return
 
     def step(self) -> bool:
         """One turn of the loop; False when there was nothing to run."""

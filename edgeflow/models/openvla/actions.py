@@ -42,7 +42,8 @@ class ActionDecoder:
     def normalized(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
         """Bin centres [K] in -1 .. 1; ids that are no actions clip to the last bin."""
         bins = np.clip(self._vocab - np.asarray(token_ids) - 1, 0, len(self._centers) - 1)
-        return self._centers[bins]
+        centers: NDArray[np.float64] = self._centers[bins]
+        return centers
 
     def unnormalized(self, values: NDArray[np.float64], key: str | None) -> NDArray[np.float64]:
         """[K] in the units of the dataset."""

@@ -1,0 +1,86 @@
+"""The worker as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from edgeflow.ipc.channel import BlockingChannel
+from edgeflow.ipc.messages import (
+    FrameResult,
+    OpenSession,
+    SessionOpened,
+    Shutdown,
+    SubmitFrame,
+    WarmupProgress,
+    WorkerFailed,
+    WorkerReady,
+)
+from tests.tiny_checkpoint import write_checkpoint
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a worker with a configuration; yields (process, channel)."""
+    started = []
+
+    def run(**config: object):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        ours, theirs = socket.socketpair()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edgeflow.engine.main", "--fd", str(theirs.fileno()), "--config", str(path)],
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        channel = BlockingChannel(ours)
+        started.append((process, channel))
+        return process, channel
+
+    yield run
+    for process, channel in started:
+        channel.close()
+        process.kill()
+        process.wait(timeout=10)
+
+
+def first_that_is_no_progress(channel: BlockingChannel):
+    while isinstance(message := channel.receive(), WarmupProgress):
+        pass
+    return message
+
+
+def test_it_proves_itself_serves_and_leaves(start, tmp_path):
+    process, channel = start(model=str(write_checkpoint(tmp_path / "tiny")), alias="tiny")
+    ready = first_that_is_no_progress(channel)
+    assert isinstance(ready, WorkerReady)
+    assert (ready.model, ready.action_tokens) == ("tiny", 7)
+    assert ready.decode_ns > 0 and ready.packed_ns > 0 and ready.kv_bytes > 0
+    channel.send(OpenSession(1, 1, "", ""))
+    assert isinstance(channel.receive(), SessionOpened)
+    image = np.zeros((4, 4, 3), np.uint8)
+    channel.send(SubmitFrame(1, 1, 1, 4, 4, "go", image.tobytes()))
+    result = channel.receive()
+    assert isinstance(result, FrameResult) and result.valid
+    channel.send(Shutdown())
+    assert process.wait(timeout=30) == 0
+
+
+def test_it_leaves_when_the_front_goes(start, tmp_path):
+    process, channel = start(model=str(write_checkpoint(tmp_path / "tiny")))
+    assert isinstance(first_that_is_no_progress(channel), WorkerReady)
+    channel.close()
+    assert process.wait(timeout=30) == 0
+
+
+def test_a_missing_checkpoint_is_told_by_name(start, tmp_path):
+    process, channel = start(model=str(tmp_path / "nothing"))
+    failed = first_that_is_no_progress(channel)
+    assert isinstance(failed, WorkerFailed)
+    assert failed.kind == "CheckpointError" and "nothing" in failed.text
+    assert process.wait(timeout=30) == 2
