@@ -1,215 +1,168 @@
-"""A checkpoint's outputs against those of the original implementation, quantity by quantity, in float32.
+"""Check a checkpoint against outputs recorded from the original implementation, case by case, in fp32.
 
-A bundle is a checkpoint directory with `cases.json` (inputs and expected tokens and actions), `expected.safetensors`
-(expected tensors, `<case>.<quantity>`) and perhaps `expected_resize_variants.safetensors`
-(`<case>.pixel_values_first3.<strategy>`). Quantities a bundle does not hold are not compared.
+A bundle is a checkpoint directory with `cases.json` (image, instruction, unnorm_key, expected ids and actions) and
+`expected.safetensors` (`<case>.<quantity>`: pixel values, tower features, projected tokens, logits). What a bundle does
+not record is not checked; what it records must agree.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from edgeflow.engine.engine import PolicyEngine
-from edgeflow.engine.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.errors import CheckpointError
-from edgeflow.models.checkpoint import read_json, read_tensors
+from edgeflow.models.checkpoint import read_json
 from edgeflow.models.openvla.policy import OpenVLAPolicy
-from edgeflow.models.openvla.preprocess import Preprocessor
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 
-EXACT = 0.0
-PIXELS_TOLERANCE = 1e-6
-FEATURES_TOLERANCE = 1e-4  # of the root mean square of what is expected, where that is above 1
-LOGITS_TOLERANCE = 1e-4
-ACTIONS_TOLERANCE = 1e-12
+PIXEL_TOLERANCE = 1e-6
+FEATURE_TOLERANCE = 1e-4  # absolute, fp32: reordered sums give about 1e-5, any wrong operator far more
+ACTION_TOLERANCE = 1e-12
 TOWER_KEYS = ("dino_patches", "siglip_patches")
+PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state, drain
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One comparison. deviation: the largest, or for ids how many differ; inf when the shapes do."""
+    """One comparison. deviation: largest absolute difference, or the number of ids that differ."""
 
     case: str
     quantity: str
     deviation: float
     tolerance: float
-    ok: bool
+
+    @property
+    def ok(self) -> bool:
+        return self.deviation <= self.tolerance
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A case of a bundle; `expected` holds its tensors by quantity."""
-
     name: str
-    image: NDArray[np.uint8]
-    instruction: str
-    unnorm_key: str | None
-    input_ids: list[int]
-    action_ids: list[int]
-    normalized: list[float]
-    actions: list[float]
-    expected: dict[str, Tensor]
+    recorded: Mapping[str, Any]
+    expected: Mapping[str, Tensor]
+    frame: PreparedFrame
 
 
-def verify_bundle(path: Path, mode: Mode) -> list[CheckResult]:
-    """All cases of a bundle. serial: each alone. pipelined: all packed together, each several times over, through
-    the scheduler; the largest deviation counts. CheckpointError when the bundle cannot be read."""
-    policy = OpenVLAPolicy.load(path, torch.float32, torch.device("cpu"))
-    cases = _read_cases(path)
-    frames = [PreparedFrame(policy.preprocess(case.image), policy.prompt_ids(case.instruction)) for case in cases]
-    decoded = _decode(policy, frames, mode)
+def verify_bundle(
+    directory: Path, mode: Mode, progress: Callable[[str, int, int], None] = lambda *_: None
+) -> list[CheckResult]:
+    """All comparisons of a bundle; CheckpointError when it is not one."""
+    policy = OpenVLAPolicy.load(directory, torch.float32, torch.device("cpu"))
+    cases = _load_cases(directory, policy)
     results: list[CheckResult] = []
-    for case, frame, runs in zip(cases, frames, decoded, strict=True):
-        results += _check_inputs(policy, case, frame)
-        results += _worst([_check_outputs(policy, case, run) for run in runs])
+    for index, case in enumerate(cases):
+        progress(case.name, index, len(cases) + 1)
+        with torch.inference_mode():
+            results += _check_inputs(case)
+            results += _check_vision(case, policy)
+    progress("decoding", len(cases), len(cases) + 1)
+    for case, decodings in zip(cases, _decode(cases, policy, mode), strict=True):
+        results += _check_decoding(case, decodings, policy)
     return results
 
 
-def _decode(policy: OpenVLAPolicy, frames: list[PreparedFrame], mode: Mode) -> list[list[Decoded]]:
-    """Every time a frame was decoded, frame by frame."""
-    sessions = 1 if mode is Mode.SERIAL else 2
-    capacity = policy.image_tokens + max(len(frame.prompt_ids) for frame in frames) + policy.K
-    engine = PolicyEngine(policy, policy.K * sessions, capacity, torch.device("cpu"), keep_logits=True)
-    if mode is Mode.SERIAL:
-        return [[decoded] for decoded in decode_serially(engine, frames)]
-    count = len(frames)
-    forth = [index % count for index in range(max(count, policy.K + 1))]  # long enough to fill the pipeline
-    orders = [forth, forth[::-1]]
-    run = OfflineRun(engine, Scheduler(limits_for(policy.K, sessions=sessions)), [mode] * sessions)
-    decoded_streams = run.decode([[frames[index] for index in order] for order in orders])
-    grouped: list[list[Decoded]] = [[] for _ in frames]
-    for order, stream in zip(orders, decoded_streams, strict=True):
-        for index, decoded in zip(order, stream, strict=True):
-            grouped[index].append(decoded)
-    return grouped
-
-
-@torch.inference_mode()
-def _check_inputs(policy: OpenVLAPolicy, case: _Case, frame: PreparedFrame) -> list[CheckResult]:
-    """What is computed before the language model runs."""
-    features = policy.tower_features(frame.pixel_values[None])
-    keys = TOWER_KEYS if len(features) == len(TOWER_KEYS) else [key for key in case.expected if "patches" in key]
-    results = [_ids(case, "input ids", frame.prompt_ids, case.input_ids)]
-    compare = _Comparison(case, results)
-    compare("pixel_values", frame.pixel_values[None], PIXELS_TOLERANCE)
-    for key, tower in zip(keys, features, strict=False):
-        compare(key, tower, FEATURES_TOLERANCE)
-    compare("projected", policy.project(features), FEATURES_TOLERANCE)
-    for key in case.expected:
-        prefix, _, strategy = key.partition(".")
-        if prefix == "pixel_values_first3":
-            image_config = replace(policy.config.image, strategy=strategy)
-            compare(key, torch.from_numpy(Preprocessor(image_config)(case.image)[None, :3]), PIXELS_TOLERANCE)
-    return results
-
-
-def _check_outputs(policy: OpenVLAPolicy, case: _Case, decoded: Decoded) -> list[CheckResult]:
-    """What comes out of the language model."""
-    results: list[CheckResult] = []
-    compare = _Comparison(case, results)
-    compare("prefill_last_logits", decoded.logits[0], LOGITS_TOLERANCE)
-    top_ids = case.expected.get("step_top32_ids")
-    if top_ids is not None and top_ids.shape[0] == policy.K:
-        compare("step_top32_logits", torch.stack(decoded.logits).gather(1, top_ids), LOGITS_TOLERANCE)
-    ids = decoded.sampled.token_ids
-    results.append(_ids(case, "action tokens", ids, case.action_ids))
-    normalized, actions = policy.normalized_actions(ids), policy.decode_actions(ids, case.unnorm_key)
-    results.append(_numbers(case, "normalized actions", normalized, case.normalized))
-    results.append(_numbers(case, "actions", actions, case.actions))
-    return results
-
-
-class _Comparison:
-    """Compares a tensor with the expected one of its name, if the bundle has it."""
-
-    def __init__(self, case: _Case, results: list[CheckResult]) -> None:
-        self._case = case
-        self._results = results
-
-    def __call__(self, quantity: str, actual: Tensor, tolerance: float) -> None:
-        expected = self._case.expected.get(quantity)
-        if expected is None:
-            return
-        tolerance *= self._scale(quantity, expected)
-        same = actual.shape == expected.shape
-        deviation = (actual - expected).abs().max().item() if same else math.inf
-        self._results.append(_result(self._case, quantity.replace("_", " "), deviation, tolerance))
-
-    def _scale(self, quantity: str, expected: Tensor) -> float:
-        """Float32 noise grows with the numbers: their root mean square where it is above 1."""
-        if quantity.startswith("pixel_values"):
-            return 1.0
-        if quantity.startswith("step_top"):  # the largest logits; noise is that of all of them
-            expected = self._case.expected.get("prefill_last_logits", expected.new_ones(1))
-        return max(1.0, expected.square().mean().sqrt().item())
-
-
-def _ids(case: _Case, quantity: str, actual: Sequence[int], expected: Sequence[int]) -> CheckResult:
-    pairs = zip(actual, expected, strict=False)
-    different = sum(a != b for a, b in pairs) + abs(len(actual) - len(expected))
-    return _result(case, quantity, float(different), EXACT)
-
-
-def _numbers(case: _Case, quantity: str, actual: NDArray[np.float64], expected: list[float]) -> CheckResult:
-    wanted = np.asarray(expected, np.float64)
-    deviation = float(np.abs(actual - wanted).max()) if actual.shape == wanted.shape else math.inf
-    return _result(case, quantity, deviation, ACTIONS_TOLERANCE * max(1.0, float(np.abs(wanted).max())))
-
-
-def _result(case: _Case, quantity: str, deviation: float, tolerance: float) -> CheckResult:
-    return CheckResult(case.name, quantity, deviation, tolerance, ok=deviation <= tolerance)
-
-
-def _worst(runs: list[list[CheckResult]]) -> list[CheckResult]:
-    """Of the same quantities checked several times, the one that is off or else has the largest deviation."""
-    return [max(same, key=lambda result: (not result.ok, result.deviation)) for same in zip(*runs, strict=True)]
-
-
-def _read_cases(path: Path) -> list[_Case]:
-    tensors = read_tensors(path / "expected.safetensors")
-    variants = path / "expected_resize_variants.safetensors"
-    if variants.is_file():
-        tensors |= read_tensors(variants)
-    entries = read_json(path / "cases.json").get("cases")
-    if not isinstance(entries, list) or not entries:
-        raise CheckpointError(f"{path / 'cases.json'} holds no cases: verify needs a bundle with expected outputs")
+def _load_cases(directory: Path, policy: OpenVLAPolicy) -> list[_Case]:
+    recorded = read_json(directory / "cases.json").get("cases")
+    if not isinstance(recorded, list) or not recorded:
+        raise CheckpointError(f"{directory / 'cases.json'} lists no cases")
     try:
-        return [_case(path, entry, tensors) for entry in entries]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path / 'cases.json'}: a case lacks or spoils {error}") from error
+        tensors = load_file(directory / "expected.safetensors")
+        return [_case(directory, entry, tensors, policy) for entry in recorded]
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{directory}: expected.safetensors or an image is missing or unreadable") from error
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{directory / 'cases.json'}: a case lacks {error}") from error
 
 
-def _case(path: Path, entry: dict[str, Any], tensors: dict[str, Tensor]) -> _Case:
-    name = str(entry["name"])
+def _case(directory: Path, entry: Mapping[str, Any], tensors: Mapping[str, Tensor], policy: OpenVLAPolicy) -> _Case:
+    prefix = entry["name"] + "."
+    expected = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    with Image.open(directory / entry["image"]) as picture:
+        image = np.asarray(picture.convert("RGB"))
     return _Case(
-        name=name,
-        image=_read_image(path / entry["image"]),
-        instruction=entry["instruction"],
-        unnorm_key=entry.get("unnorm_key"),
-        input_ids=entry["input_ids_after_29871"],
-        action_ids=entry["action_token_ids"],
-        normalized=entry["normalized_actions"],
-        actions=entry["actions"],
-        expected={key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")},
+        entry["name"], entry, expected, PreparedFrame(policy.preprocess(image), policy.prompt_ids(entry["instruction"]))
     )
 
 
-def _read_image(path: Path) -> NDArray[np.uint8]:
-    """RGB [H, W, 3], whatever the file's own mode (grey, palette, transparency)."""
-    try:
-        with Image.open(path) as picture:
-            return np.asarray(picture.convert("RGB"))
-    except (OSError, UnidentifiedImageError) as error:
-        raise CheckpointError(f"{path} is missing or not an image") from error
+def _check_inputs(case: _Case) -> Iterator[CheckResult]:
+    ids = case.recorded.get("input_ids_after_29871") or case.recorded.get("input_ids")
+    if ids is not None:
+        yield CheckResult(case.name, "input ids", _mismatches(case.frame.prompt_ids, ids), 0)
+    if "pixel_values" in case.expected:
+        pixels = case.expected["pixel_values"].reshape(case.frame.pixel_values.shape)
+        yield _compare(case, "pixel values", case.frame.pixel_values, pixels, PIXEL_TOLERANCE)
+
+
+def _check_vision(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
+    features = policy.tower_features(case.frame.pixel_values[None])
+    keys = TOWER_KEYS if len(features) == len(TOWER_KEYS) else [key for key in TOWER_KEYS if key in case.expected]
+    for key, feature in zip(keys, features, strict=False):
+        if key in case.expected:
+            yield _compare(case, key.replace("_", " "), feature, case.expected[key], FEATURE_TOLERANCE)
+    if "projected" in case.expected:
+        yield _compare(case, "projected", policy.project(features), case.expected["projected"], FEATURE_TOLERANCE)
+
+
+def _decode(cases: list[_Case], policy: OpenVLAPolicy, mode: Mode) -> list[list[Decoded]]:
+    """Every case several times over, so that the pipeline fills, runs full and drains; decodings case by case."""
+    longest = max(len(case.frame.prompt_ids) for case in cases)
+    capacity = policy.image_tokens + longest + policy.K
+    engine = PolicyEngine(policy, policy.K, capacity, torch.device("cpu"), keep_logits=True)
+    rounds = 1 if mode is Mode.SERIAL else -(-PIPELINE_FILLS * policy.K // len(cases))
+    run = OfflineRun(engine, Scheduler(limits_for(policy.K)), [mode])
+    (decoded,) = run.decode([[case.frame for case in cases] * rounds])
+    return [decoded[index :: len(cases)] for index in range(len(cases))]
+
+
+def _check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAPolicy) -> Iterator[CheckResult]:
+    if "prefill_last_logits" in case.expected:
+        logits = torch.stack([decoded.logits[0] for decoded in decodings])
+        yield _compare(case, "prefill logits", logits, case.expected["prefill_last_logits"], FEATURE_TOLERANCE)
+    yield from _check_steps(case, decodings)
+    ids = [decoded.sampled.token_ids for decoded in decodings]
+    tokens = case.recorded["action_token_ids"]
+    yield CheckResult(case.name, "action tokens", max(_mismatches(found, tokens) for found in ids), 0)
+    key = case.recorded.get("unnorm_key")
+    for quantity, values in (
+        ("normalized_actions", [policy.normalized_actions(found) for found in ids]),
+        ("actions", [policy.decode_actions(found, key) for found in ids]),
+    ):
+        if quantity in case.recorded:
+            found, wanted = torch.tensor(np.array(values)), torch.tensor(case.recorded[quantity], dtype=torch.float64)
+            yield _compare(case, quantity.replace("_", " "), found, wanted, ACTION_TOLERANCE)
+
+
+def _check_steps(case: _Case, decodings: list[Decoded]) -> Iterator[CheckResult]:
+    """Logits of each step where the bundle keeps the largest ones: `step_top<n>_ids` and `step_top<n>_logits`."""
+    for name, ids in case.expected.items():
+        if re.fullmatch(r"step_top\d+_ids", name):
+            found = torch.stack([torch.stack(decoded.logits).gather(1, ids) for decoded in decodings])
+            wanted = case.expected[name.replace("_ids", "_logits")]
+            yield _compare(case, "step logits", found, wanted, FEATURE_TOLERANCE)
+
+
+def _compare(case: _Case, quantity: str, found: Tensor, wanted: Tensor, tolerance: float) -> CheckResult:
+    """Shapes must broadcast; a NaN anywhere is an infinite deviation."""
+    deviation = (found.double() - wanted.double()).abs().max().item()
+    return CheckResult(case.name, quantity, deviation if deviation == deviation else float("inf"), tolerance)
+
+
+def _mismatches(found: tuple[int, ...], wanted: list[int]) -> int:
+    """Ids that differ, counting a difference in length."""
+    same = sum(a == b for a, b in zip(found, wanted, strict=False))
+    return max(len(found), len(wanted)) - same

@@ -1,0 +1,114 @@
+"""`edgeflow verify`: passes on recorded truth, fails on each wrong quantity."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from edgeflow.demo.training import network
+from edgeflow.engine.verify import verify_bundle
+from edgeflow.errors import CheckpointError
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.types import Mode
+from tests.tiny_checkpoint import TinySize, write_checkpoint
+
+ORACLE = Path(os.environ.get("EDGEFLOW_ORACLES", Path(__file__).parents[3] / "shared" / "oracles")) / "openvla-tiny"
+
+
+@pytest.mark.skipif(not ORACLE.is_dir(), reason="the oracle bundle of the original implementation is not here")
+@pytest.mark.parametrize("mode", Mode)
+def test_the_original_implementation_agrees(mode: Mode):
+    results = verify_bundle(ORACLE, mode)
+    assert [result for result in results if not result.ok] == []
+    assert {result.quantity for result in results} == {
+        "input ids", "pixel values", "dino patches", "siglip patches", "projected", "prefill logits", "step logits",
+        "action tokens", "normalized actions", "actions",
+    }  # fmt: skip
+    assert len({result.case for result in results}) == 3
+
+
+@pytest.fixture
+def bundle(tmp_path) -> Path:
+    """A bundle of our own: recorded by the training network, which shares no code with the served model."""
+    size = TinySize()
+    write_checkpoint(tmp_path, size)
+    tower = network.TowerSize(size.side, size.patch, size.depth, size.tower, size.tower_heads)
+    plain = network.PolicyNetwork(
+        network.NetworkSize((tower, tower), size.hidden, size.layers, size.heads, size.mlp, vocab=448, pad=64)
+    ).eval()
+    wanted = set(plain.state_dict())
+    weights = {name: tensor for name, tensor in load_file(tmp_path / "model.safetensors").items() if name in wanted}
+    plain.load_state_dict(weights)
+    image = np.random.default_rng(0).integers(0, 256, (size.side, size.side, 3), np.uint8)
+    Image.fromarray(image).save(tmp_path / "frame.png")
+    prompter = OpenVLAPolicy.load(tmp_path, torch.float32, torch.device("cpu"))
+    ids = prompter.prompt_ids("Stack the cups")
+    tokens = plain.predict(torch.from_numpy(image)[None], torch.tensor([ids]), size.actions)[0].tolist()
+    with torch.inference_mode():
+        projected = plain.image_tokens(torch.from_numpy(image)[None])
+        logits = plain.forward_tokens(projected, torch.tensor([ids]))[0, -1]
+    centers = (np.linspace(-1, 1, 256)[:-1] + np.linspace(-1, 1, 256)[1:]) / 2
+    normalized = centers[np.clip(384 - np.array(tokens) - 1, 0, 254)]
+    q01, q99 = -0.1 * np.arange(1, 8), 0.2 * np.arange(1, 8)
+    actions = [*(0.5 * (normalized + 1) * (q99 - q01) + q01)[:6], normalized[6]]
+    case = {
+        "name": "one",
+        "image": "frame.png",
+        "instruction": "Stack the cups",
+        "unnorm_key": None,
+        "input_ids": list(ids),
+        "action_token_ids": tokens,
+        "normalized_actions": normalized.tolist(),
+        "actions": actions,
+    }
+    (tmp_path / "cases.json").write_text(json.dumps({"cases": [case]}))
+    save_file({"one.projected": projected, "one.prefill_last_logits": logits}, tmp_path / "expected.safetensors")
+    return tmp_path
+
+
+def change_case(bundle: Path, **entries: object) -> None:
+    recorded = json.loads((bundle / "cases.json").read_text())
+    recorded["cases"][0].update(entries)
+    (bundle / "cases.json").write_text(json.dumps(recorded))
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_two_independent_implementations_agree(bundle: Path, mode: Mode):
+    results = verify_bundle(bundle, mode)
+    assert [result for result in results if not result.ok] == []
+    assert {"projected", "prefill logits", "action tokens", "actions"} <= {result.quantity for result in results}
+
+
+@pytest.mark.parametrize(
+    ("entry", "quantity"),
+    [("input_ids", "input ids"), ("action_token_ids", "action tokens"), ("normalized_actions", "normalized actions"),
+     ("actions", "actions")],
+)  # fmt: skip
+def test_a_wrong_record_is_off(bundle: Path, entry: str, quantity: str):
+    values = json.loads((bundle / "cases.json").read_text())["cases"][0][entry]
+    values[2] += 1
+    change_case(bundle, **{entry: values})
+    assert [result.quantity for result in verify_bundle(bundle, Mode.SERIAL) if not result.ok] == [quantity]
+
+
+@pytest.mark.parametrize("name", ["one.projected", "one.prefill_last_logits"])
+@pytest.mark.parametrize("wrong", [1e-3, float("nan")])
+def test_a_wrong_tensor_is_off(bundle: Path, name: str, wrong: float):
+    tensors = load_file(bundle / "expected.safetensors")
+    tensors[name].view(-1)[7] += wrong
+    save_file(tensors, bundle / "expected.safetensors")
+    assert len([result for result in verify_bundle(bundle, Mode.SERIAL) if not result.ok]) == 1
+
+
+@pytest.mark.parametrize("missing", ["cases.json", "expected.safetensors", "frame.png"])
+def test_a_broken_bundle_is_told(bundle: Path, missing: str):
+    (bundle / missing).unlink()
+    with pytest.raises(CheckpointError, match=missing.split(".")[0] if missing != "frame.png" else "image"):
+        verify_bundle(bundle, Mode.SERIAL)
