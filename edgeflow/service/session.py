@@ -283,13 +283,10 @@ class Session:
     def take(self, now_ns: int) -> list[Event]:
         """Everything to tell the robot now, in order; the newest action last, followed by its ACTED."""
         self._withdraw_if_old(now_ns)
-        events: list[Event] = list(self._notes)
-        self._notes.clear()
-        if self._safe is not None:
-            events.append(self._safe)
+        events = self._outbox.take()
         if self._ready is not None:
             events += self._act(self._ready, now_ns)
-        self._ready = self._outbox.safe = None
+            self._ready = None
         self._finish_if_idle()
         return events
 

@@ -1,0 +1,48 @@
+"""One observation in, one action out, on a session of its own: the unary call and the HTTP twin."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from edgeflow.errors import DeadlineExceeded
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.codec import check_open, refuse_unknown_fields
+from edgeflow.service.events import ActionEvent, StatusEvent
+from edgeflow.service.faults import error_of_code
+from edgeflow.service.plane import ControlPlane
+from edgeflow.service.runner import SessionRunner
+from edgeflow.types import ActionSchema, Disposition, Mode
+
+DEFAULT_PERIOD_MS = 1000
+_ANSWERED_BY_HOLD = {"POLICY_OUTPUT_INVALID", "ACTION_TOO_OLD"}
+
+
+async def act_once(plane: ControlPlane, request: pb.ActRequest, peer: str) -> tuple[ActionEvent, ActionSchema]:
+    """The action of a frame; RequestErrors say what is wrong with it. Serial unless the request says otherwise."""
+    refuse_unknown_fields(request, "message")
+    request.open.control_period_ms = request.open.control_period_ms or DEFAULT_PERIOD_MS
+    request.frame.seq = request.frame.seq or 1
+    opened = check_open(request.open, plane.config.alias, plane.config.limits)
+    runner = await plane.open(replace(opened, mode=opened.mode or Mode.SERIAL), peer)
+    timeout_ms = plane.config.timing.act_timeout_ms
+    try:
+        runner.receive_frame(request.frame, request)
+        action = await asyncio.wait_for(_first_action(runner), timeout_ms / 1000)
+    except asyncio.TimeoutError:
+        raise DeadlineExceeded(f"no action within {timeout_ms} ms", reason="ACT_TIMEOUT") from None
+    finally:
+        plane.close(runner)
+    return action, runner.session.schema
+
+
+async def _first_action(runner: SessionRunner) -> ActionEvent:
+    while events := await runner.next_events():
+        for event in events:
+            if isinstance(event, StatusEvent) and event.disposition in (Disposition.REJECTED, Disposition.DROPPED):
+                if event.reason not in _ANSWERED_BY_HOLD:
+                    raise error_of_code(event.code, event.text, event.reason)
+            elif isinstance(event, ActionEvent) and (event.seq or event.reason in _ANSWERED_BY_HOLD):
+                return event
+    end = runner.session.ended
+    raise error_of_code(end.code if end else "INTERNAL", end.text if end else "", "SESSION_ENDED")

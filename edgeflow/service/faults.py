@@ -1,0 +1,51 @@
+"""Status names and class names back to typed errors."""
+
+from __future__ import annotations
+
+from edgeflow.errors import (
+    Aborted,
+    AddressError,
+    AlreadyExists,
+    CheckpointError,
+    ConfigError,
+    DataLoss,
+    DeadlineExceeded,
+    DependencyError,
+    EdgeflowError,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    OutOfRange,
+    RequestError,
+    ResourceExhausted,
+    StartError,
+    Unavailable,
+)
+
+_REQUEST_ERRORS: dict[str, type[RequestError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidArgument,
+        DataLoss,
+        OutOfRange,
+        FailedPrecondition,
+        NotFound,
+        AlreadyExists,
+        ResourceExhausted,
+        Unavailable,
+        Aborted,
+        DeadlineExceeded,
+    )
+}
+_START_ERRORS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, DependencyError, AddressError)}
+
+
+def error_of_code(code: str, text: str, reason: str = "") -> EdgeflowError:
+    """The error whose gRPC status has this name; a plain EdgeflowError (INTERNAL) for any other."""
+    kind = _REQUEST_ERRORS.get(code)
+    return kind(text, reason=reason) if kind else EdgeflowError(text)
+
+
+def start_error(kind: str, text: str) -> StartError:
+    """Why a worker could not start, by the class name that it sent."""
+    return _START_ERRORS.get(kind, StartError)(text)

@@ -1,0 +1,161 @@
+"""gRPC: the control service, health v1, and reflection on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from edgeflow.config import ServiceConfig, is_loopback
+from edgeflow.errors import AddressError, EdgeflowError, InvalidArgument, RequestError
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.act import act_once
+from edgeflow.service.codec import Unparsable, parse_act_request, parse_client_message
+from edgeflow.service.health import Health, State
+from edgeflow.service.listen import address_text, refuse_busy
+from edgeflow.service.log import EventLog
+from edgeflow.service.metrics import Metrics
+from edgeflow.service.plane import ControlPlane
+from edgeflow.service.stream import Context, StreamCall
+from edgeflow.service.wire import action_message, schema_message
+
+SERVICE = "edgeflow.v1.Control"
+METADATA_BYTES = 8192
+KEEPALIVE_MS = 10_000
+IDENTITY_ONLY = 1  # bit set of compression algorithms: none, so that sizes are what they seem
+STOP_GRACE_S = 1.0
+
+Call = Callable[[Any, Context], Awaitable[Any]]
+
+
+class ControlService:
+    """The two calls. Every failure leaves as a status of ours: typed, or INTERNAL with an incident id."""
+
+    def __init__(self, plane: ControlPlane, metrics: Metrics, log: EventLog) -> None:
+        self._plane = plane
+        self._metrics = metrics
+        self._log = log
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The service for `add_generic_rpc_handlers`, with deserialisers that never raise."""
+        methods = {
+            "Stream": grpc.stream_stream_rpc_method_handler(
+                self._guarded("Stream", self._stream), parse_client_message, pb.ServerMessage.SerializeToString
+            ),
+            "Act": grpc.unary_unary_rpc_method_handler(
+                self._guarded("Act", self._act), parse_act_request, pb.ActResponse.SerializeToString
+            ),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def _guarded(self, method: str, call: Call) -> Call:
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                answer = await call(request, context)
+                self._count(method, "OK")
+                return answer
+            except asyncio.CancelledError:
+                self._count(method, "CANCELLED")
+                raise
+            except EdgeflowError as error:
+                self._count(method, error.code)
+                await context.abort(grpc.StatusCode[error.code], error.text, _trailers(error))
+            except Exception as error:
+                self._count(method, "INTERNAL")
+                text = f"internal error, incident {self._log.incident(method, error)}"
+                await context.abort(grpc.StatusCode.INTERNAL, text)
+
+        return guarded
+
+    async def _stream(self, _: Any, context: Context) -> None:
+        await StreamCall(self._plane, self._metrics, context).run()
+
+    async def _act(self, request: pb.ActRequest | Unparsable, context: Context) -> pb.ActResponse:
+        if isinstance(request, Unparsable):
+            raise InvalidArgument("cannot be parsed", field="message", reason="MESSAGE_UNPARSABLE")
+        action, schema = await act_once(self._plane, request, context.peer())
+        return pb.ActResponse(action=action_message(action), schema=schema_message(schema))
+
+    def _count(self, method: str, code: str) -> None:
+        self._metrics.rpc.labels(method, code).inc()
+
+
+class GrpcServer:
+    """Bound at `start`; port 0 becomes the port that was free."""
+
+    def __init__(self, config: ServiceConfig, service: ControlService, state: Health) -> None:
+        self._config = config
+        self._server = grpc.aio.server(options=_options(config))
+        self._server.add_generic_rpc_handlers((service.handler(),))
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if is_loopback(config.grpc.host):
+            names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
+        self._state = state
+        self._updates: asyncio.Queue[bool] = asyncio.Queue()
+        self._teller: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Listen; the bound port. AddressError when the address is taken."""
+        host, port = self._config.grpc.host, self._config.grpc.port
+        refuse_busy("grpc.port", host, port)
+        try:
+            bound: int = self._server.add_insecure_port(address_text(host, port))
+        except RuntimeError:
+            raise AddressError(f"grpc.port: cannot listen on {address_text(host, port)}") from None
+        await self._server.start()
+        self._state.listen(self._on_state)
+        self._teller = asyncio.create_task(self._tell(), name="grpc-health")
+        return bound
+
+    async def stop(self) -> None:
+        """Refuse new calls, give the present ones STOP_GRACE_S, then cancel them."""
+        await self._server.stop(STOP_GRACE_S)
+        if self._teller is not None:
+            self._teller.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._teller
+
+    def _on_state(self, _: State) -> None:
+        self._updates.put_nowait(self._state.ready)
+
+    async def _tell(self) -> None:
+        """Robots that watch the standard health service hear of every change, in order."""
+        serving = health_pb2.HealthCheckResponse.SERVING
+        not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
+        while True:
+            ready = await self._updates.get()
+            for name in ("", SERVICE):
+                await self._health.set(name, serving if ready else not_serving)
+
+
+def _options(config: ServiceConfig) -> list[tuple[str, int]]:
+    limits = config.limits
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", limits.message_bytes),
+        ("grpc.max_concurrent_streams", limits.streams),
+        ("grpc.max_metadata_size", METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+        ("grpc.compression_enabled_algorithms_bitset", IDENTITY_ONLY),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ]
+
+
+def _trailers(error: EdgeflowError) -> tuple[tuple[str, str], ...]:
+    """For programs: the reason, the field at fault, and when to try again."""
+    if not isinstance(error, RequestError):
+        return ()
+    trailers = [("edgeflow-reason", error.reason), ("edgeflow-field", error.field)]
+    if error.retry_after_ms is not None:
+        trailers.append(("retry-after-ms", str(error.retry_after_ms)))
+    return tuple((key, value) for key, value in trailers if value)

@@ -1,0 +1,47 @@
+"""Addresses to listen on."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from edgeflow.errors import AddressError
+
+
+def address_text(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bind(key: str, host: str, port: int) -> socket.socket:
+    """A TCP socket bound to an address; AddressError names the configuration key. The caller closes it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise AddressError(f"{key}: {host} is no address of this machine ({error.strerror})") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        if port:
+            sock.listen(1)  # two sockets may be bound alike with SO_REUSEADDR, but not listen
+    except OSError as error:
+        sock.close()
+        raise _describe(key, host, port, error) from None
+    return sock
+
+
+def refuse_busy(key: str, host: str, port: int) -> None:
+    """AddressError when a server could not listen there now."""
+    bind(key, host, port).close()
+
+
+def _describe(key: str, host: str, port: int, error: OSError) -> AddressError:
+    where = address_text(host, port)
+    if error.errno == errno.EADDRINUSE:
+        return AddressError(f"{key}: {where} is in use: stop what listens there, or choose another port (0: any)")
+    if error.errno == errno.EACCES:
+        return AddressError(f"{key}: {where} needs privileges: choose a port above 1023")
+    return AddressError(f"{key}: cannot listen on {where}: {error.strerror}")

@@ -1,0 +1,143 @@
+"""Prometheus metrics in a registry of their own. Labels are bounded: never a session or a robot."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
+
+from edgeflow import __version__
+from edgeflow.ipc.messages import Pong, WorkerReady
+from edgeflow.service.events import ActionEvent, Event, StatusEvent
+from edgeflow.service.health import State
+from edgeflow.types import Command
+
+CONTROL_BUCKETS = (
+    0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.033, 0.04, 0.05, 0.066, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5,
+)  # fmt: skip
+
+
+class Metrics:
+    """Everything the front counts. `attached` to garbage collection between `open` and `close`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._session_metrics()
+        self._time_metrics()
+        self._service_metrics()
+        self._worker_metrics()
+        self._gc_started_s = 0.0
+        self._pong = Pong(0, 0, 0, 0, [])
+
+    def open(self) -> None:
+        """Start listening to the interpreter's garbage collector."""
+        gc.callbacks.append(self._on_gc)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._on_gc in gc.callbacks:
+            gc.callbacks.remove(self._on_gc)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)
+
+    def observe(self, event: Event) -> None:
+        """Count what a robot is told."""
+        match event:
+            case StatusEvent():
+                self.frames.labels(event.disposition.value, event.reason).inc(event.frames)
+                if event.reason == "ACTION_TOO_OLD":
+                    self.deadline_missed.inc()
+                elif event.reason == "SUPERSEDED":
+                    self.superseded.inc(event.frames)
+            case ActionEvent():
+                self.actions.labels(event.command.value, event.reason).inc()
+                if event.command is Command.ACT:
+                    self._observe_times(event)
+                else:
+                    self.safe_actions.labels(event.reason).inc()
+
+    def pong(self, message: Pong) -> None:
+        """The worker's counts since its start, as steps of ours."""
+        before = self._pong
+        self.passes.inc(max(0, message.passes - before.passes))
+        self.rows.inc(max(0, message.rows - before.rows))
+        self.full_passes.inc(max(0, message.full_passes - before.full_passes))
+        for pass_ns in message.pass_ns:
+            self.pass_seconds.observe(pass_ns / 1e9)
+        self._pong = message
+
+    def worker_started(self, ready: WorkerReady) -> None:
+        """A worker starts counting from zero."""
+        self._pong = Pong(0, 0, 0, 0, [])
+        self.build.info({"version": __version__, "model": ready.model, "model_sha": ready.model_fingerprint})
+
+    def state(self, state: State) -> None:
+        """The state that holds is 1, all others 0."""
+        for each in State:
+            self.health_state.labels(each.value).set(each is state)
+        self.draining.set(state is State.DRAINING)
+
+    def _observe_times(self, event: ActionEvent) -> None:
+        timings = event.timings
+        self.decode_seconds.observe(timings.decode_ns / 1e9)
+        self.queue_seconds.observe(timings.queue_ns / 1e9)
+        self.inference_seconds.observe(timings.inference_ns / 1e9)
+        self.e2e_seconds.observe(event.server_ns / 1e9)
+        self.age_seconds.observe(event.age_ns / 1e9)
+
+    def _on_gc(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._gc_started_s = time.perf_counter()
+        else:
+            self.gc_pause.labels(str(info["generation"])).observe(time.perf_counter() - self._gc_started_s)
+
+    def _session_metrics(self) -> None:
+        self.frames = self._counter("frames", "Frames by what became of them", "disposition", "reason")
+        self.actions = self._counter("actions", "Actions sent", "mode", "reason")
+        self.safe_actions = self._counter("safe_action", "HOLD and STOP sent", "reason")
+        self.sessions = self._gauge("sessions", "Open sessions")
+        self.sessions_opened = self._counter("sessions_opened", "Sessions opened")
+        self.sessions_closed = self._counter("sessions_closed", "Sessions closed", "reason")
+        self.admission_rejected = self._counter("admission_rejected", "Sessions refused", "reason")
+        self.deadline_missed = self._counter("deadline_missed", "Actions older than their session permits")
+        self.superseded = self._counter("mailbox_superseded", "Frames that gave way to a newer one")
+
+    def _time_metrics(self) -> None:
+        self.age_seconds = self._histogram("observation_age_seconds", "Capture to action, less the best transport")
+        self.decode_seconds = self._histogram("decode_seconds", "Pixels from JPEG")
+        self.queue_seconds = self._histogram("queue_seconds", "Waiting for a pass")
+        self.inference_seconds = self._histogram("inference_seconds", "First pass started to last pass ended")
+        self.encode_seconds = self._histogram("encode_seconds", "Answers to messages")
+        self.e2e_seconds = self._histogram("frame_e2e_seconds", "Frame received to action handed out")
+        self.ingress_gap = self._histogram("ingress_gap_seconds", "Time between frames of a session")
+        self.loop_lag = self._histogram("event_loop_lag_seconds", "Lateness of the service's timer")
+        self.gc_pause = self._histogram("gc_pause_seconds", "Garbage collection", "generation")
+
+    def _service_metrics(self) -> None:
+        self.rpc = self._counter("rpc", "Calls by how they ended", "method", "code")
+        self.limit_rejections = self._counter("limit_rejections", "Requests beyond a limit", "limit")
+        self.watchdog_fired = self._counter("watchdog_fired", "Watchdogs that acted", "which")
+        self.health_state = self._gauge("health_state", "1 for the state that holds", "state")
+        self.draining = self._gauge("draining", "1 while the service stops")
+        self.build = Info("edgeflow_build", "What runs", registry=self.registry)
+
+    def _worker_metrics(self) -> None:
+        self.worker_progress = self._gauge("worker_last_progress_timestamp_seconds", "Last sign of life")
+        self.worker_restarts = self._counter("worker_restarts", "Workers replaced", "cause")
+        self.passes = self._counter("passes", "Passes of the network")
+        self.full_passes = self._counter("full_passes", "Passes with a full pipeline")
+        self.rows = self._counter("rows", "Rows of all passes")
+        self.pass_seconds = self._histogram("pass_seconds", "One pass")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"edgeflow_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"edgeflow_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(f"edgeflow_{name}", text, labels, registry=self.registry, buckets=CONTROL_BUCKETS)

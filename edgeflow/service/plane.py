@@ -1,0 +1,252 @@
+"""The control plane: admits sessions, knows all of them, and stands between them and the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from concurrent.futures import Executor
+
+from edgeflow.clock import Clock
+from edgeflow.config import ServiceConfig
+from edgeflow.errors import RequestError, ResourceExhausted, Unavailable
+from edgeflow.ipc.messages import (
+    CloseSession,
+    FrameDropped,
+    FrameResult,
+    Message,
+    OpenSession,
+    Pong,
+    SessionOpened,
+    SessionRefused,
+    WorkerReady,
+    schema_of,
+)
+from edgeflow.service.events import End
+from edgeflow.service.faults import error_of_code
+from edgeflow.service.health import Health
+from edgeflow.service.log import EventLog
+from edgeflow.service.metrics import Metrics
+from edgeflow.service.requests import OpenRequest
+from edgeflow.service.runner import SessionRunner, WorkerPort
+from edgeflow.service.session import Session, SessionRules
+from edgeflow.types import Command, Mode
+
+TICK_S = 0.02
+RETRY_AFTER_MS = 1000
+
+
+class ControlPlane:
+    """Runs on the loop."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        port: WorkerPort,
+        pool: Executor,
+        clock: Clock,
+        health: Health,
+        metrics: Metrics,
+        log: EventLog,
+    ) -> None:
+        self.config = config
+        self.worker: WorkerReady | None = None
+        self._port = port
+        self._pool = pool
+        self._clock = clock
+        self._health = health
+        self._metrics = metrics
+        self._log = log
+        self._rules = _rules(config)
+        self._runners: dict[int, SessionRunner] = {}
+        self._opening: dict[int, asyncio.Future[SessionOpened]] = {}
+        self._last_number = 0
+        self._draining = False
+        self._all_closed = asyncio.Event()
+
+    async def open(self, request: OpenRequest, peer: str) -> SessionRunner:
+        """A new session; typed RequestErrors when it cannot be."""
+        self._admit()
+        self._last_number += 1
+        number = self._last_number
+        opened = asyncio.get_running_loop().create_future()
+        self._opening[number] = opened
+        mode = request.mode.value if request.mode else ""
+        try:
+            self._port.send(OpenSession(number, 1, mode, request.unnorm_key))
+            answer: SessionOpened = await opened
+        except BaseException:
+            self._port.send(CloseSession(number))
+            raise
+        finally:
+            del self._opening[number]
+        session = Session(number, request, schema_of(answer.schema), self._rules, self._clock.now_ns())
+        runner = SessionRunner(
+            session,
+            Mode(answer.mode),
+            port=self._port,
+            pool=self._pool,
+            clock=self._clock,
+            limits=self.config.limits,
+            metrics=self._metrics,
+        )
+        self._register(runner, peer)
+        return runner
+
+    def close(self, runner: SessionRunner) -> None:
+        """The stream has gone: what is under way leaves, the worker frees the ring."""
+        session = runner.session
+        session.end(End("CANCELLED", "client_gone"))
+        while runner.take_events():
+            pass
+        self._port.send(CloseSession(session.number))
+        del self._runners[session.number]
+        if not self._runners:
+            self._all_closed.set()
+        reason = session.ended.reason if session.ended else ""
+        self._metrics.sessions.set(len(self._runners))
+        self._metrics.sessions_closed.labels(reason).inc()
+        self._log.event("session_closed", session=session.number, epoch=session.epoch, reason=reason)
+
+    # What the worker says.
+
+    def worker_ready(self, ready: WorkerReady) -> None:
+        """A worker proved itself: give it the sessions that live."""
+        self.worker = ready
+        self._metrics.worker_started(ready)
+        for number, runner in self._runners.items():
+            request = runner.session.request
+            self._port.send(OpenSession(number, runner.session.epoch, runner.mode.value, request.unnorm_key))
+
+    def worker_message(self, message: Message) -> None:
+        """An answer of the worker, on its way to the session it is about."""
+        self._metrics.worker_progress.set_to_current_time()
+        match message:
+            case FrameResult() | FrameDropped():
+                self._answer(message)
+            case SessionOpened():
+                self._opened(message)
+            case SessionRefused():
+                self._refused(message)
+            case Pong():
+                self._metrics.pong(message)
+
+    def worker_writable(self) -> None:
+        """Frames may cross again; whoever waited longest goes first."""
+        for number in list(self._runners):
+            if not self._port.writable:
+                return
+            runner = self._runners.pop(number)
+            self._runners[number] = runner
+            runner.pump()
+
+    def worker_lost(self) -> None:
+        """Every robot is told HOLD, every session is kept."""
+        self.worker = None
+        for future in self._opening.values():
+            if not future.done():
+                future.set_exception(_no_worker())
+        for runner in self._runners.values():
+            runner.session.worker_lost()
+            runner.pump()
+
+    # What the service does.
+
+    def tick(self) -> None:
+        """Silence and age of every session."""
+        now_ns = self._clock.now_ns()
+        for runner in self._runners.values():
+            runner.session.tick(now_ns)
+            runner.pump()
+
+    async def drain(self, timeout_ms: int) -> None:
+        """No new sessions; the present ones finish what is under way, or are ended at the timeout."""
+        self._draining = True
+        for runner in list(self._runners.values()):
+            runner.session.drain(timeout_ms)
+            runner.pump()
+        if self._runners:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._all_closed.wait(), timeout_ms / 1000)
+        self.end_all(End("UNAVAILABLE", "draining", "the service is stopping"))
+
+    def end_all(self, end: End) -> None:
+        """End every session at once."""
+        for runner in list(self._runners.values()):
+            runner.session.end(end)
+            runner.pump()
+
+    def fault(self) -> None:
+        """No worker will come any more: STOP."""
+        self.end_all(End("UNAVAILABLE", "fault", "no worker can be started", Command.STOP))
+
+    def _admit(self) -> None:
+        try:
+            self._check_admission()
+        except RequestError as error:
+            self._metrics.admission_rejected.labels(error.reason).inc()
+            raise
+
+    def _check_admission(self) -> None:
+        if self._draining:
+            raise Unavailable("the service is stopping", reason="DRAINING")
+        if self.worker is None or not self._health.ready:
+            raise _no_worker()
+        if len(self._runners) + len(self._opening) >= self.config.max_sessions:
+            raise ResourceExhausted(
+                f"all {self.config.max_sessions} sessions are taken",
+                field="max_sessions",
+                reason="SESSIONS_TAKEN",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+
+    def _register(self, runner: SessionRunner, peer: str) -> None:
+        number = runner.session.number
+        self._runners[number] = runner
+        self._all_closed.clear()
+        self._metrics.sessions.set(len(self._runners))
+        self._metrics.sessions_opened.inc()
+        self._log.event("session_opened", session=number, peer=peer, mode=runner.mode.value)
+
+    def _answer(self, message: FrameResult | FrameDropped) -> None:
+        runner = self._runners.get(message.session)
+        if runner is None:
+            return
+        if isinstance(message, FrameResult):
+            runner.session.result(message)
+        else:
+            runner.session.dropped(message)
+        runner.pump()
+
+    def _opened(self, message: SessionOpened) -> None:
+        future = self._opening.get(message.session)
+        runner = self._runners.get(message.session)
+        if future is not None and not future.done():
+            future.set_result(message)
+        elif runner is not None:
+            runner.session.worker_ready()
+            runner.pump()
+
+    def _refused(self, message: SessionRefused) -> None:
+        future = self._opening.get(message.session)
+        runner = self._runners.get(message.session)
+        if future is not None and not future.done():
+            future.set_exception(error_of_code(message.code, message.text))
+        elif runner is not None:
+            runner.session.end(End(message.code, "not_reopened", message.text))
+            runner.pump()
+
+
+def _no_worker() -> Unavailable:
+    return Unavailable("no worker is ready", reason="NO_WORKER", retry_after_ms=RETRY_AFTER_MS)
+
+
+def _rules(config: ServiceConfig) -> SessionRules:
+    return SessionRules(
+        action_ttl_ms=config.timing.action_ttl_ms,
+        silent_hold_ns=config.timing.silent_hold_ms * 1_000_000,
+        silent_end_ns=config.timing.silent_end_ms * 1_000_000,
+        rate_hz=config.limits.rate_hz,
+        rate_factor=config.limits.rate_factor,
+        rejected_frames=config.limits.rejected_frames,
+        session_age_ns=int(config.limits.session_age_s * 1e9),
+    )

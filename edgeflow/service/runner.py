@@ -1,0 +1,156 @@
+"""A session at work: joins the state machine with the decoder threads, the worker's socket and the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Executor
+from typing import Protocol
+
+from edgeflow.clock import Clock
+from edgeflow.config import LimitsConfig
+from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError
+from edgeflow.ipc.messages import Message
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.codec import Unparsable, check_frame, check_text, decode_frame, refuse_unknown_fields
+from edgeflow.service.events import End, Event
+from edgeflow.service.metrics import Metrics
+from edgeflow.service.requests import CheckedFrame
+from edgeflow.service.session import Session
+from edgeflow.types import CameraSpec, Mode
+
+
+class WorkerPort(Protocol):
+    """The way to the worker."""
+
+    @property
+    def writable(self) -> bool: ...
+
+    def send(self, message: Message) -> None: ...
+
+
+class SessionRunner:
+    """Everything runs on the loop, but for decoding. Call `pump` after anything that changes the session."""
+
+    def __init__(
+        self,
+        session: Session,
+        mode: Mode,
+        *,
+        port: WorkerPort,
+        pool: Executor,
+        clock: Clock,
+        limits: LimitsConfig,
+        metrics: Metrics,
+    ) -> None:
+        self.session = session
+        self.mode = mode
+        self._port = port
+        self._pool = pool
+        self._clock = clock
+        self._limits = limits
+        self._metrics = metrics
+        self._changed = asyncio.Event()
+        self._last_frame_ns: int | None = None
+
+    def receive(self, message: pb.ClientMessage | Unparsable) -> None:
+        """A message of the stream after Open; whatever is in it, the stream goes on."""
+        if isinstance(message, Unparsable):
+            self._refuse(0, InvalidArgument("cannot be parsed", field="message", reason="MESSAGE_UNPARSABLE"))
+            return
+        match message.WhichOneof("kind"):
+            case "frame":
+                self.receive_frame(message.frame, message)
+            case "reset":
+                self._reset(message.reset)
+            case "close":
+                self.session.end(End("OK", "client_closed"))
+            case "open":
+                error = AlreadyExists("this stream has its session", field="open", reason="SESSION_OPEN")
+                self.session.reject_message(error, self._clock.now_ns())
+            case _:
+                self._refuse(0, InvalidArgument("has no content", field="message", reason="MESSAGE_EMPTY"))
+        self.pump()
+
+    def receive_frame(self, frame: pb.Frame, envelope: pb.ClientMessage | pb.ActRequest) -> None:
+        """A frame: order, unknown fields, contents; refused or offered."""
+        now_ns = self._clock.now_ns()
+        self._observe_gap(now_ns)
+        try:
+            self.session.admit(frame.seq, frame.stamp_ns, now_ns)
+            refuse_unknown_fields(envelope, "message")
+            self.session.offer(check_frame(frame, self.session.request, self._limits), now_ns)
+        except RequestError as error:
+            self._refuse(frame.seq, error)
+        self.pump()
+
+    def pump(self) -> None:
+        """Move on whatever can move: commands, frames to the worker, frames to the decoder, events to the stream."""
+        session = self.session
+        while session.commands:
+            self._port.send(session.commands.popleft())
+        if self._port.writable and (ready := session.start_sending(self._clock.now_ns())) is not None:
+            self._port.send(ready)
+        if (frame := session.start_decoding()) is not None:
+            self._decode(frame)
+        if session.has_events or session.ended is not None:
+            self._changed.set()
+
+    async def next_events(self) -> list[Event]:
+        """Wait for something to tell the robot; empty when the session ended and all was told."""
+        while not self.session.has_events and self.session.ended is None:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.take_events()
+
+    def take_events(self) -> list[Event]:
+        """What there is to tell, counted."""
+        events = self.session.take(self._clock.now_ns())
+        for event in events:
+            self._metrics.observe(event)
+        return events
+
+    def _decode(self, frame: CheckedFrame) -> None:
+        loop = asyncio.get_running_loop()
+        camera = self.session.request.cameras[0]
+        loop.run_in_executor(self._pool, _timed_decode, frame, camera).add_done_callback(self._decoded)
+
+    def _decoded(self, future: asyncio.Future[tuple[bytes | RequestError, int]]) -> None:
+        if future.cancelled():
+            return
+        payload, decode_ns = future.result()
+        if isinstance(payload, RequestError):
+            self.session.decode_failed(payload, self._clock.now_ns())
+        else:
+            self.session.decoded(payload, decode_ns)
+        self.pump()
+
+    def _reset(self, message: pb.Reset) -> None:
+        try:
+            refuse_unknown_fields(message, "reset")
+            text = check_text(message.instruction, "reset.instruction", self._limits) if message.instruction else ""
+        except RequestError as error:
+            self.session.reject_message(error, self._clock.now_ns())
+        else:
+            self.session.reset(text)
+
+    def _refuse(self, seq: int, error: RequestError) -> None:
+        self.session.refuse(seq, error, self._clock.now_ns())
+        if error.code == "RESOURCE_EXHAUSTED" or error.reason.endswith(("_TOO_LARGE", "_TOO_LONG")):
+            self._metrics.limit_rejections.labels(error.reason).inc()
+        self.pump()
+
+    def _observe_gap(self, now_ns: int) -> None:
+        if self._last_frame_ns is not None:
+            self._metrics.ingress_gap.observe((now_ns - self._last_frame_ns) / 1e9)
+        self._last_frame_ns = now_ns
+
+
+def _timed_decode(frame: CheckedFrame, camera: CameraSpec) -> tuple[bytes | RequestError, int]:
+    """In a decoder thread: a refusal is a value, so that nothing but bugs is raised there."""
+    started_ns = time.perf_counter_ns()
+    try:
+        payload: bytes | RequestError = decode_frame(frame, camera)
+    except RequestError as error:
+        payload = error
+    return payload, time.perf_counter_ns() - started_ns

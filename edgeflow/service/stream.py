@@ -1,0 +1,140 @@
+"""One call of Control.Stream: Open, then reading and writing side by side until the session ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, TypeAlias
+
+import grpc
+
+from edgeflow.errors import Aborted, DeadlineExceeded, FailedPrecondition, InvalidArgument, ResourceExhausted
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.codec import Unparsable, check_open, refuse_unknown_fields
+from edgeflow.service.events import Event, NoticeEvent, StatusEvent
+from edgeflow.service.faults import error_of_code
+from edgeflow.service.metrics import Metrics
+from edgeflow.service.ordering import RefusalCount
+from edgeflow.service.plane import ControlPlane
+from edgeflow.service.requests import OpenRequest
+from edgeflow.service.runner import SessionRunner
+from edgeflow.service.wire import opened_message, server_message
+from edgeflow.types import Disposition
+
+Context: TypeAlias = Any  # grpc.aio.ServicerContext; the library ships no types
+
+
+class StreamCall:
+    """Lives as long as the call."""
+
+    def __init__(self, plane: ControlPlane, metrics: Metrics, context: Context) -> None:
+        self._plane = plane
+        self._metrics = metrics
+        self._context = context
+        self._timing = plane.config.timing
+        self._writer: asyncio.Task[None] | None = None
+        self._stalled = False
+
+    async def run(self) -> None:
+        """Until the session ends; a RequestError is the call's status."""
+        request = await self._first_open()
+        if request is None:
+            return
+        runner = await self._plane.open(request, self._context.peer())
+        try:
+            await self._send(self._opened(runner))
+            await self._serve(runner)
+        finally:
+            self._plane.close(runner)
+        end = runner.session.ended
+        if end is not None and end.code != "OK":
+            raise error_of_code(end.code, end.text, end.reason)
+
+    async def _first_open(self) -> OpenRequest | None:
+        """Open comes first; what comes before it is refused in band. None when the robot left."""
+        config = self._plane.config
+        refusals = RefusalCount(config.limits.rejected_frames)
+        while True:
+            message = await self._read_before_open()
+            if message is grpc.aio.EOF:
+                return None
+            if isinstance(message, pb.ClientMessage) and message.WhichOneof("kind") == "open":
+                refuse_unknown_fields(message, "message")
+                return check_open(message.open, config.alias, config.limits)
+            if refusals.exceeded(time.monotonic_ns()):
+                raise Aborted("too many messages before Open", reason="NOT_OPEN")
+            await self._send(server_message(_refused_before_open(message)))
+
+    async def _read_before_open(self) -> Any:
+        timeout_s = self._timing.silent_end_ms / 1000
+        try:
+            return await asyncio.wait_for(self._context.read(), timeout_s)
+        except asyncio.TimeoutError:
+            raise DeadlineExceeded(f"no Open within {timeout_s:g} s", reason="NOT_OPEN") from None
+
+    def _opened(self, runner: SessionRunner) -> pb.ServerMessage:
+        session, worker = runner.session, self._plane.worker
+        return opened_message(
+            session.number,
+            session.schema,
+            runner.mode,
+            self._plane.config.alias,
+            worker.action_tokens if worker else len(session.schema.names),
+            session.valid_for_ms,
+        )
+
+    async def _serve(self, runner: SessionRunner) -> None:
+        reader = asyncio.create_task(self._read(runner))
+        writer = self._writer = asyncio.create_task(self._write(runner))
+        try:
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done() and not writer.done():
+                reader.result()
+                await asyncio.wait({writer})
+            if self._stalled:
+                seconds = self._timing.slow_reader_ms / 1000
+                raise ResourceExhausted(f"answers were not read for {seconds:g} s", reason="SLOW_READER")
+            writer.result()
+        finally:
+            reader.cancel()
+            writer.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    async def _read(self, runner: SessionRunner) -> None:
+        while (message := await self._context.read()) is not grpc.aio.EOF:
+            runner.receive(message)
+        runner.session.end_input()
+        runner.pump()
+
+    async def _write(self, runner: SessionRunner) -> None:
+        while events := await runner.next_events():
+            for event in events:
+                started = time.perf_counter()
+                message = server_message(event)
+                self._metrics.encode_seconds.observe(time.perf_counter() - started)
+                await self._send(message)
+
+    async def _send(self, message: pb.ServerMessage) -> None:
+        """Write; a robot that does not read for too long loses its stream."""
+        loop = asyncio.get_running_loop()
+        alarm = loop.call_later(self._timing.slow_reader_ms / 1000, self._stall)
+        try:
+            await self._context.write(message)
+        finally:
+            alarm.cancel()
+
+    def _stall(self) -> None:
+        self._stalled = True
+        self._metrics.watchdog_fired.labels("slow_reader").inc()
+        if self._writer is not None:
+            self._writer.cancel()
+
+
+def _refused_before_open(message: pb.ClientMessage | Unparsable) -> Event:
+    if isinstance(message, Unparsable):
+        broken = InvalidArgument("cannot be parsed", field="message", reason="MESSAGE_UNPARSABLE")
+        return StatusEvent(0, Disposition.REJECTED, broken.code, broken.reason, broken.text)
+    early = FailedPrecondition("Open comes first", reason="NOT_OPEN")
+    if message.WhichOneof("kind") == "frame":
+        return StatusEvent(message.frame.seq, Disposition.REJECTED, early.code, early.reason, early.text)
+    return NoticeEvent("rejected", 0, early.code, early.text)

@@ -1,0 +1,213 @@
+"""Keeps a worker alive: start, readiness, a ping a second, loss, replacement."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Protocol
+
+from edgeflow.clock import Clock
+from edgeflow.config import TimingConfig
+from edgeflow.errors import StartError
+from edgeflow.ipc.messages import Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
+from edgeflow.service.faults import start_error
+from edgeflow.service.log import EventLog
+from edgeflow.service.worker_link import WorkerLink
+from edgeflow.service.worker_process import KILL_WAIT_S, Launch, Process
+
+PING_S = 1.0
+SLOWEST_PASSES = 10  # this many of the slowest pass seen may go by without a sign of life
+RETRIES = 5  # starts that may fail one after another
+BACKOFF_S = 0.2
+
+
+class WorkerListener(Protocol):
+    """Who is told; all calls come on the loop."""
+
+    def worker_progress(self, message: WarmupProgress) -> None: ...
+
+    def worker_ready(self, ready: WorkerReady) -> None: ...
+
+    def worker_message(self, message: Message) -> None: ...
+
+    def worker_writable(self) -> None: ...
+
+    def worker_lost(self, cause: str) -> None:
+        """cause: eof, protocol or hung."""
+        ...
+
+    def worker_fault(self, text: str) -> None:
+        """No worker can be started any more."""
+        ...
+
+
+class WorkerLife:
+    """One worker from its launch to its end."""
+
+    def __init__(self, launch: Launch, clock: Clock, timing: TimingConfig, listener: WorkerListener) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[WorkerReady] = loop.create_future()
+        self.lost: asyncio.Future[str] = loop.create_future()
+        self._launch = launch
+        self._clock = clock
+        self._timing = timing
+        self._listener = listener
+        self._link = WorkerLink(self._receive, listener.worker_writable, self._on_lost)
+        self._process: Process | None = None
+        self._heard_ns = clock.now_ns()
+        self._slowest_ns = 0
+
+    @property
+    def writable(self) -> bool:
+        return self._link.writable
+
+    def send(self, message: Message) -> None:
+        self._link.send(message)
+
+    async def start(self) -> WorkerReady:
+        """Launch and wait until it proved itself; StartError when it does not."""
+        launched = self._launch()
+        self._process = launched.process
+        await self._link.connect(launched.sock)
+        try:
+            return await asyncio.wait_for(asyncio.shield(self.ready), self._timing.worker_start_s)
+        except asyncio.TimeoutError:
+            raise StartError(f"the worker was not ready after {self._timing.worker_start_s:g} s") from None
+
+    async def watch(self) -> str:
+        """Ping until it is lost; why."""
+        nonce = 0
+        while not self.lost.done():
+            nonce += 1
+            self._link.send(Ping(nonce))
+            await asyncio.wait({self.lost}, timeout=PING_S)
+            if not self.lost.done() and self._clock.now_ns() - self._heard_ns > self._deadline_ns():
+                self._link.close("hung")
+                await self.lost
+        return self.lost.result()
+
+    async def shut_down(self, timeout_s: float) -> str:
+        """Ask it to leave, then make it; how it ended."""
+        self._link.send(Shutdown())
+        await asyncio.wait({self.lost}, timeout=timeout_s)
+        return await self.reap()
+
+    async def reap(self) -> str:
+        """Make sure that it is gone; how it ended."""
+        self._link.close()
+        if self.ready.done():
+            self.ready.exception()  # whoever waited for it may be gone
+        if self._process is None:
+            return "never started"
+        ended = await self._process.wait(0.2)
+        if ended is None:
+            self._process.kill()
+            ended = await self._process.wait(KILL_WAIT_S)
+        return ended or f"still running {KILL_WAIT_S:g} s after SIGKILL"
+
+    def _deadline_ns(self) -> int:
+        return max(self._timing.worker_progress_ms * 1_000_000, SLOWEST_PASSES * self._slowest_ns)
+
+    def _receive(self, message: Message) -> None:
+        self._heard_ns = self._clock.now_ns()
+        match message:
+            case WarmupProgress():
+                self._listener.worker_progress(message)
+            case WorkerReady():
+                self._slowest_ns = max(message.prefill_ns, message.decode_ns, message.packed_ns)
+                self._settle(message)
+            case WorkerFailed():
+                self._settle(start_error(message.kind, message.text))
+            case _:
+                if isinstance(message, Pong):
+                    self._slowest_ns = max([self._slowest_ns, *message.pass_ns])
+                self._listener.worker_message(message)
+
+    def _settle(self, outcome: WorkerReady | StartError) -> None:
+        if self.ready.done():
+            return
+        if isinstance(outcome, StartError):
+            self.ready.set_exception(outcome)
+        else:
+            self.ready.set_result(outcome)
+
+    def _on_lost(self, reason: str) -> None:
+        self._settle(StartError("the worker process ended before it was ready"))
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+
+class Supervisor:
+    """Always one worker, or one on its way; the listener hears of every change."""
+
+    def __init__(
+        self, launch: Launch, clock: Clock, timing: TimingConfig, listener: WorkerListener, log: EventLog
+    ) -> None:
+        self._launch = launch
+        self._clock = clock
+        self._timing = timing
+        self._listener = listener
+        self._log = log
+        self._life: WorkerLife | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def writable(self) -> bool:
+        """Whether a frame sent now leaves at once."""
+        return self._life is not None and self._life.writable
+
+    def send(self, message: Message) -> None:
+        """Queue a message for the present worker, if there is one."""
+        if self._life is not None:
+            self._life.send(message)
+
+    async def start(self) -> WorkerReady:
+        """The first worker; StartError when it cannot start. Later ones are started as needed."""
+        ready = await self._start_one()
+        self._task = asyncio.create_task(self._keep(), name="worker-supervisor")
+        return ready
+
+    async def stop(self, timeout_s: float) -> None:
+        """End the worker: kindly while it serves, at once while it starts."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        life, self._life = self._life, None
+        if life is not None:
+            started = life.ready.done() and not life.ready.exception() and not life.lost.done()
+            ended = await (life.shut_down(timeout_s) if started else life.reap())
+            self._log.event("worker_stopped", ended=ended)
+
+    async def _start_one(self) -> WorkerReady:
+        life = self._life = WorkerLife(self._launch, self._clock, self._timing, self._listener)
+        try:
+            ready = await life.start()
+        except StartError as error:
+            ended = await life.reap()
+            self._log.event("worker_failed", error=type(error).__name__, ended=ended)
+            raise
+        self._log.event("worker_ready", device=ready.device, model=ready.model_fingerprint[:12])
+        self._listener.worker_ready(ready)
+        return ready
+
+    async def _keep(self) -> None:
+        while self._life is not None:
+            cause = await self._life.watch()
+            self._listener.worker_lost(cause)
+            ended = await self._life.reap()
+            self._log.event("worker_lost", cause=cause, ended=ended)
+            if not await self._replace():
+                return
+
+    async def _replace(self) -> bool:
+        """Start another, several times if need be; False after the last attempt."""
+        for attempt in range(RETRIES):
+            try:
+                await self._start_one()
+                return True
+            except StartError as error:
+                text = error.text
+                await asyncio.sleep(BACKOFF_S * 2**attempt)
+        self._listener.worker_fault(text)
+        return False

@@ -1,0 +1,98 @@
+"""Sessions' events and schemas as messages of the control protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.events import ActionEvent, Event, NoticeEvent, StatusEvent
+from edgeflow.types import ActionSchema, Command, Disposition, Mode
+
+_COMMANDS = {Command.ACT: pb.COMMAND_ACT, Command.HOLD: pb.COMMAND_HOLD, Command.STOP: pb.COMMAND_STOP}
+_MODES = {Mode.SERIAL: pb.MODE_SERIAL, Mode.PIPELINED: pb.MODE_PIPELINED}
+_DISPOSITIONS = {
+    Disposition.ACTED: pb.DISPOSITION_ACTED,
+    Disposition.SUPERSEDED: pb.DISPOSITION_SUPERSEDED,
+    Disposition.REJECTED: pb.DISPOSITION_REJECTED,
+    Disposition.DROPPED: pb.DISPOSITION_DROPPED,
+}
+
+
+def server_message(event: Event) -> pb.ServerMessage:
+    """One event of a session on its way to the robot."""
+    match event:
+        case ActionEvent():
+            return pb.ServerMessage(action=action_message(event))
+        case StatusEvent():
+            return pb.ServerMessage(frame_status=_status_message(event))
+        case NoticeEvent():
+            return pb.ServerMessage(notice=_notice_message(event))
+
+
+def opened_message(
+    session: int, schema: ActionSchema, mode: Mode, model: str, action_tokens: int, valid_for_ms: int
+) -> pb.ServerMessage:
+    """The answer to Open; a session starts with epoch 1."""
+    return pb.ServerMessage(
+        opened=pb.Opened(
+            session=session,
+            epoch=1,
+            schema=schema_message(schema),
+            action_tokens=action_tokens,
+            mode=_MODES[mode],
+            model=model,
+            valid_for_ms=valid_for_ms,
+        )
+    )
+
+
+def schema_message(schema: ActionSchema) -> pb.ActionSchema:
+    """What the numbers of an action mean."""
+    columns = zip(schema.names, schema.units, schema.low, schema.high, schema.relative, strict=True)
+    return pb.ActionSchema(dimensions=_dimensions(columns), frame=schema.frame, rotation=schema.rotation)
+
+
+def action_message(event: ActionEvent) -> pb.Action:
+    """An action with the frame it answers."""
+    timings = event.timings
+    return pb.Action(
+        epoch=event.epoch,
+        seq=event.seq,
+        stamp_ns=event.stamp_ns,
+        command=_COMMANDS[event.command],
+        reason=event.reason,
+        valid_for_ms=event.valid_for_ms,
+        values=event.values,
+        token_ids=event.token_ids,
+        timings=pb.Timings(
+            decode_ns=timings.decode_ns,
+            queue_ns=timings.queue_ns,
+            inference_ns=timings.inference_ns,
+            passes=timings.passes,
+            server_ns=event.server_ns,
+        ),
+    )
+
+
+def _dimensions(columns: Iterable[tuple[str, str, float, float, bool]]) -> list[pb.ActionDimension]:
+    return [
+        pb.ActionDimension(name=name, unit=unit, low=low, high=high, relative=relative)
+        for name, unit, low, high, relative in columns
+    ]
+
+
+def _status_message(event: StatusEvent) -> pb.FrameStatus:
+    return pb.FrameStatus(
+        seq=event.seq,
+        last_seq=event.last_seq,
+        disposition=_DISPOSITIONS[event.disposition],
+        code=event.code,
+        reason=event.reason,
+        text=event.text,
+    )
+
+
+def _notice_message(event: NoticeEvent) -> pb.Notice:
+    return pb.Notice(
+        kind=event.kind, epoch=event.epoch, code=event.code, text=event.text, deadline_ms=event.deadline_ms
+    )
