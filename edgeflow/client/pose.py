@@ -96,5 +96,15 @@ def inverse(pose: Pose) -> Pose:
 
 def relative(frame: Pose, target: Pose) -> Pose:
     """The pose `x` for which `compose(frame, x)` is `target`."""
-    inverse = conjugate(frame.quaternion)
-    return Pose(rotate(inverse, target.position - frame.position), multiply(inverse, target.quaternion))
+    back = conjugate(frame.quaternion)
+    return Pose(rotate(back, target.position - frame.position), multiply(back, target.quaternion))
+
+
+def distance(a: Pose, b: Pose) -> float:
+    """Metres between two positions."""
+    return float(np.linalg.norm(a.position - b.position))
+
+
+def angle(a: Pose, b: Pose) -> float:
+    """Radians in [0, pi] of the smallest turn between two orientations."""
+    return float(np.linalg.norm(to_rotvec(multiply(conjugate(a.quaternion), b.quaternion))))
