@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from edgeflow.errors import CheckpointError, ConfigError
 EMBEDDED_MODEL = "demo"
 EMBEDDED_POLICY = Path(__file__).parent / "demo" / "policy"
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt")
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 MAX_CONFIG_BYTES = 1 << 20
 
 
@@ -136,9 +138,14 @@ def resolve_model(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
-    if path.is_absolute() or name.startswith(("~", ".")) or name.count("/") != 1:
+    if not is_hub_id(name):
         raise CheckpointError(f"model: no directory {name}; name a checkpoint's directory, a hub id, or demo")
     return _from_hub(name)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a model's name can only be one on the hub: `owner/name`, and no such file here."""
+    return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,242 @@
+"""The front process: composition, start, signals, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from edgeflow import __version__
+from edgeflow.clock import MonotonicClock
+from edgeflow.config import ServiceConfig, is_hub_id, is_loopback, resolve_model
+from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
+from edgeflow.service.grpc_server import ControlService, GrpcServer
+from edgeflow.service.health import Health, State
+from edgeflow.service.http_server import HttpServer, build_app
+from edgeflow.service.listen import address_text
+from edgeflow.service.log import EventLog
+from edgeflow.service.metrics import Metrics
+from edgeflow.service.plane import TICK_S, ControlPlane
+from edgeflow.service.preflight import check_model_directory
+from edgeflow.service.status import Phase, ServiceStatus
+from edgeflow.service.supervisor import Supervisor
+from edgeflow.service.worker_process import Launch, launch_worker
+
+WORKER_STOP_S = 3.0
+Announce = Callable[[ServiceStatus], None]
+
+
+class Service:
+    """Front and worker. `start`, then `stop`; both on one loop. It is its supervisor's listener."""
+
+    def __init__(self, config: ServiceConfig, announce: Announce, log: EventLog, launch: Launch | None = None) -> None:
+        self.health = Health()
+        self.metrics = Metrics()
+        self._config = config
+        self._announce = announce
+        self._log = log
+        self._status = ServiceStatus(Phase.STARTING, model=config.alias)
+        clock = MonotonicClock()
+        self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
+        launch = launch or (lambda: launch_worker(config))
+        self.supervisor = Supervisor(launch, clock, config.timing, self, log)
+        self.plane = ControlPlane(config, self.supervisor, self._pool, clock, self.health, self.metrics, log)
+        self._http: HttpServer | None = None
+        self._grpc: GrpcServer | None = None
+        self._ticker: asyncio.Task[None] | None = None
+
+    @property
+    def status(self) -> ServiceStatus:
+        """The last announcement."""
+        return self._status
+
+    async def start(self) -> None:
+        """Listen, then start the worker and wait until it proved itself; StartError, and nothing is left behind."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._release()
+            raise
+
+    async def stop(self) -> None:
+        """Drain in the contract's order: unready, refuse, tell, finish, end streams, end the worker."""
+        self.health.move(State.DRAINING)
+        self._tell(Phase.DRAINING)
+        self._log.event("draining")
+        await self.plane.drain(self._config.timing.drain_ms)
+        await self._release()
+        self.health.move(State.STOPPED)
+        self._log.event("stopped")
+        self._tell(Phase.STOPPED)
+
+    # The supervisor's listener.
+
+    def worker_progress(self, message: WarmupProgress) -> None:
+        if self.health.state is State.STARTING:
+            self.health.move(State.WARMING)
+        if self.health.state is State.WARMING:
+            self._tell(Phase.WARMING, step=message.step, done=message.done, total=message.total)
+
+    def worker_ready(self, ready: WorkerReady) -> None:
+        if self.health.state is State.STARTING:
+            self.health.move(State.WARMING)
+        self.plane.worker_ready(ready)
+        self.health.move(State.READY)
+        self._log.event("ready", state=self.health.state.value)
+
+    def worker_message(self, message: Message) -> None:
+        self.plane.worker_message(message)
+
+    def worker_writable(self) -> None:
+        self.plane.worker_writable()
+
+    def worker_lost(self, cause: str) -> None:
+        self.health.move(State.DEGRADED)
+        self.metrics.worker_restarts.labels(cause).inc()
+        if cause == "hung":
+            self.metrics.watchdog_fired.labels("worker").inc()
+        self.plane.worker_lost()
+
+    def worker_fault(self, text: str) -> None:
+        self.health.move(State.FAULT)
+        self._log.event("fault", text=text)
+        self.plane.fault()
+
+    async def _start(self) -> None:
+        config = self._config
+        self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
+        for key, host in (("grpc.host", config.grpc.host), ("http.host", config.http.host)):
+            if not is_loopback(host):
+                self._log.event("warning", text=f"{key} {host} can be reached from outside without TLS or tokens")
+        if not is_hub_id(config.model):  # those are fetched by the worker
+            check_model_directory(resolve_model(config.model))
+        self.metrics.open()
+        self.health.listen(self.metrics.state)
+        await self._listen()
+        self._ticker = asyncio.create_task(self._tick(), name="ticker")
+        ready = await self.supervisor.start()
+        gc.collect()
+        gc.freeze()
+        self._tell(Phase.READY, device=ready.device, step="", done=0, total=0)
+
+    async def _listen(self) -> None:
+        config = self._config
+        self._http = HttpServer(config)
+        service = ControlService(self.plane, self.metrics, self._log)
+        self._grpc = GrpcServer(config, service, self.health)
+        grpc_port = await self._grpc.start()
+        await self._http.start(build_app(config, self.plane, self.health, self.metrics, self._log))
+        self._tell(
+            Phase.STARTING,
+            grpc_port=grpc_port,
+            http_port=self._http.port,
+            grpc_address=address_text(config.grpc.host, grpc_port),
+            http_address=f"http://{address_text(config.http.host, self._http.port)}",
+        )
+
+    async def _release(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+        await self.supervisor.stop(WORKER_STOP_S)
+        if self._grpc is not None:
+            await self._grpc.stop()
+        if self._http is not None:
+            await self._http.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.metrics.close()
+
+    async def _tick(self) -> None:
+        """The service's pulse: absolute ticks, so that lateness is seen and does not add up."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due = max(due + TICK_S, loop.time() - TICK_S)
+            await asyncio.sleep(due - loop.time())
+            self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
+            self.plane.tick()
+
+    def _tell(self, phase: Phase, **changes: object) -> None:
+        self._status = replace(self._status, phase=phase, **changes)  # type: ignore[arg-type]
+        self._announce(self._status)
+
+
+def run_service(config: ServiceConfig, announce: Announce, *, ready_file: Path | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code. StartError when it cannot start.
+
+    announce: called with every phase, and with the progress of the warm-up; "ready" has the bound addresses.
+    ready_file: gets {"grpc": port, "http": port} once robots can connect.
+    """
+    loop = _new_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(_serve(config, announce, ready_file))
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+async def _serve(config: ServiceConfig, announce: Announce, ready_file: Path | None) -> int:
+    service = Service(config, announce, EventLog(MonotonicClock()))
+    stop = _stop_signal()
+    start = asyncio.create_task(service.start())
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        start.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await start
+        return 0
+    try:
+        start.result()
+    except BaseException:
+        stopped.cancel()
+        raise
+    try:
+        if ready_file is not None:
+            _write_ready_file(ready_file, service.status)
+        await stopped
+    finally:
+        await service.stop()
+    return 0
+
+
+def _stop_signal() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; a second one has its ordinary effect."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        stop.set()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, on_signal)
+    return stop
+
+
+def _write_ready_file(path: Path, status: ServiceStatus) -> None:
+    """Appears whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps({"grpc": status.grpc_port, "http": status.http_port}) + "\n")
+    partial.replace(path)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

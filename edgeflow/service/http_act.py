@@ -1,0 +1,155 @@
+"""The body of POST /v1/act, JSON or msgpack, as the request of the unary call; and the answer back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Annotated, Any
+
+import msgpack
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from edgeflow.errors import InvalidArgument, RequestError
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.events import ActionEvent
+from edgeflow.service.images import jpeg_size
+from edgeflow.types import ActionSchema
+
+MAX_DEPTH = 32
+JSON_TYPE = "application/json"
+MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack")
+_FORMATS = {"jpeg": pb.IMAGE_FORMAT_JPEG, "rgb8": pb.IMAGE_FORMAT_RGB8}
+_MODES = {"": pb.MODE_UNSPECIFIED, "serial": pb.MODE_SERIAL, "pipelined": pb.MODE_PIPELINED}
+
+
+def _bytes_of(value: object) -> object:
+    """Base64 text (JSON) or bytes (msgpack)."""
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except binascii.Error as error:
+            raise ValueError("is not base64") from error
+    return value
+
+
+class UnsupportedMedia(RequestError):
+    """A content type or encoding that is not served."""
+
+    http_status = 415
+
+
+class ActBody(BaseModel):
+    """One observation. image: a JPEG, or with format rgb8 the height*width*3 bytes of raw pixels."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    image: Annotated[bytes, BeforeValidator(_bytes_of)] = Field(description="base64 in JSON, raw bytes in msgpack")
+    instruction: str
+    format: str = Field("jpeg", pattern="^(jpeg|rgb8)$")
+    width: int = Field(0, ge=0, lt=1 << 32, description="needed with rgb8; otherwise from the JPEG's header")
+    height: int = Field(0, ge=0, lt=1 << 32)
+    proprio: dict[str, float] = Field(default_factory=dict, description="proprioception by name")
+    model: str = ""
+    unnorm_key: str = ""
+    mode: str = Field("", pattern="^(|serial|pipelined)$")
+
+
+def parse_body(content_type: str, body: bytes) -> ActBody:
+    """The checked body; RequestErrors name the field."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == JSON_TYPE:
+        value = _parse_json(body)
+    elif kind in MSGPACK_TYPES:
+        value = _parse_msgpack(body)
+    else:
+        raise UnsupportedMedia(f"is {JSON_TYPE} or {MSGPACK_TYPES[0]}", field="content-type", reason="CONTENT_TYPE")
+    if not isinstance(value, dict):
+        raise InvalidArgument("is not an object", field="body", reason="BODY_SHAPE")
+    try:
+        return ActBody.model_validate(value)
+    except ValidationError as error:
+        detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        field = ".".join(str(part) for part in detail["loc"])
+        raise InvalidArgument(detail["msg"].removeprefix("Value error, "), field=field, reason="BODY_FIELD") from None
+
+
+def act_request(body: ActBody) -> pb.ActRequest:
+    """The same observation as a message; its contents are checked where those of gRPC are."""
+    width, height = body.width, body.height
+    if body.format == "jpeg" and not (width and height):
+        width, height = jpeg_size(body.image, "image")
+    camera = pb.Camera(name="image", width=width, height=height, format=_FORMATS[body.format])
+    opened = pb.Open(
+        model=body.model,
+        cameras=[camera],
+        proprio_names=list(body.proprio),
+        instruction=_text(body.instruction),
+        mode=_MODES[body.mode],
+        unnorm_key=body.unnorm_key,
+    )
+    frame = pb.Frame(seq=1, images=[pb.Image(data=body.image)], proprio=_floats(body.proprio))
+    return pb.ActRequest(open=opened, frame=frame)
+
+
+def act_answer(action: ActionEvent, schema: ActionSchema) -> dict[str, Any]:
+    """The answer: the action by itself, and all that is needed to read it."""
+    timings = action.timings
+    return {
+        "action": list(action.values),
+        "command": action.command.value,
+        "reason": action.reason,
+        "token_ids": list(action.token_ids),
+        "valid_for_ms": action.valid_for_ms,
+        "schema": {
+            "names": list(schema.names),
+            "units": list(schema.units),
+            "low": list(schema.low),
+            "high": list(schema.high),
+            "relative": list(schema.relative),
+            "frame": schema.frame,
+            "rotation": schema.rotation,
+        },
+        "timings_ms": {
+            "decode": timings.decode_ns / 1e6,
+            "queue": timings.queue_ns / 1e6,
+            "inference": timings.inference_ns / 1e6,
+            "server": action.server_ns / 1e6,
+        },
+    }
+
+
+def _parse_json(body: bytes) -> object:
+    try:
+        text = body.decode("utf-8")
+        _check_depth(text)
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidArgument("is not JSON in UTF-8", field="body", reason="BODY_UNPARSABLE") from None
+
+
+def _check_depth(text: str) -> None:
+    """Cheap bound before the parser recurses; brackets inside strings count too, which no honest body reaches."""
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        raise InvalidArgument(f"has more than {MAX_DEPTH} brackets", field="body", reason="BODY_DEPTH")
+
+
+def _parse_msgpack(body: bytes) -> object:
+    try:
+        return msgpack.unpackb(body, max_map_len=256, max_array_len=256, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException, RecursionError):
+        raise InvalidArgument("is not msgpack", field="body", reason="BODY_UNPARSABLE") from None
+
+
+def _text(text: str) -> str:
+    """Protobuf strings hold no lone surrogates; JSON can."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidArgument("is not valid Unicode", field="instruction", reason="TEXT_BAD_CHARACTER") from None
+    return text
+
+
+def _floats(proprio: dict[str, float]) -> list[float]:
+    """Numbers beyond a 32-bit float become infinite, which the frame check refuses by name."""
+    return [value if abs(value) <= 3.4e38 else float("inf") for value in proprio.values()]

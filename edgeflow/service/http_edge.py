@@ -1,0 +1,102 @@
+"""What every HTTP request passes: sizes before bodies, no compressed bodies, and no exception text outwards."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgeflow.errors import EdgeflowError, RequestError
+from edgeflow.service.log import EventLog
+from edgeflow.service.metrics import Metrics
+
+_CODES = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 405: "UNIMPLEMENTED", 413: "RESOURCE_EXHAUSTED"}
+
+
+class BodyTooLarge(RequestError):
+    """More bytes than a body may have."""
+
+    code = "RESOURCE_EXHAUSTED"
+    http_status = 413
+
+
+class UnsupportedEncoding(RequestError):
+    """A compressed body."""
+
+    http_status = 415
+
+
+def error_body(code: str, message: str, field: str = "") -> dict[str, Any]:
+    """The one shape of errors."""
+    return {"error": {"code": code, "message": message, "field": field}}
+
+
+def error_of_status(status: int, message: str) -> dict[str, Any]:
+    """An error that the web framework found."""
+    return error_body(_CODES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT"), message)
+
+
+class Edge:
+    """Pure ASGI, around the application."""
+
+    def __init__(self, app: ASGIApp, body_bytes: int, metrics: Metrics, log: EventLog) -> None:
+        self._app = app
+        self._body_bytes = body_bytes
+        self._metrics = metrics
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def tracked(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            self._check_headers(dict(scope["headers"]))
+            await self._app(scope, self._limited(receive), tracked)
+        except EdgeflowError as error:
+            await self._answer(send, error) if not started else None
+        except Exception as error:
+            text = f"internal error, incident {self._log.incident('http', error)}"
+            if not started:
+                await self._answer(send, EdgeflowError(text))
+
+    def _check_headers(self, headers: dict[bytes, bytes]) -> None:
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise UnsupportedEncoding("send the body as it is", field="content-encoding", reason="CONTENT_ENCODING")
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self._body_bytes:
+            raise self._too_large()
+
+    def _limited(self, receive: Receive) -> Receive:
+        """A body without a length is counted while it comes."""
+        received = 0
+
+        async def limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._body_bytes:
+                raise self._too_large()
+            return message
+
+        return limited
+
+    def _too_large(self) -> BodyTooLarge:
+        self._metrics.limit_rejections.labels("http_body_bytes").inc()
+        return BodyTooLarge(f"has more than {self._body_bytes} bytes", field="body", reason="BODY_TOO_LARGE")
+
+    async def _answer(self, send: Send, error: EdgeflowError) -> None:
+        field = error.field if isinstance(error, RequestError) else ""
+        body = json.dumps(error_body(error.code, error.text, field)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if isinstance(error, RequestError) and error.retry_after_ms is not None:
+            headers.append((b"retry-after", str(-(-error.retry_after_ms // 1000)).encode()))
+        await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,140 @@
+"""HTTP beside gRPC: one action a request, health, metrics, models."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Generator
+from typing import Any
+
+import msgpack
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from edgeflow import __version__
+from edgeflow.config import ServiceConfig, is_loopback
+from edgeflow.service.act import act_once
+from edgeflow.service.health import Health
+from edgeflow.service.http_act import MSGPACK_TYPES, ActBody, act_answer, act_request, parse_body
+from edgeflow.service.http_edge import Edge, error_of_status
+from edgeflow.service.listen import bind
+from edgeflow.service.log import EventLog
+from edgeflow.service.metrics import Metrics
+from edgeflow.service.plane import ControlPlane
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_ACT_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {kind: {"schema": ActBody.model_json_schema()} for kind in ("application/json", MSGPACK_TYPES[0])},
+    }
+}
+
+
+def build_app(config: ServiceConfig, plane: ControlPlane, health: Health, metrics: Metrics, log: EventLog) -> Edge:
+    """The application with its edge around it. Pages of documentation only on loopback."""
+    docs = "/docs" if is_loopback(config.http.host) else None
+    openapi = "/openapi.json" if docs else None
+    app = FastAPI(title="edgeflow", version=__version__, docs_url=docs, redoc_url=None, openapi_url=openapi)
+    app.add_exception_handler(HTTPException, _framework_error)
+    _add_act(app, plane)
+    _add_state(app, config, plane, health, metrics)
+    return Edge(app, config.limits.http_body_bytes, metrics, log)
+
+
+def _add_act(app: FastAPI, plane: ControlPlane) -> None:
+    @app.post("/v1/act", openapi_extra=_ACT_BODY)
+    async def act(request: Request) -> Response:
+        """One observation in, one action out."""
+        content_type = request.headers.get("content-type", "")
+        body = parse_body(content_type, await request.body())
+        peer = request.client.host if request.client else ""
+        answer = act_answer(*await act_once(plane, act_request(body), peer))
+        if content_type.startswith(MSGPACK_TYPES):
+            return Response(msgpack.packb(answer), media_type=MSGPACK_TYPES[0])
+        return JSONResponse(answer)
+
+
+def _add_state(app: FastAPI, config: ServiceConfig, plane: ControlPlane, health: Health, metrics: Metrics) -> None:
+    @app.get("/healthz")
+    async def healthz() -> JSONResponse:
+        """Whether the process is alive: restart it when not."""
+        return JSONResponse({"state": health.state.value}, 200 if health.live else 503)
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        """Whether a session opened now gets actions."""
+        return JSONResponse({"state": health.state.value}, 200 if health.ready else 503)
+
+    @app.get("/metrics")
+    async def show_metrics() -> Response:
+        """Prometheus exposition."""
+        return Response(metrics.text(), media_type=METRICS_TYPE)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The one model that is served."""
+        return {"object": "list", "data": [_model(config, plane)]}
+
+
+def _model(config: ServiceConfig, plane: ControlPlane) -> dict[str, Any]:
+    model: dict[str, Any] = {"id": config.alias, "object": "model", "owned_by": "edgeflow"}
+    if plane.worker is not None:
+        model["fingerprint"] = plane.worker.model_fingerprint
+        model["action_tokens"] = plane.worker.action_tokens
+        model["unnorm_keys"] = plane.worker.unnorm_keys
+        model["mode"] = plane.worker.default_mode
+    return model
+
+
+async def _framework_error(_: Request, error: Exception) -> JSONResponse:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    detail = str(error.detail) if isinstance(error, HTTPException) else "internal error"
+    return JSONResponse(error_of_status(status, detail), status)
+
+
+class _Server(uvicorn.Server):
+    """Signals belong to the service."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class HttpServer:
+    """Bound when made; serves between `start` and `stop`."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._socket = bind("http.port", config.http.host, config.http.port)
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    async def start(self, app: Edge) -> None:
+        """Serve until `stop`."""
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            ws="none",
+            h11_max_incomplete_event_size=16 << 10,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = _Server(settings)
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http")
+
+    async def stop(self) -> None:
+        """Answer what is under way, then close."""
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = True
+            await self._task
+        self._socket.close()

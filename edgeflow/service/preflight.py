@@ -1,0 +1,66 @@
+"""What can be told about a model directory without loading it: a wrong one is refused at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from edgeflow.errors import CheckpointError
+
+MAX_HEADER_BYTES = 100 << 20
+INDEX = "model.safetensors.index.json"
+
+
+def check_model_directory(path: Path) -> None:
+    """CheckpointError names what is missing, truncated or foreign."""
+    config = path / "config.json"
+    if not config.is_file():
+        raise CheckpointError(f"model: {path} has no config.json: name the directory of a Hugging Face checkpoint")
+    _read_object(config)
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
+        raise CheckpointError(f"model: {path} has no .safetensors file: convert the checkpoint to safetensors")
+    _check_shards(path)
+    for file in weights:
+        _check_length(file)
+
+
+def _read_object(file: Path) -> dict[str, object]:
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        raise CheckpointError(f"model: {file} is not readable JSON: fetch the checkpoint again") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"model: {file} is not a JSON object: fetch the checkpoint again")
+    return value
+
+
+def _check_shards(path: Path) -> None:
+    index = path / INDEX
+    if not index.is_file():
+        return
+    shards = _read_object(index).get("weight_map")
+    names = set(shards.values()) if isinstance(shards, dict) else set()
+    missing = sorted(str(name) for name in names if not (path / str(name)).is_file())
+    if missing:
+        raise CheckpointError(f"model: {path} lacks {missing[0]}, which {INDEX} names: fetch the checkpoint again")
+
+
+def _check_length(file: Path) -> None:
+    """A safetensors file is an eight-byte length, a JSON header of that length, and the tensors it places."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        if size < 8 or header_bytes > min(size - 8, MAX_HEADER_BYTES):
+            raise _truncated(file, size)
+        try:
+            header = json.loads(stream.read(header_bytes))
+            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+            raise CheckpointError(f"model: {file} is not a safetensors file: fetch the checkpoint again") from None
+    if size != 8 + header_bytes + max(ends, default=0):
+        raise _truncated(file, size)
+
+
+def _truncated(file: Path, size: int) -> CheckpointError:
+    return CheckpointError(f"model: {file} is truncated ({size} bytes): fetch the checkpoint again")
