@@ -1,0 +1,187 @@
+"""Frames a second of one policy, five ways, side by side in one run.
+
+1. transformers: the same weights through `LlamaForCausalLM.generate`, one frame at a time (our towers and projector)
+2. serial: our packed forward, one segment a pass
+3. naive pipe: pipelined, the caches of all stages gathered into a fresh buffer in every layer and pass
+4. pipelined, copy shift
+5. pipelined, rotate shift
+
+The systems take turns (A B C D E A B C D E …), so that a machine that slows down slows all of them; ratios are taken
+round by round. Every system's tokens are compared with serial decoding's.
+
+    .venv/bin/python benchmarks/pipeline.py --json benchmarks/results/pipeline-cpu.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from edgeflow.config import resolve_model
+from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.offline import OfflineRun, limits_for
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.kernels.packed_attention import naive_gather, slots_in_place
+from edgeflow.models.checkpoint import Weights
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode
+
+CPU = torch.device("cpu")
+INSTRUCTION = "grasp the red handle"
+Tokens = list[tuple[int, ...]]
+System = Callable[[list[PreparedFrame]], tuple[Tokens, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One system. fps over rounds; ratio to our serial, round by round; full: share of passes with all K stages."""
+
+    system: str
+    fps_mean: float
+    fps_std: float
+    ratio_median: float
+    ratio_min: float
+    ratio_max: float
+    full: float
+    tokens_equal: bool
+
+
+def main() -> None:
+    """Measure and print; exit code 1 when tokens differ."""
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    path = resolve_model(arguments.model)
+    policy = OpenVLAPolicy.load(path, torch.float32, CPU)
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (arguments.frames, 96, 96, 3), np.uint8)
+    ids = policy.prompt_ids(INSTRUCTION)
+    frames = [PreparedFrame(policy.preprocess(image), ids) for image in images]
+    systems = _systems(path, policy, len(ids))
+    rounds = _measure(systems, frames, arguments.rounds)
+    rows = _rows(systems, rounds)
+    _print(rows, arguments, policy.image_tokens + len(ids))
+    if arguments.json:
+        machine = {"date": datetime.now(timezone.utc).date().isoformat(), "machine": platform.machine()}
+        machine |= {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+        report = {**machine, **{key: str(value) for key, value in vars(arguments).items() if key != "json"}}
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps({**report, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+    raise SystemExit(0 if all(row.tokens_equal for row in rows) else 1)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo", help="checkpoint directory, or demo (the embedded policy)")
+    parser.add_argument("--frames", type=int, default=60, help="frames a system runs in each round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    return parser.parse_args()
+
+
+def _systems(path: Path, policy: OpenVLAPolicy, prompt: int) -> dict[str, System]:
+    naive = OpenVLAPolicy.load(path, torch.float32, CPU, attention=naive_gather)
+    ours = OpenVLAPolicy.load(path, torch.float32, CPU, attention=slots_in_place)
+
+    def packed(served: OpenVLAPolicy, mode: Mode, shift: Shift) -> System:
+        engine = PolicyEngine(served, served.K, served.image_tokens + prompt + served.K, CPU)
+
+        def run(frames: list[PreparedFrame]) -> tuple[Tokens, float]:
+            scheduler = Scheduler(limits_for(served.K, shift=shift))
+            (decoded,) = OfflineRun(engine, scheduler, [mode]).decode([frames])
+            tokens = [each.sampled.token_ids for each in decoded]
+            return tokens, scheduler.counts.full_passes / scheduler.counts.passes
+
+        return run
+
+    return {
+        "transformers": _transformers(path, policy),
+        "serial": packed(ours, Mode.SERIAL, Shift.ROTATE),
+        "naive pipe": packed(naive, Mode.PIPELINED, Shift.ROTATE),
+        "pipelined, copy": packed(ours, Mode.PIPELINED, Shift.COPY),
+        "pipelined, rotate": packed(ours, Mode.PIPELINED, Shift.ROTATE),
+    }
+
+
+def _transformers(path: Path, policy: OpenVLAPolicy) -> System:
+    """The plain baseline: towers and projector as ours, the language model through `generate`."""
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    text = {key: getattr(policy.config.text, key) for key in policy.config.text.__dataclass_fields__}
+    model = LlamaForCausalLM(LlamaConfig(**text, tie_word_embeddings=False)).eval()
+    model.load_state_dict(Weights(path, torch.float32, CPU).under("language_model."))
+    settings = GenerationConfig(max_new_tokens=policy.K, min_new_tokens=policy.K, do_sample=False, pad_token_id=0)
+
+    @torch.inference_mode()
+    def run(frames: list[PreparedFrame]) -> tuple[Tokens, float]:
+        tokens = []
+        for frame in frames:
+            (hidden,) = policy.embed_prefill(frame.pixel_values[None], [frame.prompt_ids])
+            out = model.generate(
+                inputs_embeds=hidden[None],
+                attention_mask=torch.ones(1, len(hidden), dtype=torch.long),
+                generation_config=settings,
+            )
+            tokens.append(tuple(out[0, -policy.K :].tolist()))
+        return tokens, 0.0
+
+    return run
+
+
+def _measure(systems: dict[str, System], frames: list[PreparedFrame], rounds: int) -> list[dict[str, tuple]]:
+    results = []
+    for index in track(range(rounds + 1), description="rounds (the first is not counted)"):
+        outcome = {}
+        for name, run in systems.items():
+            started = time.perf_counter()
+            tokens, full = run(frames)
+            outcome[name] = (len(frames) / (time.perf_counter() - started), full, tokens)
+        if index:
+            results.append(outcome)
+    return results
+
+
+def _rows(systems: dict[str, System], rounds: list[dict[str, tuple]]) -> list[Row]:
+    reference = rounds[0]["serial"][2]
+    rows = []
+    for name in systems:
+        fps = np.array([outcome[name][0] for outcome in rounds])
+        ratios = fps / np.array([outcome["serial"][0] for outcome in rounds])
+        equal = all(outcome[name][2] == reference for outcome in rounds)
+        ratio = [float(value) for value in (np.median(ratios), ratios.min(), ratios.max())]
+        rows.append(Row(name, float(fps.mean()), float(fps.std()), *ratio, full=rounds[0][name][1], tokens_equal=equal))
+    return rows
+
+
+def _print(rows: list[Row], arguments: argparse.Namespace, prefill: int) -> None:
+    title = f"{arguments.model}: {arguments.threads} threads, prefill of {prefill} rows, {arguments.frames} frames"
+    table = Table("system", "FPS", "±", "ratio to serial", "min .. max", "full pipeline", "tokens", title=title)
+    for row in rows:
+        table.add_row(
+            row.system,
+            f"{row.fps_mean:.1f}",
+            f"{row.fps_std:.1f}",
+            f"{row.ratio_median:.2f}",
+            f"{row.ratio_min:.2f} .. {row.ratio_max:.2f}",
+            f"{row.full:.0%}",
+            "equal" if row.tokens_equal else "[red]DIFFER[/]",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
