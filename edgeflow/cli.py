@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Optional
 
 if importlib.util.find_spec("typer") is None:
     sys.exit("the edgeflow command needs more than the robot-side SDK: pip install 'edgeflow[server]'")
@@ -17,7 +17,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from edgeflow.errors import DependencyError, EdgeflowError, StartError
+from edgeflow.console import ServicePrinter, reporting
+from edgeflow.errors import ConfigError, DependencyError, EdgeflowError, StartError
 from edgeflow.types import Mode
 
 app = typer.Typer(
@@ -92,7 +93,14 @@ def serve(
         "insecure": insecure or None,
     }
     settings = load_config(config, overrides)
-    raise typer.Exit(run_service(settings, _announcer(as_json), ready_file=ready_file))
+    if as_json:
+        code = run_service(
+            settings, lambda status: print(json.dumps(asdict(status)), flush=True), ready_file=ready_file
+        )
+    else:
+        with closing(ServicePrinter(Console(stderr=True))) as printer:
+            code = run_service(settings, printer, ready_file=ready_file)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -137,7 +145,8 @@ def verify(
     from edgeflow.engine.verify import verify_bundle
 
     modes = [mode] if mode else list(Mode)
-    results = [(each, result) for each in modes for result in verify_bundle(directory, each)]
+    with reporting(Console(stderr=True)) as report:
+        results = [(each, result) for each in modes for result in verify_bundle(directory, each, report)]
     if as_json:
         print(json.dumps([{"mode": each.value, **asdict(result)} for each, result in results], indent=2))
     else:
@@ -149,6 +158,54 @@ def verify(
             )
         Console().print(table)
     raise typer.Exit(0 if all(result.ok for _, result in results) else 1)
+
+
+@app.command("eval-demo")
+def eval_demo(
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of each condition and seed.")] = 200,
+    mode: Annotated[list[Mode], typer.Option(help=f"Repeat for several. {MODE_HELP}")] = list(Mode),
+    anchored: Annotated[
+        str, typer.Option(help="yes, no or both: the pose relative actions are resolved against.")
+    ] = "yes",
+    speed: Annotated[list[float], typer.Option(help="Speed of the objects, cm/s; repeat for several.")] = [0.0],
+    profile: Annotated[list[str], typer.Option(help="Pace of a device: none (this machine), orin, rtx5090, FILE.")] = [
+        "none"
+    ],
+    seeds: Annotated[int, typer.Option(min=1, help="Disjoint sets of episodes.")] = 1,
+    frame_hz: Annotated[float, typer.Option(min=1, max=100, help="Camera frames a second.")] = 20.0,
+    model: Annotated[str, typer.Option(help="Checkpoint directory, or demo (embedded).")] = "demo",
+    out: Annotated[Path, typer.Option(help="Folder of report.json and success.png.")] = Path("eval-report"),
+    as_json: Json = False,
+) -> None:
+    """Closed-loop evaluation of the embedded policy, in virtual time with the real scheduler and engine."""
+    from edgeflow.demo.eval_command import eval_command
+    from edgeflow.demo.evaluation import EvaluationPlan
+
+    choices = {"yes": [True], "no": [False], "both": [True, False]}
+    if anchored not in choices:
+        raise ConfigError(f"anchored: {anchored!r} is none of yes, no, both")
+    plan = EvaluationPlan(
+        episodes, mode, choices[anchored], [each / 100 for each in speed], profile, range(seeds), 1 / frame_hz, model
+    )
+    eval_command(plan, out, as_json=as_json)
+
+
+@app.command("train-demo")
+def train_demo(
+    out: Annotated[Path, typer.Option(help="Folder of the data, the state to resume from and the policy.")] = Path(
+        "train-demo"
+    ),
+    minutes: Annotated[
+        OptionalFloat, typer.Option(help="Stop after so many minutes; the schedule fits itself to it.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of data, initial weights and batches.")] = 0,
+    resume: Annotated[bool, typer.Option(help="Go on from the folder's state.")] = True,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Train the embedded policy from nothing: data from the scripted expert, then behaviour cloning."""
+    from edgeflow.demo.training.loop import train_demo as train
+
+    train(out, minutes, seed, resume, device)
 
 
 @app.command()
@@ -181,12 +238,6 @@ def config_check(path: Annotated[Path, typer.Argument(help="A configuration file
     from edgeflow.config import load_config
 
     print(load_config(path, {}).model_dump_json(indent=2))
-
-
-def _announcer(as_json: bool) -> Callable[[Any], None]:
-    from edgeflow.service.announce import json_lines, progress_lines
-
-    return json_lines() if as_json else progress_lines(Console(stderr=True))
 
 
 if __name__ == "__main__":

@@ -72,9 +72,7 @@ class VirtualService:
             clock.advance_ns(round(seconds * 1e9))
 
         pacer = Pacer(self._profile, clock, wait)
-        worker = Worker(
-            self._engine, Scheduler(self._limits), clock, published.append, default_mode=mode, pacer=pacer
-        )
+        worker = Worker(self._engine, Scheduler(self._limits), clock, published.append, default_mode=mode, pacer=pacer)
         worker.inbox.put(OpenSession(_SESSION, _EPOCH, mode.value, ""))
         return worker
 

@@ -18,6 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "clock": set(),
     "config": LEAVES,
     "doctor": set(),
+    "console": set(),
     "rpc": set(),
     "ipc": LEAVES,
     "kernels": LEAVES,
@@ -28,8 +29,8 @@ ALLOWED: dict[str, set[str]] = {
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
     "service": LEAVES | {"config", "rpc", "ipc"},
-    "demo": LEAVES | {"config", "client", "loadtest", "engine", "scheduler", "models", "ipc"},
-    "cli": LEAVES | {"config", "client", "loadtest", "service", "engine", "demo", "models", "doctor"},
+    "demo": LEAVES | {"config", "console", "client", "loadtest", "engine", "scheduler", "models", "ipc"},
+    "cli": LEAVES | {"config", "client", "loadtest", "service", "engine", "demo", "models", "doctor", "console"},
 }
 NO_TORCH = {"types", "errors", "clock", "config", "rpc", "ipc", "scheduler", "client", "loadtest", "service"}
 HEAVY = {"torch", "transformers"}

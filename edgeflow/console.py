@@ -1,0 +1,82 @@
+"""What commands show a person: phases of the service, progress of long work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Report = Callable[[str, int, int], None]
+
+
+class Status(Protocol):
+    """The announcement of a service (service/status.py), as far as it is shown."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def step(self) -> str: ...
+    @property
+    def done(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def grpc_address(self) -> str: ...
+    @property
+    def http_address(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+
+
+def progress_bar(console: Console) -> Progress:
+    """The bar that all long work shows."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+
+
+@contextmanager
+def reporting(console: Console) -> Iterator[Report]:
+    """A bar driven by (what, done, total)."""
+    with progress_bar(console) as progress:
+        task = progress.add_task("", total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            progress.update(task, description=what, completed=done, total=total)
+
+        yield report
+
+
+class ServicePrinter:
+    """Shows a start as a bar and every phase as a line."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = progress_bar(console)
+        self._task = self._progress.add_task("loading", total=None)
+        self._progress.start()
+
+    def __call__(self, status: Status) -> None:
+        match str(getattr(status.phase, "value", status.phase)):
+            case "starting" | "warming":
+                self._progress.update(
+                    self._task, description=status.step or "starting", completed=status.done, total=status.total or None
+                )
+            case "ready":
+                self._progress.stop()
+                self._console.print(
+                    f"[green]ready[/]: {status.model} on {status.device}; "
+                    f"gRPC {status.grpc_address}, HTTP {status.http_address}",
+                    highlight=False,
+                )
+            case phase:
+                self._progress.stop()
+                self._console.print(phase)
+
+    def close(self) -> None:
+        """End the bar, whatever happened."""
+        self._progress.stop()

@@ -1,0 +1,84 @@
+"""`edgeflow eval-demo`: run the grid, show the table, write report.json and success.png."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from edgeflow.console import reporting
+from edgeflow.demo.evaluation import ConditionResult, EvaluationPlan, evaluate
+
+
+def eval_command(plan: EvaluationPlan, out: Path, *, as_json: bool) -> None:
+    """Results on standard output and in `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    results: list[ConditionResult] = []
+    with reporting(Console(stderr=True)) as report:
+        for result in evaluate(plan, report):
+            results.append(result)
+            _write(results, plan, out)
+    if as_json:
+        print(json.dumps([result.as_json() for result in results], indent=2))
+    else:
+        Console().print(_table(results, plan))
+        print(f"written: {out}/report.json, {out}/success.png")
+
+
+def _write(results: list[ConditionResult], plan: EvaluationPlan, out: Path) -> None:
+    report = {
+        "model": plan.model,
+        "frame_hz": 1 / plan.period_s,
+        "episodes": plan.episodes,
+        "seeds": list(plan.seeds),
+        "conditions": [result.as_json() for result in results],
+    }
+    (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    _plot(results, out / "success.png")
+
+
+def _table(results: list[ConditionResult], plan: EvaluationPlan) -> Table:
+    count = plan.episodes * len(plan.seeds)
+    table = Table(
+        "device", "objects", "mode", "actions", "success", "95 % interval", "actions/s", "age p50", "age p99",
+        title=f"{plan.model}, {count} episodes a row, camera {1 / plan.period_s:g} Hz",
+    )  # fmt: skip
+    for result in results:
+        condition = result.condition
+        low, high = result.success.interval
+        table.add_row(
+            condition.profile.name,
+            f"{condition.speed * 100:g} cm/s",
+            condition.mode.value,
+            "anchored" if condition.anchored else "not anchored",
+            f"{result.success.share:.1%}",
+            f"{low:.1%} .. {high:.1%}",
+            f"{result.fps:.1f}",
+            f"{result.age_p50_ms:.0f} ms",
+            f"{result.age_p99_ms:.0f} ms",
+        )
+    return table
+
+
+def _plot(results: list[ConditionResult], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    labels = [
+        f"{r.condition.profile.name}, {r.condition.mode.value}\n{r.condition.speed * 100:g} cm/s"
+        f"{'' if r.condition.anchored else ', not anchored'}"
+        for r in results
+    ]
+    shares = [r.success.share for r in results]
+    errors = [
+        [share - r.success.interval[0] for share, r in zip(shares, results, strict=True)],
+        [r.success.interval[1] - share for share, r in zip(shares, results, strict=True)],
+    ]
+    figure = Figure(figsize=(9, 0.6 * len(results) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    axes.barh(labels, shares, xerr=errors, color="#4878a8", ecolor="#333333", capsize=3)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("success, with its 95 % interval")
+    figure.savefig(path, dpi=110)
