@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from edgeflow.kernels.shift_kv import ShiftKV, strided
+
 
 class KVSlots:
     """Keys and values `data [layers, 2, S, T, KH, D]`: S slots of T positions."""
@@ -18,8 +20,11 @@ class KVSlots:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        shift: ShiftKV = strided,
     ) -> None:
         self.data = torch.zeros(layers, 2, slots, capacity, kv_heads, head_dim, dtype=dtype, device=device)
+        self._shift = shift
         self._layers = [(layer[0], layer[1]) for layer in self.data]
 
     @property
@@ -40,5 +45,5 @@ class KVSlots:
         return self._layers[index]
 
     def copy_rows(self, source: int, target: int, length: int) -> None:
-        """INPLACESHIFTKV of ActionFlow section 3.3: the first `length` rows of a slot, in every layer."""
-        self.data[:, :, target, :length] = self.data[:, :, source, :length]
+        """The first `length` rows of a slot enter another, in every layer."""
+        self._shift(self.data, source, target, length)

@@ -1,99 +1,211 @@
 """VARLENATTENTION over slots (ActionFlow algorithm 2, line 4): every span attends its own slot, causally.
 
-q [L_Q, H, D]; k_slots, v_slots [S, T, KH, D]; out [L_Q, H, D]. Row r of a span at position p sees positions 0 .. p
-of its slot. Rows are already written to the slots. Positions beyond a span's end hold anything, NaN included.
+An implementation is called once a pass with the layout and the store, and returns what each layer calls:
+(q [L_Q, H, D], k_slots [S, T, KH, D], v_slots [S, T, KH, D]) → [L_Q, H, D]. The row at position p of a slot sees
+positions 0 .. p of it (bottom-right aligned); scores are scaled by D^-1/2; H is a multiple of KH (grouped queries).
+The pass's rows are already written. Positions at and beyond a slot's last span hold anything, NaN included, and an
+implementation may clear them. Spans may come in any order.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span
 
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+PackedAttention = Callable[[PackedLayout, KVSlots], Attend]
 
-def reference(q: Tensor, k_slots: Tensor, v_slots: Tensor, layout: PackedLayout) -> Tensor:
+# Decode rows whose slots lie at most this far apart run as one batch: computing an idle slot between two busy
+# ones costs less than another call (one idle slot is the rule: the one in which the newest frame is prefilled).
+MAX_SLOT_STEP = 2
+
+
+def reference(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001 - the layout says all
     """Row by row, written out."""
-    groups = q.shape[1] // k_slots.shape[2]
-    out = torch.empty_like(q)
-    for row, (slot, position) in enumerate(zip(layout.row_slot.tolist(), layout.row_position.tolist(), strict=True)):
-        k = k_slots[slot, : position + 1].repeat_interleave(groups, dim=1)  # [n, H, D]
-        v = v_slots[slot, : position + 1].repeat_interleave(groups, dim=1)
-        scores = torch.einsum("hd,nhd->hn", q[row], k) / q.shape[-1] ** 0.5
-        out[row] = torch.einsum("hn,nhd->hd", scores.softmax(-1), v)
-    return out
+    places = list(zip(layout.row_slot.tolist(), layout.row_position.tolist(), strict=True))
+
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+        groups = q.shape[1] // k_slots.shape[2]
+        out = torch.empty_like(q)
+        for row, (slot, position) in enumerate(places):
+            k = k_slots[slot, : position + 1].repeat_interleave(groups, dim=1)  # [n, H, D]
+            v = v_slots[slot, : position + 1].repeat_interleave(groups, dim=1)
+            scores = torch.einsum("hd,nhd->hn", q[row], k) / q.shape[-1] ** 0.5
+            out[row] = torch.einsum("hn,nhd->hd", scores.softmax(-1), v)
+        return out
+
+    return attend
 
 
-def naive_gather(q: Tensor, k_slots: Tensor, v_slots: Tensor, layout: PackedLayout) -> Tensor:
-    """The paper's naive pipe: caches of all spans are gathered into a fresh contiguous buffer, then attended."""
+def naive_gather(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001
+    """The paper's naive pipe: in every layer the caches of all spans are copied into one fresh contiguous buffer."""
     spans = layout.spans
-    k_all = torch.cat([k_slots[span.slot, : span.start + span.length] for span in spans])
-    v_all = torch.cat([v_slots[span.slot, : span.start + span.length] for span in spans])
-    out, row, key = [], 0, 0
-    for span in spans:
-        keys = slice(key, key + span.start + span.length)
-        out.append(_attend(q[row : row + span.length], k_all[keys], v_all[keys]))
-        row, key = row + span.length, keys.stop
-    return torch.cat(out)
+    ends = [span.start + span.length for span in spans]
+    masks = [_mask(span, layout.row_slot.device) for span in spans]
+
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+        k_all = torch.cat([k_slots[span.slot, :end] for span, end in zip(spans, ends, strict=True)]).split(ends)
+        v_all = torch.cat([v_slots[span.slot, :end] for span, end in zip(spans, ends, strict=True)]).split(ends)
+        rows = q.split([span.length for span in spans])
+        return torch.cat([_attend_one(*each) for each in zip(rows, k_all, v_all, masks, strict=True)])
+
+    return attend
 
 
-def slots_in_place(q: Tensor, k_slots: Tensor, v_slots: Tensor, layout: PackedLayout) -> Tensor:
-    """Prefills read their slot in place; all decode rows run as one batch over a view of the slots they lie in."""
-    out = torch.empty_like(q)
-    row = 0
-    decodes = len(layout.spans)
-    for index, span in enumerate(layout.spans):
+def slots_in_place(layout: PackedLayout, kv: KVSlots) -> Attend:
+    """Every slot is read where it lies: longer spans one by one, all decode rows as masked batches of near slots."""
+    blocks: list[_Block | _Batch] = []
+    first_row = 0
+    singles: list[tuple[int, Span]] = []
+    for span in layout.spans:
         if span.length == 1:
-            decodes = index
-            break
-        end = span.start + span.length
-        out[row : row + span.length] = _attend(
-            q[row : row + span.length], k_slots[span.slot, :end], v_slots[span.slot, :end]
+            singles.append((first_row, span))
+        else:
+            blocks.append(_Block.of(first_row, span, kv.data.device))
+        first_row += span.length
+    batches = [_Batch.of(run, kv.data) for run in _runs_of_near_slots(singles)]
+    _clear_beyond(layout.spans, batches, kv)
+    blocks += batches
+    order = _row_order([row for block in blocks for row in block.rows], kv.data.device)
+
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+        parts = [part for block in blocks for part in block.attend(q, k_slots, v_slots)]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return out if order is None else out[order]
+
+    return attend
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A span of several rows. mask: None where it starts its slot, so that the kernel's own causal mask does."""
+
+    rows: range
+    slot: int
+    end: int
+    mask: Tensor | None
+
+    @classmethod
+    def of(cls, first_row: int, span: Span, device: torch.device) -> _Block:
+        rows = range(first_row, first_row + span.length)
+        return cls(rows, span.slot, span.start + span.length, _mask(span, device))
+
+    def attend(self, q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Sequence[Tensor]:
+        rows = q[self.rows.start : self.rows.stop]
+        return [_attend_one(rows, k_slots[self.slot, : self.end], v_slots[self.slot, : self.end], self.mask)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Decode rows of slots first .. last as one batch.
+
+    source [last - first + 1]: the row that each slot's query is, any row for an idle slot; None where the rows lie
+    side by side and no slot is idle. kept: runs of busy slots. mask [slots, 1, 1, longest]: 0 or -inf.
+    """
+
+    rows: list[int]
+    first: int
+    last: int
+    longest: int
+    source: Tensor | None
+    kept: tuple[slice, ...]
+    mask: Tensor
+    ends: dict[int, int]
+
+    @classmethod
+    def of(cls, run: Sequence[tuple[int, Span]], data: Tensor) -> _Batch:
+        rows = [row for row, _ in run]
+        first, last = run[0][1].slot, run[-1][1].slot
+        ends = {span.slot: span.start + 1 for _, span in run}
+        row_of = {span.slot: row for row, span in run}
+        longest = max(ends.values())
+        lengths = torch.tensor([ends.get(slot, longest) for slot in range(first, last + 1)], device=data.device)
+        hidden = torch.arange(longest, device=data.device) >= lengths[:, None]
+        mask = torch.zeros(hidden.shape, dtype=data.dtype, device=data.device).masked_fill_(hidden, -torch.inf)
+        source = [row_of.get(slot, rows[0]) for slot in range(first, last + 1)]
+        in_line = source == list(range(rows[0], rows[0] + len(source)))
+        return cls(
+            rows,
+            first,
+            last,
+            longest,
+            None if in_line else torch.tensor(source, device=data.device),
+            _busy_runs([slot - first for slot in ends]),
+            mask[:, None, None],
+            ends,
         )
-        row += span.length
-    if decodes < len(layout.spans):
-        out[row:] = _decode_rows(q[row:], k_slots, v_slots, layout.spans[decodes:], layout.row_position[row:])
-    return out
+
+    def attend(self, q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Sequence[Tensor]:
+        slots = slice(self.first, self.last + 1)
+        rows = q[self.rows[0] : self.rows[-1] + 1] if self.source is None else q[self.source]
+        k, v = k_slots[slots, : self.longest].transpose(1, 2), v_slots[slots, : self.longest].transpose(1, 2)
+        grouped = rows.unflatten(1, (k.shape[1], -1))  # the queries of a KV head are its batch of rows
+        out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=self.mask).reshape(rows.shape)
+        return [out[kept] for kept in self.kept]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [n, H, D] over k, v [m, KH, D], bottom-right aligned."""
-    n, m = q.shape[0], k.shape[0]
-    mask = None
-    if n not in (1, m):
-        mask = torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n)
+def _attend_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """q [n, H, D] over k, v [m, KH, D]; without a mask causal where n = m, and all of it where n = 1."""
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         k.transpose(0, 1)[None],
         v.transpose(0, 1)[None],
         attn_mask=mask,
-        is_causal=n == m and n > 1,
+        is_causal=mask is None and q.shape[0] > 1,
         enable_gqa=q.shape[1] != k.shape[1],
     )
     return out[0].transpose(0, 1)
 
 
-def _decode_rows(q: Tensor, k_slots: Tensor, v_slots: Tensor, spans: tuple[Span, ...], positions: Tensor) -> Tensor:
-    """q [n, H, D], one row a span of length 1, slots ascending: one masked batch over slots first .. last."""
-    first, last = spans[0].slot, spans[-1].slot
-    longest = max(span.start for span in spans) + 1
-    rows = [span.slot - first for span in spans]
-    count = last - first + 1
-    batch = q
-    if count != len(spans):
-        batch = q.new_zeros(count, *q.shape[1:])
-        batch[rows] = q
-        lengths = positions.new_zeros(count)
-        lengths[rows] = positions
-        positions = lengths
-    n, heads, dim = batch.shape
-    k, v = k_slots[first : last + 1, :longest], v_slots[first : last + 1, :longest]
-    groups = heads // k.shape[2]
-    mask = torch.arange(longest, device=q.device) <= positions[:, None]  # [n, longest]
-    keys = k.permute(0, 2, 3, 1)  # [n, KH, D, m]
-    scores = (batch.view(n, -1, groups, dim) * dim**-0.5) @ keys  # [n, KH, groups, m]
-    weights = scores.masked_fill_(~mask[:, None, None], -torch.inf).softmax(-1)
-    values = v.permute(0, 2, 1, 3).masked_fill(~mask[:, None, :, None], 0)
-    out = (weights @ values).view(n, heads, dim)
-    return out[rows] if count != len(spans) else out
+def _mask(span: Span, device: torch.device) -> Tensor | None:
+    """[length, start + length], bottom-right aligned; None where no mask or the plain causal one does."""
+    if span.start == 0 or span.length == 1:
+        return None
+    seen = torch.ones(span.length, span.start + span.length, dtype=torch.bool, device=device)
+    return seen.tril(span.start)
+
+
+def _runs_of_near_slots(singles: list[tuple[int, Span]]) -> list[list[tuple[int, Span]]]:
+    """Decode rows by ascending slot, cut where slots repeat or lie far apart."""
+    runs: list[list[tuple[int, Span]]] = []
+    for row, span in sorted(singles, key=lambda single: single[1].slot):
+        if runs and 1 <= span.slot - runs[-1][-1][1].slot <= MAX_SLOT_STEP:
+            runs[-1].append((row, span))
+        else:
+            runs.append([(row, span)])
+    return runs
+
+
+def _busy_runs(offsets: list[int]) -> tuple[slice, ...]:
+    """Ascending offsets as slices: [0, 1, 3] → 0:2, 3:4."""
+    starts = [offset for offset in offsets if offset - 1 not in offsets]
+    stops = [offset + 1 for offset in offsets if offset + 1 not in offsets]
+    return tuple(map(slice, starts, stops))
+
+
+def _clear_beyond(spans: Sequence[Span], batches: Sequence[_Batch], kv: KVSlots) -> None:
+    """Zero what a batch reads beyond the end of its slots, in all layers: -inf hides a number, but not NaN."""
+    ends: dict[int, int] = {}
+    for span in spans:
+        ends[span.slot] = max(ends.get(span.slot, 0), span.start + span.length)
+    for batch in batches:
+        for slot in batch.ends:
+            if ends[slot] < batch.longest:
+                kv.data[:, :, slot, ends[slot] : batch.longest] = 0
+
+
+def _row_order(rows: list[int], device: torch.device) -> Tensor | None:
+    """Where each row of the pass lies in the parts, one after the other; None where they are in order."""
+    if rows == list(range(len(rows))):
+        return None
+    order = [0] * len(rows)
+    for place, row in enumerate(rows):
+        order[row] = place
+    return torch.tensor(order, device=device)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,10 +1,14 @@
 """FUSEDROPEANDWRITEKV (ActionFlow section 3.3): rotate queries and keys, put keys and values into their slots.
 
 Half-split (NeoX) rotary embedding: the pair (i, i + D/2) turns by position * theta^(-2i/D).
-qkv [L_Q, (H + 2 KH) D]; cos, sin [L_Q, D] of the rows' positions; returns q [L_Q, H, D].
+qkv [L_Q, (H + 2 KH) D]; rows: RowPlaces of the pass; k_slots, v_slots [S, T, KH, D], written at the rows' places,
+nowhere else. Returns q [L_Q, H, D].
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,44 +16,64 @@ from torch import Tensor
 from edgeflow.kernels.layout import PackedLayout
 
 
-def rotary_table(positions: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [positions, D] in float32; sin's first half is negated, so that rotation is two products."""
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
-    angles = torch.arange(positions, dtype=torch.float32, device=device)[:, None] * frequencies
-    return torch.cat([angles.cos()] * 2, dim=-1), torch.cat([-angles.sin(), angles.sin()], dim=-1)
+@dataclass(frozen=True, slots=True)
+class RowPlaces:
+    """Once a pass, for all layers. cos, sin [L_Q, 1, D/2]; flat [L_Q] int64: slot * T + position."""
+
+    cos: Tensor
+    sin: Tensor
+    flat: Tensor
 
 
-def reference(
-    qkv: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor, kv: tuple[Tensor, Tensor], layout: PackedLayout
-) -> Tensor:
-    """Row by row, pair by pair."""
-    q, k, v = _split(qkv, heads, kv_heads)
-    half = q.shape[-1] // 2
-    turned = []
-    for x in (q, k):
-        a, b = x[..., :half], x[..., half:]
-        c, s = cos[:, None, half:], sin[:, None, half:]
-        turned.append(torch.cat([a * c - b * s, b * c + a * s], dim=-1))
-    for row, (slot, position) in enumerate(zip(layout.row_slot.tolist(), layout.row_position.tolist(), strict=True)):
-        kv[0][slot, position] = turned[1][row]
-        kv[1][slot, position] = v[row]
-    return turned[0]
+@dataclass(frozen=True, slots=True)
+class RotaryTable:
+    """cos and sin of every position, [T, 1, D/2]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def of(cls, positions: int, head_dim: int, theta: float, like: Tensor) -> RotaryTable:
+        """Computed in float32, kept in the dtype and on the device of `like`."""
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=like.device) / head_dim
+        places = torch.arange(positions, dtype=torch.float32, device=like.device)
+        angles = places[:, None, None] * (1.0 / theta**exponents)
+        return cls(angles.cos().to(like.dtype), angles.sin().to(like.dtype))
+
+    def places(self, layout: PackedLayout, capacity: int) -> RowPlaces:
+        """Of the rows of a pass, over slots of `capacity` positions."""
+        position = layout.row_position
+        return RowPlaces(self.cos[position], self.sin[position], layout.row_slot * capacity + position)
 
 
-def indexed(
-    qkv: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor, kv: tuple[Tensor, Tensor], layout: PackedLayout
-) -> Tensor:
-    """Queries and keys turn together; one indexed write each for keys and values."""
-    rows = qkv.shape[0]
-    split = qkv.view(rows, heads + 2 * kv_heads, -1)
-    qk = split[:, : heads + kv_heads]
-    half = qk.shape[-1] // 2
-    turned = qk * cos[:, None] + qk.roll(half, -1) * sin[:, None]
-    kv[0].index_put_((layout.row_slot, layout.row_position), turned[:, heads:])
-    kv[1].index_put_((layout.row_slot, layout.row_position), split[:, heads + kv_heads :])
+RopeWriteKV = Callable[[Tensor, int, int, RowPlaces, Tensor, Tensor], Tensor]
+
+
+def reference(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+    """Row by row, head by head."""
+    split = qkv.unflatten(1, (heads + 2 * kv_heads, -1))
+    turned = torch.empty_like(split[:, : heads + kv_heads])
+    half = turned.shape[-1] // 2
+    for row in range(qkv.shape[0]):
+        cos, sin = rows.cos[row, 0], rows.sin[row, 0]
+        for head in range(heads + kv_heads):
+            a, b = split[row, head, :half], split[row, head, half:]
+            turned[row, head, :half] = a * cos - b * sin
+            turned[row, head, half:] = b * cos + a * sin
+        slot, position = divmod(int(rows.flat[row]), k_slots.shape[1])
+        k_slots[slot, position] = turned[row, heads:]
+        v_slots[slot, position] = split[row, heads + kv_heads :]
     return turned[:, :heads]
 
 
-def _split(qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    split = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
-    return split[:, :heads], split[:, heads : heads + kv_heads], split[:, heads + kv_heads :]
+def indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+    """Queries and keys turn together; one indexed write each for keys and values."""
+    split = qkv.unflatten(1, (heads + 2 * kv_heads, -1))
+    a, b = split[:, : heads + kv_heads].chunk(2, dim=-1)
+    turned = torch.empty_like(split[:, : heads + kv_heads])
+    low, high = turned.chunk(2, dim=-1)
+    torch.mul(a, rows.cos, out=low).addcmul_(b, rows.sin, value=-1)
+    torch.mul(b, rows.cos, out=high).addcmul_(a, rows.sin)
+    k_slots.flatten(0, 1).index_copy_(0, rows.flat, turned[:, heads:])
+    v_slots.flatten(0, 1).index_copy_(0, rows.flat, split[:, heads + kv_heads :])
+    return turned[:, :heads]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor
+
+SwiGLU = Callable[[Tensor], Tensor]
 
 
 def reference(gate_up: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from edgeflow.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+MAX_JSON_BYTES = 64 << 20
 
 
 def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
@@ -24,58 +26,94 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
             raise CheckpointError(f"{path.parent} has no {path.name}: name the directory of a checkpoint")
         return {}
     try:
-        values = json.loads(path.read_text())
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes: that is no configuration")
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON: copy the checkpoint again") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
+        raise CheckpointError(f"{path} must hold a JSON object: copy the checkpoint again")
     return values
 
 
-class Weights:
-    """Tensors by their published names, read on demand and converted to one dtype and device."""
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of one safetensors file, as stored."""
+    file = _open(path)
+    return {name: _read(file, name, path) for name in file.keys()}  # noqa: SIM118 - not a mapping
+
+
+class Weights(Mapping[str, Tensor]):
+    """Tensors by their published names, read when asked for, converted to one dtype and device.
+
+    Nothing is kept: who takes a tensor owns it, so a model is never in memory twice.
+    """
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self._directory = directory
-        self._dtype = dtype
+        self._set(_sources(directory), f"{directory}: ", dtype, device)
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> Weights:
+        """Tensors that are in memory already."""
+        weights = object.__new__(cls)
+        weights._set({name: partial(tensors.__getitem__, name) for name in tensors}, "", dtype, device)
+        return weights
+
+    def under(self, prefix: str) -> Weights:
+        """The tensors below a prefix, by the rest of their names."""
+        below = object.__new__(Weights)
+        sources = {name.removeprefix(prefix): read for name, read in self._sources.items() if name.startswith(prefix)}
+        below._set(sources, self._where + prefix, self.dtype, self.device)
+        return below
+
+    def _set(
+        self, sources: dict[str, Callable[[], Tensor]], where: str, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._sources = sources
+        self._where = where  # in messages, before a name
+        self.dtype = dtype
         self.device = device
-        self._file_of = _tensor_files(directory)
 
-    @property
-    def names(self) -> set[str]:
-        return set(self._file_of)
+    def take(self, name: str, *shape: int | None) -> Tensor:
+        """One tensor of a shape (None: any length); CheckpointError when it is missing or of another shape."""
+        tensor = self[name]
+        lengths = zip(tensor.shape, shape, strict=False)
+        if len(tensor.shape) != len(shape) or any(want not in (None, have) for have, want in lengths):
+            wanted = ", ".join("any" if length is None else str(length) for length in shape)
+            raise CheckpointError(f"{self._where}{name} has shape {list(tensor.shape)}, expected [{wanted}]")
+        return tensor
 
-    def get(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """One tensor; CheckpointError when it is missing or of another shape."""
-        if name not in self._file_of:
-            raise CheckpointError(f"{self._directory} lacks the tensor {name}")
-        with _open(self._file_of[name]) as file:
-            tensor: Tensor = file.get_tensor(name)
-        if shape is not None and tuple(tensor.shape) != shape:
-            raise CheckpointError(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")
-        return tensor.to(device=self.device, dtype=self._dtype)
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._sources:
+            raise CheckpointError(f"{self._where}{name} is missing: download the checkpoint again")
+        return self._sources[name]().to(device=self.device, dtype=self.dtype)
 
-    def under(self, prefix: str, keep: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
-        """All tensors below a prefix that `keep` accepts, by the rest of their names."""
-        names = {name.removeprefix(prefix): name for name in self._file_of if name.startswith(prefix)}
-        return {short: self.get(name) for short, name in names.items() if keep(short)}
+    def __contains__(self, name: object) -> bool:
+        return name in self._sources
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
 
 
-def _tensor_files(directory: Path) -> dict[str, Path]:
-    if (directory / INDEX_FILE).is_file():
-        index = read_json(directory / INDEX_FILE).get("weight_map")
-        if not isinstance(index, dict):
-            raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map")
-        files = {str(name): directory / Path(str(file)).name for name, file in index.items()}
-        missing = sorted({file.name for file in files.values() if not file.is_file()})
-        if missing:
-            raise CheckpointError(f"{directory} lacks {missing[0]}, named by {INDEX_FILE}: download it again")
-        return files
-    path = directory / SINGLE_FILE
-    if not path.is_file():
-        raise CheckpointError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: only safetensors are read")
-    with _open(path) as file:
-        return dict.fromkeys(file.keys(), path)
+def _sources(directory: Path) -> dict[str, Callable[[], Tensor]]:
+    """How to read each tensor. All files are opened here: a truncated one is told at once."""
+    if not (directory / INDEX_FILE).is_file():
+        path = directory / SINGLE_FILE
+        if not path.is_file():
+            raise CheckpointError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: only safetensors are read")
+        file = _open(path)
+        return {name: partial(_read, file, name, path) for name in file.keys()}  # noqa: SIM118
+    index = read_json(directory / INDEX_FILE).get("weight_map")
+    if not isinstance(index, dict):
+        raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map: copy the checkpoint again")
+    shards = {str(shard): directory / Path(str(shard)).name for shard in index.values()}
+    absent = sorted(path.name for path in shards.values() if not path.is_file())
+    if absent:
+        raise CheckpointError(f"{directory} lacks {absent[0]}, named by {INDEX_FILE}: download it again")
+    files = {shard: _open(path) for shard, path in shards.items()}
+    return {name: partial(_read, files[str(shard)], name, shards[str(shard)]) for name, shard in index.items()}
 
 
 def _open(path: Path) -> Any:
@@ -85,7 +123,9 @@ def _open(path: Path) -> Any:
         raise CheckpointError(f"{path} is truncated or not safetensors: download it again") from error
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of one safetensors file, as stored."""
-    with _open(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+def _read(file: Any, name: str, path: Path) -> Tensor:
+    try:
+        tensor: Tensor = file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} lacks the tensor {name} that the index promises: download it again") from error
+    return tensor

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels import packed_attention, rms_norm, rope_write_kv, swiglu
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout
-
-Attention = Callable[[Tensor, Tensor, Tensor, PackedLayout], Tensor]
+from edgeflow.kernels.packed_attention import Attend, PackedAttention
+from edgeflow.kernels.rms_norm import RmsNorm
+from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces
+from edgeflow.kernels.shift_kv import ShiftKV
+from edgeflow.kernels.swiglu import SwiGLU
+from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.models.checkpoint import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +32,31 @@ class LlamaConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"text_config.{name} must be at least 1, got {getattr(self, name)}")
+        if self.hidden_size % (2 * self.num_attention_heads):
+            raise ValueError(f"{self.num_attention_heads} heads do not divide hidden_size {self.hidden_size} evenly")
+        if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(f"{self.num_key_value_heads} KV heads do not divide {self.num_attention_heads} heads")
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
+    @property
+    def kv_width(self) -> int:
+        """KH * D"""
+        return self.num_key_value_heads * self.head_dim
+
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
+    """qkv [(H + 2 KH) D, E]; gate_up [2F, E]; the others as published."""
+
     input_norm: Tensor
     qkv: Tensor
     output: Tensor
@@ -44,42 +64,78 @@ class _Layer:
     gate_up: Tensor
     down: Tensor
 
+    @classmethod
+    def of(cls, config: LlamaConfig, weights: Weights) -> _Layer:
+        """weights: those below `model.layers.<index>.`; projections that read the same rows are fused."""
+        width, inner, kv_width = config.hidden_size, config.intermediate_size, config.kv_width
+        qkv = [
+            weights.take(f"self_attn.{name}_proj.weight", rows, width)
+            for name, rows in (("q", width), ("k", kv_width), ("v", kv_width))
+        ]
+        gate_up = [weights.take(f"mlp.{name}_proj.weight", inner, width) for name in ("gate", "up")]
+        return cls(
+            input_norm=weights.take("input_layernorm.weight", width),
+            qkv=torch.cat(qkv),
+            output=weights.take("self_attn.o_proj.weight", width, width),
+            post_norm=weights.take("post_attention_layernorm.weight", width),
+            gate_up=torch.cat(gate_up),
+            down=weights.take("mlp.down_proj.weight", width, inner),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Operators:
+    """What serves this model on its device, looked up once."""
+
+    rms_norm: RmsNorm
+    rope_write_kv: RopeWriteKV
+    swiglu: SwiGLU
+    shift_kv: ShiftKV
+    packed_attention: PackedAttention
+
+    @classmethod
+    def of(cls, table: OperatorTable, like: Tensor, attention: PackedAttention | None) -> _Operators:
+        def find(name: str) -> object:
+            return table.resolve(OperatorKey(name, model_name="llama"), like.device, like.dtype)
+
+        found = {name: find(name) for name in cls.__dataclass_fields__}
+        if attention is not None:
+            found["packed_attention"] = attention
+        return cls(**found)  # type: ignore[arg-type]
+
 
 class LlamaDecoder:
-    """weights: names as in the checkpoint below `language_model.` (model.layers.0.self_attn.q_proj.weight, …)."""
+    """weights: names as published (model.layers.0.self_attn.q_proj.weight, …).
+
+    attention: serves instead of the table's choice (ablations).
+    """
 
     def __init__(
         self,
         config: LlamaConfig,
-        weights: Mapping[str, Tensor],
+        weights: Weights,
         *,
-        attention: Attention = packed_attention.slots_in_place,
+        table: OperatorTable | None = None,
+        attention: PackedAttention | None = None,
     ) -> None:
         self.config = config
-        self._attention = attention
-        self._embedding = weights["model.embed_tokens.weight"]
-        self._head = weights.get("lm_head.weight", self._embedding)
-        self._norm = weights["model.norm.weight"]
-        self._layers = [_fuse(weights, f"model.layers.{index}.") for index in range(config.num_hidden_layers)]
-        self._cos, self._sin = (
-            table.to(self._embedding.dtype)
-            for table in rope_write_kv.rotary_table(
-                config.max_position_embeddings, config.head_dim, config.rope_theta, self._embedding.device
-            )
-        )
+        vocab, width = config.vocab_size, config.hidden_size
+        self._embedding = weights.take("model.embed_tokens.weight", vocab, width)
+        tied = config.tie_word_embeddings
+        self._head = self._embedding if tied else weights.take("lm_head.weight", vocab, width)
+        self._norm = weights.take("model.norm.weight", width)
+        layers = range(config.num_hidden_layers)
+        self._layers = [_Layer.of(config, weights.under(f"model.layers.{index}.")) for index in layers]
+        self._operators = _Operators.of(table or built_in_table(), self._embedding, attention)
+        self._rotary = self._rotary_table(config.max_position_embeddings)
 
     def kv_slots(self, slots: int, capacity: int) -> KVSlots:
-        """A store of this model's shape and dtype."""
-        config = self.config
-        return KVSlots(
-            config.num_hidden_layers,
-            slots,
-            capacity,
-            config.num_key_value_heads,
-            config.head_dim,
-            self._embedding.dtype,
-            self._embedding.device,
-        )
+        """A store of this model's shape and dtype; positions up to `capacity` become usable."""
+        if capacity > self._rotary.cos.shape[0]:
+            self._rotary = self._rotary_table(capacity)
+        config, like = self.config, self._embedding
+        shape = (config.num_hidden_layers, slots, capacity, config.num_key_value_heads, config.head_dim)
+        return KVSlots(*shape, like.dtype, like.device, shift=self._operators.shift_kv)
 
     def embed(self, ids: Tensor) -> Tensor:
         """[n] → [n, E]"""
@@ -87,35 +143,27 @@ class LlamaDecoder:
 
     def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
         """[L_Q, E] → [L_Q, E] after the last layer, before the final norm (ActionFlow algorithm 2)."""
-        cos, sin = self._cos[layout.row_position], self._sin[layout.row_position]
+        rows = self._rotary.places(layout, kv.capacity)
+        attend = self._operators.packed_attention(layout, kv)
         for index, layer in enumerate(self._layers):
-            hidden = self._run_layer(layer, hidden, cos, sin, kv.layer(index), layout)
+            hidden = self._run_layer(layer, hidden, rows, attend, *kv.layer(index))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head of the rows asked for: [n, E] → [n, V]"""
-        return F.linear(rms_norm.fused(hidden, self._norm, self.config.rms_norm_eps), self._head)
+        return F.linear(self._operators.rms_norm(hidden, self._norm, self.config.rms_norm_eps), self._head)
 
     def _run_layer(
-        self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor, kv: tuple[Tensor, Tensor], layout: PackedLayout
+        self, layer: _Layer, hidden: Tensor, rows: RowPlaces, attend: Attend, k_slots: Tensor, v_slots: Tensor
     ) -> Tensor:
-        config = self.config
-        x = rms_norm.fused(hidden, layer.input_norm, config.rms_norm_eps)
+        config, operators = self.config, self._operators
+        x = operators.rms_norm(hidden, layer.input_norm, config.rms_norm_eps)
         qkv = F.linear(x, layer.qkv)
-        q = rope_write_kv.indexed(qkv, config.num_attention_heads, config.num_key_value_heads, cos, sin, kv, layout)
-        attended = self._attention(q, *kv, layout).reshape(hidden.shape[0], -1)
-        hidden = torch.addmm(hidden, attended, layer.output.t())
-        x = rms_norm.fused(hidden, layer.post_norm, config.rms_norm_eps)
-        return torch.addmm(hidden, swiglu.fused(F.linear(x, layer.gate_up)), layer.down.t())
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        q = operators.rope_write_kv(qkv, heads, kv_heads, rows, k_slots, v_slots)
+        hidden = torch.addmm(hidden, attend(q, k_slots, v_slots).flatten(1), layer.output.t())
+        x = operators.rms_norm(hidden, layer.post_norm, config.rms_norm_eps)
+        return torch.addmm(hidden, operators.swiglu(F.linear(x, layer.gate_up)), layer.down.t())
 
-
-def _fuse(weights: Mapping[str, Tensor], prefix: str) -> _Layer:
-    attention = prefix + "self_attn."
-    return _Layer(
-        input_norm=weights[prefix + "input_layernorm.weight"],
-        qkv=torch.cat([weights[f"{attention}{name}_proj.weight"] for name in "qkv"]),
-        output=weights[attention + "o_proj.weight"],
-        post_norm=weights[prefix + "post_attention_layernorm.weight"],
-        gate_up=torch.cat([weights[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")]),
-        down=weights[prefix + "mlp.down_proj.weight"],
-    )
+    def _rotary_table(self, positions: int) -> RotaryTable:
+        return RotaryTable.of(positions, self.config.head_dim, self.config.rope_theta, self._embedding)

@@ -1,23 +1,25 @@
-"""Vision transformers as timm publishes them: patch features of one block, no final norm (vla_numerics 3.1).
+"""Vision transformers as timm publishes them: patch features of one block, no final norm (reference: vla_numerics 3.1).
 
 LayerNorm eps 1e-6, exact GELU, fused qkv with bias; LayerScale and prefix tokens where the checkpoint has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeflow.errors import CheckpointError
+from edgeflow.models.checkpoint import Weights
+
 LAYER_NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Matrices are kept transposed for addmm. LayerScale is folded into the projections that it scales."""
+    """LayerScale is folded into the projections that it scales. Weights and biases in pairs."""
 
     norm1: tuple[Tensor, Tensor]
     qkv: tuple[Tensor, Tensor]
@@ -26,31 +28,48 @@ class _Block:
     fc1: tuple[Tensor, Tensor]
     fc2: tuple[Tensor, Tensor]
 
+    @classmethod
+    def of(cls, weights: Weights, width: int) -> _Block:
+        """weights: those below `blocks.<index>.`"""
+        inner = weights.take("mlp.fc1.bias", None).shape[0]
+        norm1, norm2 = (
+            (weights.take(f"{norm}.weight", width), weights.take(f"{norm}.bias", width)) for norm in ("norm1", "norm2")
+        )
+        return cls(
+            norm1=norm1,
+            qkv=_linear(weights, "attn.qkv", 3 * width, width),
+            proj=_scaled(weights, "ls1", _linear(weights, "attn.proj", width, width)),
+            norm2=norm2,
+            fc1=_linear(weights, "mlp.fc1", inner, width),
+            fc2=_scaled(weights, "ls2", _linear(weights, "mlp.fc2", width, inner)),
+        )
+
 
 class VisionTower:
-    """weights: names below the tower's prefix (patch_embed.proj.weight, blocks.0.norm1.weight, …).
+    """A tower's first `blocks` blocks for square images of `image_side` pixels.
 
-    blocks: how many are run; the features are the last one's output.
+    weights: names below the tower's prefix (patch_embed.proj.weight, blocks.0.norm1.weight, …); sizes are theirs.
+    width: E. patches: rows of features an image gives.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], heads: int, blocks: int) -> None:
-        kernel = weights["patch_embed.proj.weight"]  # [E, 3, p, p]
-        self.width = kernel.shape[0]
-        self.patch = kernel.shape[-1]
-        self.heads = heads
+    def __init__(self, weights: Weights, *, heads: int, blocks: int, image_side: int) -> None:
+        kernel = weights.take("patch_embed.proj.weight", None, 3, None, None)
+        self.width, self._patch, self._heads = kernel.shape[0], kernel.shape[-1], heads
+        if self.width % heads:
+            raise CheckpointError(f"num_heads: {heads} heads do not divide a vision tower of width {self.width}")
+        if image_side % self._patch:
+            raise CheckpointError(f"image_sizes: {image_side} is no multiple of the patch of {self._patch} pixels")
+        self.patches = (image_side // self._patch) ** 2
         self._kernel = kernel.flatten(1)
-        self._bias = weights["patch_embed.proj.bias"]
-        self._position = weights["pos_embed"][0]
-        prefix = [weights[name][0] for name in ("cls_token", "reg_token") if name in weights]
-        self._prefix = torch.cat(prefix) if prefix else kernel.new_zeros(0, self.width)
-        self._blocks = [_block(weights, f"blocks.{index}.") for index in range(blocks)]
-
-    def patches(self, image_side: int) -> int:
-        return (image_side // self.patch) ** 2
+        self._bias = weights.take("patch_embed.proj.bias", self.width)
+        self._position = weights.take("pos_embed", 1, self.patches, self.width)[0]
+        prefix = [weights.take(name, 1, None, self.width)[0] for name in ("cls_token", "reg_token") if name in weights]
+        self._prefix = torch.cat([kernel.new_zeros(0, self.width), *prefix])
+        self._blocks = [_Block.of(weights.under(f"blocks.{index}."), self.width) for index in range(blocks)]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, side, side] → [B, patches, E]; class and register tokens are stripped."""
-        x = F.linear(_unfold(pixels, self.patch), self._kernel, self._bias) + self._position
+        """[B, 3, side, side] → [B, patches, E]; class and register tokens, which get no position, are stripped."""
+        x = F.linear(_unfold(pixels, self._patch), self._kernel, self._bias) + self._position
         if len(self._prefix):
             x = torch.cat([self._prefix.expand(x.shape[0], -1, -1), x], dim=1)
         for block in self._blocks:
@@ -60,8 +79,7 @@ class VisionTower:
     def _run(self, block: _Block, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
         normed = F.layer_norm(x, (width,), *block.norm1, LAYER_NORM_EPS)
-        qkv = F.linear(normed, *block.qkv).view(batch, tokens, 3, self.heads, -1)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        q, k, v = F.linear(normed, *block.qkv).view(batch, tokens, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)
         x = x + F.linear(attended, *block.proj)
         normed = F.layer_norm(x, (width,), *block.norm2, LAYER_NORM_EPS)
@@ -72,24 +90,18 @@ def _unfold(pixels: Tensor, patch: int) -> Tensor:
     """[B, 3, side, side] → [B, patches, 3 p p], patches row by row: the convolution as a matrix product."""
     batch, channels, height, width = pixels.shape
     rows, columns = height // patch, width // patch
-    tiles = pixels.view(batch, channels, rows, patch, columns, patch).permute(0, 2, 4, 1, 3, 5)
+    tiles = pixels.reshape(batch, channels, rows, patch, columns, patch).permute(0, 2, 4, 1, 3, 5)
     return tiles.reshape(batch, rows * columns, -1)
 
 
-def _block(weights: Mapping[str, Tensor], prefix: str) -> _Block:
-    def pair(name: str) -> tuple[Tensor, Tensor]:
-        return weights[f"{prefix}{name}.weight"], weights[f"{prefix}{name}.bias"]
+def _linear(weights: Weights, name: str, out: int, into: int) -> tuple[Tensor, Tensor]:
+    return weights.take(f"{name}.weight", out, into), weights.take(f"{name}.bias", out)
 
-    def scaled(name: str, scale: str) -> tuple[Tensor, Tensor]:
-        weight, bias = pair(name)
-        gamma = weights.get(f"{prefix}{scale}.scale_factor", weights.get(f"{prefix}{scale}.gamma"))
-        return (weight, bias) if gamma is None else (weight * gamma[:, None], bias * gamma)
 
-    return _Block(
-        pair("norm1"),
-        pair("attn.qkv"),
-        scaled("attn.proj", "ls1"),
-        pair("norm2"),
-        pair("mlp.fc1"),
-        scaled("mlp.fc2", "ls2"),
-    )
+def _scaled(weights: Weights, scale: str, linear: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """LayerScale under its published name or under timm's own."""
+    for name in (f"{scale}.scale_factor", f"{scale}.gamma"):
+        if name in weights:
+            gamma = weights.take(name, len(linear[1]))
+            return linear[0] * gamma[:, None], linear[1] * gamma
+    return linear

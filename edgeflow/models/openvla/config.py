@@ -54,6 +54,11 @@ class OpenVLAConfig:
     action_block: dict[str, Any]
     v01: bool
 
+    @property
+    def action_width(self) -> int:
+        """K: numbers of an action, tokens of an answer."""
+        return len(next(iter(self.statistics.values())).q01)
+
 
 def load_config(directory: Path, *, center_crop: bool = False) -> OpenVLAConfig:
     """Read and check config.json, preprocessor_config.json and dataset_statistics.json."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +36,18 @@ class OpenVLAPolicy:
         self.config = config
         self.decoder = LlamaDecoder(config.text, weights.under("language_model."), **decoder_options)
         self.towers = [
-            _load_tower(weights, prefix, heads) for prefix, heads in zip(_TOWERS, config.tower_heads, strict=False)
+            _load_tower(weights.under(prefix), heads, config.image.side)
+            for prefix, heads in zip(_TOWERS, config.tower_heads, strict=False)
         ]
-        self.image_tokens = self.towers[0].patches(config.image.side)
-        self._projector = _load_projector(weights)
+        self.image_tokens = self.towers[0].patches
+        vision = sum(tower.width for tower in self.towers)
+        fused = len(self.towers) > 1
+        self._projector = _load_projector(weights.under("projector."), vision, config.text.hidden_size, fused=fused)
         self._prompter = prompter
         self._preprocessor = Preprocessor(config.image)
         self._actions = ActionDecoder(config)
         self._device = weights.device
-        widths = {len(entry.q01) for entry in config.statistics.values()}
-        if len(widths) != 1:
-            raise CheckpointError(f"norm_stats: actions of different widths {sorted(widths)} in one checkpoint")
-        self.K = widths.pop()
+        self.K = config.action_width
 
     @classmethod
     def load(
@@ -103,23 +104,18 @@ class OpenVLAPolicy:
         return self._actions.schema(unnorm_key)
 
 
-def _load_tower(weights: Weights, prefix: str, heads: int) -> VisionTower:
+def _load_tower(weights: Weights, heads: int, side: int) -> VisionTower:
     """All blocks but the last: the features are the second-to-last block's output."""
-    depth = len({name.split(".")[3] for name in weights.names if name.startswith(f"{prefix}blocks.")})
+    depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
     if depth < 2:
-        raise CheckpointError(f"{prefix}blocks: a tower of {depth} blocks has no second-to-last one")
-
-    def needed(name: str) -> bool:
-        unused = (f"blocks.{depth - 1}.", "norm.", "attn_pool.", "head.", "fc_norm.")
-        return not name.startswith(unused)
-
-    return VisionTower(weights.under(prefix, needed), heads, depth - 1)
+        raise CheckpointError(f"a vision tower has {depth} blocks: one with a second-to-last block is needed")
+    return VisionTower(weights, heads=heads, blocks=depth - 1, image_side=side)
 
 
-def _load_projector(weights: Weights) -> list[tuple[Tensor, Tensor]]:
-    tensors = weights.under("projector.")
-    count = len({name.split(".")[0] for name in tensors})
-    try:
-        return [(tensors[f"fc{index}.weight"], tensors[f"fc{index}.bias"]) for index in range(1, count + 1)]
-    except KeyError as error:
-        raise CheckpointError(f"the checkpoint lacks the tensor projector.{error.args[0]}") from error
+def _load_projector(weights: Weights, vision: int, hidden: int, *, fused: bool) -> list[tuple[Tensor, Tensor]]:
+    """Two towers: vision → 4 vision → hidden → hidden. One: vision → hidden → hidden."""
+    widths = [vision, 4 * vision, hidden, hidden] if fused else [vision, hidden, hidden]
+    return [
+        (weights.take(f"fc{index}.weight", after, before), weights.take(f"fc{index}.bias", after))
+        for index, (before, after) in enumerate(pairwise(widths), start=1)
+    ]
