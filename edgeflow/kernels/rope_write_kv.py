@@ -18,16 +18,18 @@ from edgeflow.kernels.layout import PackedLayout
 
 @dataclass(frozen=True, slots=True)
 class RowPlaces:
-    """Once a pass, for all layers. cos, sin [L_Q, 1, D/2]; flat [L_Q] int64: slot * T + position."""
+    """Once a pass, for all layers. cos [L_Q, 1, D] (both halves alike), sin [L_Q, 1, D/2] and its negative;
+    flat [L_Q] int64: slot * T + position."""
 
     cos: Tensor
     sin: Tensor
+    minus_sin: Tensor
     flat: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryTable:
-    """cos and sin of every position, [T, 1, D/2]."""
+    """Of every position: cos [T, 1, D], sin [T, 1, D/2]."""
 
     cos: Tensor
     sin: Tensor
@@ -38,12 +40,13 @@ class RotaryTable:
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=like.device) / head_dim
         places = torch.arange(positions, dtype=torch.float32, device=like.device)
         angles = places[:, None, None] * (1.0 / theta**exponents)
-        return cls(angles.cos().to(like.dtype), angles.sin().to(like.dtype))
+        return cls(angles.cos().to(like.dtype).repeat(1, 1, 2), angles.sin().to(like.dtype))
 
     def places(self, layout: PackedLayout, capacity: int) -> RowPlaces:
         """Of the rows of a pass, over slots of `capacity` positions."""
         position = layout.row_position
-        return RowPlaces(self.cos[position], self.sin[position], layout.row_slot * capacity + position)
+        sin = self.sin[position]
+        return RowPlaces(self.cos[position], sin, -sin, layout.row_slot * capacity + position)
 
 
 RopeWriteKV = Callable[[Tensor, int, int, RowPlaces, Tensor, Tensor], Tensor]
@@ -55,7 +58,7 @@ def reference(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: 
     turned = torch.empty_like(split[:, : heads + kv_heads])
     half = turned.shape[-1] // 2
     for row in range(qkv.shape[0]):
-        cos, sin = rows.cos[row, 0], rows.sin[row, 0]
+        cos, sin = rows.cos[row, 0, :half], rows.sin[row, 0]
         for head in range(heads + kv_heads):
             a, b = split[row, head, :half], split[row, head, half:]
             turned[row, head, :half] = a * cos - b * sin
@@ -68,12 +71,12 @@ def reference(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: 
 
 def indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:
     """Queries and keys turn together; one indexed write each for keys and values."""
-    split = qkv.unflatten(1, (heads + 2 * kv_heads, -1))
-    a, b = split[:, : heads + kv_heads].chunk(2, dim=-1)
-    turned = torch.empty_like(split[:, : heads + kv_heads])
-    low, high = turned.chunk(2, dim=-1)
-    torch.mul(a, rows.cos, out=low).addcmul_(b, rows.sin, value=-1)
-    torch.mul(b, rows.cos, out=high).addcmul_(a, rows.sin)
+    split = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
+    straight = split[:, : heads + kv_heads]
+    half = straight.shape[-1] // 2
+    turned = straight * rows.cos
+    turned[..., :half].addcmul_(straight[..., half:], rows.minus_sin)
+    turned[..., half:].addcmul_(straight[..., :half], rows.sin)
     k_slots.flatten(0, 1).index_copy_(0, rows.flat, turned[:, heads:])
     v_slots.flatten(0, 1).index_copy_(0, rows.flat, split[:, heads + kv_heads :])
     return turned[:, :heads]
