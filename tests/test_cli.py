@@ -1,0 +1,106 @@
+"""The commands as a user types them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+START_LIMIT_S = 5.0
+
+
+def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edgeflow.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=cwd, check=False)
+
+
+COMMANDS = ["serve", "robot", "demo", "verify", "eval-demo", "train-demo", "doctor", "config", "config schema"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_there(command: str):
+    result = run(*command.split(), "--help")
+    assert result.returncode == 0
+    assert "Usage" in result.stdout
+
+
+def test_the_schema_names_every_key():
+    schema = json.loads(run("config", "schema").stdout)
+    assert {"model", "mode", "shift", "grpc", "http", "limits", "profile"} <= set(schema["properties"])
+
+
+def test_a_checked_configuration_is_printed_with_its_defaults(tmp_path):
+    path = tmp_path / "service.json"
+    path.write_text('{"mode": "serial"}')
+    values = json.loads(run("config", "check", str(path)).stdout)
+    assert (values["mode"], values["shift"]) == ("serial", "rotate")
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "words"),
+    [
+        ({}, ["--model", "nowhere/at/all"], ["nowhere/at/all"]),
+        ({"m/config.json": "{"}, ["--model", "m"], ["config.json"]),
+        ({"m/config.json": '{"model_type": "bert"}'}, ["--model", "m"], ["bert"]),
+        ({"c.json": '{"grpc": {"prot": 1}}'}, ["--config", "c.json"], ["grpc.prot", "grpc.port"]),
+        ({"c.json": '{"max_sessions": 0}'}, ["--config", "c.json"], ["max_sessions", "1"]),
+        ({"c.json": "not json"}, ["--config", "c.json"], ["c.json"]),
+        ({}, ["--grpc-host", "0.0.0.0"], ["grpc.host", "insecure"]),
+        ({}, ["--profile", "orinn"], ["orinn"]),
+        ({}, ["--device", "tpu"], ["device", "tpu"]),
+    ],
+    ids=[
+        "no-directory",
+        "broken-json",
+        "foreign",
+        "unknown-key",
+        "limit",
+        "no-json",
+        "off-loopback",
+        "profile",
+        "device",
+    ],
+)
+def test_a_bad_start_is_one_line_and_exit_code_2(
+    tmp_path, files: dict[str, str], arguments: list[str], words: list[str]
+):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    ports = ["--grpc-port", "0", "--http-port", "0"]
+    started = time.monotonic()
+    result = run("serve", *ports, *arguments, cwd=tmp_path)
+    assert time.monotonic() - started < START_LIMIT_S * 4, "far beyond the limit, even on a busy machine"
+    assert result.returncode == 2
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("edgeflow: ")
+    for word in words:
+        assert word in last
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--grpc-port", "--http-port"])
+def test_a_busy_port_is_told(flag: str):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        other = "--http-port" if flag == "--grpc-port" else "--grpc-port"
+        result = run("serve", flag, port, other, "0")
+    assert result.returncode == 2
+    assert port in result.stderr.strip().splitlines()[-1]
+
+
+def test_verify_needs_a_bundle(tmp_path):
+    result = run("verify", str(tmp_path))
+    assert result.returncode == 2
+    assert "config.json" in result.stderr
+
+
+def test_doctor_speaks_json():
+    findings = json.loads(run("doctor", "--json").stdout)
+    assert {"Python", "torch", "headless rendering"} <= {finding["subject"] for finding in findings}
