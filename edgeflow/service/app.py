@@ -169,16 +169,19 @@ class Service:
         self._announce(self._status)
 
 
-def run_service(config: ServiceConfig, announce: Announce, *, ready_file: Path | None = None) -> int:
+def run_service(
+    config: ServiceConfig, announce: Announce, *, ready_file: Path | None = None, launch: Launch | None = None
+) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. StartError when it cannot start.
 
     announce: called with every phase, and with the progress of the warm-up; "ready" has the bound addresses.
     ready_file: gets {"grpc": port, "http": port} once robots can connect.
+    launch: another way to start a worker than a process of edgeflow.engine.main.
     """
     loop = _new_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_serve(config, announce, ready_file))
+        return loop.run_until_complete(_serve(config, announce, ready_file, launch))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
@@ -186,8 +189,8 @@ def run_service(config: ServiceConfig, announce: Announce, *, ready_file: Path |
         loop.close()
 
 
-async def _serve(config: ServiceConfig, announce: Announce, ready_file: Path | None) -> int:
-    service = Service(config, announce, EventLog(MonotonicClock()))
+async def _serve(config: ServiceConfig, announce: Announce, ready_file: Path | None, launch: Launch | None) -> int:
+    service = Service(config, announce, EventLog(MonotonicClock()), launch)
     stop = _stop_signal()
     start = asyncio.create_task(service.start())
     stopped = asyncio.create_task(stop.wait())

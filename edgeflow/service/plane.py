@@ -93,13 +93,14 @@ class ControlPlane:
         return runner
 
     def close(self, runner: SessionRunner) -> None:
-        """The stream has gone: what is under way leaves, the worker frees the ring."""
+        """The stream has gone: what is under way leaves, the worker frees the ring. A second time does nothing."""
         session = runner.session
+        if self._runners.pop(session.number, None) is None:
+            return
         session.end(End("CANCELLED", "client_gone"))
         while runner.take_events():
             pass
         self._port.send(CloseSession(session.number))
-        del self._runners[session.number]
         if not self._runners:
             self._all_closed.set()
         reason = session.ended.reason if session.ended else ""

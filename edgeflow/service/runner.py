@@ -55,6 +55,8 @@ class SessionRunner:
 
     def receive(self, message: pb.ClientMessage | Unparsable) -> None:
         """A message of the stream after Open; whatever is in it, the stream goes on."""
+        if self.session.ended is not None:
+            return
         if isinstance(message, Unparsable):
             self._refuse(0, InvalidArgument("cannot be parsed", field="message", reason="MESSAGE_UNPARSABLE"))
             return

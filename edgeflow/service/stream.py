@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from edgeflow.errors import Aborted, DeadlineExceeded, FailedPrecondition, InvalidArgument, ResourceExhausted
+from edgeflow.errors import Aborted, DeadlineExceeded, FailedPrecondition, InvalidArgument
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.codec import Unparsable, check_open, refuse_unknown_fields
-from edgeflow.service.events import Event, NoticeEvent, StatusEvent
+from edgeflow.service.events import End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.metrics import Metrics
 from edgeflow.service.ordering import RefusalCount
@@ -32,15 +32,14 @@ class StreamCall:
         self._metrics = metrics
         self._context = context
         self._timing = plane.config.timing
-        self._writer: asyncio.Task[None] | None = None
-        self._stalled = False
+        self._runner: SessionRunner | None = None
 
     async def run(self) -> None:
         """Until the session ends; a RequestError is the call's status."""
         request = await self._first_open()
         if request is None:
             return
-        runner = await self._plane.open(request, self._context.peer())
+        runner = self._runner = await self._plane.open(request, self._context.peer())
         try:
             await self._send(self._opened(runner))
             await self._serve(runner)
@@ -85,15 +84,12 @@ class StreamCall:
 
     async def _serve(self, runner: SessionRunner) -> None:
         reader = asyncio.create_task(self._read(runner))
-        writer = self._writer = asyncio.create_task(self._write(runner))
+        writer = asyncio.create_task(self._write(runner))
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
             if reader.done() and not writer.done():
                 reader.result()
                 await asyncio.wait({writer})
-            if self._stalled:
-                seconds = self._timing.slow_reader_ms / 1000
-                raise ResourceExhausted(f"answers were not read for {seconds:g} s", reason="SLOW_READER")
             writer.result()
         finally:
             reader.cancel()
@@ -115,19 +111,21 @@ class StreamCall:
                 await self._send(message)
 
     async def _send(self, message: pb.ServerMessage) -> None:
-        """Write; a robot that does not read for too long loses its stream."""
         loop = asyncio.get_running_loop()
-        alarm = loop.call_later(self._timing.slow_reader_ms / 1000, self._stall)
+        alarm = loop.call_later(self._timing.slow_reader_ms / 1000, self._on_stall)
         try:
             await self._context.write(message)
         finally:
             alarm.cancel()
 
-    def _stall(self) -> None:
-        self._stalled = True
-        self._metrics.watchdog_fired.labels("slow_reader").inc()
-        if self._writer is not None:
-            self._writer.cancel()
+    def _on_stall(self) -> None:
+        """A robot that does not read loses its session now; the status follows what it has not read yet."""
+        if self._runner is not None:
+            seconds = self._timing.slow_reader_ms / 1000
+            text = f"answers were not read for {seconds:g} s"
+            self._runner.session.end(End("RESOURCE_EXHAUSTED", "slow_reader", text))
+            self._plane.close(self._runner)
+            self._metrics.watchdog_fired.labels("slow_reader").inc()
 
 
 def _refused_before_open(message: pb.ClientMessage | Unparsable) -> Event:

@@ -75,5 +75,6 @@ def launch_worker(config: ServiceConfig) -> Launched:
             command,
             pass_fds=(theirs.fileno(), file.fileno()),
             stdin=subprocess.DEVNULL,
+            start_new_session=True,  # a signal to our process group is ours to handle
         )
     return Launched(ours, WorkerProcess(popen))

@@ -1,0 +1,192 @@
+"""A service on free ports with a scripted worker, and a robot that speaks raw messages to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import numpy as np
+import simplejpeg
+
+from edgeflow.clock import MonotonicClock
+from edgeflow.config import ServiceConfig, load_config
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.app import Service
+from edgeflow.service.grpc_server import SERVICE
+from edgeflow.service.log import EventLog
+from edgeflow.service.status import ServiceStatus
+from tests.service.scripted import Script
+
+WIDTH, HEIGHT = 32, 24
+WAIT_S = 20.0
+Predicate = Callable[[pb.ServerMessage], bool]
+
+
+def jpeg(width: int = WIDTH, height: int = HEIGHT) -> bytes:
+    pixels = np.arange(width * height * 3, dtype=np.uint32).reshape(height, width, 3).astype(np.uint8)
+    data: bytes = simplejpeg.encode_jpeg(pixels)
+    return data
+
+
+JPEG = jpeg()
+
+
+def open_message(**changes) -> pb.Open:
+    values = {
+        "cameras": [pb.Camera(name="wrist", width=WIDTH, height=HEIGHT, format=pb.IMAGE_FORMAT_JPEG)],
+        "instruction": "grasp the red handle",
+        "control_period_ms": 50,
+    }
+    return pb.Open(**{**values, **changes})
+
+
+def frame_message(seq: int, data: bytes = JPEG, **changes) -> pb.Frame:
+    values = {"seq": seq, "stamp_ns": seq * 1_000_000, "images": [pb.Image(data=data)]}
+    return pb.Frame(**{**values, **changes})
+
+
+class Robot:
+    """A raw client of one stream; the request side takes bytes, so that anything can be sent."""
+
+    def __init__(self, call) -> None:
+        self.call = call
+        self.seen: list[pb.ServerMessage] = []
+
+    async def send(self, message: pb.ClientMessage | bytes) -> None:
+        await self.call.write(message if isinstance(message, bytes) else message.SerializeToString())
+
+    async def open(self, **changes) -> pb.Opened:
+        await self.send(pb.ClientMessage(open=open_message(**changes)))
+        message = await self.until(lambda m: m.WhichOneof("kind") == "opened")
+        return message.opened
+
+    async def frame(self, seq: int, data: bytes = JPEG, **changes) -> None:
+        await self.send(pb.ClientMessage(frame=frame_message(seq, data, **changes)))
+
+    async def read(self) -> pb.ServerMessage:
+        message = await self._next()
+        assert message is not None, f"the stream ended: {await self.call.code()} {await self.call.details()}"
+        return message
+
+    async def _next(self) -> pb.ServerMessage | None:
+        try:
+            message = await asyncio.wait_for(self.call.read(), WAIT_S)
+        except grpc.aio.AioRpcError:
+            return None
+        if message is grpc.aio.EOF:
+            return None
+        self.seen.append(message)
+        return message
+
+    async def until(self, wanted: Predicate) -> pb.ServerMessage:
+        while True:
+            message = await self.read()
+            if wanted(message):
+                return message
+
+    async def status(self, seq: int) -> pb.FrameStatus:
+        """What became of a frame."""
+        message = await self.until(
+            lambda m: (
+                m.WhichOneof("kind") == "frame_status"
+                and m.frame_status.seq <= seq <= max(m.frame_status.seq, m.frame_status.last_seq)
+            )
+        )
+        return message.frame_status
+
+    async def action(self, seq: int) -> pb.Action:
+        message = await self.until(lambda m: m.WhichOneof("kind") == "action" and m.action.seq == seq)
+        return message.action
+
+    async def hold(self, reason: str) -> pb.Action:
+        message = await self.until(lambda m: m.WhichOneof("kind") == "action" and m.action.reason == reason)
+        assert message.action.command == pb.COMMAND_HOLD and not message.action.values
+        return message.action
+
+    async def notice(self, kind: str) -> pb.Notice:
+        message = await self.until(lambda m: m.WhichOneof("kind") == "notice" and m.notice.kind == kind)
+        return message.notice
+
+    async def rest(self) -> tuple[grpc.StatusCode, str]:
+        """Read to the end; how the stream ended."""
+        while await self._next() is not None:
+            pass
+        return await self.call.code(), await self.call.details()
+
+    def dispositions(self) -> list[tuple[int, int]]:
+        """(seq, disposition) of all that was read, ranges spelled out."""
+        found = []
+        for message in self.seen:
+            if message.WhichOneof("kind") == "frame_status":
+                status = message.frame_status
+                last = max(status.seq, status.last_seq)
+                found += [(seq, status.disposition) for seq in range(status.seq, last + 1)]
+        return found
+
+
+class Served:
+    """A running service."""
+
+    def __init__(self, service: Service, script: Script, log: io.StringIO, channel: grpc.aio.Channel) -> None:
+        self.service = service
+        self.script = script
+        self.channel = channel
+        self._log = log
+
+    @property
+    def http(self) -> str:
+        return self.service.status.http_address
+
+    def robot(self, channel: grpc.aio.Channel | None = None) -> Robot:
+        stream = (channel or self.channel).stream_stream(
+            f"/{SERVICE}/Stream", request_serializer=bytes, response_deserializer=pb.ServerMessage.FromString
+        )
+        return Robot(stream())
+
+    async def act(self, request: pb.ActRequest | bytes) -> pb.ActResponse:
+        call = self.channel.unary_unary(
+            f"/{SERVICE}/Act", request_serializer=bytes, response_deserializer=pb.ActResponse.FromString
+        )
+        return await call(request if isinstance(request, bytes) else request.SerializeToString(), timeout=WAIT_S)
+
+    def events(self, name: str) -> list[dict]:
+        lines = [json.loads(line) for line in self._log.getvalue().splitlines()]
+        return [line for line in lines if line["event"] == name]
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.service.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def config(**overrides) -> ServiceConfig:
+    dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+    return load_config(None, {"grpc.port": 0, "http.port": 0, "decode_threads": 1, **dotted})
+
+
+@contextlib.asynccontextmanager
+async def serving(checkpoint, script: Script | None = None, **overrides) -> AsyncIterator[Served]:
+    """checkpoint: a directory that passes the preflight."""
+    script = script or Script()
+    log = io.StringIO()
+    announced: list[ServiceStatus] = []
+    settings = config(model=str(checkpoint), alias="demo", **overrides)
+    service = Service(settings, announced.append, EventLog(MonotonicClock(), log), script.launch)
+    await service.start()
+    address = service.status.grpc_address
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield Served(service, script, log, channel)
+    finally:
+        await service.stop()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Until something that no event announces is so."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + WAIT_S
+    while not condition():
+        assert loop.time() < deadline, "it did not happen"
+        await asyncio.sleep(0.005)

@@ -1,0 +1,165 @@
+"""A worker without a network: a thread that speaks the front's messages and does what a test tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
+from edgeflow.ipc.messages import (
+    CloseSession,
+    FrameDropped,
+    FrameResult,
+    Message,
+    OpenSession,
+    Ping,
+    Pong,
+    ResetSession,
+    SessionOpened,
+    SessionRefused,
+    Shutdown,
+    SubmitFrame,
+    WarmupProgress,
+    WorkerFailed,
+    WorkerReady,
+    schema_fields,
+)
+from edgeflow.service.worker_process import Launched
+from edgeflow.types import ActionSchema
+
+SCHEMA = ActionSchema(
+    names=("x", "y", "grip"),
+    units=("m", "m", "fraction"),
+    low=(-1.0, -1.0, 0.0),
+    high=(1.0, 1.0, 1.0),
+    relative=(True, True, False),
+)
+
+
+def ready_message() -> WorkerReady:
+    return WorkerReady("demo", "f" * 64, 3, 8, "pipelined", "scripted", schema_fields(SCHEMA), ["a"], 0, 1, 1, 1)
+
+
+def good_values(frame: SubmitFrame) -> list[float]:
+    return [0.25, -0.5, 1.0]
+
+
+@dataclass
+class Script:
+    """What every worker of a test does; tests change it while workers run."""
+
+    values: Callable[[SubmitFrame], list[float]] = good_values
+    valid: bool = True
+    hold: bool = False  # frames wait until `release`
+    deaf: bool = False  # nothing is answered, not even pings
+    fail: WorkerFailed | None = None
+    refuse: SessionRefused | None = None
+    workers: list[ScriptedWorker] = field(default_factory=list)
+
+    def launch(self) -> Launched:
+        """For a Supervisor: another worker."""
+        ours, theirs = socket.socketpair()
+        worker = ScriptedWorker(self, theirs)
+        self.workers.append(worker)
+        worker.start()
+        return Launched(ours, worker)
+
+    @property
+    def worker(self) -> ScriptedWorker:
+        return self.workers[-1]
+
+
+class ScriptedWorker:
+    """One life; its process is a thread, and a kill closes its socket."""
+
+    def __init__(self, script: Script, sock: socket.socket) -> None:
+        self.seen: list[Message] = []
+        self.held: deque[SubmitFrame] = deque()
+        self.epochs: dict[int, int] = {}
+        self._script = script
+        self._channel = BlockingChannel(sock)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def kill(self) -> None:
+        self._channel.close()
+
+    async def wait(self, timeout_s: float) -> str | None:
+        await asyncio.to_thread(self._thread.join, timeout_s)
+        return None if self._thread.is_alive() else "exit code 0"
+
+    def release(self, count: int = 1) -> None:
+        """Answer the oldest held frames."""
+        with self._lock:
+            frames = [self.held.popleft() for _ in range(min(count, len(self.held)))]
+        for frame in frames:
+            self._answer(frame)
+
+    def submitted(self) -> list[SubmitFrame]:
+        return [message for message in self.seen if isinstance(message, SubmitFrame)]
+
+    def _run(self) -> None:
+        try:
+            if self._script.fail is not None:
+                self._channel.send(self._script.fail)
+                return
+            self._channel.send(WarmupProgress("warm-up", 1, 1))
+            self._channel.send(ready_message())
+            while self._handle(self._channel.receive()):
+                pass
+        except ChannelClosed:
+            pass
+        finally:
+            self._channel.close()
+
+    def _handle(self, message: Message) -> bool:
+        self.seen.append(message)
+        if self._script.deaf:
+            return True
+        match message:
+            case Ping():
+                self._channel.send(Pong(message.nonce, 3, 30, 1, [1_000_000]))
+            case OpenSession():
+                self._open(message)
+            case SubmitFrame():
+                self._submit(message)
+            case ResetSession():
+                self._drop(message.session, message.epoch, "EPOCH_CHANGED")
+            case CloseSession():
+                self._drop(message.session, 1 << 62, "SESSION_CLOSED")
+            case Shutdown():
+                return False
+        return True
+
+    def _open(self, message: OpenSession) -> None:
+        if self._script.refuse is not None:
+            refusal = self._script.refuse
+            self._channel.send(SessionRefused(message.session, refusal.code, refusal.text))
+            return
+        self._channel.send(SessionOpened(message.session, message.mode or "pipelined", schema_fields(SCHEMA)))
+
+    def _submit(self, frame: SubmitFrame) -> None:
+        if self._script.hold:
+            with self._lock:
+                self.held.append(frame)
+        else:
+            self._answer(frame)
+
+    def _answer(self, frame: SubmitFrame) -> None:
+        values = self._script.values(frame)
+        result = FrameResult(frame.session, frame.epoch, frame.seq, values, [7, 8, 9], self._script.valid, 10, 20, 3)
+        self._channel.send(result)
+
+    def _drop(self, session: int, epoch: int, reason: str) -> None:
+        with self._lock:
+            gone = [frame for frame in self.held if frame.session == session and frame.epoch < epoch]
+            self.held = deque(frame for frame in self.held if frame not in gone)
+        for frame in gone:
+            self._channel.send(FrameDropped(session, frame.epoch, frame.seq, "dropped", "ABORTED", reason, "gone"))

@@ -1,0 +1,257 @@
+"""Control.Stream over a real socket, with a scripted worker."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from edgeflow.rpc import control_pb2 as pb
+from tests.service.harness import JPEG, eventually, serving
+from tests.service.scripted import Script
+
+
+async def test_a_frame_is_answered_by_its_action(checkpoint):
+    async with serving(checkpoint) as served:
+        robot = served.robot()
+        opened = await robot.open(mode=pb.MODE_SERIAL)
+        assert (opened.epoch, opened.action_tokens, opened.mode, opened.model) == (1, 3, pb.MODE_SERIAL, "demo")
+        assert [d.name for d in opened.schema.dimensions] == ["x", "y", "grip"]
+        assert opened.valid_for_ms == 150
+        await robot.frame(1, stamp_ns=77)
+        action = await robot.action(1)
+        assert (action.epoch, action.stamp_ns, action.command) == (1, 77, pb.COMMAND_ACT)
+        assert list(action.values) == [0.25, -0.5, 1.0] and list(action.token_ids) == [7, 8, 9]
+        assert action.timings.passes == 3 and action.timings.decode_ns > 0
+        assert (await robot.status(1)).disposition == pb.DISPOSITION_ACTED
+
+
+async def test_the_newest_frame_wins_and_every_frame_is_accounted_for(checkpoint):
+    async with serving(checkpoint, Script(hold=True)) as served:
+        robot = served.robot()
+        await robot.open(control_period_ms=16)
+        for seq in range(1, 31):
+            await robot.frame(seq)
+        await eventually(lambda: bool(served.script.worker.submitted()))
+        await eventually(lambda: served.script.worker.submitted()[-1].seq == 30)
+        served.script.worker.release(100)
+        await robot.action(30)
+        await robot.call.done_writing()
+        assert (await robot.rest())[0] is grpc.StatusCode.OK
+        found = robot.dispositions()
+        assert sorted(seq for seq, _ in found) == list(range(1, 31))
+        assert (30, pb.DISPOSITION_ACTED) in found
+
+
+async def test_half_closing_lets_what_is_under_way_come_out(checkpoint):
+    async with serving(checkpoint, Script(hold=True)) as served:
+        robot = served.robot()
+        await robot.open()
+        await robot.frame(1)
+        await robot.call.done_writing()
+        await eventually(lambda: bool(served.script.worker.held))
+        served.script.worker.release()
+        assert (await robot.action(1)).command == pb.COMMAND_ACT
+        assert (await robot.rest())[0] is grpc.StatusCode.OK
+
+
+async def test_a_new_instruction_starts_an_epoch_and_drops_what_is_under_way(checkpoint):
+    async with serving(checkpoint, Script(hold=True)) as served:
+        robot = served.robot()
+        await robot.open()
+        await robot.frame(1)
+        await eventually(lambda: bool(served.script.worker.held))
+        await robot.frame(2, instruction="grasp the blue handle")
+        status = await robot.status(1)
+        assert (status.disposition, status.reason) == (pb.DISPOSITION_DROPPED, "EPOCH_CHANGED")
+        assert (await robot.notice("epoch")).epoch == 2
+        await eventually(lambda: len(served.script.worker.submitted()) == 2)
+        second = served.script.worker.submitted()[1]
+        assert (second.epoch, second.instruction) == (2, "grasp the blue handle")
+        served.script.worker.release(2)
+        assert (await robot.action(2)).epoch == 2
+        assert all(m.action.seq != 1 for m in robot.seen if m.WhichOneof("kind") == "action")
+
+
+async def test_reset_starts_an_epoch(checkpoint):
+    async with serving(checkpoint) as served:
+        robot = served.robot()
+        await robot.open()
+        await robot.send(pb.ClientMessage(reset=pb.Reset()))
+        assert (await robot.notice("epoch")).epoch == 2
+        await robot.frame(1)
+        assert (await robot.action(1)).epoch == 2
+        assert served.script.worker.submitted()[0].instruction == "grasp the red handle"
+
+
+@pytest.mark.parametrize(
+    ("values", "valid"),
+    [([0.0, 0.0, float("nan")], True), ([0.0, float("inf"), 0.0], True), ([0.0, 1.5, 0.0], True), ([0.0] * 3, False)],
+)
+async def test_an_invalid_policy_output_becomes_hold(checkpoint, values, valid):
+    script = Script(values=lambda frame: values, valid=valid)
+    async with serving(checkpoint, script) as served:
+        robot = served.robot()
+        await robot.open()
+        await robot.frame(1)
+        status = await robot.status(1)
+        assert (status.code, status.reason) == ("INTERNAL", "POLICY_OUTPUT_INVALID")
+        await robot.hold("POLICY_OUTPUT_INVALID")
+        script.values, script.valid = (lambda frame: [0.0] * 3), True
+        await robot.frame(2)
+        assert (await robot.action(2)).command == pb.COMMAND_ACT
+
+
+async def test_an_action_older_than_permitted_becomes_hold(checkpoint):
+    async with serving(checkpoint, Script(hold=True)) as served:
+        robot = served.robot()
+        await robot.open(max_action_age_ms=1)
+        await robot.frame(1)
+        await eventually(lambda: bool(served.script.worker.held))
+        await asyncio.sleep(0.002)
+        served.script.worker.release()
+        status = await robot.status(1)
+        assert (status.code, status.reason) == ("DEADLINE_EXCEEDED", "ACTION_TOO_OLD")
+        await robot.hold("ACTION_TOO_OLD")
+
+
+async def test_silence_becomes_hold_and_a_frame_resumes(checkpoint):
+    async with serving(checkpoint, timing__silent_hold_ms=30) as served:
+        robot = served.robot()
+        await robot.open(control_period_ms=16)
+        await robot.frame(1)
+        await robot.action(1)
+        await robot.hold("INGRESS_SILENT")
+        await robot.frame(2)
+        assert (await robot.action(2)).command == pb.COMMAND_ACT
+
+
+async def test_long_silence_ends_the_stream(checkpoint):
+    async with serving(checkpoint, timing__silent_hold_ms=20, timing__silent_end_ms=150) as served:
+        robot = served.robot()
+        await robot.open(control_period_ms=16)
+        code, text = await robot.rest()
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED and "no frame" in text
+        assert served.metric("edgeflow_sessions") == 0
+
+
+async def test_a_stream_without_open_ends(checkpoint):
+    async with serving(checkpoint, timing__silent_end_ms=100) as served:
+        code, _ = await served.robot().rest()
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_too_many_refused_frames_end_the_stream(checkpoint):
+    async with serving(checkpoint, limits__rejected_frames=20) as served:
+        robot = served.robot()
+        await robot.open()
+        for _ in range(21):
+            await robot.send(b"\xff\xff")
+        code, text = await robot.rest()
+        assert code is grpc.StatusCode.ABORTED and "20" in text
+
+
+async def test_frames_above_the_rate_are_refused_unless_they_are_the_newest(checkpoint):
+    async with serving(checkpoint, Script(hold=True)) as served:
+        robot = served.robot()
+        await robot.open(control_period_ms=1000)
+        for seq in range(1, 41):
+            await robot.frame(seq)
+        await eventually(lambda: served.script.worker.submitted() and served.script.worker.submitted()[-1].seq == 40)
+        served.script.worker.release(100)
+        await robot.action(40)
+        await robot.call.done_writing()
+        await robot.rest()
+        refused = [m.frame_status for m in robot.seen if m.frame_status.code == "RESOURCE_EXHAUSTED"]
+        assert {status.reason for status in refused} <= {"RATE_EXCEEDED"}
+        assert sorted(seq for seq, _ in robot.dispositions()) == list(range(1, 41))
+
+
+async def test_two_robots_are_kept_apart(checkpoint):
+    script = Script(values=lambda frame: [frame.session / 10, 0.0, 0.0])
+    async with serving(checkpoint, script) as served:
+        robots = [served.robot(), served.robot()]
+        sessions = [(await robot.open()).session for robot in robots]
+        for robot, session in zip(robots, sessions, strict=True):
+            await robot.frame(1)
+            assert (await robot.action(1)).values[0] == session / 10
+
+
+async def test_a_robot_that_leaves_frees_its_place(checkpoint):
+    async with serving(checkpoint, max_sessions=1) as served:
+        first = served.robot()
+        await first.open()
+        second = served.robot()
+        await second.send(pb.ClientMessage(open=pb.Open()))
+        code, _ = await second.rest()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        third = served.robot()
+        with pytest.raises(AssertionError, match="RESOURCE_EXHAUSTED"):
+            await third.open()
+        assert dict(await third.call.trailing_metadata())["retry-after-ms"] == "1000"
+        first.call.cancel()
+        await eventually(lambda: served.metric("edgeflow_sessions") == 0)
+        assert (await served.robot().open()).session == 2
+
+
+async def test_a_slow_reader_loses_its_session_and_is_told_when_it_reads(checkpoint):
+    async with serving(checkpoint, timing__slow_reader_ms=100, limits__rejected_frames=100_000) as served:
+        small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+        async with grpc.aio.insecure_channel(served.service.status.grpc_address, options=small_window) as channel:
+            robot = served.robot(channel)
+            await robot.open()
+            while not served.metric("edgeflow_sessions_closed_total", reason="slow_reader"):
+                await robot.send(b"\xff\xff")
+            assert served.metric("edgeflow_sessions") == 0
+            code, text = await robot.rest()
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "not read" in text
+
+
+async def test_an_unexpected_failure_becomes_an_incident(checkpoint, monkeypatch):
+    async with serving(checkpoint) as served:
+        secret = "the task text"
+        monkeypatch.setattr(served.service.plane, "_admit", lambda: (_ for _ in ()).throw(RuntimeError(secret)))
+        robot = served.robot()
+        with pytest.raises(AssertionError, match="INTERNAL"):
+            await robot.open()
+        incident = served.events("incident")[0]
+        assert incident["incident"] in await robot.call.details()
+        assert incident["error"] == "RuntimeError" and secret not in str(incident)
+
+
+async def test_close_ends_the_stream_well(checkpoint):
+    async with serving(checkpoint, Script(hold=True)) as served:
+        robot = served.robot()
+        await robot.open()
+        await robot.frame(1)
+        await eventually(lambda: bool(served.script.worker.held))
+        await robot.send(pb.ClientMessage(close=pb.Close()))
+        assert (await robot.rest())[0] is grpc.StatusCode.OK
+        assert robot.dispositions() == [(1, pb.DISPOSITION_DROPPED)]
+
+
+async def test_raw_pixels_cross_unchanged(checkpoint):
+    pixels = bytes(range(48))
+    camera = pb.Camera(name="a", width=4, height=4, format=pb.IMAGE_FORMAT_RGB8)
+    async with serving(checkpoint) as served:
+        robot = served.robot()
+        await robot.open(cameras=[camera])
+        await robot.frame(1, pixels, images=[pb.Image(camera="a", data=pixels)])
+        await robot.action(1)
+        frame = served.script.worker.submitted()[0]
+        assert (frame.payload, frame.height, frame.width) == (pixels, 4, 4)
+
+
+async def test_metrics_tell_what_happened(checkpoint):
+    async with serving(checkpoint) as served:
+        robot = served.robot()
+        await robot.open()
+        await robot.frame(1)
+        await robot.status(1)
+        await robot.frame(2, JPEG[:40])
+        await robot.status(2)
+        acted = served.metric("edgeflow_frames_total", disposition="acted", reason="")
+        refused = served.metric("edgeflow_frames_total", disposition="rejected", reason="IMAGE_TRUNCATED")
+        assert (acted, refused, served.metric("edgeflow_sessions")) == (1, 1, 1)
+        assert served.metric("edgeflow_frame_e2e_seconds_count") == 1
