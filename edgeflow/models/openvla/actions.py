@@ -1,4 +1,4 @@
-"""Action tokens to numbers and their meaning (vla_numerics 3.1: de-tokenisation, un-normalisation)."""
+"""Action tokens to numbers and their meaning (reference: vla_numerics 3.1: de-tokenisation, un-normalisation)."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ class ActionDecoder:
         return centers
 
     def unnormalized(self, values: NDArray[np.float64], key: str | None) -> NDArray[np.float64]:
-        """[K] in the units of the dataset."""
+        """[K] in the units of the dataset; of a narrower dataset as many as its actions have."""
         stats = self.statistics(key)
         low, high = np.asarray(stats.q01), np.asarray(stats.q99)
+        values = values[: len(low)]
         return np.where(stats.mask, 0.5 * (values + 1.0) * (high - low) + low, values)
 
     def schema(self, key: str | None) -> ActionSchema:

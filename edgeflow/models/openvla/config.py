@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,21 +16,27 @@ TOWER_HEADS = {
     "vit_large_patch14_reg4_dinov2.lvd142m": 16,
     "vit_so400m_patch14_siglip_224": 16,
     "vit_so400m_patch14_siglip_384": 16,
-    "vit_so400m_patch14_siglip_gap_224": 16,
-    "vit_so400m_patch14_siglip_gap_384": 16,
-    "vit_large_patch14_clip_336.openai": 16,
 }
 RESIZE_STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
+INTERPOLATIONS = ("bicubic", "bilinear", "lanczos")
+
+
+@dataclass(frozen=True, slots=True)
+class TowerImage:
+    """What one tower sees: normalisation of the [0, 1] image, channel by channel, and how it is resized."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str
 
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """How a frame becomes pixel values: one mean and one deviation a tower."""
+    """How a frame becomes pixel values of `side` x `side`, three channels a tower."""
 
     side: int
     strategy: str
-    means: tuple[tuple[float, ...], ...]
-    stds: tuple[tuple[float, ...], ...]
+    towers: tuple[TowerImage, ...]
     center_crop: bool = False
 
 
@@ -43,7 +51,11 @@ class ActionStatistics:
 
 @dataclass(frozen=True, slots=True)
 class OpenVLAConfig:
-    """v01: the first release, one tower and the Vicuna prompt."""
+    """tower_heads: one entry a vision tower. action_vocab: V without padding; action ids end there.
+
+    action_block: names, units, relative, frame, rotation of the action, where the checkpoint tells them.
+    vicuna_prompt: the chat prompt of the first release.
+    """
 
     text: LlamaConfig
     image: ImageConfig
@@ -52,12 +64,12 @@ class OpenVLAConfig:
     n_action_bins: int
     statistics: dict[str, ActionStatistics]
     action_block: dict[str, Any]
-    v01: bool
+    vicuna_prompt: bool
 
     @property
     def action_width(self) -> int:
-        """K: numbers of an action, tokens of an answer."""
-        return len(next(iter(self.statistics.values())).q01)
+        """K: numbers of the widest action, tokens of an answer."""
+        return max(len(entry.q01) for entry in self.statistics.values())
 
 
 def load_config(directory: Path, *, center_crop: bool = False) -> OpenVLAConfig:
@@ -67,63 +79,120 @@ def load_config(directory: Path, *, center_crop: bool = False) -> OpenVLAConfig:
     values = read_json(directory / "config.json")
     if values.get("model_type") != "openvla":
         raise CheckpointError(f"{directory} holds model_type {values.get('model_type')!r}; openvla is served")
+    processor = read_json(directory / "preprocessor_config.json")
+    statistics = read_json(directory / "dataset_statistics.json", required=False)
     try:
-        text = _text_config(values["text_config"])
-        stats = read_json(directory / "dataset_statistics.json", required=False) or values["norm_stats"]
-        return OpenVLAConfig(
-            text=text,
-            image=_image_config(values, read_json(directory / "preprocessor_config.json"), center_crop),
-            tower_heads=_tower_heads(values),
-            action_vocab=text.vocab_size - int(values["pad_to_multiple_of"]),
-            n_action_bins=int(values["n_action_bins"]),
-            statistics={str(key): _statistics(key, entry) for key, entry in stats.items()},
-            action_block=dict(values.get("edgeflow_action", {})),
-            v01=not values["use_fused_vision_backbone"],
-        )
+        return _config(values, processor, statistics, center_crop=center_crop, name=directory.resolve().name)
     except KeyError as error:
-        raise CheckpointError(f"{directory}/config.json lacks {error.args[0]}") from error
-    except (TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{directory}/config.json holds a value of the wrong kind: {error}") from error
+        raise CheckpointError(f"{directory}: the configuration lacks {error.args[0]}") from error
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise CheckpointError(f"{directory}: the configuration holds a value of the wrong kind: {error}") from error
+
+
+def _config(
+    values: dict[str, Any], processor: dict[str, Any], statistics: dict[str, Any], *, center_crop: bool, name: str
+) -> OpenVLAConfig:
+    text = _text_config(values["text_config"])
+    heads = _tower_heads(values)
+    image = _image_config(values, processor, center_crop)
+    if len(image.towers) != len(heads):
+        raise ValueError(f"{len(heads)} vision towers, but normalisation for {len(image.towers)}")
+    return OpenVLAConfig(
+        text=text,
+        image=image,
+        tower_heads=heads,
+        action_vocab=text.vocab_size - int(values["pad_to_multiple_of"]),
+        n_action_bins=int(values["n_action_bins"]),
+        statistics=_all_statistics(statistics or values["norm_stats"]),
+        action_block=dict(values.get("edgeflow_action", {})),
+        vicuna_prompt=_is_vicuna(values, name),
+    )
+
+
+def _is_vicuna(values: Mapping[str, Any], name: str) -> bool:
+    """By the language model named, or as the published server tells it: by the directory's name."""
+    return "v01" in name or str(values.get("llm_backbone_id", "")).startswith("vicuna")
 
 
 def _text_config(values: dict[str, Any]) -> LlamaConfig:
+    if values.get("model_type", "llama") != "llama":
+        raise ValueError(f"text_config.model_type {values['model_type']!r}; llama is served")
+    if values.get("hidden_act", "silu") != "silu" or values.get("attention_bias") or values.get("mlp_bias"):
+        raise ValueError("text_config: only hidden_act silu without attention_bias and mlp_bias is served")
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise ValueError(f"text_config: rotary embedding of type {rope.get('rope_type', rope.get('type'))!r}")
     known = {field.name for field in fields(LlamaConfig)}
     given = {key: value for key, value in values.items() if key in known and value is not None}
+    if "rope_theta" in rope:
+        given["rope_theta"] = float(rope["rope_theta"])
     if "num_key_value_heads" not in given and "num_attention_heads" in given:
         given["num_key_value_heads"] = given["num_attention_heads"]
-    return LlamaConfig(**given)
+    config = LlamaConfig(**given)
+    if values.get("head_dim") not in (None, config.head_dim):
+        raise ValueError(f"text_config.head_dim {values['head_dim']}, expected hidden_size / heads = {config.head_dim}")
+    return config
 
 
 def _image_config(values: dict[str, Any], processor: dict[str, Any], center_crop: bool) -> ImageConfig:
     strategy = processor.get("image_resize_strategy", values.get("image_resize_strategy"))
     if strategy not in RESIZE_STRATEGIES:
-        raise CheckpointError(f"image_resize_strategy {strategy!r} is none of {', '.join(RESIZE_STRATEGIES)}")
-    normalize = processor.get("tvf_normalize_params") or [
-        {"mean": mean, "std": std} for mean, std in zip(processor["means"], processor["stds"], strict=True)
-    ]
-    return ImageConfig(
-        side=int(values["image_sizes"][0]),
-        strategy=strategy,
-        means=tuple(tuple(entry["mean"]) for entry in normalize),
-        stds=tuple(tuple(entry["std"]) for entry in normalize),
-        center_crop=center_crop,
-    )
+        raise ValueError(f"image_resize_strategy {strategy!r} is none of {', '.join(RESIZE_STRATEGIES)}")
+    means, stds = _normalisation(processor)
+    sizes = [tuple(size[-2:]) for size in processor.get("input_sizes", [])]
+    sizes = sizes or [(int(side), int(side)) for side in values["image_sizes"]]
+    if len({side for size in sizes for side in size}) != 1:
+        raise ValueError(f"input_sizes {sizes}: one square size for all towers is served")
+    interpolations = processor.get("interpolations", ["bicubic"] * len(means))
+    unknown = [name for name in interpolations if name not in INTERPOLATIONS]
+    if unknown:
+        raise ValueError(f"interpolations: {unknown[0]!r} is none of {', '.join(INTERPOLATIONS)}")
+    towers = tuple(TowerImage(*each) for each in zip(means, stds, interpolations, strict=True))
+    return ImageConfig(int(sizes[0][0]), strategy, towers, center_crop)
+
+
+def _normalisation(processor: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """means and stds a tower, from the processor's own fields or from its recorded transforms."""
+    if "means" in processor:
+        means, stds = processor["means"], processor["stds"]
+    else:
+        transforms = processor["tvf_normalize_params"]
+        means, stds = [each["mean"] for each in transforms], [each["std"] for each in transforms]
+    triples = [tuple(map(float, triple)) for triple in (*means, *stds)]
+    if any(len(triple) != 3 for triple in triples) or any(0.0 in map(float, std) for std in stds):
+        raise ValueError("means and stds need three numbers a tower, and no std of 0")
+    return triples[: len(means)], triples[len(means) :]
 
 
 def _tower_heads(values: dict[str, Any]) -> tuple[int, ...]:
+    if any(layer for layer in values.get("timm_override_act_layers") or []):
+        raise ValueError("timm_override_act_layers: only the towers' own activation is served")
     own = values.get("timm_model_kwargs") or values.get("oracle_timm_model_kwargs")
     if own:
-        return tuple(int(entry["num_heads"]) for entry in own)
-    unknown = [name for name in values["timm_model_ids"] if name not in TOWER_HEADS]
-    if unknown:
-        raise CheckpointError(f"vision tower {unknown[0]} is not known; add timm_model_kwargs with num_heads")
-    return tuple(TOWER_HEADS[name] for name in values["timm_model_ids"])
+        heads = tuple(int(entry["num_heads"]) for entry in own)
+    else:
+        unknown = [name for name in values["timm_model_ids"] if name not in TOWER_HEADS]
+        if unknown:
+            raise ValueError(f"vision tower {unknown[0]} is not known; add timm_model_kwargs with its num_heads")
+        heads = tuple(TOWER_HEADS[name] for name in values["timm_model_ids"])
+    expected = 2 if values["use_fused_vision_backbone"] else 1
+    if len(heads) != expected or min(heads) < 1:
+        raise ValueError(f"{len(heads)} vision towers named, expected {expected}, with at least one head each")
+    return heads
 
 
-def _statistics(key: str, entry: dict[str, Any]) -> ActionStatistics:
-    action = entry["action"]
+def _all_statistics(entries: Mapping[str, Any]) -> dict[str, ActionStatistics]:
+    if not entries:
+        raise ValueError("norm_stats names no dataset: actions cannot be un-normalised")
+    return {str(key): _statistics(str(key), entry["action"]) for key, entry in entries.items()}
+
+
+def _statistics(key: str, action: Mapping[str, Any]) -> ActionStatistics:
     q01, q99 = tuple(map(float, action["q01"])), tuple(map(float, action["q99"]))
-    mask = tuple(map(bool, action.get("mask") or [True] * len(q01)))
+    mask = action.get("mask")
+    mask = tuple(map(bool, mask)) if mask is not None else (True,) * len(q01)
     if not len(q01) == len(q99) == len(mask) or not q01:
-        raise CheckpointError(f"norm_stats.{key}.action: q01, q99 and mask differ in length")
+        raise ValueError(f"norm_stats.{key}.action: q01, q99 and mask differ in length or are empty")
+    if not all(map(math.isfinite, (*q01, *q99))):
+        raise ValueError(f"norm_stats.{key}.action: q01 and q99 must be finite")
     return ActionStatistics(q01, q99, mask)

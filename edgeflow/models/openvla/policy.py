@@ -1,4 +1,4 @@
-"""OpenVLA: vision towers, projector and Llama, from a published checkpoint (vla_numerics 3.1)."""
+"""OpenVLA: vision towers, projector and Llama, from a published checkpoint (reference: vla_numerics 3.1)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class OpenVLAPolicy:
     ) -> OpenVLAPolicy:
         """Read a checkpoint directory; CheckpointError says what is wrong with it."""
         config = load_config(Path(path), center_crop=center_crop)
-        prompter = Prompter(Path(path), v01=config.v01)
+        prompter = Prompter(Path(path), vicuna=config.vicuna_prompt)
         return cls(config, Weights(Path(path), dtype, device), prompter, **decoder_options)
 
     @property

@@ -1,4 +1,4 @@
-"""From a camera frame to pixel values, exactly as the published processor does (vla_numerics 3.1).
+"""From a camera frame to pixel values, exactly as the published processor does (reference: vla_numerics 3.1).
 
 Torch-free: Pillow and numpy only, so that any process may do it.
 """
@@ -12,6 +12,11 @@ from PIL import Image
 from edgeflow.models.openvla.config import ImageConfig
 
 CROP_AREA = 0.9
+_RESAMPLING = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "lanczos": Image.Resampling.LANCZOS,
+}
 
 
 class Preprocessor:
@@ -19,30 +24,58 @@ class Preprocessor:
 
     def __init__(self, config: ImageConfig) -> None:
         self._config = config
-        shape = (len(config.means), 3, 1, 1)
-        self._means = np.asarray(config.means, np.float32).reshape(shape)
-        self._stds = np.asarray(config.stds, np.float32).reshape(shape)
-        # The published processor fills with the last tower's mean, for all towers.
-        self._fill = tuple(int(mean * 255) for mean in config.means[-1])
+        self._means, self._stds = (
+            [np.asarray(values, np.float32)[:, None, None] for values in each]
+            for each in ([tower.mean for tower in config.towers], [tower.std for tower in config.towers])
+        )
+        # The published processor keeps one fill, the last tower's mean, for all towers.
+        self._fill = tuple(int(mean * 255) for mean in config.towers[-1].mean)
 
     def __call__(self, image: NDArray[np.uint8]) -> NDArray[np.float32]:
+        config = self._config
+        if config.center_crop:
+            image = center_crop(image, config.side)
         picture = Image.fromarray(image)
-        if self._config.center_crop:
-            picture = _center_crop(picture)
-        pixels = np.asarray(self._resize(picture), np.float32).transpose(2, 0, 1) / np.float32(255)
-        normed: NDArray[np.float32] = (pixels - self._means) / self._stds
-        return normed.reshape(-1, *normed.shape[2:])
+        if config.strategy == "letterbox":
+            picture = _letterbox(picture, self._fill)
+        kinds = [tower.interpolation for tower in config.towers]
+        scaled = {kind: _unit_range(self._resize(picture, _RESAMPLING[kind])) for kind in dict.fromkeys(kinds)}
+        parts = [(scaled[k] - mean) / std for k, mean, std in zip(kinds, self._means, self._stds, strict=True)]
+        return np.concatenate(parts)
 
-    def _resize(self, picture: Image.Image) -> Image.Image:
+    def _resize(self, picture: Image.Image, resampling: Image.Resampling) -> Image.Image:
         side = self._config.side
-        match self._config.strategy:
-            case "letterbox":
-                picture = _letterbox(picture, self._fill)
-            case "resize-crop":
-                picture = _short_side_crop(picture, side)
-        if picture.size != (side, side):
-            picture = picture.resize((side, side), Image.Resampling.BICUBIC)
-        return picture
+        if self._config.strategy == "resize-naive":
+            return picture if picture.size == (side, side) else picture.resize((side, side), resampling)
+        return _short_side_crop(picture, side, resampling)
+
+
+def center_crop(image: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """The middle CROP_AREA of a frame, sampled at side x side points, corner on corner, bilinear without smoothing.
+
+    What fine-tunes with image augmentation are evaluated with (TensorFlow's `crop_and_resize`, and its conversion
+    to uint8, which scales by 255.5 and cuts).
+    """
+    extent = np.float32(CROP_AREA**0.5)
+    steps = (1 - extent) / 2 + extent * np.linspace(0, 1, side, dtype=np.float32)
+    unit = image.astype(np.float32) * np.float32(1 / 255)
+    rows = _sample(unit, steps * (image.shape[0] - 1))
+    crop = _sample(rows.swapaxes(0, 1), steps * (image.shape[1] - 1)).swapaxes(0, 1)
+    return (np.clip(crop, 0, 1) * np.float32(255.5)).astype(np.uint8)
+
+
+def _sample(values: NDArray[np.float32], places: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Linear interpolation along the first axis."""
+    low = np.floor(places).astype(np.int64)
+    high = np.minimum(low + 1, len(values) - 1)
+    share = (places - low).astype(np.float32)[:, None, None]
+    sampled: NDArray[np.float32] = values[low] + (values[high] - values[low]) * share
+    return sampled
+
+
+def _unit_range(picture: Image.Image) -> NDArray[np.float32]:
+    """RGB → [3, side, side] in 0 .. 1"""
+    return np.asarray(picture, np.float32).transpose(2, 0, 1) / np.float32(255)
 
 
 def _letterbox(picture: Image.Image, fill: tuple[int, ...]) -> Image.Image:
@@ -54,7 +87,7 @@ def _letterbox(picture: Image.Image, fill: tuple[int, ...]) -> Image.Image:
     return padded
 
 
-def _short_side_crop(picture: Image.Image, side: int) -> Image.Image:
+def _short_side_crop(picture: Image.Image, side: int, resampling: Image.Resampling) -> Image.Image:
     """Resize the short side, keep the aspect, cut the middle."""
     width, height = picture.size
     if width <= height:
@@ -62,15 +95,6 @@ def _short_side_crop(picture: Image.Image, side: int) -> Image.Image:
     else:
         size = (int(side * width / height), side)
     if picture.size != size:
-        picture = picture.resize(size, Image.Resampling.BICUBIC)
+        picture = picture.resize(size, resampling)
     left, top = round((size[0] - side) / 2), round((size[1] - side) / 2)
     return picture.crop((left, top, left + side, top + side))
-
-
-def _center_crop(picture: Image.Image) -> Image.Image:
-    """The middle 0.9 of the area, at the original size again, bilinear (fine-tunes with image augmentation)."""
-    width, height = picture.size
-    scale = CROP_AREA**0.5
-    left, top = width * (1 - scale) / 2, height * (1 - scale) / 2
-    box = (left, top, width - left, height - top)
-    return picture.resize((width, height), Image.Resampling.BILINEAR, box=box)

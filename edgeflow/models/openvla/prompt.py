@@ -1,4 +1,4 @@
-"""Instruction to prompt to token ids (vla_numerics 3.1: prompt, tokens)."""
+"""Instruction to prompt to token ids (reference: vla_numerics 3.1: prompt, tokens)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from edgeflow.errors import CheckpointError
 
 _PROMPT = "In: What action should the robot take to {}?\nOut:"
-_PROMPT_V01 = (
+_VICUNA_PROMPT = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions. "
     "USER: What action should the robot take to {}? ASSISTANT:"
@@ -21,13 +21,15 @@ _BOS = "<s>"
 class Prompter:
     """Builds the prompt a checkpoint was trained with."""
 
-    def __init__(self, directory: Path, *, v01: bool) -> None:
+    def __init__(self, directory: Path, *, vicuna: bool) -> None:
         path = directory / "tokenizer.json"
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(f"{path} is missing or not a tokenizer: copy the checkpoint again") from error
-        self._template = _PROMPT_V01 if v01 else _PROMPT
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._template = _VICUNA_PROMPT if vicuna else _PROMPT
         bos, space = (self._tokenizer.token_to_id(piece) for piece in (_BOS, _SPACE_PIECE))
         if bos is None or space is None:
             raise CheckpointError(f"{path} lacks the piece {_BOS if bos is None else _SPACE_PIECE!r}")
