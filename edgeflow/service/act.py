@@ -41,7 +41,7 @@ async def _first_action(runner: SessionRunner) -> ActionEvent:
         for event in events:
             if isinstance(event, StatusEvent) and event.disposition in (Disposition.REJECTED, Disposition.DROPPED):
                 if event.reason not in _ANSWERED_BY_HOLD:
-                    raise error_of_code(event.code, event.text, event.reason)
+                    raise error_of_code(event.code, event.text, event.reason, event.field)
             elif isinstance(event, ActionEvent) and (event.seq or event.reason in _ANSWERED_BY_HOLD):
                 return event
     end = runner.session.ended

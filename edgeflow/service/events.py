@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from edgeflow.types import Command, Disposition, StageTimings
@@ -10,7 +11,10 @@ from edgeflow.types import Command, Disposition, StageTimings
 
 @dataclass(frozen=True, slots=True)
 class StatusEvent:
-    """What became of a frame, or of the frames seq to last_seq when they were superseded one after another."""
+    """What became of a frame, or of the frames seq to last_seq when they were superseded one after another.
+
+    field: what in the frame was refused, already named in the text.
+    """
 
     seq: int
     disposition: Disposition
@@ -18,6 +22,7 @@ class StatusEvent:
     reason: str = ""
     text: str = ""
     last_seq: int = 0
+    field: str = ""
 
     @property
     def frames(self) -> int:
@@ -51,7 +56,7 @@ class ActionEvent:
     stamp_ns: int = 0
     values: tuple[float, ...] = ()
     token_ids: tuple[int, ...] = ()
-    timings: StageTimings = field(default_factory=StageTimings)
+    timings: StageTimings = dataclasses.field(default_factory=StageTimings)
     server_ns: int = 0
     age_ns: int = 0
 

@@ -40,10 +40,17 @@ _REQUEST_ERRORS: dict[str, type[RequestError]] = {
 _START_ERRORS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, DependencyError, AddressError)}
 
 
-def error_of_code(code: str, text: str, reason: str = "") -> EdgeflowError:
-    """The error whose gRPC status has this name; a plain EdgeflowError (INTERNAL) for any other."""
+def error_of_code(code: str, text: str, reason: str = "", field: str = "") -> EdgeflowError:
+    """The error whose gRPC status has this name; a plain EdgeflowError (INTERNAL) for any other.
+
+    text: as another error had it, so the field is named in it already.
+    """
     kind = _REQUEST_ERRORS.get(code)
-    return kind(text, reason=reason) if kind else EdgeflowError(text)
+    if kind is None:
+        return EdgeflowError(text)
+    error = kind(text, reason=reason)
+    error.field = field
+    return error
 
 
 def start_error(kind: str, text: str) -> StartError:

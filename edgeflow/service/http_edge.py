@@ -38,7 +38,7 @@ def error_of_status(status: int, message: str) -> dict[str, Any]:
 
 
 class Edge:
-    """Pure ASGI, around the application."""
+    """ASGI middleware: whatever the routes raise is answered here."""
 
     def __init__(self, app: ASGIApp, body_bytes: int, metrics: Metrics, log: EventLog) -> None:
         self._app = app

@@ -33,15 +33,16 @@ _ACT_BODY = {
 }
 
 
-def build_app(config: ServiceConfig, plane: ControlPlane, health: Health, metrics: Metrics, log: EventLog) -> Edge:
-    """The application with its edge around it. Pages of documentation only on loopback."""
+def build_app(config: ServiceConfig, plane: ControlPlane, health: Health, metrics: Metrics, log: EventLog) -> FastAPI:
+    """The application, its edge inside the framework's own. Pages of documentation only on loopback."""
     docs = "/docs" if is_loopback(config.http.host) else None
     openapi = "/openapi.json" if docs else None
     app = FastAPI(title="edgeflow", version=__version__, docs_url=docs, redoc_url=None, openapi_url=openapi)
     app.add_exception_handler(HTTPException, _framework_error)
     _add_act(app, plane)
     _add_state(app, config, plane, health, metrics)
-    return Edge(app, config.limits.http_body_bytes, metrics, log)
+    app.add_middleware(Edge, body_bytes=config.limits.http_body_bytes, metrics=metrics, log=log)
+    return app
 
 
 def _add_act(app: FastAPI, plane: ControlPlane) -> None:
@@ -116,7 +117,7 @@ class HttpServer:
         port: int = self._socket.getsockname()[1]
         return port
 
-    async def start(self, app: Edge) -> None:
+    async def start(self, app: FastAPI) -> None:
         """Serve until `stop`."""
         settings = uvicorn.Config(
             app,

@@ -109,7 +109,8 @@ class Session:
     def refuse(self, seq: int, error: RequestError, now_ns: int) -> None:
         """A frame was refused by the order or the codec; too many of them end the session."""
         self._heard_ns = now_ns
-        self._outbox.note(StatusEvent(seq, Disposition.REJECTED, error.code, error.reason, error.text))
+        rejected = Disposition.REJECTED
+        self._outbox.note(StatusEvent(seq, rejected, error.code, error.reason, error.text, field=error.field))
         if self._refusals.exceeded(now_ns):
             limit = self._rules.rejected_frames
             self.end(End("ABORTED", "too_many_rejected", f"more than {limit} refused frames in 10 s"))

@@ -1,0 +1,72 @@
+"""Control.Act: a session for one frame."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from edgeflow.ipc.messages import CloseSession, OpenSession
+from edgeflow.rpc import control_pb2 as pb
+from tests.service.harness import JPEG, eventually, frame_message, open_message, serving
+from tests.service.scripted import Script
+
+
+def request(data: bytes = JPEG, **changes) -> pb.ActRequest:
+    return pb.ActRequest(open=open_message(**changes), frame=frame_message(0, data))
+
+
+async def test_one_frame_one_action_and_the_session_is_gone(checkpoint):
+    async with serving(checkpoint) as served:
+        answer = await served.act(request(control_period_ms=0))
+        assert list(answer.action.values) == [0.25, -0.5, 1.0]
+        assert [d.name for d in answer.schema.dimensions] == ["x", "y", "grip"]
+        seen = served.script.worker.seen
+        assert [m.mode for m in seen if isinstance(m, OpenSession)] == ["serial"]
+        await eventually(lambda: any(isinstance(m, CloseSession) for m in seen))
+        assert served.metric("edgeflow_sessions") == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "field"),
+    [
+        (b"\xff", "INVALID_ARGUMENT", "message"),
+        (request(b"text"), "INVALID_ARGUMENT", "frame.images[0].data"),
+        (request(JPEG[:-200]), "DATA_LOSS", "frame.images[0].data"),
+        (request(model="no"), "NOT_FOUND", "open.model"),
+        (request(instruction=""), "INVALID_ARGUMENT", "open.instruction"),
+    ],
+)
+async def test_a_bad_request_is_a_typed_status(checkpoint, message, code, field):
+    async with serving(checkpoint) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.act(message)
+        assert caught.value.code().name == code
+        assert caught.value.details().startswith(field)
+
+
+async def test_an_invalid_policy_output_is_hold(checkpoint):
+    async with serving(checkpoint, Script(valid=False)) as served:
+        answer = await served.act(request())
+        assert (answer.action.command, answer.action.reason) == (pb.COMMAND_HOLD, "POLICY_OUTPUT_INVALID")
+
+
+async def test_no_answer_in_time(checkpoint):
+    async with serving(checkpoint, Script(hold=True), timing__act_timeout_ms=100) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.act(request())
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_worker_lost_meanwhile(checkpoint):
+    script = Script(values=lambda frame: script.worker.kill() or [0.0] * 3)
+    async with serving(checkpoint, script) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.act(request())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_message_above_the_limit_is_refused_by_the_library(checkpoint):
+    async with serving(checkpoint, limits__message_bytes=10_000) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.act(bytes(20_000))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
