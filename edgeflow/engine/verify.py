@@ -1,37 +1,41 @@
 """Check a checkpoint against outputs recorded from the original implementation, case by case, in fp32.
 
 A bundle is a checkpoint directory with `cases.json` (image, instruction, unnorm_key, expected ids and actions) and
-`expected.safetensors` (`<case>.<quantity>`: pixel values, tower features, projected tokens, logits). What a bundle does
-not record is not checked; what it records must agree.
+`expected.safetensors` (`<case>.<quantity>`: pixel values, tower features, projected tokens, logits); it may have
+`expected_resize_variants.safetensors` (`<case>.pixel_values_first3.<strategy>`). What a bundle does not record is not
+checked; what it records must agree.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.errors import CheckpointError
-from edgeflow.models.checkpoint import read_json
+from edgeflow.models.checkpoint import read_json, read_tensors
+from edgeflow.models.openvla.config import RESIZE_STRATEGIES
 from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.models.openvla.preprocess import Preprocessor
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 
 PIXEL_TOLERANCE = 1e-6
 FEATURE_TOLERANCE = 1e-4  # absolute, fp32: reordered sums give about 1e-5, any wrong operator far more
 ACTION_TOLERANCE = 1e-12
+VARIANTS_FILE = "expected_resize_variants.safetensors"
 TOWER_KEYS = ("dino_patches", "siglip_patches")
 PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state, drain
 
@@ -55,6 +59,7 @@ class _Case:
     name: str
     recorded: Mapping[str, Any]
     expected: Mapping[str, Tensor]
+    image: NDArray[np.uint8]
     frame: PreparedFrame
 
 
@@ -69,6 +74,7 @@ def verify_bundle(
         progress(case.name, index, len(cases) + 1)
         with torch.inference_mode():
             results += _check_inputs(case)
+            results += _check_resize_variants(case, policy)
             results += _check_vision(case, policy)
     progress("decoding", len(cases), len(cases) + 1)
     for case, decodings in zip(cases, _decode(cases, policy, mode), strict=True):
@@ -81,10 +87,12 @@ def _load_cases(directory: Path, policy: OpenVLAPolicy) -> list[_Case]:
     if not isinstance(recorded, list) or not recorded:
         raise CheckpointError(f"{directory / 'cases.json'} lists no cases")
     try:
-        tensors = load_file(directory / "expected.safetensors")
+        tensors = read_tensors(directory / "expected.safetensors")
+        if (directory / VARIANTS_FILE).is_file():
+            tensors |= read_tensors(directory / VARIANTS_FILE)
         return [_case(directory, entry, tensors, policy) for entry in recorded]
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{directory}: expected.safetensors or an image is missing or unreadable") from error
+    except OSError as error:
+        raise CheckpointError(f"{directory}: an image of cases.json is missing or unreadable: {error}") from error
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{directory / 'cases.json'}: a case lacks {error}") from error
 
@@ -94,9 +102,8 @@ def _case(directory: Path, entry: Mapping[str, Any], tensors: Mapping[str, Tenso
     expected = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     with Image.open(directory / entry["image"]) as picture:
         image = np.asarray(picture.convert("RGB"))
-    return _Case(
-        entry["name"], entry, expected, PreparedFrame(policy.preprocess(image), policy.prompt_ids(entry["instruction"]))
-    )
+    frame = PreparedFrame(policy.preprocess(image), policy.prompt_ids(entry["instruction"]))
+    return _Case(entry["name"], entry, expected, image, frame)
 
 
 def _check_inputs(case: _Case) -> Iterator[CheckResult]:
@@ -104,8 +111,18 @@ def _check_inputs(case: _Case) -> Iterator[CheckResult]:
     if ids is not None:
         yield CheckResult(case.name, "input ids", _mismatches(case.frame.prompt_ids, ids), 0)
     if "pixel_values" in case.expected:
-        pixels = case.expected["pixel_values"].reshape(case.frame.pixel_values.shape)
-        yield _compare(case, "pixel values", case.frame.pixel_values, pixels, PIXEL_TOLERANCE)
+        found = case.frame.pixel_values[None]
+        yield _compare(case, "pixel values", found, case.expected["pixel_values"], PIXEL_TOLERANCE)
+
+
+def _check_resize_variants(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
+    """The first tower's pixels as other resize strategies give them."""
+    for name, wanted in case.expected.items():
+        quantity, _, strategy = name.partition(".")
+        if quantity == "pixel_values_first3" and strategy in RESIZE_STRATEGIES:
+            variant = Preprocessor(replace(policy.config.image, strategy=strategy))
+            found = torch.from_numpy(variant(case.image)[None, :3])
+            yield _compare(case, f"pixel values, {strategy}", found, wanted, PIXEL_TOLERANCE)
 
 
 def _check_vision(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
@@ -134,8 +151,9 @@ def _check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAPolicy
         logits = torch.stack([decoded.logits[0] for decoded in decodings])
         yield _compare(case, "prefill logits", logits, case.expected["prefill_last_logits"], FEATURE_TOLERANCE)
     yield from _check_steps(case, decodings)
-    ids = [decoded.sampled.token_ids for decoded in decodings]
     tokens = case.recorded["action_token_ids"]
+    width = len(policy.action_schema(case.recorded.get("unnorm_key")).names)
+    ids = [decoded.sampled.token_ids[:width] for decoded in decodings]
     yield CheckResult(case.name, "action tokens", max(_mismatches(found, tokens) for found in ids), 0)
     key = case.recorded.get("unnorm_key")
     for quantity, values in (
@@ -157,9 +175,11 @@ def _check_steps(case: _Case, decodings: list[Decoded]) -> Iterator[CheckResult]
 
 
 def _compare(case: _Case, quantity: str, found: Tensor, wanted: Tensor, tolerance: float) -> CheckResult:
-    """Shapes must broadcast; a NaN anywhere is an infinite deviation."""
+    """`found` may hold several runs of what is `wanted`; another shape or a NaN is an infinite deviation."""
+    if found.shape[found.dim() - wanted.dim() :] != wanted.shape:
+        return CheckResult(case.name, quantity, math.inf, tolerance)
     deviation = (found.double() - wanted.double()).abs().max().item()
-    return CheckResult(case.name, quantity, deviation if deviation == deviation else float("inf"), tolerance)
+    return CheckResult(case.name, quantity, math.inf if math.isnan(deviation) else deviation, tolerance)
 
 
 def _mismatches(found: tuple[int, ...], wanted: list[int]) -> int:

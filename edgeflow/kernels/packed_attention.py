@@ -47,14 +47,14 @@ def reference(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001 - th
 def naive_gather(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001
     """The paper's naive pipe: in every layer the caches of all spans are copied into one fresh contiguous buffer."""
     spans = layout.spans
-    ends = [span.start + span.length for span in spans]
+    lengths, ends = [span.length for span in spans], [span.start + span.length for span in spans]
     masks = [_mask(span, layout.row_slot.device) for span in spans]
 
     def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-        k_all = torch.cat([k_slots[span.slot, :end] for span, end in zip(spans, ends, strict=True)]).split(ends)
-        v_all = torch.cat([v_slots[span.slot, :end] for span, end in zip(spans, ends, strict=True)]).split(ends)
-        rows = q.split([span.length for span in spans])
-        return torch.cat([_attend_one(*each) for each in zip(rows, k_all, v_all, masks, strict=True)])
+        k_all = torch.cat([k_slots[span.slot, :end] for span, end in zip(spans, ends, strict=True)])
+        v_all = torch.cat([v_slots[span.slot, :end] for span, end in zip(spans, ends, strict=True)])
+        parts = zip(torch.split(q, lengths), torch.split(k_all, ends), torch.split(v_all, ends), masks, strict=True)
+        return torch.cat([_attend_one(*part) for part in parts])
 
     return attend
 
@@ -146,7 +146,7 @@ class _Batch:
         slots = slice(self.first, self.last + 1)
         rows = q[self.rows[0] : self.rows[-1] + 1] if self.source is None else q[self.source]
         k, v = k_slots[slots, : self.longest].transpose(1, 2), v_slots[slots, : self.longest].transpose(1, 2)
-        grouped = rows.unflatten(1, (k.shape[1], -1))  # the queries of a KV head are its batch of rows
+        grouped = rows.reshape(len(rows), k.shape[1], -1, rows.shape[-1])  # a KV head's queries are rows of its batch
         out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=self.mask).reshape(rows.shape)
         return [out[kept] for kept in self.kept]
 

@@ -54,7 +54,7 @@ RopeWriteKV = Callable[[Tensor, int, int, RowPlaces, Tensor, Tensor], Tensor]
 
 def reference(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:
     """Row by row, head by head."""
-    split = qkv.unflatten(1, (heads + 2 * kv_heads, -1))
+    split = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
     turned = torch.empty_like(split[:, : heads + kv_heads])
     half = turned.shape[-1] // 2
     for row in range(qkv.shape[0]):

@@ -29,7 +29,7 @@ def test_the_original_implementation_agrees(mode: Mode):
     assert [result for result in results if not result.ok] == []
     assert {result.quantity for result in results} == {
         "input ids", "pixel values", "dino patches", "siglip patches", "projected", "prefill logits", "step logits",
-        "action tokens", "normalized actions", "actions",
+        "action tokens", "normalized actions", "actions", "pixel values, letterbox", "pixel values, resize-crop",
     }  # fmt: skip
     assert len({result.case for result in results}) == 3
 

@@ -48,6 +48,8 @@ class OpenVLAPolicy:
         self._actions = ActionDecoder(config)
         self._device = weights.device
         self.K = config.action_width
+        for key in self.unnorm_keys:
+            self.action_schema(key)  # a wrong action block is told now, not when a robot connects
 
     @classmethod
     def load(
