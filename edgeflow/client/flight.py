@@ -1,0 +1,108 @@
+"""Frames under way: when and where they were taken, and what became of them."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgeflow.client.pose import Pose
+from edgeflow.types import Disposition
+
+MAX_IN_FLIGHT = 512  # a frame that the service never disposes of must not stay for ever
+AGES_KEPT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A snapshot. Every frame offered is in flight or has exactly one disposition.
+
+    superseded: a newer frame came first, here or in the service. rejected: refused, last_refusal says why.
+    dropped: left without an action, lost streams included. actions: accepted; ignored: of an old epoch, out
+    of order, too late or while a reset is needed. holds: times that the robot was told to hold or stop.
+    Ages are of the last AGES_KEPT accepted actions, nanoseconds from capture to receipt.
+    """
+
+    offered: int
+    in_flight: int
+    acted: int
+    superseded: int
+    rejected: int
+    dropped: int
+    actions: int
+    ignored: int
+    holds: int
+    reconnects: int
+    age_p50_ns: int
+    age_p99_ns: int
+    age_max_ns: int
+    last_refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A frame: its capture on the robot's clock, and where the tool was."""
+
+    stamp_ns: int
+    pose: Pose | None
+
+
+class Flight:
+    """Numbers frames from 1 and keeps those under way, at most MAX_IN_FLIGHT."""
+
+    def __init__(self) -> None:
+        self.last_seq = 0
+        self.last_refusal = ""
+        self.actions = self.ignored = self.holds = self.opens = 0
+        self._taken: dict[int, Taken] = {}
+        self._left: Counter[Disposition] = Counter()
+        self._ages_ns: deque[int] = deque(maxlen=AGES_KEPT)
+
+    def offer(self, stamp_ns: int, pose: Pose | None) -> int:
+        """The new frame's number."""
+        self.last_seq += 1
+        self._taken[self.last_seq] = Taken(stamp_ns, pose)
+        if len(self._taken) > MAX_IN_FLIGHT:
+            self.leave(next(iter(self._taken)), Disposition.DROPPED)
+        return self.last_seq
+
+    def find(self, seq: int) -> Taken | None:
+        """A frame under way."""
+        return self._taken.get(seq)
+
+    def leave(self, seq: int, disposition: Disposition, last_seq: int = 0) -> None:
+        """Frames seq to last_seq are under way no more; those that left before keep their disposition."""
+        for number in [seq] if last_seq <= seq else [n for n in self._taken if seq <= n <= last_seq]:
+            if self._taken.pop(number, None) is not None:
+                self._left[disposition] += 1
+
+    def leave_all(self) -> None:
+        """The stream is lost and what was under way with it."""
+        self._left[Disposition.DROPPED] += len(self._taken)
+        self._taken.clear()
+
+    def acted_on(self, age_ns: int) -> None:
+        """An action was accepted."""
+        self.actions += 1
+        self._ages_ns.append(age_ns)
+
+    def statistics(self) -> Statistics:
+        ages_ns = np.array(self._ages_ns or [0])
+        p50, p99 = np.percentile(ages_ns, [50, 99])
+        return Statistics(
+            offered=self.last_seq,
+            in_flight=len(self._taken),
+            acted=self._left[Disposition.ACTED],
+            superseded=self._left[Disposition.SUPERSEDED],
+            rejected=self._left[Disposition.REJECTED],
+            dropped=self._left[Disposition.DROPPED],
+            actions=self.actions,
+            ignored=self.ignored,
+            holds=self.holds,
+            reconnects=max(self.opens - 1, 0),
+            age_p50_ns=round(p50),
+            age_p99_ns=round(p99),
+            age_max_ns=int(ages_ns.max()),
+            last_refusal=self.last_refusal,
+        )

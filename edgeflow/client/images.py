@@ -1,0 +1,51 @@
+"""A camera's pixels as the bytes that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeflow.errors import InvalidArgument
+from edgeflow.types import CameraSpec, ImageFormat
+
+Image: TypeAlias = "bytes | NDArray[np.uint8]"
+Images: TypeAlias = "Image | Mapping[str, Image]"
+
+
+def encode_images(images: Images, cameras: Sequence[CameraSpec]) -> list[bytes]:
+    """One entry a camera, in the order of `cameras`; copies, so that the caller may reuse its buffers.
+
+    images: by camera name, or the image itself where there is one camera. JPEG comes as bytes; RGB8 as
+    `[height, width, 3]` uint8 or as bytes of that size. InvalidArgument names the camera and what was agreed.
+    """
+    if not isinstance(images, Mapping):
+        if len(cameras) != 1:
+            raise InvalidArgument(f"name the images, {len(cameras)} cameras are open", field="images")
+        images = {cameras[0].name: images}
+    names = [camera.name for camera in cameras]
+    if set(images) != set(names):
+        raise InvalidArgument(f"has cameras {sorted(images)}, open are {sorted(names)}", field="images")
+    return [_encode(images[camera.name], camera) for camera in cameras]
+
+
+def _encode(image: Image, camera: CameraSpec) -> bytes:
+    field = f"images[{camera.name!r}]"
+    if isinstance(image, np.ndarray):
+        return _raw(image, camera, field)
+    data = bytes(image)
+    expected = camera.height * camera.width * 3
+    if camera.format is ImageFormat.RGB8 and len(data) != expected:
+        raise InvalidArgument(f"has {len(data)} bytes, RGB8 of this size has {expected}", field=field)
+    return data
+
+
+def _raw(image: NDArray[np.uint8], camera: CameraSpec, field: str) -> bytes:
+    if camera.format is not ImageFormat.RGB8:
+        raise InvalidArgument("is an array, the camera was opened as JPEG: give its bytes", field=field)
+    shape = (camera.height, camera.width, 3)
+    if image.dtype != np.uint8 or image.shape != shape:
+        raise InvalidArgument(f"is {image.dtype} {list(image.shape)}, agreed is uint8 {list(shape)}", field=field)
+    return image.tobytes()

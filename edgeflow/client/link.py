@@ -1,0 +1,148 @@
+"""The connection to the service: one stream after another, never two at a time.
+
+A stream that ended is followed by a new one, on a new channel, after a back-off, and not before the robot
+offers something again. What was under way is lost with its stream; nothing is sent twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from random import Random
+from typing import Any, Protocol
+
+import grpc
+
+from edgeflow.client.backoff import Backoff
+from edgeflow.client.outgoing import Outgoing
+from edgeflow.client.wire import error_of
+from edgeflow.clock import Clock
+from edgeflow.errors import EdgeflowError, RequestError, Unavailable
+from edgeflow.rpc import control_pb2 as pb
+
+STREAM = "/edgeflow.v1.Control/Stream"
+OPEN_ANSWER_NS = 5_000_000_000  # an Open that is not answered for so long is given up
+STALL_NS = 5_000_000_000  # silent for so long though STALL_FRAMES were offered: the peer is gone
+STALL_FRAMES = 10  # a service that lives tells what became of some of them
+CLOSE_S = 1.0
+
+_PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED"}  # worth another attempt before the first Opened
+_PASSING_LATER = _PASSING | {"RESOURCE_EXHAUSTED", "ALREADY_EXISTS", "ABORTED", "INTERNAL"}
+_CHANNEL_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # gRPC's own back-off must not outlive a channel
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+class Listener(Protocol):
+    """Told from the link's thread."""
+
+    def stream_opened(self, message: pb.Opened, outgoing: Outgoing) -> None: ...
+
+    def stream_said(self, message: pb.ServerMessage) -> None: ...
+
+    def stream_ended(self, error: EdgeflowError, final: bool) -> None:
+        """final: the service refuses for good, no other attempt follows."""
+
+
+class Link:
+    """Runs in a thread of its own from `start` to `close`."""
+
+    def __init__(self, address: str, listener: Listener, opening: Callable[[], pb.Open], clock: Clock) -> None:
+        self._address = address
+        self._listener = listener
+        self._opening = opening
+        self._clock = clock
+        self._backoff = Backoff(Random())
+        self._closing = threading.Event()
+        self._wanted = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edgeflow-link", daemon=True)
+        self._outgoing: Outgoing | None = None
+        self._call: Any = None
+        self._ever_opened = self._opened = False
+        self._heard_ns = 0
+        self._offered_unheard = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wanted(self) -> None:
+        """The robot offers something: a lost stream may be replaced."""
+        self._offered_unheard += 1
+        self._wanted.set()
+
+    def works(self) -> None:
+        """The service does what it is there for."""
+        self._backoff.succeeded()
+
+    def check(self) -> None:
+        """Give up a stream whose other end is gone; called by the watchdog's thread."""
+        call, silent_ns = self._call, self._clock.now_ns() - self._heard_ns
+        if call is None:
+            return
+        stalled = self._opened and silent_ns > STALL_NS and self._offered_unheard >= STALL_FRAMES
+        if stalled or (not self._opened and silent_ns > OPEN_ANSWER_NS):
+            call.cancel()
+
+    def close(self) -> None:
+        """Say goodbye, wait CLOSE_S for the answer, then cut."""
+        if not self._thread.is_alive():
+            return
+        self._closing.set()
+        self._wanted.set()
+        outgoing = self._outgoing
+        if outgoing is not None:
+            outgoing.close()
+        self._thread.join(CLOSE_S)
+        call = self._call
+        if call is not None:
+            call.cancel()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            error = self._one_stream()
+            self._wanted.clear()
+            final = self._refused_for_good(error)
+            self._listener.stream_ended(error, final)
+            if final or self._closing.wait(self._backoff.next_delay_s()):
+                return
+            if self._ever_opened:
+                self._wanted.wait()
+
+    def _one_stream(self) -> EdgeflowError:
+        """From Open to the end, however it ends; the reason."""
+        self._opened = False
+        self._heard_ns = self._clock.now_ns()
+        outgoing = self._outgoing = Outgoing(self._opening())
+        with grpc.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
+            stream = channel.stream_stream(STREAM, pb.ClientMessage.SerializeToString, pb.ServerMessage.FromString)
+            call = self._call = stream(outgoing)
+            if self._closing.is_set():
+                call.cancel()
+            try:
+                for message in call:
+                    self._hear(message, outgoing)
+            except grpc.RpcError as error:
+                return error_of(error)
+            except RequestError as error:
+                return error
+            finally:
+                self._call = self._outgoing = None
+                outgoing.end()
+                call.cancel()
+        return Unavailable("the service ended the stream", reason="STREAM_ENDED")
+
+    def _hear(self, message: pb.ServerMessage, outgoing: Outgoing) -> None:
+        self._heard_ns, self._offered_unheard = self._clock.now_ns(), 0
+        if message.WhichOneof("kind") == "opened":
+            self._listener.stream_opened(message.opened, outgoing)
+            self._opened = self._ever_opened = True
+        elif self._opened:
+            self._listener.stream_said(message)
+
+    def _refused_for_good(self, error: EdgeflowError) -> bool:
+        if self._opened:
+            return False
+        return error.code not in (_PASSING_LATER if self._ever_opened else _PASSING)

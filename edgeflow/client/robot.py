@@ -1,0 +1,219 @@
+"""The robot's side of the service.
+
+    with RobotClient("127.0.0.1:50051", cameras=[camera], instruction="grasp the red handle",
+                     control_period_s=0.05) as client:
+        while working():
+            client.push(grab_image(), pose=tool_pose())
+            directive = client.latest()
+            ...
+
+Threads: the caller's; one that reads the stream and reconnects; one that ticks the watchdog; with on_action one
+that calls it. Every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+
+from edgeflow.client.actions import Directive
+from edgeflow.client.flight import Statistics
+from edgeflow.client.images import Images, encode_images
+from edgeflow.client.link import Link
+from edgeflow.client.outgoing import Outgoing
+from edgeflow.client.pose import Pose
+from edgeflow.client.session import Session
+from edgeflow.client.watchdog import RESUME_WITHIN_NS, WatchdogThread
+from edgeflow.client.wire import Opened, SessionSettings
+from edgeflow.clock import Clock, MonotonicClock
+from edgeflow.errors import EdgeflowError, FailedPrecondition, InvalidArgument, Unavailable
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.types import CameraSpec, Mode
+
+_log = logging.getLogger("edgeflow.client")
+
+
+class RobotClient:
+    """A session with the service, as a context manager; reconnects by itself until it is closed.
+
+    cameras: the first is the policy's. control_period_s: how often the robot pushes. max_action_age_s: an action
+    is not executed once its frame is older. resume_within_s: a longer interruption needs `reset`.
+    on_action: called with every new directive, HOLD and STOP included, by a thread of its own; a slow callback
+    misses directives but delays nothing.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        cameras: Sequence[CameraSpec],
+        instruction: str,
+        control_period_s: float,
+        mode: Mode | None = None,
+        max_action_age_s: float | None = None,
+        model: str = "",
+        proprio_names: Sequence[str] = (),
+        unnorm_key: str = "",
+        on_action: Callable[[Directive], None] | None = None,
+        open_timeout_s: float = 5.0,
+        resume_within_s: float = RESUME_WITHIN_NS / 1e9,
+        clock: Clock | None = None,
+    ) -> None:
+        self._settings = SessionSettings(
+            tuple(cameras), control_period_s, mode, max_action_age_s, model, tuple(proprio_names), unnorm_key
+        )
+        self._address = address
+        self._on_action = on_action
+        self._open_timeout_s = open_timeout_s
+        self._clock: Clock = clock or MonotonicClock()
+        self._session = Session(self._settings, instruction, self._clock, round(resume_within_s * 1e9))
+        self._changed = threading.Condition()
+        self._published = self._session.directive()
+        self._link = Link(address, self, self._opening, self._clock)
+        self._ticker = WatchdogThread(self._tick)
+        self._caller = threading.Thread(target=self._call_back, name="edgeflow-actions", daemon=True)
+
+    def __enter__(self) -> RobotClient:
+        """Open the session; the service's refusal as a typed error, Unavailable after open_timeout_s."""
+        session = self._session
+        self._link.start()
+        self._ticker.start()
+        with self._changed:
+            self._changed.wait_for(lambda: session.opened or session.refused, self._open_timeout_s)
+            opened, error = session.opened, session.error
+        if opened is None:
+            self.close()
+            if session.refused and error is not None:
+                raise error
+            why = f": {error.text}" if error is not None else ""
+            raise Unavailable(f"no session with {self._address} within {self._open_timeout_s:g} s{why}")
+        if self._on_action is not None:
+            self._caller.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the service. Afterwards the directive is HOLD for ever."""
+        with self._changed:
+            if self._session.closed:
+                return
+            self._session.close()
+            self._publish()
+            self._changed.notify_all()
+        self._link.close()
+        self._ticker.stop()
+        if self._caller.is_alive() and self._caller is not threading.current_thread():
+            self._caller.join()
+
+    @property
+    def opened(self) -> Opened:
+        """What the service agreed to in the newest stream."""
+        with self._changed:
+            if self._session.opened is None:
+                raise FailedPrecondition("the session is not open: use `with RobotClient(...)`")
+            return self._session.opened
+
+    def push(
+        self,
+        images: Images,
+        pose: Pose | None = None,
+        proprio: Sequence[float] = (),
+        instruction: str | None = None,
+        *,
+        captured_ns: int | None = None,
+    ) -> int:
+        """Offer the newest frame and return its number; never waits for the network.
+
+        pose: of the tool at capture; relative actions are anchored to it. instruction: a new one from this frame
+        on. captured_ns: on the client's clock, default now. Raises InvalidArgument when images or proprio are not
+        as agreed, and the service's refusal when it does not take the session back after a lost stream.
+        """
+        stamp_ns = self._clock.now_ns() if captured_ns is None else captured_ns
+        data = encode_images(images, self._settings.cameras)
+        agreed = len(self._settings.proprio_names)
+        if len(proprio) != agreed:
+            raise InvalidArgument(f"has {len(proprio)} values, {agreed} names were opened", field="proprio")
+        with self._changed:
+            seq = self._session.push(data, proprio, pose, instruction or "", stamp_ns)
+            self._publish()
+        self._link.wanted()
+        return seq
+
+    def reset(self, instruction: str | None = None) -> None:
+        """A new episode, and permission to move again: frames pushed before get no action any more."""
+        with self._changed:
+            self._session.reset(instruction or "")
+            self._publish()
+
+    def latest(self) -> Directive:
+        """What to do now; ask again every control period. Never an action past its validity."""
+        with self._changed:
+            return self._publish()
+
+    def directives(self) -> Iterator[Directive]:
+        """Every new directive until the client is closed; a slow reader gets the newest only."""
+        seen: Directive | None = None
+        while True:
+            with self._changed:
+                while (now := self._publish()) is seen:
+                    if self._session.closed:
+                        return
+                    self._changed.wait()
+            seen = now
+            yield now
+
+    def statistics(self) -> Statistics:
+        """Counts and ages so far."""
+        with self._changed:
+            return self._session.flight.statistics()
+
+    # Called by the link's thread.
+
+    def stream_opened(self, message: pb.Opened, outgoing: Outgoing) -> None:
+        with self._changed:
+            self._session.stream_opened(message, outgoing)
+            self._changed.notify_all()
+
+    def stream_said(self, message: pb.ServerMessage) -> None:
+        with self._changed:
+            acted = self._session.stream_said(message)
+            self._publish()
+        if acted:
+            self._link.works()
+
+    def stream_ended(self, error: EdgeflowError, final: bool) -> None:
+        with self._changed:
+            self._session.stream_ended(error, final)
+            self._publish()
+            self._changed.notify_all()
+
+    def _opening(self) -> pb.Open:
+        with self._changed:
+            return self._session.opening()
+
+    def _publish(self) -> Directive:
+        """With the lock: tell everybody who waits when the directive is another."""
+        now = self._session.directive()
+        if now is not self._published:
+            self._published = now
+            self._changed.notify_all()
+        return now
+
+    def _tick(self) -> None:
+        with self._changed:
+            self._publish()
+        self._link.check()
+
+    def _call_back(self) -> None:
+        for directive in self.directives():
+            try:
+                if self._on_action is not None:
+                    self._on_action(directive)
+            except Exception:
+                _log.exception("on_action raised")

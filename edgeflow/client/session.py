@@ -1,0 +1,182 @@
+"""What a robot's session stands for: frames under way, the watchdog, the newest stream. No threads, no locks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgeflow.client.actions import Action, Directive
+from edgeflow.client.flight import Flight, Taken
+from edgeflow.client.outgoing import Outgoing
+from edgeflow.client.pose import Pose
+from edgeflow.client.watchdog import Watchdog
+from edgeflow.client.wire import COMMANDS, DISPOSITIONS, Opened, SessionSettings, open_message, opened_of, timings_of
+from edgeflow.clock import Clock
+from edgeflow.errors import EdgeflowError, FailedPrecondition
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.types import Command, Disposition
+
+MAX_VALID_MS = 500  # whatever the service says, an action is not executed longer
+_log = logging.getLogger("edgeflow.client")
+
+
+class Session:
+    """Outlives its streams: a lost stream takes the frames under way with it, the next one starts anew.
+
+    Every frame tells its instruction, so that a refused frame cannot lose a new one.
+    """
+
+    def __init__(self, settings: SessionSettings, instruction: str, clock: Clock, resume_within_ns: int) -> None:
+        self.flight = Flight()
+        self.opened: Opened | None = None
+        self.error: EdgeflowError | None = None
+        self.refused = self.closed = False
+        self._settings = settings
+        self._instruction = instruction
+        self._clock = clock
+        self._watchdog = Watchdog(clock, resume_within_ns)
+        self._outgoing: Outgoing | None = None
+        self._first_seq = 0  # wire numbers start at 1 with every stream: seq = wire number + first_seq
+        self._published = self._watchdog.directive()
+
+    # What the robot does.
+
+    def opening(self) -> pb.Open:
+        """How to open the next stream."""
+        return open_message(self._settings, self._instruction)
+
+    def push(
+        self, images: Sequence[bytes], proprio: Sequence[float], pose: Pose | None, instruction: str, stamp_ns: int
+    ) -> int:
+        """The newest frame's number; an empty instruction means the one before."""
+        self._check_usable()
+        if instruction not in ("", self._instruction):
+            self._instruction = instruction
+            self._watchdog.restart(self.flight.last_seq, "NEW_INSTRUCTION", rearm=False)
+        seq = self.flight.offer(stamp_ns, pose)
+        if self._outgoing is None:
+            self.flight.leave(seq, Disposition.DROPPED)
+            return seq
+        frame = pb.Frame(
+            seq=seq - self._first_seq,
+            stamp_ns=stamp_ns,
+            images=[pb.Image(data=image) for image in images],
+            proprio=proprio,
+            instruction=self._instruction,
+        )
+        replaced = self._outgoing.offer(frame)
+        if replaced:
+            self.flight.leave(replaced + self._first_seq, Disposition.SUPERSEDED)
+        return seq
+
+    def reset(self, instruction: str) -> None:
+        """A new episode; an empty instruction means the one before."""
+        self._check_usable()
+        self._instruction = instruction or self._instruction
+        self._watchdog.restart(self.flight.last_seq, "RESET", rearm=True)
+        if self._outgoing is not None:
+            withdrawn = self._outgoing.reset(self._instruction)
+            if withdrawn:
+                self.flight.leave(withdrawn + self._first_seq, Disposition.DROPPED)
+
+    def close(self) -> None:
+        """No action is accepted from now on."""
+        self.closed = True
+        self._watchdog.halt(Command.HOLD, "CLOSED")
+
+    def directive(self) -> Directive:
+        """What to do now; the same object as long as nothing changed."""
+        now = self._watchdog.directive()
+        if self._published.command is Command.ACT and now.command is not Command.ACT:
+            self.flight.holds += 1
+        self._published = now
+        return now
+
+    # What the stream does.
+
+    def stream_opened(self, message: pb.Opened, outgoing: Outgoing) -> None:
+        """FailedPrecondition when the answer is not understood."""
+        self.opened, self.error, self._outgoing = opened_of(message), None, outgoing
+        self.flight.leave_all()
+        self.flight.opens += 1
+        self._first_seq = self.flight.last_seq
+        self._watchdog.opened(self.opened.epoch)
+
+    def stream_said(self, message: pb.ServerMessage) -> bool:
+        """Whether it was an action that may be executed."""
+        match message.WhichOneof("kind"):
+            case "action":
+                return self._hear_action(message.action)
+            case "frame_status":
+                self._hear_status(message.frame_status)
+            case "notice" if message.notice.kind == "epoch":
+                self._watchdog.advance(message.notice.epoch)
+            case "notice":
+                _log.info("the service says %s: %s", message.notice.kind, message.notice.text)
+        return False
+
+    def stream_ended(self, error: EdgeflowError, final: bool) -> None:
+        """final: the service does not take this session back."""
+        self.error, self.refused, self._outgoing = error, final, None
+        self.flight.leave_all()
+        if not self.closed:
+            self._watchdog.halt(Command.HOLD, "REFUSED" if final else "DISCONNECTED")
+
+    def _check_usable(self) -> None:
+        if self.refused and self.error is not None:
+            raise self.error
+        if self.closed or self.opened is None:
+            raise FailedPrecondition("the session is not open: use `with RobotClient(...)`")
+
+    def _hear_action(self, message: pb.Action) -> bool:
+        command = COMMANDS.get(message.command, Command.HOLD)
+        if command is not Command.ACT:
+            self._watchdog.halt(command, message.reason or "SERVICE")
+            return False
+        taken = self.flight.find(message.seq + self._first_seq)
+        if taken is None or self.closed or self.opened is None:
+            self.flight.ignored += 1
+            return False
+        action = self._action_of(message, taken, self.opened)
+        if action is None:
+            self._watchdog.halt(Command.HOLD, "MALFORMED_ACTION")
+            return False
+        if not self._watchdog.offer(action):
+            self.flight.ignored += 1
+            return False
+        self.flight.acted_on(action.age_ns)
+        return True
+
+    def _action_of(self, message: pb.Action, taken: Taken, opened: Opened) -> Action | None:
+        """None when it is not K finite numbers with the stamp of the frame it answers."""
+        values = np.array(message.values, dtype=np.float64)
+        if values.shape != (len(opened.schema.names),) or not np.isfinite(values).all():
+            return None
+        if message.stamp_ns != taken.stamp_ns:
+            return None
+        now_ns = self._clock.now_ns()
+        valid_until_ns = now_ns + min(message.valid_for_ms, MAX_VALID_MS) * 1_000_000
+        if self._settings.max_action_age_s is not None:
+            valid_until_ns = min(valid_until_ns, message.stamp_ns + round(self._settings.max_action_age_s * 1e9))
+        return Action(
+            seq=message.seq + self._first_seq,
+            epoch=message.epoch,
+            values=values,
+            token_ids=tuple(message.token_ids),
+            schema=opened.schema,
+            stamp_ns=message.stamp_ns,
+            received_ns=now_ns,
+            valid_until_ns=valid_until_ns,
+            frame_pose=taken.pose,
+            timings=timings_of(message.timings),
+            server_ns=message.timings.server_ns,
+        )
+
+    def _hear_status(self, message: pb.FrameStatus) -> None:
+        disposition = DISPOSITIONS.get(message.disposition, Disposition.DROPPED)
+        first, last = message.seq + self._first_seq, message.last_seq + self._first_seq
+        self.flight.leave(first, disposition, last)
+        if disposition is Disposition.REJECTED:
+            self.flight.last_refusal = f"{message.code} {message.reason}: {message.text}"

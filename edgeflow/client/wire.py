@@ -1,0 +1,141 @@
+"""Messages of the control protocol to and from the SDK's nouns, and statuses to typed errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgeflow.errors import (
+    Aborted,
+    AlreadyExists,
+    DataLoss,
+    DeadlineExceeded,
+    EdgeflowError,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    OutOfRange,
+    RequestError,
+    ResourceExhausted,
+    Unavailable,
+)
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.types import ActionSchema, CameraSpec, Command, Disposition, ImageFormat, Mode, StageTimings
+
+COMMANDS = {pb.COMMAND_ACT: Command.ACT, pb.COMMAND_HOLD: Command.HOLD, pb.COMMAND_STOP: Command.STOP}
+DISPOSITIONS = {
+    pb.DISPOSITION_ACTED: Disposition.ACTED,
+    pb.DISPOSITION_SUPERSEDED: Disposition.SUPERSEDED,
+    pb.DISPOSITION_REJECTED: Disposition.REJECTED,
+    pb.DISPOSITION_DROPPED: Disposition.DROPPED,
+}
+_FORMATS = {ImageFormat.JPEG: pb.IMAGE_FORMAT_JPEG, ImageFormat.RGB8: pb.IMAGE_FORMAT_RGB8}
+_MODES = {pb.MODE_SERIAL: Mode.SERIAL, pb.MODE_PIPELINED: Mode.PIPELINED}
+_ERRORS: dict[str, type[RequestError]] = {
+    kind.code: kind
+    for kind in (
+        Aborted,
+        AlreadyExists,
+        DataLoss,
+        DeadlineExceeded,
+        FailedPrecondition,
+        InvalidArgument,
+        NotFound,
+        OutOfRange,
+        ResourceExhausted,
+        Unavailable,
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """What a robot opens a session with; mode None = the service's default, max_action_age_s None = no limit."""
+
+    cameras: tuple[CameraSpec, ...]
+    control_period_s: float
+    mode: Mode | None
+    max_action_age_s: float | None
+    model: str
+    proprio_names: tuple[str, ...]
+    unnorm_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the service agreed to. action_tokens: K. valid_for_s: how long an action may be executed."""
+
+    session: int
+    epoch: int
+    schema: ActionSchema
+    action_tokens: int
+    mode: Mode
+    model: str
+    valid_for_s: float
+
+
+def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
+    """The first message of a stream."""
+    modes = {mode: number for number, mode in _MODES.items()}
+    return pb.Open(
+        model=settings.model,
+        cameras=[
+            pb.Camera(name=camera.name, width=camera.width, height=camera.height, format=_FORMATS[camera.format])
+            for camera in settings.cameras
+        ],
+        proprio_names=settings.proprio_names,
+        instruction=instruction,
+        control_period_ms=round(settings.control_period_s * 1000),
+        max_action_age_ms=round((settings.max_action_age_s or 0.0) * 1000),
+        mode=modes[settings.mode] if settings.mode else pb.MODE_UNSPECIFIED,
+        unnorm_key=settings.unnorm_key,
+    )
+
+
+def opened_of(message: pb.Opened) -> Opened:
+    """FailedPrecondition when the service speaks of what this SDK does not know."""
+    dimensions = message.schema.dimensions
+    try:
+        schema = ActionSchema(
+            names=tuple(dimension.name for dimension in dimensions),
+            units=tuple(dimension.unit for dimension in dimensions),
+            low=tuple(dimension.low for dimension in dimensions),
+            high=tuple(dimension.high for dimension in dimensions),
+            relative=tuple(dimension.relative for dimension in dimensions),
+            frame=message.schema.frame,
+            rotation=message.schema.rotation,
+        )
+        mode = _MODES[message.mode]
+    except (ValueError, KeyError) as error:
+        raise FailedPrecondition(f"the service's answer is not understood: {error}", field="opened") from None
+    return Opened(
+        message.session,
+        message.epoch,
+        schema,
+        message.action_tokens,
+        mode,
+        message.model,
+        message.valid_for_ms / 1000,
+    )
+
+
+def timings_of(message: pb.Timings) -> StageTimings:
+    return StageTimings(message.decode_ns, message.queue_ns, message.inference_ns, message.passes)
+
+
+def error_of(error: Any) -> EdgeflowError:
+    """The typed error of a call that ended (grpc.RpcError); a plain EdgeflowError for statuses without a type."""
+    code = error.code().name if error.code() is not None else "UNKNOWN"
+    text = error.details() or code
+    trailers = dict(error.trailing_metadata() or ())
+    kind = _ERRORS.get(code)
+    if kind is None:
+        return EdgeflowError(f"{code}: {text}")
+    retry_after_ms = trailers.get("retry-after-ms")
+    result = kind(
+        text,
+        reason=str(trailers.get("edgeflow-reason", "")),
+        retry_after_ms=int(retry_after_ms) if retry_after_ms else None,
+    )
+    result.field = str(trailers.get("edgeflow-field", ""))
+    return result

@@ -1,0 +1,289 @@
+"""The client against a real gRPC server, through a socket."""
+
+import importlib.util
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from edgeflow.client.pose import identity
+from edgeflow.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.types import CameraSpec, Command, ImageFormat, Mode
+from tests.client.conftest import IMAGE
+from tests.client.scripted import Refuse, Talk, answer_all
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_open_says_what_was_agreed(serve, connect):
+    server = serve(answer_all)
+    with connect(server, mode=Mode.SERIAL, proprio_names=("a",), max_action_age_s=0.7) as client:
+        assert client.opened.action_tokens == 7
+        assert client.opened.schema.frame == "tool"
+        opening = server.heard.get(timeout=5).open
+    assert (opening.instruction, opening.control_period_ms, opening.max_action_age_ms) == ("grasp", 20, 700)
+    assert (opening.mode, list(opening.proprio_names)) == (pb.MODE_SERIAL, ["a"])
+    camera = opening.cameras[0]
+    assert (camera.name, camera.width, camera.height, camera.format) == ("wrist", 8, 6, pb.IMAGE_FORMAT_RGB8)
+
+
+def test_a_frame_gets_its_action(serve, connect, eventually):
+    with connect(serve(answer_all)) as client:
+        seq = client.push(IMAGE, pose=identity())
+        eventually(lambda: client.latest().command is Command.ACT)
+        directive = client.latest()
+        assert directive.action.seq == seq
+        assert directive.target.pose.position[0] == pytest.approx(0.01)
+        assert directive.target.values == {"gripper": 1.0}
+        eventually(lambda: client.statistics().acted == 1)
+        assert client.statistics().age_max_ns > 0
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.NOT_FOUND, NotFound),
+        (grpc.StatusCode.INVALID_ARGUMENT, InvalidArgument),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhausted),
+    ],
+)
+def test_a_refused_open_is_a_typed_error(serve, connect, code, kind):
+    def refuse(talk: Talk) -> None:
+        raise Refuse(code, "open.model: there is none of that name", edgeflow_reason="MODEL_UNKNOWN")
+
+    server = serve(refuse)
+    with pytest.raises(kind, match="none of that name") as caught, connect(server):
+        raise AssertionError("must not be entered")
+    assert caught.value.reason == "MODEL_UNKNOWN"
+    assert server.streams == 1
+
+
+def test_nobody_at_the_address_is_unavailable(serve, connect):
+    server = serve(answer_all)
+    server.stop()
+    with pytest.raises(Unavailable, match=server.address), connect(server, open_timeout_s=0.3):
+        raise AssertionError("must not be entered")
+
+
+def test_a_service_that_starts_late_is_waited_for(serve, connect):
+    gone = serve(answer_all)
+    gone.stop()
+    late = threading.Timer(0.2, lambda: serve(answer_all, gone.port))
+    late.start()
+    with connect(gone, open_timeout_s=10) as client:
+        assert client.opened.model == "scripted"
+    late.join()
+
+
+def test_silence_becomes_hold_within_the_validity_and_20_ms(serve, connect):
+    valid_ms = 100
+
+    def answer_ten_then_stall(talk: Talk) -> None:
+        talk.open(valid_for_ms=valid_ms)
+        for _, frame in zip(range(10), talk.frames(), strict=False):
+            talk.act(frame)
+        talk.stall()
+
+    delays_ms = []
+    with connect(serve(answer_ten_then_stall)) as client:
+        client.push(IMAGE, pose=identity())
+        for directive in client.directives():
+            if directive.action is not None:
+                action = directive.action
+            if directive.reason == "SILENCE":
+                delays_ms.append((time.monotonic_ns() - action.received_ns) / 1e6)
+                if len(delays_ms) == 10:
+                    break
+                client.push(IMAGE, pose=identity())
+    assert min(delays_ms) >= valid_ms, delays_ms
+    assert np.median(delays_ms) <= valid_ms + 20, delays_ms
+
+
+def test_a_dead_service_becomes_hold_at_once(serve, connect, eventually):
+    server = serve(answer_all)
+    with connect(server) as client:
+        client.push(IMAGE, pose=identity())
+        eventually(lambda: client.latest().command is Command.ACT)
+        server.stop()
+        eventually(lambda: client.latest().reason in ("DISCONNECTED", "SILENCE"))
+
+
+def test_pushing_never_waits_for_a_service_that_does_not_read(serve, connect):
+    camera = CameraSpec("wrist", 640, 480, ImageFormat.RGB8)
+    picture = np.zeros((480, 640, 3), np.uint8)
+
+    def deaf(talk: Talk) -> None:
+        talk.open()
+        talk.stall()
+
+    server = serve(deaf)
+    with connect(server, cameras=[camera]) as client:
+        slowest = 0.0
+        for _ in range(100):
+            started = time.monotonic()
+            client.push(picture)
+            slowest = max(slowest, time.monotonic() - started)
+        counts = client.statistics()
+    assert slowest < 0.5
+    assert counts.offered == 100
+    assert counts.superseded > 50, "frames must be replaced, not queued"
+
+
+def test_results_of_an_old_epoch_are_never_given_out(serve, connect, eventually):
+    def stale(talk: Talk) -> None:
+        talk.open()
+        frames = talk.frames()
+        talk.epoch = 5
+        talk.act(next(frames))
+        talk.act(next(frames), epoch=4)
+        talk.act(next(frames), epoch=5)
+
+    seen = []
+    with connect(serve(stale), on_action=seen.append) as client:
+        for count in range(1, 4):
+            client.push(IMAGE, pose=identity())
+            eventually(lambda count=count: client.statistics().actions + client.statistics().ignored == count)
+        assert client.statistics().ignored == 1
+    assert [directive.action.seq for directive in seen if directive.action] == [1, 3]
+
+
+def test_a_lost_stream_is_followed_by_a_new_one(serve, connect, eventually):
+    first = serve(answer_all)
+    with connect(first, resume_within_s=60) as client:
+        client.push(IMAGE, pose=identity())
+        eventually(lambda: client.latest().command is Command.ACT)
+        first.stop()
+        eventually(lambda: client.latest().reason == "DISCONNECTED")
+        second = serve(answer_all, first.port)
+
+        def resumed() -> bool:
+            client.push(IMAGE, pose=identity())
+            return client.latest().command is Command.ACT
+
+        eventually(resumed)
+        counts = client.statistics()
+        assert counts.reconnects == 1
+        assert counts.actions >= 2
+    opening = second.heard.get(timeout=5)
+    assert opening.HasField("open")
+    assert second.heard.get(timeout=5).frame.seq == 1
+
+
+def test_a_silent_robot_does_not_reconnect_until_it_has_something_to_say(serve, connect, eventually):
+    ends = threading.Event()
+
+    def hang_up(talk: Talk) -> None:
+        talk.open()
+        ends.set()
+
+    server = serve(hang_up)
+    with connect(server) as client:
+        assert ends.wait(5)
+        eventually(lambda: client.latest().reason == "DISCONNECTED")
+        watched_until = time.monotonic() + 1.5
+        eventually(lambda: time.monotonic() > watched_until)
+        assert server.streams == 1
+        client.push(IMAGE)
+        eventually(lambda: server.streams == 2)
+
+
+def test_reset_starts_an_episode_and_lets_the_robot_move_again(serve, connect, eventually):
+    def stop_first(talk: Talk) -> None:
+        talk.open()
+        talk.say(action=pb.Action(epoch=1, command=pb.COMMAND_STOP, reason="FAULT"))
+        while (message := talk.hear()) is not None:
+            if message.HasField("reset"):
+                talk.epoch += 1
+                talk.instruction = message.reset.instruction
+            elif message.HasField("frame"):
+                talk.act(message.frame)
+
+    server = serve(stop_first)
+    with connect(server) as client:
+        eventually(lambda: client.latest().command is Command.STOP)
+        assert client.latest().needs_reset
+        client.push(IMAGE, pose=identity())
+        eventually(lambda: client.statistics().ignored == 1)
+        assert client.latest().command is Command.STOP
+        client.reset("place")
+        client.push(IMAGE, pose=identity())
+        eventually(lambda: client.latest().command is Command.ACT)
+        assert client.latest().action.epoch == 2
+    assert [server.heard.get(timeout=5).WhichOneof("kind") for _ in range(4)] == ["open", "frame", "reset", "frame"]
+
+
+def test_a_callback_that_raises_is_called_again(serve, connect, eventually, caplog):
+    seen = []
+
+    def callback(directive) -> None:
+        seen.append(directive)
+        raise RuntimeError("the robot's own mistake")
+
+    with connect(serve(answer_all), on_action=callback) as client:
+        for count in (1, 2):
+            client.push(IMAGE, pose=identity())
+            eventually(lambda count=count: sum(d.action is not None for d in seen) >= count)
+    assert "the robot's own mistake" in caplog.text
+    assert seen[-1].reason == "CLOSED"
+
+
+def test_misuse_is_told(serve, connect):
+    client = connect(serve(answer_all))
+    with pytest.raises(FailedPrecondition):
+        client.push(IMAGE)
+    with client:
+        with pytest.raises(InvalidArgument, match="uint8"):
+            client.push(np.zeros((6, 8, 3)))
+        with pytest.raises(InvalidArgument, match="proprio"):
+            client.push(IMAGE, proprio=[1.0])
+    with pytest.raises(FailedPrecondition):
+        client.push(IMAGE)
+    assert client.latest().command is Command.HOLD
+    client.close()
+
+
+def test_leaving_says_goodbye_and_ends_every_thread(serve, connect):
+    before = set(threading.enumerate())
+    server = serve(answer_all)
+    with connect(server, on_action=lambda directive: None):
+        pass
+    ours = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("edgeflow-")]
+    assert ours == []
+    kinds = [server.heard.get(timeout=5).WhichOneof("kind") for _ in range(2)]
+    assert kinds == ["open", "close"]
+
+
+def test_two_clients_do_not_hear_each_other(serve, connect, eventually):
+    server = serve(answer_all)
+    with connect(server) as one, connect(server) as other:
+        one.push(IMAGE, pose=identity())
+        eventually(lambda: one.latest().command is Command.ACT)
+        assert other.latest().reason == "WAITING"
+
+
+def test_the_example_moves_the_robot(serve):
+    """examples/robot_loop.py, the loop of the README."""
+    path = ROOT / "examples" / "robot_loop.py"
+    assert len(path.read_text().splitlines()) < 30
+    spec = importlib.util.spec_from_file_location("robot_loop", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    camera = example.CAMERA
+    picture = np.zeros((camera.height, camera.width, 3), np.uint8)
+    moves, holds = [], []
+    example.control(
+        serve(answer_all).address,
+        "grasp the red handle",
+        lambda: picture,
+        identity,
+        lambda pose, gripper: moves.append((pose, gripper)),
+        lambda: holds.append(True),
+        steps=12,
+    )
+    assert len(moves) >= 6
+    assert moves[0][0].position[0] == pytest.approx(0.01) and moves[0][1] == 1.0
+    assert len(moves) + len(holds) == 12

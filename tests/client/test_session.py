@@ -1,0 +1,255 @@
+"""A session against scripted messages, without sockets."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeflow.client.outgoing import Outgoing
+from edgeflow.client.pose import Pose, identity
+from edgeflow.client.session import Session
+from edgeflow.client.wire import SessionSettings
+from edgeflow.clock import ManualClock
+from edgeflow.errors import FailedPrecondition, NotFound, Unavailable
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.types import Command, Mode
+from tests.client.scripted import CAMERA, VALUES, opened
+
+MS = 1_000_000
+
+
+class Robot:
+    """A session, and the service's side of its stream."""
+
+    def __init__(self, max_action_age_s: float | None = None) -> None:
+        self.clock = ManualClock(1000 * MS)
+        agreed = SessionSettings((CAMERA,), 0.05, Mode.SERIAL, max_action_age_s, "", (), "")
+        self.session = Session(agreed, "grasp", self.clock, 2000 * MS)
+
+    def open(self) -> None:
+        self.stream = Outgoing(self.session.opening())
+        self.session.stream_opened(opened(), self.stream)
+        self.opening = next(self.stream).open
+        self.written: dict[int, pb.Frame] = {}
+
+    def push(self, pose: Pose | None = None, instruction: str = "") -> int:
+        return self.session.push([b""], (), pose or identity(), instruction, self.clock.now_ns())
+
+    def write(self) -> pb.Frame:
+        """The network takes what waits; returns the frame."""
+        while True:
+            message = next(self.stream)
+            if message.HasField("frame"):
+                self.written[message.frame.seq] = message.frame
+                return message.frame
+
+    def act(self, frame: pb.Frame, epoch: int = 1, values=VALUES, valid_for_ms: int = 100, **changed) -> bool:
+        fields = {"seq": frame.seq, "stamp_ns": frame.stamp_ns} | changed
+        message = pb.Action(epoch=epoch, command=pb.COMMAND_ACT, valid_for_ms=valid_for_ms, values=values, **fields)
+        return self.session.stream_said(pb.ServerMessage(action=message))
+
+    def status(self, seq: int, disposition: int, last_seq: int = 0, **fields) -> None:
+        message = pb.FrameStatus(seq=seq, disposition=disposition, last_seq=last_seq, **fields)
+        self.session.stream_said(pb.ServerMessage(frame_status=message))
+
+
+@pytest.fixture
+def robot() -> Robot:
+    made = Robot()
+    made.open()
+    return made
+
+
+def at(x: float) -> Pose:
+    return Pose(np.array([x, 0.0, 0.0]), identity().quaternion)
+
+
+def test_every_action_is_anchored_to_the_pose_of_its_own_frame(robot: Robot):
+    frames = []
+    for x in (1.0, 2.0, 3.0):
+        robot.push(at(x))
+        frames.append(robot.write())
+    for index in (0, 2):
+        assert robot.act(frames[index])
+        target = robot.session.directive().target
+        assert target is not None and target.pose is not None
+        assert target.pose.position[0] == pytest.approx(index + 1.01)
+    assert not robot.act(frames[1]), "an older result came late"
+    assert robot.session.directive().action.seq == 3
+
+
+def test_age_is_measured_on_our_clock_from_the_echoed_stamp(robot: Robot):
+    robot.push()
+    robot.clock.advance_ns(70 * MS)
+    robot.act(robot.write())
+    assert robot.session.directive().action.age_ns == 70 * MS
+    assert robot.session.flight.statistics().age_max_ns == 70 * MS
+
+
+def test_a_validity_beyond_the_cap_is_cut(robot: Robot):
+    robot.push()
+    robot.act(robot.write(), valid_for_ms=60_000)
+    robot.clock.advance_ns(500 * MS)
+    assert robot.session.directive().command is Command.HOLD
+
+
+def test_an_action_is_not_executed_once_its_frame_is_too_old():
+    robot = Robot(max_action_age_s=0.08)
+    robot.open()
+    robot.push()
+    robot.clock.advance_ns(50 * MS)
+    assert robot.act(robot.write())
+    robot.clock.advance_ns(30 * MS)
+    assert robot.session.directive().command is Command.HOLD
+
+
+@pytest.mark.parametrize(
+    "broken", [{"values": [0.0] * 6}, {"values": [float("nan")] * 7}, {"values": [float("inf")] * 7}, {"stamp_ns": 5}]
+)
+def test_an_action_that_cannot_be_executed_means_hold(robot: Robot, broken):
+    robot.push()
+    assert not robot.act(robot.write(), **broken)
+    assert robot.session.directive().reason == "MALFORMED_ACTION"
+
+
+def test_an_answer_to_a_frame_that_was_never_sent_is_ignored(robot: Robot):
+    robot.push()
+    robot.write()
+    assert not robot.act(pb.Frame(seq=9, stamp_ns=1))
+    assert robot.session.flight.statistics().ignored == 1
+
+
+def test_results_of_before_a_reset_are_ignored_whatever_their_epoch(robot: Robot):
+    robot.push()
+    before = robot.write()
+    robot.session.reset("place")
+    assert robot.session.directive().reason == "RESET"
+    assert not robot.act(before, epoch=1)
+    assert not robot.act(before, epoch=2)
+    assert next(robot.stream).reset.instruction == "place"
+    robot.push()
+    assert robot.act(robot.write(), epoch=2)
+
+
+def test_a_new_instruction_holds_until_a_frame_that_knows_it_is_answered(robot: Robot):
+    robot.push()
+    before = robot.write()
+    assert robot.act(before)
+    robot.push(instruction="place")
+    assert robot.session.directive().reason == "NEW_INSTRUCTION"
+    robot.push()
+    assert robot.write().instruction == "place", "the frame that told it was replaced"
+    robot.session.stream_ended(Unavailable("gone"), final=False)
+    robot.open()
+    assert robot.opening.instruction == "place"
+
+
+def test_a_new_stream_numbers_from_one_and_takes_nothing_along(robot: Robot):
+    robot.push()
+    old = robot.write()
+    robot.push()
+    robot.session.stream_ended(Unavailable("gone"), final=False)
+    assert robot.push() == 3, "nobody listens, the robot goes on"
+    robot.open()
+    assert robot.session.flight.statistics().dropped == 3
+    assert not robot.act(old)
+    assert robot.push() == 4
+    frame = robot.write()
+    assert frame.seq == 1
+    assert robot.act(frame)
+    assert robot.session.directive().action.seq == 4
+
+
+def test_a_final_refusal_is_raised_by_the_next_push(robot: Robot):
+    robot.session.stream_ended(NotFound("no such model"), final=True)
+    assert robot.session.directive().reason == "REFUSED"
+    with pytest.raises(NotFound):
+        robot.push()
+
+
+def test_after_close_no_action_is_accepted(robot: Robot):
+    robot.push()
+    frame = robot.write()
+    robot.session.close()
+    assert not robot.act(frame)
+    robot.session.stream_ended(Unavailable("gone"), final=False)
+    assert robot.session.directive().reason == "CLOSED"
+    with pytest.raises(FailedPrecondition):
+        robot.push()
+
+
+def test_why_a_frame_was_refused_is_kept(robot: Robot):
+    robot.push()
+    robot.status(1, pb.DISPOSITION_REJECTED, code="INVALID_ARGUMENT", reason="IMAGE_WRONG_SIZE", text="8x6 agreed")
+    counts = robot.session.flight.statistics()
+    assert counts.rejected == 1
+    assert counts.last_refusal == "INVALID_ARGUMENT IMAGE_WRONG_SIZE: 8x6 agreed"
+
+
+def test_frames_that_are_never_disposed_of_do_not_pile_up(robot: Robot):
+    for _ in range(1000):
+        robot.push()
+        robot.write()
+    counts = robot.session.flight.statistics()
+    assert counts.in_flight == 512
+    assert counts.dropped == 1000 - 512
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.sampled_from(["push", "write", "reset", "lose", "open", "instruct"]),
+        st.tuples(st.just("pass"), st.integers(1, 150)),
+        st.tuples(st.just("act"), st.integers(1, 12), st.integers(1, 3)),
+        st.tuples(st.just("status"), st.integers(1, 12), st.integers(0, 12), st.integers(1, 4)),
+    ),
+    max_size=80,
+)
+
+
+@given(STEPS)
+@settings(max_examples=200, deadline=None)
+def test_every_frame_is_in_flight_or_has_one_disposition_and_actions_only_grow(steps):
+    robot = Robot()
+    robot.open()
+    up, epoch, restarted_at = True, 1, 0
+    waiting = False
+    given_out: list[int] = []
+    for step in steps:
+        match step:
+            case "push" | "instruct":
+                if step == "instruct":
+                    restarted_at = robot.session.flight.last_seq
+                robot.push(instruction="other" + str(restarted_at) if step == "instruct" else "")
+                waiting = up
+            case "write" if waiting:
+                robot.write()
+                waiting = False
+            case "reset":
+                robot.session.reset("")
+                restarted_at, waiting = robot.session.flight.last_seq, False
+            case "lose" if up:
+                robot.session.stream_ended(Unavailable("gone"), final=False)
+                up = waiting = False
+            case "open" if not up:
+                robot.open()
+                up, epoch = True, 1
+            case ("pass", ms):
+                robot.clock.advance_ns(ms * MS)
+            case ("act", seq, of_epoch) if up and seq in robot.written:
+                accepted = robot.act(robot.written[seq], of_epoch)
+                assert not (accepted and of_epoch < epoch)
+                epoch = max(epoch, of_epoch) if accepted else epoch
+            case ("status", seq, last, disposition) if up and seq in robot.written:
+                robot.status(seq, disposition, last)
+        now = robot.session.directive()
+        if now.action is not None:
+            assert robot.clock.now_ns() < now.action.valid_until_ns
+            assert now.action.seq > restarted_at
+            given_out.append(now.action.seq)
+        assert up or now.command is Command.HOLD
+        counts = robot.session.flight.statistics()
+        left = counts.acted + counts.superseded + counts.rejected + counts.dropped
+        assert counts.offered == counts.in_flight + left
+    assert all(older <= newer for older, newer in pairwise(given_out))

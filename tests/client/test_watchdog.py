@@ -1,0 +1,177 @@
+"""The watchdog as a state machine, under random events."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeflow.client.actions import Action
+from edgeflow.client.watchdog import Watchdog, WatchdogThread
+from edgeflow.clock import ManualClock
+from edgeflow.types import ActionSchema, Command, StageTimings
+
+MS = 1_000_000
+RESUME_MS = 2000
+SCHEMA = ActionSchema(("a",), ("1",), (-1.0,), (1.0,), (False,))
+
+
+def action(clock: ManualClock, seq: int, epoch: int = 1, valid_ms: int = 100) -> Action:
+    now = clock.now_ns()
+    return Action(seq, epoch, np.zeros(1), (), SCHEMA, now, now, now + valid_ms * MS, None, StageTimings(), 0)
+
+
+def test_nothing_moves_before_the_first_action():
+    assert Watchdog(ManualClock()).directive().command is Command.HOLD
+
+
+def test_an_action_is_given_out_until_its_validity_ends():
+    clock = ManualClock()
+    watchdog = Watchdog(clock)
+    assert watchdog.offer(action(clock, 1))
+    clock.advance_ns(100 * MS - 1)
+    assert watchdog.directive().command is Command.ACT
+    clock.advance_ns(1)
+    held = watchdog.directive()
+    assert (held.command, held.reason, held.needs_reset) == (Command.HOLD, "SILENCE", False)
+
+
+@pytest.mark.parametrize(("gap_ms", "resumes"), [(RESUME_MS - 1, True), (RESUME_MS, False)])
+def test_a_short_interruption_ends_by_itself_and_a_long_one_needs_a_reset(gap_ms, resumes):
+    clock = ManualClock()
+    watchdog = Watchdog(clock)
+    watchdog.offer(action(clock, 1))
+    clock.advance_ns((100 + gap_ms) * MS)
+    assert watchdog.directive().needs_reset is not resumes
+    assert watchdog.offer(action(clock, 2)) is resumes
+    watchdog.restart(2, "RESET", rearm=True)
+    assert watchdog.offer(action(clock, 3))
+
+
+def test_waiting_for_the_first_action_after_a_reset_is_no_interruption():
+    clock = ManualClock()
+    watchdog = Watchdog(clock)
+    watchdog.offer(action(clock, 1))
+    watchdog.restart(1, "RESET", rearm=True)
+    watchdog.halt(Command.HOLD, "INGRESS_SILENT")
+    clock.advance_ns(60_000 * MS)
+    assert watchdog.offer(action(clock, 2))
+
+
+def test_stop_stays_until_a_reset():
+    clock = ManualClock()
+    watchdog = Watchdog(clock)
+    watchdog.offer(action(clock, 1))
+    watchdog.halt(Command.STOP, "FAULT")
+    watchdog.halt(Command.HOLD, "DISCONNECTED")
+    assert not watchdog.offer(action(clock, 2))
+    watchdog.restart(2, "NEW_INSTRUCTION", rearm=False)
+    assert not watchdog.offer(action(clock, 3))
+    assert watchdog.directive().command is Command.STOP
+    watchdog.restart(3, "RESET", rearm=True)
+    assert watchdog.offer(action(clock, 4))
+
+
+def test_frames_of_before_a_restart_and_out_of_order_results_do_not_count():
+    clock = ManualClock()
+    watchdog = Watchdog(clock)
+    assert watchdog.offer(action(clock, 3))
+    assert not watchdog.offer(action(clock, 2))
+    assert not watchdog.offer(action(clock, 3))
+    watchdog.restart(7, "NEW_INSTRUCTION", rearm=False)
+    assert watchdog.directive().command is Command.HOLD
+    assert not watchdog.offer(action(clock, 7))
+    assert watchdog.offer(action(clock, 8))
+
+
+def test_a_new_epoch_withdraws_the_action_of_the_old_one():
+    clock = ManualClock()
+    watchdog = Watchdog(clock)
+    watchdog.offer(action(clock, 1, epoch=1))
+    watchdog.advance(2)
+    assert watchdog.directive().reason == "NEW_EPOCH"
+    assert not watchdog.offer(action(clock, 2, epoch=1))
+    assert watchdog.offer(action(clock, 3, epoch=2))
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("pass"), st.sampled_from([1, 20, 99, 100, 500, 1999, 2500])),
+        st.tuples(st.just("offer"), st.integers(1, 30), st.integers(1, 4), st.sampled_from([1, 50, 100, 300])),
+        st.tuples(st.just("halt"), st.sampled_from([Command.HOLD, Command.STOP])),
+        st.tuples(st.just("restart"), st.integers(0, 30), st.booleans()),
+        st.tuples(st.just("advance"), st.integers(1, 4)),
+        st.tuples(st.just("opened"), st.integers(1, 4)),
+        st.tuples(st.just("look")),
+    ),
+    max_size=60,
+)
+
+
+@given(EVENTS)
+@settings(max_examples=300, deadline=None)
+def test_what_is_given_out_is_valid_new_and_permitted(events):
+    """A naive account of the rules, kept beside the machine; `look` makes observation itself an event."""
+    clock = ManualClock()
+    watchdog = Watchdog(clock, RESUME_MS * MS)
+    epoch, floor, stopped = 0, 0, False
+    ended_ns: int | None = None  # when the last accepted action stopped being executed
+    current: Action | None = None
+    for event in events:
+        if current is not None and clock.now_ns() >= current.valid_until_ns:
+            ended_ns, current = current.valid_until_ns, None
+        too_long = ended_ns is not None and current is None and clock.now_ns() - ended_ns >= RESUME_MS * MS
+        match event:
+            case ("pass", ms):
+                clock.advance_ns(ms * MS)
+            case ("offer", seq, of_epoch, valid_ms):
+                offered = action(clock, seq, of_epoch, valid_ms)
+                permitted = of_epoch >= epoch and seq > floor and not stopped and not too_long
+                assert watchdog.offer(offered) is permitted
+                if permitted:
+                    current, ended_ns, epoch, floor = offered, None, of_epoch, seq
+            case ("halt", command):
+                if current is not None:
+                    current, ended_ns = None, clock.now_ns()
+                stopped |= command is Command.STOP
+                watchdog.halt(command, "TOLD")
+            case ("restart", last_seq, rearm):
+                floor = max(floor, last_seq)
+                if rearm or not (stopped or too_long):
+                    stopped, ended_ns, current = False, None, None
+                watchdog.restart(last_seq, "RESET", rearm=rearm)
+            case ("advance", to):
+                if to > epoch:
+                    epoch = to
+                    if current is not None:
+                        current, ended_ns = None, clock.now_ns()
+                watchdog.advance(to)
+            case ("opened", of_epoch):
+                epoch = of_epoch
+                watchdog.opened(of_epoch)
+            case ("look",):
+                watchdog.directive()
+        given_out = watchdog.directive()
+        valid = current is not None and clock.now_ns() < current.valid_until_ns
+        assert (given_out.command is Command.ACT) is valid
+        assert given_out.action is (current if valid else None)
+        assert watchdog.directive() is given_out
+
+
+def test_the_thread_ticks_fast_enough_and_ends():
+    ticks, enough = [], threading.Event()
+
+    def tick() -> None:
+        ticks.append(time.monotonic())
+        if len(ticks) == 100:
+            enough.set()
+
+    thread = WatchdogThread(tick)
+    thread.start()
+    assert enough.wait(10)
+    thread.stop()
+    seen = len(ticks)
+    assert np.median(np.diff(ticks)) < 0.010
+    assert len(ticks) == seen
