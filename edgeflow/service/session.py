@@ -239,6 +239,8 @@ class Session:
 
     def tick(self, now_ns: int) -> None:
         """Silence and age."""
+        if self.ended is not None:
+            return
         silence_ns = now_ns - self._heard_ns
         if now_ns - self._opened_ns > self._rules.session_age_ns:
             self.end(End("DEADLINE_EXCEEDED", "session_age", "the session reached its longest life"))

@@ -1,0 +1,198 @@
+"""Whatever happens in whatever order: every frame gets one disposition, and no action of an old epoch is given."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from edgeflow.errors import InvalidArgument, RequestError
+from edgeflow.ipc.messages import FrameDropped, FrameResult, SubmitFrame
+from edgeflow.service.events import ActionEvent, End, Event, StatusEvent
+from edgeflow.service.requests import CheckedFrame, OpenRequest
+from edgeflow.service.session import Session, SessionRules
+from edgeflow.types import CameraSpec, Command, Disposition, ImageFormat
+from tests.service.scripted import SCHEMA
+
+MS = 1_000_000
+RULES = SessionRules(
+    action_ttl_ms=250,
+    silent_hold_ns=300 * MS,
+    silent_end_ns=30_000 * MS,
+    rate_hz=60.0,
+    rate_factor=2.0,
+    rejected_frames=8,
+    session_age_ns=10**15,
+)
+REQUEST = OpenRequest(
+    cameras=(CameraSpec("a", 1, 1, ImageFormat.RGB8),),
+    proprio_names=(),
+    instruction="first",
+    control_period_ns=100 * MS,
+    max_action_age_ns=1_500 * MS,
+    mode=None,
+    unnorm_key="",
+)
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """The robot, the decoder, the worker and time, each doing anything at any moment."""
+
+    @initialize()
+    def open(self) -> None:
+        self.now = 0
+        self.session = Session(1, REQUEST, SCHEMA, RULES, 0)
+        self.offered: Counter[int] = Counter()
+        self.disposed: Counter[int] = Counter()
+        self.acted: list[int] = []
+        self.next_seq = 1
+        self.decoding: list[CheckedFrame] = []
+        self.submitted: list[SubmitFrame] = []
+        self.worker_up = True
+
+    @property
+    def alive(self) -> bool:
+        return self.session.ended is None
+
+    @precondition(lambda self: self.alive)
+    @rule(skip=st.integers(0, 2), instruction=st.sampled_from([None, None, "first", "second"]), bad=st.booleans())
+    def frame(self, skip: int, instruction: str | None, bad: bool) -> None:
+        seq = self.next_seq + skip
+        self.next_seq = seq + 1
+        self.offered[seq] += 1
+        self.session.admit(seq, self.now, self.now)
+        if bad:
+            self.session.refuse(seq, InvalidArgument("bad"), self.now)
+        else:
+            self.session.offer(CheckedFrame(seq, self.now, (b"abc",), instruction, None), self.now)
+
+    @precondition(lambda self: self.alive and self.next_seq > 1)
+    @rule(back=st.integers(1, 5))
+    def old_frame(self, back: int) -> None:
+        seq = max(self.next_seq - back, 0)
+        self.offered[seq] += 1
+        try:
+            self.session.admit(seq, self.now, self.now)
+        except RequestError as error:
+            self.session.refuse(seq, error, self.now)
+        else:
+            raise AssertionError(f"{seq} came twice")
+
+    @rule()
+    def start_decoding(self) -> None:
+        frame = self.session.start_decoding()
+        if frame is not None:
+            self.decoding.append(frame)
+        assert len(self.decoding) <= 1
+
+    @precondition(lambda self: self.decoding)
+    @rule(good=st.booleans())
+    def finish_decoding(self, good: bool) -> None:
+        self.decoding.pop()
+        if good:
+            self.session.decoded(b"rgb", 5)
+        else:
+            self.session.decode_failed(InvalidArgument("broken"), self.now)
+
+    @rule()
+    def send(self) -> None:
+        frame = self.session.start_sending(self.now)
+        if frame is not None:
+            assert self.worker_up and frame.epoch == self.session.epoch
+            assert frame.instruction == self.session.instruction
+            self.submitted.append(frame)
+
+    @precondition(lambda self: self.submitted)
+    @rule(index=st.integers(0, 3), what=st.sampled_from(["act", "act", "nan", "limit", "superseded", "dropped"]))
+    def answer(self, index: int, what: str) -> None:
+        frame = self.submitted.pop(min(index, len(self.submitted) - 1))
+        if what in ("superseded", "dropped"):
+            message = FrameDropped(1, frame.epoch, frame.seq, what, "ABORTED", what.upper(), "")
+            self.session.dropped(message)
+            return
+        values = {"act": [0.0, 0.0, 0.5], "nan": [math.nan, 0.0, 0.0], "limit": [0.0, 7.0, 0.0]}[what]
+        self.session.result(FrameResult(1, frame.epoch, frame.seq, values, [1, 2, 3], True, 1, 1, 3))
+
+    @precondition(lambda self: self.alive)
+    @rule(frames=st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    def flow(self, frames: list[int]) -> None:
+        """Good frames, each getting some steps far: the way most frames go."""
+        for steps in frames:
+            if self.alive:
+                self.frame(0, None, False)
+            if steps > 1:
+                self.start_decoding()
+            if steps > 1 and self.decoding:
+                self.finish_decoding(True)
+            if steps > 2:
+                self.send()
+            if steps > 3 and self.submitted:
+                self.answer(0, "act")
+
+    @precondition(lambda self: self.alive)
+    @rule(instruction=st.sampled_from(["", "first", "third"]))
+    def reset(self, instruction: str) -> None:
+        epoch = self.session.epoch
+        self.session.reset(instruction)
+        assert self.session.epoch == epoch + 1
+
+    @precondition(lambda self: self.worker_up)
+    @rule()
+    def lose_worker(self) -> None:
+        self.worker_up = False
+        self.submitted.clear()
+        self.session.worker_lost()
+
+    @precondition(lambda self: not self.worker_up)
+    @rule()
+    def new_worker(self) -> None:
+        self.worker_up = True
+        self.session.worker_ready()
+
+    @rule(milliseconds=st.sampled_from([0, 1, 20, 400, 2_000]))
+    def time_passes(self, milliseconds: int) -> None:
+        self.now += milliseconds * MS
+        self.session.tick(self.now)
+
+    @rule()
+    def take(self) -> None:
+        epoch = self.session.epoch
+        for event in self.session.take(self.now):
+            self.count(event)
+            if isinstance(event, ActionEvent) and event.command is Command.ACT:
+                assert event.epoch == epoch
+                assert event.server_ns <= 1_500 * MS and event.age_ns >= event.server_ns
+                self.acted.append(event.seq)
+
+    @precondition(lambda self: self.alive and self.next_seq > 30)
+    @rule(how=st.sampled_from(["drain", "end_input"]))
+    def stop(self, how: str) -> None:
+        self.session.drain(100) if how == "drain" else self.session.end_input()
+
+    def count(self, event: Event) -> None:
+        if isinstance(event, StatusEvent):
+            for seq in range(event.seq, event.seq + event.frames):
+                self.disposed[seq] += 1
+            if event.disposition is Disposition.ACTED:
+                assert self.acted[-1:] == [event.seq]
+
+    @invariant()
+    def no_frame_is_disposed_twice(self) -> None:
+        assert not self.disposed - self.offered
+
+    def teardown(self) -> None:
+        if not hasattr(self, "session"):
+            return
+        self.session.end(End("OK", "client_closed"))
+        while self.session.has_events:
+            for event in self.session.take(self.now):
+                assert not (isinstance(event, ActionEvent) and event.command is Command.ACT)
+                self.count(event)
+        assert self.disposed == self.offered
+
+
+SessionMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestSession = SessionMachine.TestCase
