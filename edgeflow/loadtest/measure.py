@@ -1,0 +1,127 @@
+"""Rate, age and jitter of the actions that a robot received."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Series = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Of one quantity, in its own unit; NaN everywhere when there was no value."""
+
+    count: int
+    mean: float
+    deviation: float
+    p50: float
+    p90: float
+    p99: float
+    p999: float
+    max: float
+
+
+def distribution(values: Sequence[float] | Series) -> Distribution:
+    """Percentiles by linear interpolation; the deviation is that of the whole population."""
+    data = np.asarray(values, dtype=np.float64)
+    if data.size == 0:
+        return Distribution(0, *[math.nan] * 7)
+    p50, p90, p99, p999 = (float(point) for point in np.percentile(data, [50, 90, 99, 99.9]))
+    return Distribution(data.size, float(data.mean()), float(data.std()), p50, p90, p99, p999, float(data.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """fps: actions a second over `seconds`. age_ms: capture to receipt, on the robot's clock.
+
+    interval_ms: between actions of the same stretch. jitter_ms: the deviation of those intervals.
+    """
+
+    seconds: float
+    actions: int
+    fps: float
+    age_ms: Distribution
+    interval_ms: Distribution
+
+    @property
+    def jitter_ms(self) -> float:
+        return self.interval_ms.deviation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimeSeries:
+    """One entry a window `[W]`: its middle in seconds from the start, actions a second, median age (NaN: none)."""
+
+    seconds: Series
+    fps: Series
+    age_ms: Series
+
+
+class RunRecorder:
+    """Takes down every action; time runs in stretches, between which (a reset, a picture) nothing is counted."""
+
+    def __init__(self) -> None:
+        self._received_ns: list[int] = []
+        self._age_ns: list[int] = []
+        self._stretch: list[int] = []
+        self._elapsed_ns = 0  # of finished stretches
+        self._started_ns: int | None = None
+        self._stretches = 0
+
+    def start(self, now_ns: int) -> None:
+        """A stretch begins."""
+        if self._started_ns is not None:
+            raise ValueError("a stretch is being recorded already")
+        self._started_ns = now_ns
+        self._stretches += 1
+
+    def stop(self, now_ns: int) -> None:
+        """The stretch ends."""
+        self._elapsed_ns = self.elapsed_ns(now_ns)
+        self._started_ns = None
+
+    def record(self, received_ns: int, age_ns: int) -> None:
+        """An action arrived; outside of a stretch it does not count."""
+        if self._started_ns is not None and received_ns >= self._started_ns:
+            self._received_ns.append(self._elapsed_ns + received_ns - self._started_ns)
+            self._age_ns.append(age_ns)
+            self._stretch.append(self._stretches)
+
+    def elapsed_ns(self, now_ns: int) -> int:
+        """Recorded time so far, the present stretch included."""
+        return self._elapsed_ns + (now_ns - self._started_ns if self._started_ns is not None else 0)
+
+    @property
+    def ages_ms(self) -> Series:
+        """Of every action `[N]`."""
+        return np.array(self._age_ns, dtype=np.float64) / 1e6
+
+    def summary(self, now_ns: int) -> RunSummary:
+        seconds = self.elapsed_ns(now_ns) / 1e9
+        return RunSummary(
+            seconds=seconds,
+            actions=len(self._age_ns),
+            fps=len(self._age_ns) / seconds if seconds > 0 else 0.0,
+            age_ms=distribution(self.ages_ms),
+            interval_ms=distribution(self._intervals_ms()),
+        )
+
+    def series(self, window_s: float) -> TimeSeries:
+        """The finished stretches, cut into windows; an incomplete last window is left out."""
+        windows = int(self._elapsed_ns / 1e9 / window_s)
+        index = (np.array(self._received_ns, dtype=np.float64) / 1e9 / window_s).astype(int)
+        ages_ms = self.ages_ms
+        counts = np.bincount(index, minlength=windows)[:windows]
+        medians = [float(np.median(ages_ms[index == w])) if counts[w] else math.nan for w in range(windows)]
+        middles = np.asarray((np.arange(windows) + 0.5) * window_s, np.float64)
+        return TimeSeries(middles, np.asarray(counts / window_s, np.float64), np.asarray(medians, np.float64))
+
+    def _intervals_ms(self) -> Series:
+        received_ms = np.array(self._received_ns, dtype=np.float64) / 1e6
+        same_stretch = np.diff(np.array(self._stretch)) == 0
+        return np.asarray(np.diff(received_ms)[same_stretch], np.float64)

@@ -1,0 +1,108 @@
+"""Pictures of a report, as PNG files. matplotlib without a screen and without its global state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from edgeflow.loadtest.measure import Series, TimeSeries
+from edgeflow.loadtest.report import ModeResult
+
+_COLOURS = ("#3b6fb6", "#d1495b", "#4a9b5f", "#8a6fae")
+_DOTS_PER_INCH = 110
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """A camera frame `[height, width, 3]` uint8 and what was commanded on it.
+
+    shift: in the image plane, right and up, metres; caption: one or two lines.
+    """
+
+    image: NDArray[np.uint8]
+    shift: tuple[float, float]
+    caption: str
+
+
+def plot_series(path: Path, series: Mapping[str, TimeSeries]) -> None:
+    """Rate above, age below, over the recorded time; one line a mode."""
+    figure = _figure(8.0, 5.0)
+    rate, age = figure.subplots(2, 1, sharex=True)
+    for colour, (mode, run) in zip(_colours(len(series)), series.items(), strict=True):
+        rate.plot(run.seconds, run.fps, color=colour, label=mode)
+        age.plot(run.seconds, run.age_ms, color=colour, label=mode)
+    rate.set_ylabel("actions a second")
+    age.set_ylabel("median age, ms")
+    age.set_xlabel("seconds")
+    for axes in (rate, age):
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    rate.legend()
+    _save(figure, path)
+
+
+def plot_ages(path: Path, ages_ms: Mapping[str, Series]) -> None:
+    """Histogram of the ages of all actions; one colour a mode."""
+    figure = _figure(8.0, 3.6)
+    axes = figure.subplots()
+    everything = np.concatenate([np.zeros(1), *ages_ms.values()])
+    edges = np.linspace(0.0, max(float(np.percentile(everything, 99.5)), 1.0), 60)
+    for colour, (mode, ages) in zip(_colours(len(ages_ms)), ages_ms.items(), strict=True):
+        axes.hist(ages, bins=edges.tolist(), color=colour, alpha=0.6, label=f"{mode} ({ages.size} actions)")
+    axes.set_xlabel("age of an action when it arrived, ms")
+    axes.set_ylabel("actions")
+    axes.legend()
+    _save(figure, path)
+
+
+def plot_success(path: Path, results: Sequence[ModeResult]) -> None:
+    """Success by mode, with the 95 % interval."""
+    figure = _figure(1.5 + 1.6 * len(results), 3.6)
+    axes = figure.subplots()
+    for index, (colour, result) in enumerate(zip(_colours(len(results)), results, strict=True)):
+        success = result.success
+        if result.episodes:
+            value, low, high = 100 * success.value, 100 * success.low, 100 * success.high
+            axes.bar(index, value, color=colour, width=0.6)
+            axes.errorbar(index, value, yerr=[[value - low], [high - value]], color="black", capsize=6)
+    labels = [f"{result.mode}\n{result.successes} of {result.episodes}" for result in results]
+    axes.set_xticks(range(len(results)), labels)
+    axes.set_ylim(0, 105)
+    axes.set_ylabel("success, %")
+    _save(figure, path)
+
+
+def plot_strip(path: Path, snapshots: Sequence[Snapshot]) -> None:
+    """Camera frames side by side; the arrow is the commanded shift, one image width for 0.3 m."""
+    figure = _figure(2.0 * max(len(snapshots), 1), 2.7)
+    for index, snapshot in enumerate(snapshots):
+        axes = figure.add_subplot(1, len(snapshots), index + 1)
+        height, width, _ = snapshot.image.shape
+        axes.imshow(snapshot.image)
+        right, up = (component * width / 0.3 for component in snapshot.shift)
+        arrow: dict[str, Any] = {"arrowstyle": "->", "color": "white", "linewidth": 2.0}
+        centre = (width / 2, height / 2)
+        axes.annotate("", xy=(centre[0] + right, centre[1] - up), xytext=centre, arrowprops=arrow)
+        axes.set_title(snapshot.caption, fontsize=7)
+        axes.set_axis_off()
+    _save(figure, path)
+
+
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
+
+
+def _colours(count: int) -> list[str]:
+    return [_COLOURS[index % len(_COLOURS)] for index in range(count)]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    FigureCanvasAgg(figure)
+    figure.savefig(path, format="png")
