@@ -56,10 +56,13 @@ def test_candidates_equal_the_reference(name: str, spans: list[Span], heads: tup
 
 
 @pytest.mark.parametrize("name", CANDIDATES)
-def test_two_spans_of_one_slot(name: str):
-    """A chunk and the row after it, in the same pass."""
-    spans = [Span(3, 9, 1), Span(2, 4, 1), Span(3, 4, 5)]
-    q = torch.randn(7, 4, HEAD_DIM)
+@pytest.mark.parametrize(
+    "spans",
+    [[Span(3, 9, 1), Span(2, 4, 1), Span(3, 4, 5)], [Span(3, 5, 1), Span(3, 6, 1), Span(4, 2, 1)]],
+    ids=["a chunk and the row after it", "two rows"],
+)
+def test_several_spans_of_one_slot(name: str, spans: list[Span]):
+    q = torch.randn(sum(span.length for span in spans), 4, HEAD_DIM)
     expected = attend("reference", spans, store(spans, 2, 0), q)
     torch.testing.assert_close(attend(name, spans, store(spans, 2, 0), q), expected, atol=2e-6, rtol=1e-5)
 

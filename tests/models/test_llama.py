@@ -1,0 +1,159 @@
+"""The packed decoder against transformers' Llama, and packed against one span at a time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeflow.errors import CheckpointError
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.table import built_in_table
+from edgeflow.models.checkpoint import Weights
+from edgeflow.models.llama import LlamaConfig, LlamaDecoder
+
+CPU = torch.device("cpu")
+LOGITS_TOLERANCE = 1e-4
+SIZE = {"hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 90}
+VARIANTS = {
+    "mha": LlamaConfig(**SIZE, num_key_value_heads=4),
+    "gqa": LlamaConfig(**SIZE, num_key_value_heads=2, rope_theta=500.0, rms_norm_eps=1e-5),
+    "mqa, tied": LlamaConfig(**SIZE, num_key_value_heads=1, tie_word_embeddings=True),
+}
+
+
+def random_weights(config: LlamaConfig) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    e, f, kv = config.hidden_size, config.intermediate_size, config.kv_width
+    shapes = {"model.embed_tokens.weight": (config.vocab_size, e), "model.norm.weight": (e,)}
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, e)
+    of_layer = {
+        "self_attn.q_proj": (e, e),
+        "self_attn.k_proj": (kv, e),
+        "self_attn.v_proj": (kv, e),
+        "self_attn.o_proj": (e, e),
+        "mlp.gate_proj": (f, e),
+        "mlp.up_proj": (f, e),
+        "mlp.down_proj": (e, f),
+        "input_layernorm": (e,),
+        "post_attention_layernorm": (e,),
+    }
+    for layer in range(config.num_hidden_layers):
+        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in of_layer.items()}
+    return {
+        name: torch.randn(shape, generator=generator) * (2 * shape[-1] ** -0.5 if len(shape) > 1 else 0.2)
+        + (len(shape) == 1)
+        for name, shape in shapes.items()
+    }
+
+
+def decoder(config: LlamaConfig, **options) -> LlamaDecoder:
+    return LlamaDecoder(config, Weights.of(random_weights(config), torch.float32, CPU), **options)
+
+
+def poisoned(model: LlamaDecoder, slots: int, capacity: int = 40) -> KVSlots:
+    kv = model.kv_slots(slots, capacity)
+    kv.data.fill_(torch.nan)
+    return kv
+
+
+@torch.inference_mode()
+def run(model: LlamaDecoder, kv: KVSlots, spans: list[Span], ids: list[int]) -> torch.Tensor:
+    """One pass; the logits of every row [L_Q, V]."""
+    hidden = model.embed(torch.tensor(ids))
+    return model.logits(model.forward(hidden, PackedLayout.of(spans, CPU), kv))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_equals_transformers(name: str):
+    from transformers import LlamaConfig as TheirConfig
+    from transformers import LlamaForCausalLM
+
+    config = VARIANTS[name]
+    theirs = LlamaForCausalLM(TheirConfig(**asdict(config), attn_implementation="eager")).eval()
+    theirs.load_state_dict(random_weights(config), strict=not config.tie_word_embeddings)
+    theirs.tie_weights()
+    ids = torch.randint(0, config.vocab_size, (11,), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([ids])).logits[0]
+    model = decoder(config)
+    kv = poisoned(model, 3)
+    whole = run(model, kv, [Span(1, 0, 11)], ids)
+    assert (whole - expected).abs().max() <= LOGITS_TOLERANCE
+    chunk, row = [Span(2, 0, 4)], [Span(2, 4, 6)]
+    parts = [run(model, kv, chunk, ids[:4]), run(model, kv, row, ids[4:10]), run(model, kv, [Span(2, 10, 1)], ids[10:])]
+    assert (torch.cat(parts) - expected).abs().max() <= LOGITS_TOLERANCE
+
+
+@st.composite
+def histories(draw) -> list[tuple[int, list[int]]]:
+    """For each of a few slots: where in its text a pass finds it, and the text."""
+    texts = draw(
+        st.lists(st.lists(st.integers(0, SIZE["vocab_size"] - 1), min_size=1, max_size=14), min_size=1, max_size=5)
+    )
+    return [(draw(st.integers(0, len(text) - 1)), text) for text in texts]
+
+
+@pytest.mark.parametrize("name", ["mha", "gqa"])
+@settings(max_examples=25, deadline=None)
+@given(history=histories(), order=st.randoms(use_true_random=False))
+def test_a_packed_pass_equals_one_span_at_a_time(name: str, history, order):
+    model = decoder(VARIANTS[name])
+    alone, packed = (poisoned(model, len(history) + 2) for _ in range(2))
+    spans, ids, expected = [], [], []
+    slots = order.sample(range(len(history) + 2), len(history))
+    for slot, (known, text) in zip(slots, history, strict=True):
+        for kv in (alone, packed):
+            if known:
+                run(model, kv, [Span(slot, 0, known)], text[:known])
+        span = Span(slot, known, len(text) - known)
+        expected.append(run(model, alone, [span], text[known:]))
+        spans.append(span)
+        ids += text[known:]
+    found = run(model, packed, spans, ids)
+    assert (found - torch.cat(expected)).abs().max() <= LOGITS_TOLERANCE
+    assert torch.equal(found.argmax(-1), torch.cat(expected).argmax(-1))
+
+
+@pytest.mark.parametrize("op_name", ["rms_norm", "rope_write_kv", "packed_attention", "swiglu"])
+def test_any_operator_can_be_forced(op_name: str):
+    spans, ids = [Span(0, 0, 6), Span(2, 0, 3), Span(1, 0, 1)], list(range(10))
+    model = decoder(VARIANTS["gqa"])
+    expected = run(model, poisoned(model, 3), spans, ids)
+    for impl_id in built_in_table().candidates(op_name):
+        forced = decoder(VARIANTS["gqa"], table=built_in_table().forcing(**{op_name: impl_id}))
+        assert (run(forced, poisoned(forced, 3), spans, ids) - expected).abs().max() <= LOGITS_TOLERANCE
+
+
+def test_slots_may_be_longer_than_the_trained_positions():
+    config = LlamaConfig(**SIZE, num_key_value_heads=4, max_position_embeddings=4)
+    ids = list(range(12))
+    model, plain = decoder(config), decoder(VARIANTS["mha"])
+    found = run(model, poisoned(model, 1), [Span(0, 0, 12)], ids)
+    assert torch.equal(found, run(plain, poisoned(plain, 1), [Span(0, 0, 12)], ids))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_attention_heads": 5}, "heads do not divide hidden_size"),
+        ({"num_key_value_heads": 3}, "KV heads do not divide"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1"),
+    ],
+)
+def test_impossible_sizes_are_told(change: dict[str, int], message: str):
+    with pytest.raises(ValueError, match=message):
+        LlamaConfig(**{**SIZE, "num_key_value_heads": 4, **change})
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
+def test_a_missing_tensor_is_named(name: str):
+    weights = random_weights(VARIANTS["mha"])
+    del weights[name]
+    with pytest.raises(CheckpointError, match=name):
+        LlamaDecoder(VARIANTS["mha"], Weights.of(weights, torch.float32, CPU))
