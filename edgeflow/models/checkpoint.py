@@ -45,7 +45,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 class Weights(Mapping[str, Tensor]):
     """Tensors by their published names, read when asked for, converted to one dtype and device.
 
-    Nothing is kept: who takes a tensor owns it, so a model is never in memory twice.
+    Nothing is kept: who takes a tensor owns it, so a model is never in memory twice. A tensor is always a copy,
+    aligned for the processor and independent of the file, which is only mapped.
     """
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
@@ -85,7 +86,7 @@ class Weights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._sources:
             raise CheckpointError(f"{self._where}{name} is missing: download the checkpoint again")
-        return self._sources[name]().to(device=self.device, dtype=self.dtype)
+        return self._sources[name]().to(device=self.device, dtype=self.dtype, copy=True)
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources
