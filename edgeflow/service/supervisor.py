@@ -61,6 +61,12 @@ class WorkerLife:
     def writable(self) -> bool:
         return self._link.writable
 
+    @property
+    def serving(self) -> bool:
+        """Whether it proved itself and is still there."""
+        proved = self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
+        return proved and not self.lost.done()
+
     def send(self, message: Message) -> None:
         self._link.send(message)
 
@@ -69,10 +75,11 @@ class WorkerLife:
         launched = self._launch()
         self._process = launched.process
         await self._link.connect(launched.sock)
-        try:
-            return await asyncio.wait_for(asyncio.shield(self.ready), self._timing.worker_start_s)
-        except asyncio.TimeoutError:
-            raise StartError(f"the worker was not ready after {self._timing.worker_start_s:g} s") from None
+        timeout_s = self._timing.worker_start_s
+        await asyncio.wait({self.ready}, timeout=timeout_s)  # wait_for of Python 3.11 may swallow a cancellation
+        if not self.ready.done():
+            raise StartError(f"the worker was not ready after {timeout_s:g} s")
+        return self.ready.result()
 
     async def watch(self) -> str:
         """Ping until it is lost; why."""
@@ -94,9 +101,9 @@ class WorkerLife:
 
     async def reap(self) -> str:
         """Make sure that it is gone; how it ended."""
-        self._link.close()
-        if self.ready.done():
+        if not self.ready.cancel() and not self.ready.cancelled():
             self.ready.exception()  # whoever waited for it may be gone
+        self._link.close()
         if self._process is None:
             return "never started"
         ended = await self._process.wait(0.2)
@@ -175,8 +182,7 @@ class Supervisor:
                 await self._task
         life, self._life = self._life, None
         if life is not None:
-            started = life.ready.done() and not life.ready.exception() and not life.lost.done()
-            ended = await (life.shut_down(timeout_s) if started else life.reap())
+            ended = await (life.shut_down(timeout_s) if life.serving else life.reap())
             self._log.event("worker_stopped", ended=ended)
 
     async def _start_one(self) -> WorkerReady:

@@ -56,6 +56,7 @@ class Script:
     valid: bool = True
     hold: bool = False  # frames wait until `release`
     deaf: bool = False  # nothing is answered, not even pings
+    never_ready: bool = False
     fail: WorkerFailed | None = None
     refuse: SessionRefused | None = None
     workers: list[ScriptedWorker] = field(default_factory=list)
@@ -111,6 +112,8 @@ class ScriptedWorker:
                 self._channel.send(self._script.fail)
                 return
             self._channel.send(WarmupProgress("warm-up", 1, 1))
+            if self._script.never_ready:
+                self._channel.receive()
             self._channel.send(ready_message())
             while self._handle(self._channel.receive()):
                 pass

@@ -1,0 +1,129 @@
+"""Checks of messages without a socket."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeflow.config import LimitsConfig
+from edgeflow.errors import InvalidArgument, RequestError
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.codec import (
+    Unparsable,
+    check_frame,
+    check_open,
+    check_text,
+    decode_frame,
+    parse_act_request,
+    parse_client_message,
+    refuse_unknown_fields,
+)
+from edgeflow.service.crc32c import crc32c
+from edgeflow.service.images import MAX_SCANS, jpeg_size
+from edgeflow.types import CameraSpec, ImageFormat, Mode
+from tests.service.harness import HEIGHT, JPEG, WIDTH, frame_message, jpeg, open_message
+
+LIMITS = LimitsConfig()
+CAMERA = CameraSpec("wrist", WIDTH, HEIGHT, ImageFormat.JPEG)
+
+
+def reference_crc(data: bytes) -> int:
+    state = 0xFFFFFFFF
+    for byte in data:
+        state ^= byte
+        for _ in range(8):
+            state = (state >> 1) ^ (0x82F63B78 if state & 1 else 0)
+    return state ^ 0xFFFFFFFF
+
+
+def test_crc32c_of_the_standard_s_test_vectors():
+    assert crc32c([b"123456789"]) == 0xE3069283
+    assert crc32c([bytes(32)]) == 0x8A9136AA  # RFC 3720, appendix B.4
+    assert crc32c([b"\xff" * 32]) == 0x62A8AB43
+    assert crc32c([bytes(range(32))]) == 0x46DD794E
+    assert crc32c([]) == 0
+
+
+@given(st.binary(max_size=700), st.integers(0, 700))
+def test_crc32c_of_parts_equals_the_bitwise_one(data: bytes, cut: int):
+    assert crc32c([data[:cut], data[cut:]]) == reference_crc(data)
+
+
+@given(st.binary(max_size=300))
+def test_parsing_never_raises(data: bytes):
+    assert isinstance(parse_client_message(data), pb.ClientMessage | Unparsable)
+    assert isinstance(parse_act_request(data), pb.ActRequest | Unparsable)
+
+
+def test_an_open_request_is_read_whole():
+    message = open_message(mode=pb.MODE_SERIAL, max_action_age_ms=5, proprio_names=["a"], unnorm_key="k")
+    request = check_open(message, "demo", LIMITS)
+    assert request.cameras == (CAMERA,)
+    assert (request.control_period_ns, request.max_action_age_ns, request.mode) == (50_000_000, 5_000_000, Mode.SERIAL)
+    assert (request.proprio_names, request.unnorm_key, request.instruction) == (("a",), "k", "grasp the red handle")
+
+
+def test_images_come_by_position_or_by_name():
+    cameras = [pb.Camera(name=name, width=WIDTH, height=HEIGHT, format=pb.IMAGE_FORMAT_JPEG) for name in "ab"]
+    opened = check_open(open_message(cameras=cameras), "demo", LIMITS)
+    other = jpeg(WIDTH, HEIGHT)[:-2] + b"\xff\xd9"
+    first, second = pb.Image(camera="a", data=JPEG), pb.Image(camera="b", data=other)
+    by_name = check_frame(frame_message(1, images=[second, first]), opened, LIMITS)
+    by_position = check_frame(frame_message(1, images=[pb.Image(data=JPEG), pb.Image(data=other)]), opened, LIMITS)
+    assert by_name.images == by_position.images == (JPEG, other)
+    twice = [first, first]
+    with pytest.raises(InvalidArgument, match="no image of camera 'b'"):
+        check_frame(frame_message(1, images=twice), opened, LIMITS)
+
+
+def test_a_good_checksum_passes_and_pixels_are_decoded():
+    opened = check_open(open_message(), "demo", LIMITS)
+    frame = check_frame(frame_message(1, crc32c=reference_crc(JPEG)), opened, LIMITS)
+    payload = decode_frame(frame, CAMERA)
+    pixels = np.frombuffer(payload, np.uint8).reshape(HEIGHT, WIDTH, 3)
+    expected = np.arange(WIDTH * HEIGHT * 3, dtype=np.uint32).astype(np.uint8).reshape(HEIGHT, WIDTH, 3)
+    assert pixels.shape == expected.shape
+
+
+def test_grey_jpegs_become_rgb():
+    grey = simplejpeg.encode_jpeg(np.full((HEIGHT, WIDTH, 1), 90, np.uint8), colorspace="GRAY")
+    opened = check_open(open_message(), "demo", LIMITS)
+    payload = decode_frame(check_frame(frame_message(1, grey), opened, LIMITS), CAMERA)
+    assert len(payload) == WIDTH * HEIGHT * 3 and set(payload) == {90}
+
+
+def test_thousands_of_scans_are_refused_by_the_header_check():
+    with pytest.raises(InvalidArgument, match="scans"):
+        jpeg_size(JPEG + b"\xff\xda" * MAX_SCANS, "image")
+
+
+@given(st.binary(max_size=400), st.integers(0, 600))
+def test_a_damaged_jpeg_decodes_or_is_refused(junk: bytes, position: int):
+    opened = check_open(open_message(), "demo", LIMITS)
+    data = JPEG[:position] + junk + JPEG[position + len(junk) :]
+    try:
+        payload = decode_frame(check_frame(frame_message(1, data), opened, LIMITS), CAMERA)
+    except RequestError as error:
+        assert error.field == "frame.images[0].data" and error.reason.startswith("IMAGE_")
+    else:
+        assert len(payload) == WIDTH * HEIGHT * 3
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\x1bb", "\ud800", "", " \t", "x" * 4097, "é" * 2049])
+def test_bad_text(text: str):
+    with pytest.raises(InvalidArgument, match=r"^field: "):
+        check_text(text, "field", LIMITS)
+
+
+@pytest.mark.parametrize("text", ["Nimm die rote Tasse", "拿起杯子", "prends la tasse 🙂", "x" * 4096])
+def test_good_text(text: str):
+    assert check_text(text, "field", LIMITS) == text
+
+
+def test_unknown_fields_are_found_at_any_depth():
+    inner = pb.Image.FromString(pb.Image(data=b"x").SerializeToString() + b"\xf8\x07\x01")
+    with pytest.raises(InvalidArgument, match=r"message\.frame\.images"):
+        refuse_unknown_fields(pb.ClientMessage(frame=pb.Frame(images=[inner])), "message")

@@ -1,0 +1,135 @@
+"""Small rules: order, rate, refusals, the action gate, health, the outbox, the log."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from edgeflow.clock import ManualClock
+from edgeflow.errors import OutOfRange
+from edgeflow.service.events import NoticeEvent, StatusEvent
+from edgeflow.service.gate import valid_for_ms, within_limits
+from edgeflow.service.health import Health, State
+from edgeflow.service.log import EventLog
+from edgeflow.service.ordering import SEQ_WINDOW, STAMP_TOLERANCE_NS, FrameOrder, RateGauge, RefusalCount
+from edgeflow.service.outbox import Outbox
+from edgeflow.types import Disposition
+from tests.service.scripted import SCHEMA
+
+MS = 1_000_000
+SECOND = 1000 * MS
+
+
+@pytest.mark.parametrize(
+    ("seq", "stamp_ns", "reason"),
+    [
+        (5, 100, "SEQ_DUPLICATE"),
+        (4, 100, "SEQ_OLD"),
+        (5 + SEQ_WINDOW + 1, 100, "SEQ_GAP"),
+        (6, 99, "STAMP_OLD"),
+        (6, 100 + STAMP_TOLERANCE_NS + 1, "STAMP_FUTURE"),
+    ],
+)
+def test_frames_out_of_order(seq: int, stamp_ns: int, reason: str):
+    order = FrameOrder()
+    order.admit(5, 100, now_ns=1_000)
+    with pytest.raises(OutOfRange) as caught:
+        order.admit(seq, stamp_ns, now_ns=1_000)
+    assert caught.value.reason == reason
+    order.admit(6, 100, now_ns=1_001)
+
+
+def test_the_robot_s_clock_may_be_anything_that_goes_on_with_ours():
+    order = FrameOrder()
+    for step in range(1, 50):
+        order.admit(step, 10**18 + step * 100 * MS, now_ns=step * 100 * MS)
+    assert order.delay_ns(10**18 + 50 * 100 * MS, 50 * 100 * MS + 7) == 7
+
+
+def test_a_second_s_worth_may_come_at_once_then_the_rate_holds():
+    gauge = RateGauge(10, now_ns=0)
+    assert [gauge.over(0) for _ in range(12)] == [False] * 10 + [True] * 2
+    assert not gauge.over(100 * MS)
+    assert gauge.over(101 * MS)
+
+
+def test_refusals_are_forgotten_after_ten_seconds():
+    count = RefusalCount(2)
+    assert [count.exceeded(now) for now in (0, 1, 2)] == [False, False, True]
+    assert not count.exceeded(11 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("values", "good"),
+    [
+        ([0.0, 0.0, 0.0], True),
+        ([1.0 + 1e-9, -1.0, 1.0], True),
+        ([1.001, 0.0, 0.0], False),
+        ([0.0, 0.0, -0.001], False),
+        ([float("nan"), 0.0, 0.0], False),
+        ([0.0, float("-inf"), 0.0], False),
+        ([0.0, 0.0], False),
+    ],
+)
+def test_the_action_gate(values: list[float], good: bool):
+    assert within_limits(values, SCHEMA) is good
+
+
+@pytest.mark.parametrize(("period_ms", "valid_ms"), [(16, 100), (50, 150), (100, 250), (1000, 250)])
+def test_actions_are_valid_for_three_periods_within_bounds(period_ms: int, valid_ms: int):
+    assert valid_for_ms(period_ms * MS, 250) == valid_ms
+
+
+def test_health_moves_only_along_its_arrows():
+    health = Health()
+    heard: list[State] = []
+    health.listen(heard.append)
+    assert not health.move(State.READY) and not health.ready
+    for state in (State.WARMING, State.READY, State.DEGRADED, State.READY, State.FAULT):
+        assert health.move(state)
+    assert not health.live
+    assert not health.move(State.READY)
+    assert health.move(State.DRAINING) and health.move(State.STOPPED)
+    assert not health.move(State.FAULT)
+    assert heard[0] is State.STARTING and heard[-1] is State.STOPPED
+
+
+def superseded(seq: int) -> StatusEvent:
+    return StatusEvent(seq, Disposition.SUPERSEDED)
+
+
+def test_frames_superseded_one_after_another_are_one_status():
+    outbox = Outbox()
+    for seq in (1, 2, 3, 5):
+        outbox.note(superseded(seq))
+    outbox.note(NoticeEvent("epoch", 2))
+    outbox.note(superseded(6))
+    ranges = [(e.seq, e.last_seq, e.frames) for e in outbox.take() if isinstance(e, StatusEvent)]
+    assert ranges == [(1, 3, 3), (5, 0, 1), (6, 0, 1)]
+    assert not outbox
+
+
+def test_the_log_is_json_limited_and_counts_what_it_left_out():
+    clock, stream = ManualClock(), io.StringIO()
+    log = EventLog(clock, stream, wall=lambda: 1.0)
+    for _ in range(15):
+        log.event("hold", reason="silent")
+    clock.advance_ns(SECOND)
+    log.event("hold", reason="silent")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert len(lines) == 11 and lines[0] == {"time": 1.0, "event": "hold", "reason": "silent"}
+    assert lines[-1]["muted"] == 5
+
+
+def test_an_incident_tells_where_but_not_what():
+    stream = io.StringIO()
+    log = EventLog(ManualClock(), stream)
+    try:
+        raise ValueError("the task text")
+    except ValueError as error:
+        number = log.incident("Stream", error)
+    line = json.loads(stream.getvalue())
+    assert line["incident"] == number and line["error"] == "ValueError"
+    assert "test_rules.py" in line["stack"][-1] and "task text" not in stream.getvalue()

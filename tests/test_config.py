@@ -1,0 +1,101 @@
+"""The configuration file: defaults, overrides, and errors that name the key."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeflow.config import EMBEDDED_POLICY, ServiceConfig, is_hub_id, load_config, resolve_model, schema_json
+from edgeflow.errors import CheckpointError, ConfigError
+
+
+def write(path: Path, value: object) -> Path:
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return path
+
+
+def test_defaults_are_loopback_and_the_embedded_policy():
+    config = load_config(None, {})
+    assert (config.model, config.alias, config.grpc.host, config.http.host) == (
+        "demo",
+        "demo",
+        "127.0.0.1",
+        "127.0.0.1",
+    )
+    assert config.model_path == EMBEDDED_POLICY
+
+
+def test_flags_override_the_file_and_none_does_not(tmp_path: Path):
+    path = write(tmp_path / "c.json", {"mode": "serial", "grpc": {"port": 1}})
+    config = load_config(path, {"grpc.port": 0, "mode": None, "http.port": 7})
+    assert (config.mode, config.grpc.port, config.http.port) == ("serial", 0, 7)
+
+
+def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
+    config = load_config(None, {"model": "openvla/openvla-7b", "threads": 2})
+    assert config.alias == "openvla-7b"
+    assert load_config(write(tmp_path / "c.json", config.model_dump_json()), {}) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"grpc": {"prot": 1}}, "grpc.prot: unknown key; did you mean grpc.port?"),
+        ({"max_session": 1}, "max_session: unknown key; did you mean max_sessions?"),
+        ({"action_ttl_ms": 1}, "action_ttl_ms: unknown key; did you mean timing.action_ttl_ms?"),
+        ({"zzz": 1}, "zzz: unknown key; known: model, alias"),
+        ({"grpc": {"port": 70000}}, "grpc.port: 70000 should be less than or equal to 65535"),
+        ({"timing": {"action_ttl_ms": 900}}, "timing.action_ttl_ms: 900 should be less than or equal to 500"),
+        ({"max_sessions": "8"}, 'max_sessions: "8" should be a valid integer'),
+        ({"mode": "fast"}, "mode: \"fast\" should be 'serial' or 'pipelined'"),
+        ({"model": 3}, "model: 3 should be a valid string"),
+        ({"grpc": 3}, "grpc: 3 "),
+        ({"grpc": {"host": "0.0.0.0"}}, "grpc.host: 0.0.0.0 can be reached from outside"),
+        ({"http": {"host": "::"}}, "http.host: :: can be reached from outside"),
+        ({"http": {"host": "example.org"}}, "http.host: example.org can be reached"),
+        ("{", "line 1 column 2"),
+        ("[]", "must hold one JSON object"),
+        ("\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "line 1 column 1"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, values: object, message: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path / "c.json", values), {})
+    assert message in caught.value.text and "\n" not in caught.value.text
+
+
+def test_a_missing_file_and_an_override_into_a_number(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"cannot read .*nope\.json: No such file"):
+        load_config(tmp_path / "nope.json", {})
+    with pytest.raises(ConfigError, match="grpc: must be an object"):
+        load_config(write(tmp_path / "c.json", {"grpc": 3}), {"grpc.port": 1})
+
+
+def test_outside_addresses_need_the_flag():
+    assert load_config(None, {"grpc.host": "0.0.0.0", "insecure": True}).insecure
+    assert load_config(None, {"grpc.host": "::1", "http.host": "localhost"}).grpc.host == "::1"
+
+
+def test_every_key_is_in_the_schema():
+    properties = json.loads(schema_json())["properties"]
+    assert set(properties) == set(ServiceConfig.model_fields)
+
+
+def test_models_are_directories_or_hub_ids(tmp_path: Path):
+    assert resolve_model(str(tmp_path)) == tmp_path
+    assert is_hub_id("openvla/openvla-7b")
+    for name in ("/no/where", "./no", "no", "a/b/c", "../x", "~/x"):
+        assert not is_hub_id(name)
+        with pytest.raises(CheckpointError, match="no directory"):
+            resolve_model(name)
+
+
+def test_reading_a_configuration_loads_no_framework():
+    code = "import sys, edgeflow.config as c; c.load_config(None, {}); "
+    code += "print({'torch', 'fastapi', 'grpc'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
