@@ -62,7 +62,12 @@ def write_report(path: Path, conditions: Mapping[str, Any], results: Sequence[Mo
     """report.json: conditions of the run, every mode's figures, the sentence. Unknown figures are null."""
     modes = [{**asdict(result), "success": asdict(result.success)} for result in results]
     content = {"conditions": dict(conditions), "modes": modes, "verdict": verdict}
-    path.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+    path.write_text(json_text(content) + "\n")
+
+
+def json_text(content: Any) -> str:
+    """Strict JSON: what is not a finite number becomes null."""
+    return json.dumps(_finite(content), indent=2, allow_nan=False)
 
 
 def _success_sentence(baseline: ModeResult, other: ModeResult) -> str:
@@ -82,7 +87,6 @@ def _number(value: float, form: str, unit: str = "") -> str:
 
 
 def _finite(value: Any) -> Any:
-    """NaN and infinity are no JSON."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,0 +1,84 @@
+"""`edgeflow robot` and `edgeflow demo`: the commands' work; each returns the exit code."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from edgeflow.console import reporting
+from edgeflow.demo.driver import FRAME_HZ, RobotRun, RunPlan, run_robot
+from edgeflow.demo.live import RunView
+from edgeflow.demo.measure import FRESH_SEEDS
+from edgeflow.demo.report import conditions, mode_result, result_table, verdict, write_folder
+from edgeflow.demo.service_process import ServiceProcess
+from edgeflow.engine.profile import load_profile
+from edgeflow.loadtest.report import json_text
+from edgeflow.types import Mode
+
+
+def robot_command(
+    address: str,
+    mode: Mode,
+    episodes: int,
+    object_speed: float,
+    anchored: bool,
+    frame_hz: float | None,
+    seed: int,
+    as_json: bool,
+) -> int:
+    """The simulated robot against any service. object_speed: m/s; frame_hz None: FRAME_HZ."""
+    plan = RunPlan(
+        mode=mode,
+        episodes=episodes,
+        anchored=anchored,
+        object_speed=object_speed,
+        seed=FRESH_SEEDS + seed,
+        frame_hz=frame_hz or FRAME_HZ,
+    )
+    view = Console(stderr=True) if as_json else Console()
+    with RunView(view, [mode], f"robot at {address}") as show:
+        run = run_robot(address, plan, show)
+    if as_json:
+        result = mode_result(run)
+        told = {**conditions(run, "of the service"), "outcomes": [outcome.value for outcome in run.outcomes]}
+        print(json_text({**told, **asdict(result), "statistics": asdict(run.statistics)}))
+    else:
+        view.print(result_table([run], f"{run.model}, {_objects(object_speed)}"))
+    return 0
+
+
+def demo_command(seconds: float, profile: str, out: Path) -> int:
+    """Serve the embedded policy, play serial, then pipelined, compare, write the report.
+
+    seconds: for each mode. profile: of the device whose pace the passes keep.
+    """
+    console = Console()
+    frame_hz = _frame_hz(profile)
+    modes = (Mode.SERIAL, Mode.PIPELINED)
+    with ServiceProcess(("--model", "demo", "--profile", profile)) as service:
+        with reporting(console) as report:
+            address = service.start(report)
+        console.print(f"service ready at {address}; {seconds:.0f} s a mode, camera {frame_hz:.0f} Hz", highlight=False)
+        runs: list[RobotRun] = []
+        with RunView(console, modes, "simulated robot") as show:
+            for mode in modes:
+                plan = RunPlan(mode=mode, seconds=seconds, seed=FRESH_SEEDS, frame_hz=frame_hz)
+                runs.append(run_robot(address, plan, show))
+    sentence = verdict(runs)
+    console.print(result_table(runs, f"{runs[0].model}, {_objects(0.0)}, device profile {profile}"))
+    console.print(sentence, highlight=False)
+    write_folder(out, runs, conditions(runs[0], profile), sentence)
+    console.print(f"written: {out}/report.json and pictures", highlight=False)
+    return 0
+
+
+def _frame_hz(profile: str) -> float:
+    """A camera somewhat faster than the device's pipelined passes, never faster than FRAME_HZ."""
+    device = load_profile(profile)
+    return FRAME_HZ if device is None else min(FRAME_HZ, 1.2e9 / device.packed_ns)
+
+
+def _objects(speed: float) -> str:
+    return f"objects at {100 * speed:g} cm/s" if speed else "still objects"

@@ -1,0 +1,211 @@
+"""The simulated robot in real time: its world moves with the wall clock, its frames go through the SDK."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from edgeflow.client.actions import Action, Directive
+from edgeflow.client.flight import Statistics
+from edgeflow.client.robot import RobotClient
+from edgeflow.clock import Clock, MonotonicClock
+from edgeflow.demo.scene import POLICY_CAMERA, POLICY_SIZE, Image
+from edgeflow.demo.sim import RobotSim
+from edgeflow.demo.task import Outcome
+from edgeflow.loadtest.measure import RunRecorder, RunSummary, Series, TimeSeries
+from edgeflow.loadtest.plots import Snapshot
+from edgeflow.types import CameraSpec, Command, ImageFormat, Mode
+
+CAMERA: Final = CameraSpec(POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE, ImageFormat.RGB8)
+FRAME_HZ: Final = 50.0  # what two cores render beside the service, and more than serial decoding answers
+TICK_S: Final = 0.01  # physics and obedience; a control step of the simulation
+SNAPSHOTS: Final = 8
+_SNAPSHOT_EVERY_NS: Final = 400_000_000
+_UPDATE_EVERY_NS: Final = 250_000_000
+_IMAGES_KEPT: Final = 64  # frames under way whose picture may still be wanted
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """episodes: as many; seconds: none begins after so long. The first limit that is met ends the run.
+
+    anchored: an action is resolved against the pose of the frame it answers, else against the pose at its arrival.
+    object_speed: m/s. seed: of the first episode; the next has the next.
+    """
+
+    mode: Mode
+    episodes: int | None = None
+    seconds: float | None = None
+    anchored: bool = True
+    object_speed: float = 0.0
+    seed: int = 0
+    frame_hz: float = FRAME_HZ
+
+    def __post_init__(self) -> None:
+        if self.episodes is None and self.seconds is None:
+            raise ValueError("a run needs a number of episodes or of seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a run stands."""
+
+    mode: Mode
+    summary: RunSummary
+    episodes: int
+    successes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RobotRun:
+    """What came of a run. mode: what the service agreed to. Only finished episodes are in `outcomes`, and the
+    run ends with a finished one."""
+
+    plan: RunPlan
+    mode: Mode
+    model: str
+    summary: RunSummary
+    series: TimeSeries
+    ages_ms: Series
+    outcomes: tuple[Outcome, ...]
+    snapshots: tuple[Snapshot, ...]
+    statistics: Statistics
+
+    @property
+    def successes(self) -> int:
+        return self.outcomes.count(Outcome.SUCCESS)
+
+
+@dataclass(slots=True)
+class _Album:
+    """A few frames of the run with what was commanded on them."""
+
+    snapshots: list[Snapshot] = field(default_factory=list)
+    _images: dict[int, Image] = field(default_factory=dict)
+    _next_ns: int = 0
+
+    def taken(self, seq: int, image: Image) -> None:
+        if len(self.snapshots) < SNAPSHOTS:
+            self._images[seq] = image
+            if len(self._images) > _IMAGES_KEPT:
+                del self._images[next(iter(self._images))]
+
+    def commanded(self, action: Action, instruction: str) -> None:
+        image = self._images.pop(action.seq, None)
+        if image is None or action.received_ns < self._next_ns or len(self.snapshots) >= SNAPSHOTS:
+            return
+        self._next_ns = action.received_ns + _SNAPSHOT_EVERY_NS
+        x, y, z, *_, gripper = (float(value) for value in action.values)
+        grip = "close" if gripper < 0.5 else "open"
+        caption = f"{instruction}\n{100 * x:+.1f} {100 * y:+.1f} {100 * z:+.1f} cm, {grip}"
+        self.snapshots.append(Snapshot(image, (x, -y), caption))  # the camera's up is the tool's -y
+
+
+class Robot:
+    """One arm, one client, one run."""
+
+    def __init__(self, plan: RunPlan, sim: RobotSim, client: RobotClient, clock: Clock) -> None:
+        self._plan = plan
+        self._sim = sim
+        self._client = client
+        self._clock = clock
+        self._recorder = RunRecorder()
+        self._album = _Album()
+        self._outcomes: list[Outcome] = []
+        self._obeyed: Directive | None = None
+
+    def run(self, on_update: Callable[[Progress], None]) -> RobotRun:
+        """Episode after episode until the plan is met."""
+        while not self._finished():
+            self._episode(on_update)
+        now_ns = self._clock.now_ns()
+        on_update(self._progress(now_ns))
+        return RobotRun(
+            plan=self._plan,
+            mode=self._client.opened.mode,
+            model=self._client.opened.model,
+            summary=self._recorder.summary(now_ns),
+            series=self._recorder.series(1.0),
+            ages_ms=self._recorder.ages_ms,
+            outcomes=tuple(self._outcomes),
+            snapshots=tuple(self._album.snapshots),
+            statistics=self._client.statistics(),
+        )
+
+    def _finished(self) -> bool:
+        plan = self._plan
+        seconds = self._recorder.elapsed_ns(self._clock.now_ns()) / 1e9
+        enough = plan.episodes is not None and len(self._outcomes) >= plan.episodes
+        return enough or (plan.seconds is not None and seconds >= plan.seconds)
+
+    def _episode(self, on_update: Callable[[Progress], None]) -> None:
+        sim, clock = self._sim, self._clock
+        sim.reset(self._plan.seed + len(self._outcomes))
+        self._client.reset(sim.instruction)
+        start_ns = frame_ns = update_ns = clock.now_ns()
+        self._recorder.start(start_ns)
+        while sim.outcome is Outcome.RUNNING:
+            now_ns = clock.now_ns()
+            sim.step(max(0.0, (now_ns - start_ns) / 1e9 - sim.time))
+            if now_ns >= frame_ns:
+                self._look()
+                frame_ns = max(frame_ns + round(1e9 / self._plan.frame_hz), now_ns)
+            self._obey(self._client.latest())
+            if now_ns >= update_ns:
+                on_update(self._progress(now_ns))
+                update_ns = now_ns + _UPDATE_EVERY_NS
+            self._wait_until(min(frame_ns, now_ns + round(TICK_S * 1e9)))
+        self._recorder.stop(clock.now_ns())
+        self._outcomes.append(sim.outcome)
+
+    def _look(self) -> None:
+        captured_ns, pose = self._clock.now_ns(), self._sim.pose()
+        image = self._sim.capture()
+        self._album.taken(self._client.push(image, pose, captured_ns=captured_ns), image)
+
+    def _obey(self, directive: Directive) -> None:
+        if directive is self._obeyed:
+            return
+        self._obeyed = directive
+        action = directive.action
+        if action is None:
+            self._sim.hold()
+            if directive.needs_reset and directive.command is not Command.STOP:
+                self._client.reset()  # a simulated robot needs nobody to look whether its way is free
+            return
+        self._recorder.record(action.received_ns, action.age_ns)
+        self._album.commanded(action, self._sim.instruction)
+        target = action.target("frame" if self._plan.anchored else self._sim.pose())
+        if target.pose is not None:
+            self._sim.command(target.pose, target.values["gripper"])
+
+    def _wait_until(self, instant_ns: int) -> None:
+        left_ns = instant_ns - self._clock.now_ns()
+        if left_ns > 0:
+            time.sleep(left_ns / 1e9)
+
+    def _progress(self, now_ns: int) -> Progress:
+        successes = self._outcomes.count(Outcome.SUCCESS)
+        return Progress(self._plan.mode, self._recorder.summary(now_ns), len(self._outcomes), successes)
+
+
+def run_robot(
+    address: str, plan: RunPlan, on_update: Callable[[Progress], None], sim: RobotSim | None = None
+) -> RobotRun:
+    """Connect to a service and play the plan. Errors are the client's, DependencyError without OpenGL."""
+    world = sim or RobotSim(plan.seed, plan.object_speed)
+    clock = MonotonicClock()
+    try:
+        with RobotClient(
+            address,
+            cameras=[CAMERA],
+            instruction=world.instruction,
+            control_period_s=1.0 / plan.frame_hz,
+            mode=plan.mode,
+        ) as client:
+            return Robot(plan, world, client, clock).run(on_update)
+    finally:
+        if sim is None:
+            world.close()

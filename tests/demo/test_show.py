@@ -1,0 +1,119 @@
+"""What the demonstration shows and writes."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from edgeflow.client.flight import Flight
+from edgeflow.demo.command import _frame_hz
+from edgeflow.demo.driver import FRAME_HZ, Progress, RobotRun, RunPlan
+from edgeflow.demo.live import RunView
+from edgeflow.demo.report import conditions, result_table, verdict, write_folder
+from edgeflow.demo.service_process import ServiceProcess
+from edgeflow.demo.task import Outcome
+from edgeflow.errors import StartError
+from edgeflow.loadtest.measure import RunRecorder
+from edgeflow.loadtest.plots import Snapshot
+from edgeflow.types import Mode
+
+SECOND = 1_000_000_000
+
+
+def recorded(interval_ms: int, age_ms: int, seconds: int = 6) -> RunRecorder:
+    recorder = RunRecorder()
+    recorder.start(0)
+    for instant_ms in range(0, seconds * 1000, interval_ms):
+        recorder.record(instant_ms * 1_000_000, age_ms * 1_000_000)
+    recorder.stop(seconds * SECOND)
+    return recorder
+
+
+def run(mode: Mode, interval_ms: int, age_ms: int) -> RobotRun:
+    recorder = recorded(interval_ms, age_ms)
+    outcomes = (Outcome.SUCCESS,) * 9 + (Outcome.TIMEOUT,)
+    snapshot = Snapshot(np.zeros((96, 96, 3), np.uint8), (0.01, 0.02), "grasp")
+    return RobotRun(
+        plan=RunPlan(mode, seconds=6.0),
+        mode=mode,
+        model="demo",
+        summary=recorder.summary(6 * SECOND),
+        series=recorder.series(1.0),
+        ages_ms=recorder.ages_ms,
+        outcomes=outcomes,
+        snapshots=(snapshot,),
+        statistics=Flight().statistics(),
+    )
+
+
+RUNS = (run(Mode.SERIAL, 40, 45), run(Mode.PIPELINED, 20, 150))
+
+
+def test_without_a_terminal_lines_are_printed_now_and_then():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=False, width=120)
+    with RunView(console, [Mode.SERIAL, Mode.PIPELINED], "robot") as show:
+        for mode in (Mode.SERIAL, Mode.PIPELINED):
+            for quarters in range(1, 45):
+                recorder = recorded(50, 70, seconds=1)
+                summary = recorder.summary(SECOND)
+                scaled = type(summary)(quarters / 4, summary.actions, 20.0, summary.age_ms, summary.interval_ms)
+                show(Progress(mode, scaled, quarters // 8, quarters // 16))
+    lines = out.getvalue().splitlines()
+    assert [line.split()[:3] for line in lines] == [
+        [mode, seconds, "s"] for mode in ("serial", "pipelined") for seconds in ("5", "10")
+    ]
+    assert "20.0 FPS" in lines[0] and "70 ms" in lines[0] and "1 of 2" in lines[0]
+
+
+def test_on_a_terminal_a_table_is_kept_up_to_date():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120)
+    with RunView(console, [Mode.SERIAL], "robot") as show:
+        show(Progress(Mode.SERIAL, RUNS[0].summary, 10, 9))
+    assert "9 of 10" in out.getvalue() and "success so far" in out.getvalue()
+
+
+def test_the_folder_has_figures_and_pictures(tmp_path):
+    folder = tmp_path / "demo-report"
+    sentence = verdict(RUNS)
+    write_folder(folder, RUNS, conditions(RUNS[0], "none"), sentence)
+    names = {path.name for path in folder.iterdir()}
+    pictures = {"series.png", "ages.png", "success.png", "frames-serial.png", "frames-pipelined.png"}
+    assert names == pictures | {"report.json"}
+    for name in pictures:
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    report = json.loads((folder / "report.json").read_text())
+    assert report["conditions"]["device_profile"] == "none"
+    assert report["conditions"]["outcomes"]["serial"] == {"success": 9, "timeout": 1}
+    assert [mode["summary"]["fps"] for mode in report["modes"]] == [25.0, 50.0]
+    assert report["verdict"] == sentence
+
+
+def test_the_sentence_names_gain_and_price():
+    sentence = verdict(RUNS)
+    assert "2.00 times as many" in sentence
+    assert "3.33 times as old" in sentence
+    assert "cannot be told apart" in sentence
+
+
+def test_the_table_has_a_line_for_each_mode():
+    out = io.StringIO()
+    Console(file=out, width=140).print(result_table(RUNS, "demo"))
+    text = out.getvalue()
+    assert "serial" in text and "pipelined" in text and "9 of 10" not in text and "90 %" in text
+
+
+@pytest.mark.parametrize(("profile", "packed_s"), [("rtx5090", 0.0514), ("orin", 0.3131)])
+def test_the_camera_is_a_little_faster_than_the_device(profile, packed_s):
+    assert 1.1 < _frame_hz(profile) * packed_s < 1.5
+    assert _frame_hz("none") == FRAME_HZ
+
+
+def test_a_service_that_cannot_start_says_why():
+    with pytest.raises(StartError, match="/nowhere/at/all"), ServiceProcess(("--model", "/nowhere/at/all")) as service:
+        service.start(lambda step, done, total: None)
