@@ -75,7 +75,7 @@ def _sample(values: NDArray[np.float32], places: NDArray[np.float32]) -> NDArray
 
 def _unit_range(picture: Image.Image) -> NDArray[np.float32]:
     """RGB → [3, side, side] in 0 .. 1"""
-    return np.asarray(picture, np.float32).transpose(2, 0, 1) / np.float32(255)
+    return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1), np.float32) / np.float32(255)
 
 
 def _letterbox(picture: Image.Image, fill: tuple[int, ...]) -> Image.Image:

@@ -156,6 +156,14 @@ def test_datasets_of_different_widths(directory: Path):
     assert policy.K == 7 and policy.decode_actions([383] * 7, "narrow").shape == (2,)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_gives_nearly_the_same_logits(directory: Path, dtype: torch.dtype):
+    narrow = OpenVLAPolicy.load(directory, dtype, CPU)
+    expected, found = greedy(load(directory))[1], greedy(narrow)[1]
+    assert found.dtype == dtype
+    assert torch.nn.functional.cosine_similarity(found.float(), expected, dim=0) > 0.999
+
+
 def test_center_crop_is_an_option(directory: Path):
     plain, cropped = load(directory).preprocess(IMAGE), load(directory, center_crop=True).preprocess(IMAGE)
     assert plain.shape == cropped.shape and not torch.equal(plain, cropped)

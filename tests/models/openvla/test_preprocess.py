@@ -31,7 +31,7 @@ def bytes_of(pixels: np.ndarray) -> np.ndarray:
 def test_both_towers_see_the_same_image_each_in_its_own_normalisation():
     image = picture(28, 28)
     pixels = preprocessor("resize-naive")(image)
-    assert pixels.shape == (6, 28, 28) and pixels.dtype == np.float32
+    assert pixels.shape == (6, 28, 28) and pixels.dtype == np.float32 and pixels.flags.c_contiguous
     unit = image.transpose(2, 0, 1) / 255
     mean, std = np.array(DINO.mean)[:, None, None], np.array(DINO.std)[:, None, None]
     np.testing.assert_allclose(pixels[:3], (unit - mean) / std, atol=1e-6)
