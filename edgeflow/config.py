@@ -134,6 +134,8 @@ def schema_json() -> str:
 def resolve_model(name: str) -> Path:
     """The directory of `demo`, of a path, or of a hub id (safetensors and JSON files only, no code)."""
     if name == EMBEDDED_MODEL:
+        if not (EMBEDDED_POLICY / "config.json").is_file():
+            raise CheckpointError("model: the embedded policy is not installed: run `edgeflow train-demo`")
         return EMBEDDED_POLICY
     path = Path(name).expanduser()
     if path.is_dir():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.config import EMBEDDED_POLICY, ServiceConfig, is_hub_id, load_config, resolve_model, schema_json
+from edgeflow.config import ServiceConfig, is_hub_id, load_config, resolve_model, schema_json
 from edgeflow.errors import CheckpointError, ConfigError
 
 
@@ -26,7 +26,14 @@ def test_defaults_are_loopback_and_the_embedded_policy():
         "127.0.0.1",
         "127.0.0.1",
     )
-    assert config.model_path == EMBEDDED_POLICY
+
+
+def test_the_embedded_policy_is_found_or_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("edgeflow.config.EMBEDDED_POLICY", tmp_path)
+    with pytest.raises(CheckpointError, match="edgeflow train-demo"):
+        load_config(None, {}).model_path  # noqa: B018
+    (tmp_path / "config.json").write_text("{}")
+    assert load_config(None, {}).model_path == tmp_path
 
 
 def test_flags_override_the_file_and_none_does_not(tmp_path: Path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgeflow.errors import CheckpointError
 
+MODEL_TYPES = ("openvla",)
 MAX_HEADER_BYTES = 100 << 20
 INDEX = "model.safetensors.index.json"
 
@@ -16,7 +17,9 @@ def check_model_directory(path: Path) -> None:
     config = path / "config.json"
     if not config.is_file():
         raise CheckpointError(f"model: {path} has no config.json: name the directory of a Hugging Face checkpoint")
-    _read_object(config)
+    model_type = _read_object(config).get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise CheckpointError(f"model: {path} holds model_type {model_type!r}; served: {', '.join(MODEL_TYPES)}")
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
         raise CheckpointError(f"model: {path} has no .safetensors file: convert the checkpoint to safetensors")

@@ -75,6 +75,7 @@ def lie(path: Path) -> None:
     [
         (lambda path: (path / "config.json").unlink(), "no config.json"),
         (lambda path: (path / "config.json").write_text("{"), "not readable JSON"),
+        (lambda path: (path / "config.json").write_text('{"model_type": "llama"}'), "'llama'; served: openvla"),
         (lambda path: (path / "config.json").write_text("[]"), "not a JSON object"),
         (lambda path: (path / "model.safetensors").unlink(), "no .safetensors file"),
         (truncate, "is truncated"),
