@@ -60,7 +60,7 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="edgeflow-link", daemon=True)
         self._outgoing: Outgoing | None = None
         self._call: Any = None
-        self._ever_opened = self._opened = False
+        self._ever_opened = self._opened = self._given_up = False
         self._heard_ns = 0
         self._offered_unheard = 0
 
@@ -83,6 +83,7 @@ class Link:
             return
         stalled = self._opened and silent_ns > STALL_NS and self._offered_unheard >= STALL_FRAMES
         if stalled or (not self._opened and silent_ns > OPEN_ANSWER_NS):
+            self._given_up = True
             call.cancel()
 
     def close(self) -> None:
@@ -113,7 +114,7 @@ class Link:
 
     def _one_stream(self) -> EdgeflowError:
         """From Open to the end, however it ends; the reason."""
-        self._opened = False
+        self._opened = self._given_up = False
         self._heard_ns = self._clock.now_ns()
         outgoing = self._outgoing = Outgoing(self._opening())
         with grpc.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
@@ -125,7 +126,8 @@ class Link:
                 for message in call:
                     self._hear(message, outgoing)
             except grpc.RpcError as error:
-                return error_of(error)
+                silent = Unavailable(f"{self._address} does not answer any more", reason="SILENT")
+                return silent if self._given_up else error_of(error)
             except RequestError as error:
                 return error
             finally:

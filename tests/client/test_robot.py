@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgeflow.client.pose import identity
+from edgeflow.clock import ManualClock
 from edgeflow.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import CameraSpec, Command, ImageFormat, Mode
@@ -171,6 +172,30 @@ def test_a_lost_stream_is_followed_by_a_new_one(serve, connect, eventually):
     opening = second.heard.get(timeout=5)
     assert opening.HasField("open")
     assert second.heard.get(timeout=5).frame.seq == 1
+
+
+def test_a_service_that_no_longer_says_anything_is_given_up(serve, connect, eventually):
+    def deaf(talk: Talk) -> None:
+        talk.open()
+        talk.stall()
+
+    clock, server = ManualClock(1), serve(deaf)
+    with connect(server, clock=clock) as client:
+        for _ in range(10):
+            client.push(IMAGE)
+        clock.advance_ns(5_100_000_000)
+        eventually(lambda: client.latest().reason == "DISCONNECTED")
+        client.push(IMAGE)
+        eventually(lambda: server.streams == 2)
+
+
+def test_a_service_that_never_answers_open_is_unavailable(serve, connect):
+    clock, server = ManualClock(1), serve(lambda talk: talk.stall())
+    later = threading.Timer(0.2, lambda: clock.advance_ns(5_100_000_000))
+    later.start()
+    with pytest.raises(Unavailable, match="does not answer"), connect(server, clock=clock, open_timeout_s=0.6):
+        raise AssertionError("must not be entered")
+    later.join()
 
 
 def test_a_silent_robot_does_not_reconnect_until_it_has_something_to_say(serve, connect, eventually):
