@@ -25,11 +25,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from edgeflow.config import resolve_model
+from edgeflow.console import table_console
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
@@ -122,7 +122,7 @@ def _transformers(path: Path, policy: OpenVLAPolicy) -> System:
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     text = {key: getattr(policy.config.text, key) for key in policy.config.text.__dataclass_fields__}
-    model = LlamaForCausalLM(LlamaConfig(**text, tie_word_embeddings=False)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**text)).eval()
     model.load_state_dict(Weights(path, torch.float32, CPU).under("language_model."))
     settings = GenerationConfig(max_new_tokens=policy.K, min_new_tokens=policy.K, do_sample=False, pad_token_id=0)
 
@@ -180,7 +180,7 @@ def _print(rows: list[Row], arguments: argparse.Namespace, prefill: int) -> None
             f"{row.full:.0%}",
             "equal" if row.tokens_equal else "[red]DIFFER[/]",
         )
-    Console().print(table)
+    table_console().print(table)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from edgeflow.console import ServicePrinter, reporting
+from edgeflow.console import ServicePrinter, reporting, table_console
 from edgeflow.errors import ConfigError, DependencyError, EdgeflowError, StartError
 from edgeflow.types import Mode
 
@@ -156,7 +156,7 @@ def verify(
             table.add_row(
                 each.value, result.case, result.quantity, f"{result.deviation:.3g}", f"{result.tolerance:.3g}", verdict
             )
-        Console().print(table)
+        table_console().print(table)
     raise typer.Exit(0 if all(result.ok for _, result in results) else 1)
 
 
@@ -220,7 +220,7 @@ def doctor(as_json: Json = False) -> None:
         table = Table("subject", "", "found", "how to get it")
         for finding in findings:
             table.add_row(finding.subject, VERDICT_STYLE[finding.verdict.value], finding.found, finding.advice)
-        Console().print(table)
+        table_console().print(table)
     raise typer.Exit(0 if healthy(findings) else 1)
 
 

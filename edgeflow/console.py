@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -31,6 +32,14 @@ class Status(Protocol):
     def model(self) -> str: ...
     @property
     def device(self) -> str: ...
+
+
+WIDE = 140  # columns of tables that go to a file or a pipe
+
+
+def table_console() -> Console:
+    """For results on standard output: as wide as the terminal, or wide enough for a log."""
+    return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
 def progress_bar(console: Console) -> Progress:

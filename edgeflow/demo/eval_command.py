@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from edgeflow.console import reporting
+from edgeflow.console import reporting, table_console
 from edgeflow.demo.evaluation import ConditionResult, EvaluationPlan, evaluate
 
 
@@ -23,7 +23,7 @@ def eval_command(plan: EvaluationPlan, out: Path, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([result.as_json() for result in results], indent=2))
     else:
-        Console().print(_table(results, plan))
+        table_console().print(_table(results, plan))
         print(f"written: {out}/report.json, {out}/success.png")
 
 
