@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.models.checkpoint import INDEX_FILE, SINGLE_FILE, read_tensors
+from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.openvla.config import load_config
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
@@ -73,6 +75,44 @@ def test_what_a_policy_says_of_itself(directory: Path):
     image = policy.project(policy.tower_features(pixels[None]))[0]
     torch.testing.assert_close(first[1:5], image, atol=1e-6, rtol=1e-5)
     assert policy.decode_actions([383] * 7).shape == (7,)
+
+
+def test_the_projector_is_three_layers_with_exact_gelu_between(directory: Path):
+    tensors = load_file(directory / SINGLE_FILE)
+    features = torch.randn(1, 4, 48)
+    linears = [(tensors[f"projector.fc{index}.weight"], tensors[f"projector.fc{index}.bias"]) for index in (1, 2, 3)]
+    x = features
+    for index, (weight, bias) in enumerate(linears):
+        x = x if index == 0 else 0.5 * x * (1 + torch.erf(x / 2**0.5))
+        x = x @ weight.T + bias
+    torch.testing.assert_close(
+        load(directory).project([features[..., :24], features[..., 24:]]), x, atol=1e-5, rtol=1e-5
+    )
+
+
+def test_the_language_model_of_a_configuration_that_stores_only_what_differs(directory: Path):
+    """The base configuration's defaults, not Llama-2's: eps 1e-6."""
+    from transformers import LlamaConfig as TheirConfig
+
+    theirs = TheirConfig()
+    for name in ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "hidden_size", "num_hidden_layers"):
+        assert getattr(LlamaConfig(), name) == getattr(theirs, name)
+    assert LlamaConfig().intermediate_size == theirs.intermediate_size and LlamaConfig().rope_theta == 10000.0
+    text = load_config(directory).text
+    assert (text.rms_norm_eps, text.rope_theta, text.hidden_size) == (1e-6, 10000.0, 32)
+
+
+@pytest.mark.parametrize(
+    "entry", [{"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}]
+)
+def test_rope_theta_under_both_names(directory: Path, entry: dict[str, object]):
+    change(directory / "config.json", **text_config(**entry))
+    assert load_config(directory).text.rope_theta == 5e5
+
+
+def test_key_value_heads_are_the_heads_unless_told(directory: Path):
+    change(directory / "config.json", **text_config())
+    assert load_config(directory).text.num_key_value_heads == 4
 
 
 def test_the_first_release_has_one_tower_and_a_chat_prompt(tmp_path: Path):
