@@ -123,7 +123,7 @@ def robot(
 @app.command()
 def demo(
     seconds: Annotated[float, typer.Option(min=5, help="Time for each mode.")] = 60.0,
-    profile: Annotated[str, typer.Option(help="Hold passes to a device: none, orin, rtx5090, FILE.")] = "none",
+    profile: Annotated[str, typer.Option(help="Hold passes to a device: none, orin, rtx5090, FILE.")] = "rtx5090",
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("demo-report"),
 ) -> None:
     """A robot moves: serve the embedded policy, connect the simulated robot, compare the modes."""

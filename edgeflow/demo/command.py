@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edgeflow.console import reporting
+from edgeflow.console import reporting, table_console
 from edgeflow.demo.driver import FRAME_HZ, RobotRun, RunPlan, run_robot
 from edgeflow.demo.live import RunView
 from edgeflow.demo.measure import FRESH_SEEDS
@@ -37,7 +37,7 @@ def robot_command(
         seed=FRESH_SEEDS + seed,
         frame_hz=frame_hz or FRAME_HZ,
     )
-    view = Console(stderr=True) if as_json else Console()
+    view = Console(stderr=True) if as_json else table_console()
     with RunView(view, [mode], f"robot at {address}") as show:
         run = run_robot(address, plan, show)
     if as_json:
@@ -54,7 +54,7 @@ def demo_command(seconds: float, profile: str, out: Path) -> int:
 
     seconds: for each mode. profile: of the device whose pace the passes keep.
     """
-    console = Console()
+    console = table_console()
     frame_hz = _frame_hz(profile)
     modes = (Mode.SERIAL, Mode.PIPELINED)
     with ServiceProcess(("--model", "demo", "--profile", profile)) as service:
