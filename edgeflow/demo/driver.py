@@ -7,22 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from edgeflow.client.actions import Action, Directive
+from edgeflow.client.actions import POSITION, ROTATION, Action, Directive
 from edgeflow.client.flight import Statistics
 from edgeflow.client.robot import RobotClient
 from edgeflow.clock import Clock, MonotonicClock
 from edgeflow.demo.scene import POLICY_CAMERA, POLICY_SIZE, Image
 from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.task import Outcome
+from edgeflow.errors import FailedPrecondition
 from edgeflow.loadtest.measure import RunRecorder, RunSummary, Series, TimeSeries
 from edgeflow.loadtest.plots import Snapshot
-from edgeflow.types import CameraSpec, Command, ImageFormat, Mode
+from edgeflow.types import ActionSchema, CameraSpec, Command, ImageFormat, Mode
 
 CAMERA: Final = CameraSpec(POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE, ImageFormat.RGB8)
 FRAME_HZ: Final = 50.0  # what two cores render beside the service, and more than serial decoding answers
 TICK_S: Final = 0.01  # physics and obedience; a control step of the simulation
-SNAPSHOTS: Final = 8
-_SNAPSHOT_EVERY_NS: Final = 400_000_000
+SNAPSHOTS: Final = 6
+_SNAPSHOT_EVERY_NS: Final = 600_000_000
 _UPDATE_EVERY_NS: Final = 250_000_000
 _IMAGES_KEPT: Final = 64  # frames under way whose picture may still be wanted
 
@@ -194,7 +195,11 @@ class Robot:
 def run_robot(
     address: str, plan: RunPlan, on_update: Callable[[Progress], None], sim: RobotSim | None = None
 ) -> RobotRun:
-    """Connect to a service and play the plan. Errors are the client's, DependencyError without OpenGL."""
+    """Connect to a service and play the plan.
+
+    Errors are the client's; FailedPrecondition when the model's actions are not the arm's; DependencyError
+    without OpenGL.
+    """
     world = sim or RobotSim(plan.seed, plan.object_speed)
     clock = MonotonicClock()
     try:
@@ -205,7 +210,19 @@ def run_robot(
             control_period_s=1.0 / plan.frame_hz,
             mode=plan.mode,
         ) as client:
+            _check_schema(client.opened.schema)
             return Robot(plan, world, client, clock).run(on_update)
     finally:
         if sim is None:
             world.close()
+
+
+def _check_schema(schema: ActionSchema) -> None:
+    moving = (*POSITION, *ROTATION)
+    if schema.names != (*moving, "gripper") or schema.relative != (True,) * len(moving) + (False,):
+        raise FailedPrecondition(
+            f"the simulated robot needs relative x y z roll pitch yaw and an absolute gripper, "
+            f"the model gives {' '.join(schema.names)}",
+            field="opened.schema",
+            reason="SCHEMA",
+        )

@@ -81,7 +81,7 @@ def plot_success(path: Path, results: Sequence[ModeResult]) -> None:
 
 def plot_strip(path: Path, snapshots: Sequence[Snapshot]) -> None:
     """Camera frames side by side; the arrow is the commanded shift, one image width for 0.3 m."""
-    figure = _figure(2.0 * max(len(snapshots), 1), 2.7)
+    figure = _figure(1.9 * max(len(snapshots), 1), 2.2)
     for index, snapshot in enumerate(snapshots):
         axes = figure.add_subplot(1, len(snapshots), index + 1)
         height, width, _ = snapshot.image.shape

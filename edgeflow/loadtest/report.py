@@ -12,7 +12,7 @@ from typing import Any
 from edgeflow.loadtest.intervals import Estimate, wilson
 from edgeflow.loadtest.measure import RunSummary
 
-HEADINGS = ("mode", "FPS", "age p50", "age p99", "jitter", "episodes", "success", "95 % interval")
+HEADINGS = ("mode", "FPS", "age p50", "age p99", "jitter", "success", "95 % interval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,7 @@ def row(result: ModeResult) -> tuple[str, ...]:
         _number(summary.age_ms.p50, ".0f", " ms"),
         _number(summary.age_ms.p99, ".0f", " ms"),
         _number(summary.jitter_ms, ".1f", " ms"),
-        str(result.episodes),
-        _number(100 * success.value, ".0f", " %"),
+        f"{result.successes} of {result.episodes}" if result.episodes else "-",
         f"{100 * success.low:.0f} to {100 * success.high:.0f} %" if result.episodes else "-",
     )
 

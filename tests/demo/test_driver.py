@@ -12,8 +12,10 @@ from edgeflow.demo.driver import Robot, RunPlan, run_robot
 from edgeflow.demo.expert import expert_action
 from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.task import Outcome
+from edgeflow.errors import FailedPrecondition
+from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import ActionSchema, Command, Mode, StageTimings
-from tests.client.scripted import NAMES, Server, Talk
+from tests.client.scripted import NAMES, Server, Talk, opened
 
 SCHEMA = ActionSchema(NAMES, ("1",) * 7, (-1.0,) * 7, (1.0,) * 7, (True,) * 6 + (False,), "tool", "rotvec")
 IMAGE = np.zeros((96, 96, 3), np.uint8)
@@ -133,6 +135,22 @@ def test_frames_come_at_their_rate():
 def test_a_plan_needs_an_end():
     with pytest.raises(ValueError, match="episodes or of seconds"):
         RunPlan(Mode.SERIAL)
+
+
+def test_a_model_of_another_robot_is_refused():
+    def other(talk: Talk) -> None:
+        talk.hear()
+        schema = opened().schema
+        del schema.dimensions[-1]
+        talk.say(opened=pb.Opened(epoch=1, schema=schema, action_tokens=6, mode=pb.MODE_SERIAL))
+        talk.hear()
+
+    server = Server(other)
+    try:
+        with pytest.raises(FailedPrecondition, match="gripper"):
+            run_robot(server.address, RunPlan(Mode.SERIAL, episodes=1), lambda progress: None, StubWorld())
+    finally:
+        server.stop()
 
 
 def test_the_simulated_robot_works_through_a_socket():
