@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from edgeflow.client.pose import Pose, Vector, from_rotvec, relative, to_rotvec
+from edgeflow.client.pose import Pose, Vector, compose, from_rotvec, relative, to_rotvec
 from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.task import distances
 
@@ -24,8 +24,6 @@ def expert_action(tool: Pose, grasp: Pose) -> Vector:
 
 def action_goal(frame: Pose, action: Vector) -> Pose:
     """The tool pose an action `[7]` asks for when it is resolved against `frame`."""
-    from edgeflow.client.pose import compose
-
     return compose(frame, Pose(np.asarray(action[:3], float), from_rotvec(np.asarray(action[3:6], float))))
 
 
@@ -35,5 +33,5 @@ class Expert:
     def __init__(self, sim: RobotSim) -> None:
         self._sim = sim
 
-    def __call__(self, image: object, instruction: str) -> Vector:
+    def __call__(self, _image: object, _instruction: str) -> Vector:
         return expert_action(self._sim.pose(), self._sim.grasps()[self._sim.task.target])

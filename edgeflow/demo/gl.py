@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import weakref
 from types import ModuleType
 from typing import Any
 
@@ -49,7 +48,7 @@ def load_mujoco() -> ModuleType:
 
 
 def open_context(width: int, height: int) -> Any:
-    """An off-screen GL context; freed when its owner calls `free` or at exit."""
+    """An off-screen GL context, current in this thread; its owner calls `free`."""
     load_mujoco()
     from mujoco import gl_context
 
@@ -58,5 +57,4 @@ def open_context(width: int, height: int) -> Any:
         context.make_current()
     except (AttributeError, RuntimeError, ImportError) as error:
         raise DependencyError(_HOW_TO_INSTALL) from error
-    weakref.finalize(context, lambda: None)
     return context

@@ -22,7 +22,7 @@ CELL_HALF: Final = (0.055, 0.032)  # metres along x and y; a handle stays in its
 CELL_X: Final = 0.46
 HEIGHTS: Final = (0.03, 0.12)  # metres above the table
 MAX_YAW: Final = 0.61  # radians, 35 degrees
-MAX_TILT: Final = 0.35  # radians, 20 degrees
+TILTS: Final = (0.12, 0.245)  # radians about x and about y each, either way: 7 to 14 degrees, 20 together
 GRASP_HEIGHT: Final = 0.02  # metres from the plate along the pin to where the tool closes
 TOOL_DOWN: Final = np.array([0.0, np.sqrt(0.5), -np.sqrt(0.5), 0.0])  # tool z down, tool x to the robot's right
 
@@ -59,20 +59,17 @@ class Handle:
 def sample_layout(rng: np.random.Generator, speed: float) -> tuple[Handle, ...]:
     """HANDLES handles of distinct colours, leftmost first, each moving at `speed` m/s in its cell."""
     colours = rng.permutation(list(COLOURS))[:HANDLES]
-    return tuple(
-        _sample_handle(rng, str(colour), y, speed)
-        for colour, y in zip(colours, CELL_CENTRES_Y, strict=True)
-    )
+    return tuple(_sample_handle(rng, str(colour), y, speed) for colour, y in zip(colours, CELL_CENTRES_Y, strict=True))
 
 
 def _sample_handle(rng: np.random.Generator, colour: str, cell_y: float, speed: float) -> Handle:
     centre, half = np.array([CELL_X, cell_y]), np.array(CELL_HALF)
     planar = centre + half * rng.uniform(-1.0, 1.0, 2)
     heading = rng.uniform(0.0, 2.0 * np.pi)
-    tilt_axis, tilt = rng.uniform(0.0, 2.0 * np.pi), MAX_TILT * np.sqrt(rng.uniform())
+    tilt = rng.choice([-1.0, 1.0], 2) * rng.uniform(*TILTS, 2)
     yaw = rng.uniform(-MAX_YAW, MAX_YAW)
     quaternion = multiply(
-        from_rotvec(tilt * np.array([np.cos(tilt_axis), np.sin(tilt_axis), 0.0])),
+        from_rotvec(np.array([*tilt, 0.0])),
         from_rotvec(np.array([0.0, 0.0, yaw])),
     )
     return Handle(

@@ -23,16 +23,21 @@ _NAMES: Final = (*COLOURS, *PLACES)
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """shared `[S]`: ids every prompt starts with, BOS first. tails: one `[7, T]` a phrase, by name."""
+    """shared `[S]`: ids every prompt starts with, BOS first. tails: one `[7, T]` a phrase, by name.
+
+    named: for each phrase, which column of its tail holds the name.
+    """
 
     shared: Tensor
     tails: tuple[Tensor, ...]
+    named: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """frames `[B, 96, 96, 3]` uint8. Per handle: actions `[B, 3, 7]` scaled, pixels `[B, 3, 2]`, visible,
-    colours `[B, 3]`. Per branch: tails `[B, BRANCHES, T]`, answers `[B, BRANCHES, 7]` scaled."""
+    colours `[B, 3]`. Per branch: tails `[B, BRANCHES, T]`, answers `[B, BRANCHES, 7]` scaled,
+    places `[B, BRANCHES, 2]`, the pixel where the named handle's plate is seen. named: the name's column in tails."""
 
     frames: Tensor
     actions: Tensor
@@ -41,6 +46,8 @@ class Batch:
     colours: Tensor
     tails: Tensor
     answers: Tensor
+    places: Tensor
+    named: int
 
 
 def make_prompts(tokenizer: Tokenizer) -> Prompts:
@@ -51,7 +58,8 @@ def make_prompts(tokenizer: Tokenizer) -> Prompts:
     while len({prompt[common] for prompt in everything}) == 1:
         common += 1
     tails = tuple(torch.tensor([prompt[common:] for prompt in prompts]) for prompts in ids)
-    return Prompts(torch.tensor(everything[0][:common]), tails)
+    named = tuple(int((tail != tail[0]).any(dim=0).nonzero()[0]) for tail in tails)
+    return Prompts(torch.tensor(everything[0][:common]), tails, named)
 
 
 def draw_batch(data: Dataset, prompts: Prompts, size: int, rng: np.random.Generator) -> Batch:
@@ -60,15 +68,19 @@ def draw_batch(data: Dataset, prompts: Prompts, size: int, rng: np.random.Genera
     colours, visible, target = data.colours[rows], data.visible[rows], data.target[rows]
     handles, names = _choose_branches(colours, visible, target, rng)
     actions = scaled(torch.from_numpy(data.actions[rows]))
-    tails = prompts.tails[int(rng.integers(len(prompts.tails)))]
+    pixels = torch.from_numpy(data.pixels[rows])
+    chosen = torch.arange(size)[:, None], torch.from_numpy(handles)
+    phrase = int(rng.integers(len(prompts.tails)))
     return Batch(
         frames=torch.from_numpy(data.images[rows]),
         actions=actions,
-        pixels=torch.from_numpy(data.pixels[rows]),
+        pixels=pixels,
         visible=torch.from_numpy(visible),
         colours=torch.from_numpy(colours),
-        tails=tails[torch.from_numpy(names)],
-        answers=actions[torch.arange(size)[:, None], torch.from_numpy(handles)],
+        tails=prompts.tails[phrase][torch.from_numpy(names)],
+        answers=actions[chosen],
+        places=pixels[chosen],
+        named=prompts.named[phrase],
     )
 
 
@@ -82,11 +94,11 @@ def _choose_branches(
     """
     size = len(target)
     order = np.argsort(np.where(visible, rng.uniform(size=visible.shape), 2.0), axis=1)
-    seen = np.maximum(visible.sum(1), 1)[:, None]
+    seen = np.maximum(visible.sum(axis=1, keepdims=True), 1)
     others = np.take_along_axis(order, rng.integers(0, seen, size=(size, BRANCHES - 1)), axis=1)
     handles = np.concatenate([target[:, None], others], axis=1)
     names = np.take_along_axis(colours, handles, axis=1)
-    placed = (handles != HANDLES // 2) & (visible.all(1)[:, None] | (handles == target[:, None]))
+    placed = (handles != HANDLES // 2) & (visible.all(axis=1, keepdims=True) | (handles == target[:, None]))
     by_place = placed & (rng.uniform(size=handles.shape) < 0.5)
     places = len(COLOURS) + (handles != 0).astype(np.int64)
     return handles, np.where(by_place, places, names)

@@ -53,7 +53,12 @@ def _unused(size: NetworkSize) -> dict[str, Tensor]:
     for prefix, tower in zip(("featurizer", "fused_featurizer"), size.towers, strict=True):
         e, inner, last = tower.embed_dim, int(tower.embed_dim * tower.mlp_ratio), tower.depth - 1
         shapes = {**_linear("attn.qkv", e, 3 * e), **_linear("attn.proj", e, e)}
-        shapes |= {**_linear("mlp.fc1", e, inner), **_linear("mlp.fc2", inner, e), **_norm("norm1", e), **_norm("norm2", e)}
+        shapes |= {
+            **_linear("mlp.fc1", e, inner),
+            **_linear("mlp.fc2", inner, e),
+            **_norm("norm1", e),
+            **_norm("norm2", e),
+        }
         if prefix == "featurizer":
             shapes |= {"ls1.scale_factor": (e,), "ls2.scale_factor": (e,)}
         shapes = {f"blocks.{last}.{name}": shape for name, shape in shapes.items()} | _norm("norm", e)

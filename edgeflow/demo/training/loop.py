@@ -26,8 +26,8 @@ from edgeflow.errors import ConfigError
 
 FULL_MINUTES: Final = 30.0  # of two cores, what the counts below take; another budget scales them
 STATES: Final = 60_000
-VISION_STEPS: Final = 4_800
-LANGUAGE_STEPS: Final = 2_800
+VISION_STEPS: Final = 4_000
+LANGUAGE_STEPS: Final = 2_600
 BATCH: Final = 64
 _PEAK_RATE, _WARM_UP, _FLOOR = 1.2e-3, 100, 0.02  # learning rate; steps; share of the peak at the end
 _WEIGHT_DECAY, _MAX_NORM = 0.02, 1.0
@@ -76,7 +76,7 @@ class Trainer:
         self._prompts: Prompts = make_prompts(self.tokenizer)
         self._named = [*self.network.named_parameters(), *self.heads.named_parameters(prefix="heads")]
         self._optimiser = torch.optim.AdamW(
-            [parameter for _, parameter in self._named], betas=(0.9, 0.98), weight_decay=_WEIGHT_DECAY
+            [parameter for _, parameter in self._named], betas=(0.9, 0.98), weight_decay=_WEIGHT_DECAY, fused=True
         )
 
     def step(self) -> tuple[float, list[float]]:
@@ -97,8 +97,7 @@ class Trainer:
 
     def _loss(self, batch: Batch) -> tuple[Tensor, list[float]]:
         tokens = self.network.image_tokens(batch.frames.to(self._device))
-        tower = self.network.size.towers[0]
-        vision = vision_loss(self.heads, tokens, batch, tower.patch_size, tower.img_size // tower.patch_size)
+        vision = vision_loss(self.heads, tokens, batch, self.network.size.towers[0])
         if self.done_steps < self._plan.vision_steps:
             return vision, []
         language, close = language_loss(self.network, self.heads, tokens, batch, self._prompts)
@@ -174,7 +173,9 @@ def _train(trainer: Trainer, plan: Plan, state: Path, report: Callable[[int, str
     while trainer.done_steps < plan.steps:
         loss, close = trainer.step()
         phase = "actions" if close else "vision"
-        report(trainer.done_steps, f"{phase} loss {loss:.3f}" + (f", tokens near {np.mean(close):.0%}" if close else ""))
+        report(
+            trainer.done_steps, f"{phase} loss {loss:.3f}" + (f", tokens near {np.mean(close):.0%}" if close else "")
+        )
         trainer.cpu_seconds = cpu_before + _cpu_seconds()
         if time.monotonic() - saved_at > _SAVE_EVERY:
             trainer.save(state)

@@ -12,11 +12,12 @@ from edgeflow.demo.layout import COLOURS
 from edgeflow.demo.training.actions import ids_of, soft_targets
 from edgeflow.demo.training.batches import Batch, Prompts
 from edgeflow.demo.training.data import ACTION_DIM
-from edgeflow.demo.training.network import NetworkSize, PolicyNetwork
+from edgeflow.demo.training.network import NetworkSize, PolicyNetwork, TowerSize
 
 _FINE: Final = 0.02  # of the scaled range: below it the regression loss turns quadratic
 _POINTER_WIDTH: Final = 64
-_POINTER_WEIGHT, _VISION_WEIGHT, _REGRESSION_WEIGHT = 0.1, 2.0, 2.0
+_POINTER_WEIGHT, _VISION_WEIGHT, _REGRESSION_WEIGHT, _LOOKING_WEIGHT = 0.1, 2.0, 2.0, 1.0
+_POINTING_LAYER: Final = 2  # of the language model: the layer one head of which is taught where to look
 
 
 class TrainingHeads(nn.Module):
@@ -47,16 +48,22 @@ def _regressor(width: int) -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256), nn.GELU(), nn.Linear(256, ACTION_DIM))
 
 
-def vision_loss(heads: TrainingHeads, image_tokens: Tensor, batch: Batch, patch: int, side: int) -> Tensor:
+def vision_loss(heads: TrainingHeads, image_tokens: Tensor, batch: Batch, tower: TowerSize) -> Tensor:
     """Point at each colour's handle and read its action."""
     pointers, actions = heads.locate(image_tokens)
     present = torch.arange(len(batch.frames), device=pointers.device)[:, None]
-    cells = (batch.pixels / patch).floor().long().clamp(0, side - 1)
-    where = torch.full(pointers.shape[:2], side * side, device=pointers.device)
-    where[present, batch.colours] = torch.where(batch.visible, cells[..., 1] * side + cells[..., 0], side * side)
+    where = torch.full(pointers.shape[:2], tower.patches, device=pointers.device)
+    where[present, batch.colours] = torch.where(batch.visible, patch_of(batch.pixels, tower), tower.patches)
     pointing = F.cross_entropy(pointers.flatten(0, 1), where.flatten())
     read = actions[present, batch.colours][batch.visible]
     return _POINTER_WEIGHT * pointing + _VISION_WEIGHT * _regression(read, batch.actions[batch.visible])
+
+
+def patch_of(pixels: Tensor, tower: TowerSize) -> Tensor:
+    """Index of the patch that holds a pixel `[..., 2]` (column, row)."""
+    side = tower.img_size // tower.patch_size
+    cells = (pixels / tower.patch_size).floor().long().clamp(0, side - 1)
+    return cells[..., 1] * side + cells[..., 0]
 
 
 def _regression(guess: Tensor, truth: Tensor) -> Tensor:
@@ -76,14 +83,29 @@ def language_loss(
     x = torch.cat([prefix[:, :1], image_tokens, prefix[:, 1:], embed(branches).flatten(1, 2)], dim=1)
     shared, length = x.shape[1] - n * branches.shape[2], branches.shape[2]
     positions, mask = block_mask(shared, n, length)
-    raw, final = network.language_model(x, positions.to(x.device), mask.to(x.device))
-    raw, final = (h[:, shared:].unflatten(1, (n, length))[:, :, t - 1 :] for h in (raw, final))
+    positions, mask = (table.to(x.device) for table in block_mask(shared, n, length))
+    states = network.language_model(x, positions, mask)
+    raw, final = (state[:, shared:].unflatten(1, (n, length))[:, :, t - 1 :] for state in states[-2:])
     logits = network.language_model.lm_head(final).float()
     target = soft_targets(batch.answers.cpu(), size.vocab, size.text_vocab).to(logits.device)
     tokens = -(target * logits.log_softmax(dim=-1)).sum(-1).mean()
     regression = _regression(heads.regressor(raw[:, :, 0]).float(), batch.answers)
+    looks = _looks(network, states[_POINTING_LAYER], positions, shared).unflatten(1, (n, length))
+    looks = looks[:, :, batch.named :]
+    patches = patch_of(batch.places, size.towers[0])[..., None].expand(-1, -1, looks.shape[2])
+    looking = F.cross_entropy(looks.flatten(0, 2), patches.flatten())
     close = ((logits.argmax(-1) - actions).abs() <= 1).float().mean(dim=(0, 1))
-    return tokens + _REGRESSION_WEIGHT * regression, close.detach()
+    return tokens + _REGRESSION_WEIGHT * regression + _LOOKING_WEIGHT * looking, close.detach()
+
+
+def _looks(network: PolicyNetwork, state: Tensor, positions: Tensor, shared: int) -> Tensor:
+    """Attention scores `[B, rows, patches]` of the first head of the pointing layer, from the rows after the
+    shared prefix to the image: what is taught to look at the named handle."""
+    layer = network.language_model.model.layers[_POINTING_LAYER]
+    turn = network.language_model.turn(positions)
+    q, k, _ = layer.self_attn.heads_of(layer.input_layernorm(state), turn)
+    patches = k[:, 0, 1 : 1 + network.size.towers[0].patches]
+    return (q[:, 0, shared:] @ patches.transpose(1, 2)).float() * q.shape[-1] ** -0.5
 
 
 def block_mask(shared: int, branches: int, length: int) -> tuple[Tensor, Tensor]:

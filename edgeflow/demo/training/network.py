@@ -59,7 +59,8 @@ class Mlp(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return out
 
 
 class VisionAttention(nn.Module):
@@ -70,7 +71,8 @@ class VisionAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         b, n, e = x.shape
         q, k, v = self.qkv(x).view(b, n, 3, self.heads, e // self.heads).permute(2, 0, 3, 1, 4)
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, e))
+        out: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, e))
+        return out
 
 
 class LayerScale(nn.Module):
@@ -88,11 +90,13 @@ class Block(nn.Module):
         e = size.embed_dim
         self.norm1, self.norm2 = nn.LayerNorm(e, eps=1e-6), nn.LayerNorm(e, eps=1e-6)
         self.attn, self.mlp = VisionAttention(e, size.num_heads), Mlp(e, int(e * size.mlp_ratio))
-        self.ls1, self.ls2 = (LayerScale(e), LayerScale(e)) if scaled else (nn.Identity(), nn.Identity())
+        self.ls1: nn.Module = LayerScale(e) if scaled else nn.Identity()
+        self.ls2: nn.Module = LayerScale(e) if scaled else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.ls1(self.attn(self.norm1(x)))
-        return x + self.ls2(self.mlp(self.norm2(x)))
+        out: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
+        return out
 
 
 class PatchEmbed(nn.Module):
@@ -133,7 +137,8 @@ class Tower(nn.Module):
             x = torch.cat([prefix.to(x.dtype), x], dim=1)
         for block in self.blocks:
             x = block(x)
-        return x[:, PREFIX_TOKENS:] if self.with_prefix else x
+        patches: Tensor = x[:, PREFIX_TOKENS:] if self.with_prefix else x
+        return patches
 
 
 def _position_code(size: TowerSize) -> Tensor:
@@ -164,7 +169,8 @@ class Projector(nn.Module):
         self.fc3 = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(x)))))
+        out: Tensor = self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(x)))))
+        return out
 
 
 class RmsNorm(nn.Module):
@@ -185,11 +191,18 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
         b, n, e = x.shape
+        q, k, v = self.heads_of(x, turn)
+        scores = q @ k.transpose(2, 3) * (e // self.heads) ** -0.5
+        mixed = (scores + mask).softmax(dim=-1).to(v.dtype) @ v
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(b, n, e))
+        return out
+
+    def heads_of(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys with their positions, and values, each `[B, H, L, D]`."""
+        b, n, e = x.shape
         weight = torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
         q, k, v = F.linear(x, weight).view(b, n, 3, self.heads, e // self.heads).permute(2, 0, 3, 1, 4)
-        scores = _turned(q, turn) @ _turned(k, turn).transpose(2, 3)
-        mixed = (scores * (e // self.heads) ** -0.5 + mask).softmax(dim=-1).to(v.dtype) @ v
-        return self.o_proj(mixed.transpose(1, 2).reshape(b, n, e))
+        return _turned(q, turn), _turned(k, turn), v
 
 
 def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
@@ -207,7 +220,8 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = F.linear(x, torch.cat([self.gate_proj.weight, self.up_proj.weight])).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        out: Tensor = self.down_proj(F.silu(gate) * up)
+        return out
 
 
 class Layer(nn.Module):
@@ -218,7 +232,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), turn, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Decoder(nn.Module):
@@ -236,15 +251,19 @@ class LanguageModel(nn.Module):
         self.lm_head = nn.Linear(size.hidden, size.vocab, bias=False)
         self._half_dim = size.hidden // size.heads // 2
 
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings `[B, L, E]`, positions `[L]`, mask `[L, L]` (0: may attend, -inf: may not) to hidden
-        states before the final norm `[B, L, E]` and after it `[B, L, E]`."""
-        rates = 10000.0 ** (-torch.arange(self._half_dim, device=x.device) / self._half_dim)
-        angles = (positions[:, None] * rates).repeat(1, 2)
-        turn = angles.cos(), angles.sin()
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> list[Tensor]:
+        """Embeddings `[B, L, E]`, positions `[L]`, mask `[L, L]` (0: may attend, -inf: may not) to the input of
+        every layer, the output of the last, and that after the final norm, each `[B, L, E]`."""
+        turn, states = self.turn(positions), [x]
         for layer in self.model.layers:
-            x = layer(x, turn, mask)
-        return x, self.model.norm(x)
+            states.append(layer(states[-1], turn, mask))
+        return [*states, self.model.norm(states[-1])]
+
+    def turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines `[L, D]` of the rotary angles."""
+        rates = 10000.0 ** (-torch.arange(self._half_dim, device=positions.device) / self._half_dim)
+        angles = (positions[:, None] * rates).repeat(1, 2)
+        return angles.cos(), angles.sin()
 
 
 class PolicyNetwork(nn.Module):
@@ -267,7 +286,8 @@ class PolicyNetwork(nn.Module):
 
     def image_tokens(self, frames: Tensor) -> Tensor:
         """RGB `[B, side, side, 3]` uint8 to `[B, patches, E]`."""
-        return self.projector(self.vision_backbone(normalised(frames)))
+        out: Tensor = self.projector(self.vision_backbone(normalised(frames)))
+        return out
 
     def forward_tokens(self, image_tokens: Tensor, ids: Tensor) -> Tensor:
         """Logits `[B, 1 + patches + T - 1, V + pad]` of `ids [B, T]`, which start with BOS; the image goes
@@ -276,8 +296,9 @@ class PolicyNetwork(nn.Module):
         x = torch.cat([embedded[:, :1], image_tokens, embedded[:, 1:]], dim=1)
         n = x.shape[1]
         mask = torch.full((n, n), -torch.inf, device=x.device).triu(1)
-        _, hidden = self.language_model(x, torch.arange(n, device=x.device), mask)
-        return self.language_model.lm_head(hidden)
+        states = self.language_model(x, torch.arange(n, device=x.device), mask)
+        out: Tensor = self.language_model.lm_head(states[-1])
+        return out
 
     @torch.inference_mode()
     def predict(self, frames: Tensor, ids: Tensor, stages: int) -> Tensor:

@@ -81,8 +81,8 @@ def _added(content: str, index: int) -> dict[str, Any]:
 def prompt_ids(tokenizer: Tokenizer, instruction: str) -> list[int]:
     """BOS, the prompt, and the piece "▁" that training text has between "Out:" and the first action."""
     ids: list[int] = tokenizer.encode(prompt_of(instruction)).ids
-    space = tokenizer.token_to_id(SPACE)
-    return ids if ids[-1] == space else [*ids, space]
+    space: list[int] = tokenizer.encode(SPACE, add_special_tokens=False).ids[-1:]
+    return ids if ids[-1:] == space else ids + space
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
