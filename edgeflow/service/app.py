@@ -69,11 +69,9 @@ class Service:
         """Drain in the contract's order: unready, refuse, tell, finish, end streams, end the worker."""
         self.health.move(State.DRAINING)
         self._tell(Phase.DRAINING)
-        self._log.event("draining")
         await self.plane.drain(self._config.timing.drain_ms)
         await self._release()
         self.health.move(State.STOPPED)
-        self._log.event("stopped")
         self._tell(Phase.STOPPED)
 
     # The supervisor's listener.
@@ -89,7 +87,6 @@ class Service:
             self.health.move(State.WARMING)
         self.plane.worker_ready(ready)
         self.health.move(State.READY)
-        self._log.event("ready", state=self.health.state.value)
 
     def worker_message(self, message: Message) -> None:
         self.plane.worker_message(message)
@@ -119,6 +116,7 @@ class Service:
             check_model_directory(resolve_model(config.model))
         self.metrics.open()
         self.health.listen(self.metrics.state)
+        self.health.listen(lambda state: self._log.event("state", state=state.value))
         await self._listen()
         self._ticker = asyncio.create_task(self._tick(), name="ticker")
         ready = await self.supervisor.start()
@@ -151,7 +149,7 @@ class Service:
             await self._grpc.stop()
         if self._http is not None:
             await self._http.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self.metrics.close()
 
     async def _tick(self) -> None:

@@ -66,6 +66,7 @@ class ControlPlane:
     async def open(self, request: OpenRequest, peer: str) -> SessionRunner:
         """A new session; typed RequestErrors when it cannot be."""
         self._admit()
+        worker = self.worker
         self._last_number += 1
         number = self._last_number
         opened = asyncio.get_running_loop().create_future()
@@ -74,6 +75,8 @@ class ControlPlane:
         try:
             self._port.send(OpenSession(number, 1, mode, request.unnorm_key))
             answer: SessionOpened = await opened
+            if self.worker is not worker:
+                raise _no_worker()
         except BaseException:
             self._port.send(CloseSession(number))
             raise
@@ -88,6 +91,7 @@ class ControlPlane:
             clock=self._clock,
             limits=self.config.limits,
             metrics=self._metrics,
+            log=self._log,
         )
         self._register(runner, peer)
         return runner

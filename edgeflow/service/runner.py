@@ -13,11 +13,12 @@ from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError
 from edgeflow.ipc.messages import Message
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.codec import Unparsable, check_frame, check_text, decode_frame, refuse_unknown_fields
-from edgeflow.service.events import End, Event
+from edgeflow.service.events import ActionEvent, End, Event
+from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
 from edgeflow.service.requests import CheckedFrame
 from edgeflow.service.session import Session
-from edgeflow.types import CameraSpec, Mode
+from edgeflow.types import CameraSpec, Command, Mode
 
 
 class WorkerPort(Protocol):
@@ -42,6 +43,7 @@ class SessionRunner:
         clock: Clock,
         limits: LimitsConfig,
         metrics: Metrics,
+        log: EventLog,
     ) -> None:
         self.session = session
         self.mode = mode
@@ -50,6 +52,7 @@ class SessionRunner:
         self._clock = clock
         self._limits = limits
         self._metrics = metrics
+        self._log = log
         self._changed = asyncio.Event()
         self._last_frame_ns: int | None = None
 
@@ -106,10 +109,13 @@ class SessionRunner:
         return self.take_events()
 
     def take_events(self) -> list[Event]:
-        """What there is to tell, counted."""
+        """What there is to tell, counted; HOLD and STOP are logged."""
         events = self.session.take(self._clock.now_ns())
         for event in events:
             self._metrics.observe(event)
+            if isinstance(event, ActionEvent) and event.command is not Command.ACT:
+                number, command = self.session.number, event.command.value
+                self._log.event(command, session=number, epoch=event.epoch, reason=event.reason)
         return events
 
     def _decode(self, frame: CheckedFrame) -> None:

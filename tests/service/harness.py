@@ -167,8 +167,8 @@ def config(**overrides) -> ServiceConfig:
 
 
 @contextlib.asynccontextmanager
-async def serving(checkpoint, script: Script | None = None, **overrides) -> AsyncIterator[Served]:
-    """checkpoint: a directory that passes the preflight."""
+async def serving(checkpoint, script: Script | None = None, incidents: int = 0, **overrides) -> AsyncIterator[Served]:
+    """checkpoint: a directory that passes the preflight. incidents: how many bugs the test provokes."""
     script = script or Script()
     log = io.StringIO()
     announced: list[ServiceStatus] = []
@@ -178,9 +178,11 @@ async def serving(checkpoint, script: Script | None = None, **overrides) -> Asyn
     address = service.status.grpc_address
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            yield Served(service, script, log, channel)
+            served = Served(service, script, log, channel)
+            yield served
     finally:
         await service.stop()
+    assert len(served.events("incident")) == incidents, log.getvalue()
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

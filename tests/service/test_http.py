@@ -147,7 +147,7 @@ async def test_all_sessions_taken_says_when_to_try_again(checkpoint):
 
 
 async def test_a_bug_becomes_an_incident_without_its_text(checkpoint, monkeypatch):
-    async with client(checkpoint) as (http, served):
+    async with client(checkpoint, incidents=1) as (http, served):
         monkeypatch.setattr(served.service.plane, "_admit", lambda: {}["secret"])
         answer = await http.post("/v1/act", json=JSON_BODY)
         assert answer.status_code == 500

@@ -209,7 +209,7 @@ async def test_a_slow_reader_loses_its_session_and_is_told_when_it_reads(checkpo
 
 
 async def test_an_unexpected_failure_becomes_an_incident(checkpoint, monkeypatch):
-    async with serving(checkpoint) as served:
+    async with serving(checkpoint, incidents=1) as served:
         secret = "the task text"
         monkeypatch.setattr(served.service.plane, "_admit", lambda: (_ for _ in ()).throw(RuntimeError(secret)))
         robot = served.robot()
