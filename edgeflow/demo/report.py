@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def mode_result(run: RobotRun) -> ModeResult:
 
 def result_table(runs: Sequence[RobotRun], title: str) -> Table:
     """One line a run."""
-    table = Table(*HEADINGS, title=title)
+    table = Table(*HEADINGS, title=title, caption="FPS: over whole episodes, the wait for the first action included")
     for run in runs:
         table.add_row(*row(mode_result(run)))
     return table
@@ -49,8 +50,11 @@ def write_folder(folder: Path, runs: Sequence[RobotRun], told: Mapping[str, Any]
     """report.json, series.png, ages.png, success.png and one strip of frames a mode."""
     folder.mkdir(parents=True, exist_ok=True)
     results = [mode_result(run) for run in runs]
-    outcomes = {run.mode.value: Counter(outcome.value for outcome in run.outcomes) for run in runs}
-    write_report(folder / "report.json", {**told, "outcomes": outcomes}, results, sentence)
+    counts = {
+        "outcomes": {run.mode.value: Counter(outcome.value for outcome in run.outcomes) for run in runs},
+        "statistics": {run.mode.value: asdict(run.statistics) for run in runs},
+    }
+    write_report(folder / "report.json", {**told, **counts}, results, sentence)
     plot_series(folder / "series.png", {run.mode.value: run.series for run in runs})
     plot_ages(folder / "ages.png", {run.mode.value: run.ages_ms for run in runs})
     plot_success(folder / "success.png", results)

@@ -90,6 +90,7 @@ def test_the_folder_has_figures_and_pictures(tmp_path):
     report = json.loads((folder / "report.json").read_text())
     assert report["conditions"]["device_profile"] == "none"
     assert report["conditions"]["outcomes"]["serial"] == {"success": 9, "timeout": 1}
+    assert report["conditions"]["statistics"]["serial"]["holds"] == 0
     assert [mode["summary"]["fps"] for mode in report["modes"]] == [25.0, 50.0]
     assert report["verdict"] == sentence
 

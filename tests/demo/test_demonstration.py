@@ -1,0 +1,29 @@
+"""`edgeflow demo`, whole: a service of its own, both modes, the report."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+from edgeflow.demo.command import demo_command
+
+
+def test_the_demonstration_runs_to_its_end(tmp_path, capsys):
+    out = tmp_path / "demo-report"
+    assert demo_command(1.0, "none", out) == 0
+    report = json.loads((out / "report.json").read_text())
+    modes = {mode["mode"]: mode for mode in report["modes"]}
+    assert set(modes) == {"serial", "pipelined"}
+    for mode in modes.values():
+        assert mode["episodes"] >= 1
+        assert mode["summary"]["actions"] >= 10
+        assert mode["summary"]["age_ms"]["p50"] > 0
+    for counts in report["conditions"]["statistics"].values():
+        left = counts["acted"] + counts["superseded"] + counts["rejected"] + counts["dropped"]
+        assert counts["offered"] == left + counts["in_flight"]
+        assert counts["rejected"] == 0
+    assert {path.suffix for path in out.iterdir()} == {".json", ".png"}
+    printed = capsys.readouterr().out
+    assert "times as old" in printed and "pipelined" in printed
+    ours = [thread.name for thread in threading.enumerate() if thread.name.startswith(("edgeflow-", "service-"))]
+    assert ours == []
