@@ -101,8 +101,9 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes) -> Worke
 
 
 def _die_with_parent() -> None:
-    """The front's death must end the worker, and a Ctrl-C in the terminal is the front's to handle."""
+    """The front's death must end the worker; Ctrl-C and SIGTERM are the front's to handle (it says Shutdown)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == 1:
