@@ -7,6 +7,12 @@ from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.task import Outcome
 
 
+@pytest.fixture(autouse=True)
+def blind(monkeypatch):
+    """Frames are not drawn: the policies here do not look at them."""
+    monkeypatch.setattr(RobotSim, "capture", lambda sim: None)
+
+
 @pytest.fixture
 def sim():
     simulation = RobotSim(0)

@@ -8,17 +8,11 @@ from edgeflow.demo.sim import RobotSim
 
 
 class SeenThroughSims:
-    """An expert for `measure`: finds the simulation a frame came from by rendering it again."""
+    """An expert for `measure`: notes which simulations were asked for a frame, and draws none."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sims: list[RobotSim] = []
-        original = RobotSim.capture
-
-        def capture(sim: RobotSim) -> np.ndarray:
-            self.sims.append(sim)
-            return original(sim)
-
-        monkeypatch.setattr(RobotSim, "capture", capture)
+        monkeypatch.setattr(RobotSim, "capture", lambda sim: self.sims.append(sim))
 
     def __call__(self, images, instructions):
         sims, self.sims = self.sims, []

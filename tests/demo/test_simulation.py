@@ -17,6 +17,12 @@ def sim():
     simulation.close()
 
 
+@pytest.fixture
+def blind(monkeypatch):
+    """Frames are not drawn: for policies that do not look at them."""
+    monkeypatch.setattr(RobotSim, "capture", lambda sim: None)
+
+
 def trace(sim: RobotSim, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     sim.reset(seed)
     expert, frames, poses = Expert(sim), [], []
@@ -52,6 +58,7 @@ def test_a_frame_is_96_by_96_rgb_and_a_scene_image_has_the_size_asked_for(sim):
         sim.scene_image(641, 480)
 
 
+@pytest.mark.usefixtures("blind")
 @pytest.mark.parametrize("speed", [0.0, 0.05])
 def test_the_expert_solves_at_least_19_of_20_episodes(speed):
     sim = RobotSim(0, object_speed=speed)
@@ -63,6 +70,7 @@ def test_the_expert_solves_at_least_19_of_20_episodes(speed):
     assert outcomes.count(Outcome.SUCCESS) >= 19
 
 
+@pytest.mark.usefixtures("blind")
 def test_the_named_handle_decides_where_the_expert_goes(sim):
     ends = []
     for target in range(HANDLES):
@@ -73,6 +81,7 @@ def test_the_named_handle_decides_where_the_expert_goes(sim):
     assert min(np.linalg.norm(ends[0] - ends[1]), np.linalg.norm(ends[1] - ends[2])) > 2 * REACH
 
 
+@pytest.mark.usefixtures("blind")
 def test_grasping_another_handle_than_the_named_one_fails(sim):
     sim.reset(5)
     wrong = (sim.task.target + 1) % HANDLES

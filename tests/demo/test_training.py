@@ -20,7 +20,7 @@ from edgeflow.demo.training.states import label, sample_state
 from edgeflow.demo.training.tokenizer import train_tokenizer
 from edgeflow.errors import ConfigError
 
-PLAN = Plan(states=CHUNK, vision_steps=12, language_steps=4, batch=16)
+PLAN = Plan(states=CHUNK, vision_steps=3, language_steps=3, batch=4)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,14 +57,14 @@ def test_branches_name_what_their_answers_ask_for(data):
     prompts = make_prompts(train_tokenizer(512))
     batch = draw_batch(data, prompts, 64, np.random.default_rng(0))
     names = [*COLOURS, "leftmost", "rightmost"]
-    tails = next(tails for tails in prompts.tails if tails.shape[1] == batch.tails.shape[2])
+    known = {tuple(row): names[i] for tails in prompts.tails for i, row in enumerate(tails.tolist())}
     for row in range(64):
         for branch in range(BRANCHES):
             answers = [index for index in range(HANDLES) if batch.actions[row, index].equal(batch.answers[row, branch])]
-            said = {names[i] for i in range(7) if tails[i, :-5].equal(batch.tails[row, branch, :-5])}
+            said = known[tuple(batch.tails[row, branch].tolist())]
             allowed = {names[batch.colours[row, index]] for index in answers}
             allowed |= {place for index, place in ((0, "leftmost"), (2, "rightmost")) if index in answers}
-            assert not said or said & allowed
+            assert said in allowed
 
 
 def test_bins_round_trip_within_half_a_bin_and_the_lowest_has_the_highest_id():
@@ -97,7 +97,7 @@ def test_the_block_mask_gives_each_branch_what_a_plain_sequence_gives(data):
     batch = draw_batch(data, prompts, 4, np.random.default_rng(1))
     with torch.inference_mode():
         image = network.image_tokens(batch.frames)
-        packed, _ = language_loss(network, _silent_heads(size), image, batch, prompts)
+        packed = language_loss(network, TrainingHeads(size), image, batch, prompts).tokens
         actions = ids_of(batch.answers, size.text_vocab)
         losses = []
         for branch in range(BRANCHES):
@@ -105,15 +105,7 @@ def test_the_block_mask_gives_each_branch_what_a_plain_sequence_gives(data):
             logits = network.forward_tokens(image, torch.cat(ids, dim=1))[:, -7:]
             target = soft_targets(batch.answers[:, branch], size.vocab, size.text_vocab)
             losses.append(-(target * logits.log_softmax(-1)).sum(-1).mean())
-    regression = 2.0 * torch.nn.functional.smooth_l1_loss(torch.zeros_like(batch.answers), batch.answers, beta=0.02)
-    assert float(packed - regression) == pytest.approx(float(torch.stack(losses).mean()), abs=1e-4)
-
-
-def _silent_heads(size: NetworkSize) -> TrainingHeads:
-    heads = TrainingHeads(size)
-    for parameter in heads.regressor.parameters():
-        parameter.data.zero_()
-    return heads
+    assert float(packed) == pytest.approx(float(torch.stack(losses).mean()), abs=1e-4)
 
 
 def test_block_mask_of_a_shared_token_and_two_branches():
@@ -124,10 +116,10 @@ def test_block_mask_of_a_shared_token_and_two_branches():
 
 
 def test_training_lowers_the_loss_of_both_phases(data):
-    trainer = Trainer(data, Plan(CHUNK, vision_steps=40, language_steps=16, batch=16), 0, "cpu")
-    losses = [trainer.step()[0] for _ in range(56)]
-    assert np.mean(losses[36:40]) < 0.8 * losses[0]
-    assert np.mean(losses[53:]) < 0.9 * losses[40]
+    trainer = Trainer(data, Plan(CHUNK, vision_steps=25, language_steps=12, batch=8), 0, "cpu")
+    losses = [trainer.step()[0] for _ in range(37)]
+    assert np.mean(losses[22:25]) < 0.8 * losses[0]
+    assert np.mean(losses[35:]) < 0.95 * losses[25]
 
 
 def test_an_interrupted_training_ends_with_the_same_weights(data, tmp_path):

@@ -39,6 +39,7 @@ def write_checkpoint(folder: Path, network: PolicyNetwork, tokenizer: Tokenizer,
     weights = {**network.state_dict(), **_unused(size)}
     shipped = {name: weight.detach().cpu().to(torch.bfloat16).contiguous() for name, weight in weights.items()}
     save_file(shipped, folder / "model.safetensors", {"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     return folder
 
 

@@ -100,8 +100,8 @@ class Trainer:
         vision = vision_loss(self.heads, tokens, batch, self.network.size.towers[0])
         if self.done_steps < self._plan.vision_steps:
             return vision, []
-        language, close = language_loss(self.network, self.heads, tokens, batch, self._prompts)
-        return vision + language, close.tolist()
+        language = language_loss(self.network, self.heads, tokens, batch, self._prompts)
+        return vision + language.total, language.near.tolist()
 
     def save(self, path: Path) -> None:
         """Everything `load` needs, in one safetensors file, replaced as a whole."""

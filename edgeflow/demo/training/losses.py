@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -12,7 +13,7 @@ from edgeflow.demo.layout import COLOURS
 from edgeflow.demo.training.actions import ids_of, soft_targets
 from edgeflow.demo.training.batches import Batch, Prompts
 from edgeflow.demo.training.data import ACTION_DIM
-from edgeflow.demo.training.network import NetworkSize, PolicyNetwork, TowerSize
+from edgeflow.demo.training.network import Layer, NetworkSize, PolicyNetwork, TowerSize
 
 _FINE: Final = 0.02  # of the scaled range: below it the regression loss turns quadratic
 _POINTER_WIDTH: Final = 64
@@ -70,11 +71,27 @@ def _regression(guess: Tensor, truth: Tensor) -> Tensor:
     return F.smooth_l1_loss(guess, truth, beta=_FINE)
 
 
+@dataclass(frozen=True, slots=True)
+class LanguageLoss:
+    """tokens: smoothed cross-entropy of the action tokens. regression, looking: auxiliary.
+
+    near: `[7]`, for each token the share of guesses within one bin.
+    """
+
+    tokens: Tensor
+    regression: Tensor
+    looking: Tensor
+    near: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        return self.tokens + _REGRESSION_WEIGHT * self.regression + _LOOKING_WEIGHT * self.looking
+
+
 def language_loss(
     network: PolicyNetwork, heads: TrainingHeads, image_tokens: Tensor, batch: Batch, prompts: Prompts
-) -> tuple[Tensor, Tensor]:
-    """Smoothed cross-entropy of the action tokens, plus the auxiliary regression; and the share of tokens
-    within one bin. All instructions of an image share its prefix under a block mask."""
+) -> LanguageLoss:
+    """All instructions of an image in one sequence, sharing its prefix under a block mask."""
     size, (b, n, t) = network.size, batch.tails.shape
     actions = ids_of(batch.answers, size.text_vocab)
     branches = torch.cat([batch.tails, actions[:, :, :-1]], dim=2)
@@ -90,22 +107,24 @@ def language_loss(
     target = soft_targets(batch.answers.cpu(), size.vocab, size.text_vocab).to(logits.device)
     tokens = -(target * logits.log_softmax(dim=-1)).sum(-1).mean()
     regression = _regression(heads.regressor(raw[:, :, 0]).float(), batch.answers)
-    looks = _looks(network, states[_POINTING_LAYER], positions, shared).unflatten(1, (n, length))
-    looks = looks[:, :, batch.named :]
+    looks = _looks(network, states[_POINTING_LAYER], positions, shared)
+    looks = looks.view(b, n, length, -1)[:, :, batch.named :]
     patches = patch_of(batch.places, size.towers[0])[..., None].expand(-1, -1, looks.shape[2])
     looking = F.cross_entropy(looks.flatten(0, 2), patches.flatten())
-    close = ((logits.argmax(-1) - actions).abs() <= 1).float().mean(dim=(0, 1))
-    return tokens + _REGRESSION_WEIGHT * regression + _LOOKING_WEIGHT * looking, close.detach()
+    near = ((logits.argmax(-1) - actions).abs() <= 1).float().mean(dim=(0, 1))
+    return LanguageLoss(tokens, regression, looking, near)
 
 
 def _looks(network: PolicyNetwork, state: Tensor, positions: Tensor, shared: int) -> Tensor:
     """Attention scores `[B, rows, patches]` of the first head of the pointing layer, from the rows after the
     shared prefix to the image: what is taught to look at the named handle."""
     layer = network.language_model.model.layers[_POINTING_LAYER]
+    assert isinstance(layer, Layer)
     turn = network.language_model.turn(positions)
     q, k, _ = layer.self_attn.heads_of(layer.input_layernorm(state), turn)
     patches = k[:, 0, 1 : 1 + network.size.towers[0].patches]
-    return (q[:, 0, shared:] @ patches.transpose(1, 2)).float() * q.shape[-1] ** -0.5
+    scores: Tensor = (q[:, 0, shared:] @ patches.transpose(1, 2)).float() * q.shape[-1] ** -0.5
+    return scores
 
 
 def block_mask(shared: int, branches: int, length: int) -> tuple[Tensor, Tensor]:
