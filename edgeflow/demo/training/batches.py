@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -48,6 +48,11 @@ class Batch:
     answers: Tensor
     places: Tensor
     named: int
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch with its tensors on a device."""
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "named"}
+        return Batch(named=self.named, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 def make_prompts(tokenizer: Tokenizer) -> Prompts:

@@ -72,7 +72,7 @@ class Trainer:
         self.network = PolicyNetwork(size).to(device)
         self.heads = TrainingHeads(size).to(device)
         self.done_steps, self.cpu_seconds = 0, 0.0
-        self._data, self._plan, self._seed, self._device = data, plan, seed, device
+        self._data, self._plan, self._seed, self._device = data, plan, seed, torch.device(device)
         self._prompts: Prompts = make_prompts(self.tokenizer)
         self._named = [*self.network.named_parameters(), *self.heads.named_parameters(prefix="heads")]
         self._optimiser = torch.optim.AdamW(
@@ -81,10 +81,9 @@ class Trainer:
 
     def step(self) -> tuple[float, list[float]]:
         """Train on one batch; the loss, and in the language phase the share of each token within one bin."""
-        batch = draw_batch(
-            self._data, self._prompts, self._plan.batch, np.random.default_rng([self._seed, self.done_steps])
-        )
-        with torch.autocast(self._device, torch.bfloat16):
+        rng = np.random.default_rng([self._seed, self.done_steps])
+        batch = draw_batch(self._data, self._prompts, self._plan.batch, rng).to(self._device)
+        with torch.autocast(self._device.type, torch.bfloat16):
             loss, close = self._loss(batch)
         for group in self._optimiser.param_groups:
             group["lr"] = _PEAK_RATE * rate_share(self.done_steps, self._plan)
@@ -96,7 +95,7 @@ class Trainer:
         return float(loss.detach()), close
 
     def _loss(self, batch: Batch) -> tuple[Tensor, list[float]]:
-        tokens = self.network.image_tokens(batch.frames.to(self._device))
+        tokens = self.network.image_tokens(batch.frames)
         vision = vision_loss(self.heads, tokens, batch, self.network.size.towers[0])
         if self.done_steps < self._plan.vision_steps:
             return vision, []
@@ -124,7 +123,7 @@ class Trainer:
         for name, parameter in self._named:
             parameter.data.copy_(saved[name])
             self._optimiser.state[parameter] = {
-                moment: saved[f"optimiser.{moment}.{name}"].to("cpu" if moment == "step" else self._device)
+                moment: saved[f"optimiser.{moment}.{name}"].to(self._device)
                 for moment in ("step", "exp_avg", "exp_avg_sq")
                 if f"optimiser.{moment}.{name}" in saved
             }
@@ -147,6 +146,7 @@ def train_demo(out: Path, minutes: float | None, seed: int, resume: bool, device
     minutes: budget of two cores, None for the full plan. resume: go on from `out/state.safetensors`.
     device: a torch device name. Needs about 2 GB under `out` for rendered frames.
     """
+    cpu_before = _cpu_seconds()
     plan, state = plan_for(minutes), out / "state.safetensors"
     out.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -156,7 +156,9 @@ def train_demo(out: Path, minutes: float | None, seed: int, resume: bool, device
         trainer = Trainer(data, plan, seed, device)
         if resume and state.exists():
             trainer.load(state)
-        _train(trainer, plan, state, _reporter(progress, progress.add_task("training", total=plan.steps, note="")))
+        cpu_before -= trainer.cpu_seconds
+        bar = progress.add_task("training", total=plan.steps, note="")
+        _train(trainer, plan, state, cpu_before, _reporter(progress, bar))
     trainer.save(state)
     return write_checkpoint(out / "policy", trainer.network, trainer.tokenizer, data)
 
@@ -168,15 +170,15 @@ def _reporter(progress: Progress, bar: TaskID) -> Callable[[int, str], None]:
     return report
 
 
-def _train(trainer: Trainer, plan: Plan, state: Path, report: Callable[[int, str], None]) -> None:
-    cpu_before, saved_at = trainer.cpu_seconds - _cpu_seconds(), time.monotonic()
+def _train(trainer: Trainer, plan: Plan, state: Path, cpu_before: float, report: Callable[[int, str], None]) -> None:
+    saved_at = time.monotonic()
     while trainer.done_steps < plan.steps:
         loss, close = trainer.step()
         phase = "actions" if close else "vision"
         report(
             trainer.done_steps, f"{phase} loss {loss:.3f}" + (f", tokens near {np.mean(close):.0%}" if close else "")
         )
-        trainer.cpu_seconds = cpu_before + _cpu_seconds()
+        trainer.cpu_seconds = _cpu_seconds() - cpu_before
         if time.monotonic() - saved_at > _SAVE_EVERY:
             trainer.save(state)
             saved_at = time.monotonic()

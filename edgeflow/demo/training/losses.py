@@ -96,7 +96,7 @@ def language_loss(
     actions = ids_of(batch.answers, size.text_vocab)
     branches = torch.cat([batch.tails, actions[:, :, :-1]], dim=2)
     embed = network.language_model.model.embed_tokens
-    prefix = embed(prompts.shared)[None].expand(b, -1, -1)
+    prefix = embed(prompts.shared.to(batch.tails.device))[None].expand(b, -1, -1)
     x = torch.cat([prefix[:, :1], image_tokens, prefix[:, 1:], embed(branches).flatten(1, 2)], dim=1)
     shared, length = x.shape[1] - n * branches.shape[2], branches.shape[2]
     positions, mask = block_mask(shared, n, length)
