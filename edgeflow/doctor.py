@@ -14,10 +14,10 @@ from pathlib import Path
 
 EXTRAS = {
     "server": ("fastapi", "grpcio", "msgpack", "pillow", "prometheus-client", "pydantic", "safetensors", "simplejpeg",
-               "tokenizers", "torch", "transformers", "typer", "uvicorn"),
+               "tokenizers", "torch", "typer", "uvicorn"),
     "demo": ("matplotlib", "mujoco"),
     "cuda": ("triton",),
-    "dev": ("hypothesis", "mypy", "pytest", "ruff"),
+    "dev": ("hypothesis", "mypy", "pytest", "ruff", "transformers"),
 }  # fmt: skip
 OPTIONAL_EXTRAS = {"cuda", "dev"}
 RENDER_TIMEOUT_S = 60
