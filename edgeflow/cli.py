@@ -148,7 +148,8 @@ def verify(
     with reporting(Console(stderr=True)) as report:
         results = [(each, result) for each in modes for result in verify_bundle(directory, each, report)]
     if as_json:
-        print(json.dumps([{"mode": each.value, **asdict(result)} for each, result in results], indent=2))
+        rows = [{"mode": each.value, **asdict(result), "ok": result.ok} for each, result in results]
+        print(json.dumps(rows, indent=2))
     else:
         table = Table("mode", "case", "quantity", "largest deviation", "tolerance", "", title=f"verify {directory}")
         for each, result in results:

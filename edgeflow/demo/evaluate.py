@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +13,11 @@ from edgeflow.demo.expert import action_goal
 from edgeflow.demo.scene import Image
 from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.task import Outcome
+from edgeflow.loadtest.intervals import wilson
 
 Policy = Callable[[Image, str], NDArray[np.floating]]
 BatchPolicy = Callable[[Sequence[Image], Sequence[str]], NDArray[np.floating]]
 Episode = Generator[tuple[Image, str], NDArray[np.floating], Outcome]
-
-_NORMAL_95: Final = 1.959964  # the two-sided 95% point of the normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +89,8 @@ class SuccessRate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        n, p, z = self.episodes, self.share, _NORMAL_95
-        centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-        half = z / (1 + z * z / n) * float(np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)))
-        return max(0.0, centre - half), min(1.0, centre + half)
+        estimate = wilson(self.successes, self.episodes)
+        return estimate.low, estimate.high
 
 
 def success_rate(outcomes: Sequence[Outcome]) -> SuccessRate:

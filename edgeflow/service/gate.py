@@ -1,4 +1,4 @@
-"""What an action must be before a robot may execute it, and for how long it may."""
+"""What an action must be before a robot may execute it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from edgeflow.types import ActionSchema
 
 LIMIT_TOLERANCE = 1e-6  # of a dimension's range: rounding, not disobedience
-MIN_VALID_MS = 100
-PERIODS_VALID = 3
 
 
 def within_limits(values: Sequence[float], schema: ActionSchema) -> bool:
@@ -21,8 +19,3 @@ def within_limits(values: Sequence[float], schema: ActionSchema) -> bool:
         if not (math.isfinite(value) and low - slack <= value <= high + slack):
             return False
     return True
-
-
-def valid_for_ms(control_period_ns: int, action_ttl_ms: int) -> int:
-    """Three control periods, at least MIN_VALID_MS, at most the configured time to live."""
-    return min(max(PERIODS_VALID * control_period_ns // 1_000_000, MIN_VALID_MS), action_ttl_ms)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from edgeflow.errors import RequestError
 from edgeflow.ipc.messages import FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.service.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
-from edgeflow.service.gate import valid_for_ms, within_limits
+from edgeflow.service.gate import within_limits
 from edgeflow.service.ordering import FrameOrder, RateGauge, RefusalCount
 from edgeflow.service.outbox import Outbox
 from edgeflow.service.requests import CheckedFrame, OpenRequest
@@ -81,7 +81,7 @@ class Session:
         self.instruction = request.instruction
         self.ended: End | None = None
         self.commands: deque[ResetSession] = deque()
-        self.valid_for_ms = valid_for_ms(request.control_period_ns, rules.action_ttl_ms)
+        self.valid_for_ms = rules.action_ttl_ms
         period_hz = 1e9 / request.control_period_ns
         self._rules = rules
         self._order = FrameOrder()
