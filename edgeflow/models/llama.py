@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,9 @@ from edgeflow.kernels.shift_kv import ShiftKV
 from edgeflow.kernels.swiglu import SwiGLU
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights
+
+MAX_SIZE = 1 << 20
+FIRST_POSITIONS = 2048  # of the rotary table; larger stores make it longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +39,27 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"text_config.{name} must be at least 1, got {getattr(self, name)}")
+        self._check_fields()
         if self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(f"{self.num_attention_heads} heads do not divide hidden_size {self.hidden_size} evenly")
-        if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
+        if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(f"{self.num_key_value_heads} KV heads do not divide {self.num_attention_heads} heads")
+
+    def _check_fields(self) -> None:
+        """Sizes are whole numbers from 1 to MAX_SIZE, the others positive numbers or flags."""
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if isinstance(field.default, bool):
+                fits, wanted = isinstance(value, bool), "true or false"
+            elif isinstance(field.default, int):
+                fits, wanted = (
+                    type(value) is int and 1 <= value <= MAX_SIZE,
+                    f"a whole number, at least 1, up to {MAX_SIZE}",
+                )
+            else:
+                fits, wanted = type(value) in (int, float) and 0 <= value < math.inf, "a number, at least 0"
+            if not fits:
+                raise ValueError(f"text_config.{name} must be {wanted}, got {value!r}")
 
     @property
     def head_dim(self) -> int:
@@ -127,7 +145,7 @@ class LlamaDecoder:
         layers = range(config.num_hidden_layers)
         self._layers = [_Layer.of(config, weights.under(f"model.layers.{index}.")) for index in layers]
         self._operators = _Operators.of(table or built_in_table(), self._embedding, attention)
-        self._rotary = self._rotary_table(config.max_position_embeddings)
+        self._rotary = self._rotary_table(min(config.max_position_embeddings, FIRST_POSITIONS))
 
     def kv_slots(self, slots: int, capacity: int) -> KVSlots:
         """A store of this model's shape and dtype; positions up to `capacity` become usable."""
@@ -151,7 +169,11 @@ class LlamaDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head of the rows asked for: [n, E] → [n, V]"""
-        return F.linear(self._operators.rms_norm(hidden, self._norm, self.config.rms_norm_eps), self._head)
+        return F.linear(self.final_norm(hidden), self._head)
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """What the head reads: [n, E] → [n, E]"""
+        return self._operators.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
 
     def _run_layer(
         self, layer: _Layer, hidden: Tensor, rows: RowPlaces, attend: Attend, k_slots: Tensor, v_slots: Tensor

@@ -57,8 +57,8 @@ class VisionTower:
         self.width, self._patch, self._heads = kernel.shape[0], kernel.shape[-1], heads
         if self.width % heads:
             raise CheckpointError(f"num_heads: {heads} heads do not divide a vision tower of width {self.width}")
-        if image_side % self._patch:
-            raise CheckpointError(f"image_sizes: {image_side} is no multiple of the patch of {self._patch} pixels")
+        if image_side < self._patch:
+            raise CheckpointError(f"image_sizes: {image_side} is less than the patch of {self._patch} pixels")
         self.patches = (image_side // self._patch) ** 2
         self._kernel = kernel.flatten(1)
         self._bias = weights.take("patch_embed.proj.bias", self.width)
@@ -87,9 +87,13 @@ class VisionTower:
 
 
 def _unfold(pixels: Tensor, patch: int) -> Tensor:
-    """[B, 3, side, side] → [B, patches, 3 p p], patches row by row: the convolution as a matrix product."""
+    """[B, 3, side, side] → [B, patches, 3 p p], patches row by row: the convolution as a matrix product.
+
+    Pixels beyond the last whole patch are left out, as the convolution leaves them.
+    """
     batch, channels, height, width = pixels.shape
     rows, columns = height // patch, width // patch
+    pixels = pixels[..., : rows * patch, : columns * patch]
     tiles = pixels.reshape(batch, channels, rows, patch, columns, patch).permute(0, 2, 4, 1, 3, 5)
     return tiles.reshape(batch, rows * columns, -1)
 

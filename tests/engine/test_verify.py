@@ -28,8 +28,9 @@ def test_the_original_implementation_agrees(mode: Mode):
     results = verify_bundle(ORACLE, mode)
     assert [result for result in results if not result.ok] == []
     assert {result.quantity for result in results} == {
-        "input ids", "pixel values", "dino patches", "siglip patches", "projected", "prefill logits", "step logits",
-        "action tokens", "normalized actions", "actions", "pixel values, letterbox", "pixel values, resize-crop",
+        "input ids", "pixel values", "dino patches", "siglip patches", "projected", "final hidden",
+        "prefill logits", "step logits", "action tokens", "normalized actions", "actions",
+        "pixel values, letterbox", "pixel values, resize-crop",
     }  # fmt: skip
     assert len({result.case for result in results}) == 3
 
@@ -53,6 +54,8 @@ def bundle(tmp_path) -> Path:
     tokens = plain.predict(torch.from_numpy(image)[None], torch.tensor([ids]), size.actions)[0].tolist()
     with torch.inference_mode():
         projected = plain.image_tokens(torch.from_numpy(image)[None])
+        hidden: list[torch.Tensor] = []
+        plain.language_model.model.norm.register_forward_hook(lambda *seen: hidden.append(seen[-1][0, -1].clone()))
         logits = plain.forward_tokens(projected, torch.tensor([ids]))[0, -1]
     centers = (np.linspace(-1, 1, 256)[:-1] + np.linspace(-1, 1, 256)[1:]) / 2
     normalized = centers[np.clip(384 - np.array(tokens) - 1, 0, 254)]
@@ -63,13 +66,15 @@ def bundle(tmp_path) -> Path:
         "image": "frame.png",
         "instruction": "Stack the cups",
         "unnorm_key": None,
-        "input_ids": list(ids),
+        "input_ids": list(ids[:-1]),
+        "input_ids_after_29871": list(ids),
         "action_token_ids": tokens,
         "normalized_actions": normalized.tolist(),
         "actions": actions,
     }
     (tmp_path / "cases.json").write_text(json.dumps({"cases": [case]}))
-    save_file({"one.projected": projected, "one.prefill_last_logits": logits}, tmp_path / "expected.safetensors")
+    tensors = {"projected": projected, "prefill_last_logits": logits, "final_hidden_last": hidden[0]}
+    save_file({f"one.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "expected.safetensors")
     return tmp_path
 
 
@@ -83,13 +88,15 @@ def change_case(bundle: Path, **entries: object) -> None:
 def test_two_independent_implementations_agree(bundle: Path, mode: Mode):
     results = verify_bundle(bundle, mode)
     assert [result for result in results if not result.ok] == []
-    assert {"projected", "prefill logits", "action tokens", "actions"} <= {result.quantity for result in results}
+    assert {"projected", "final hidden", "prefill logits", "action tokens", "actions"} <= {
+        result.quantity for result in results
+    }
 
 
 @pytest.mark.parametrize(
     ("entry", "quantity"),
-    [("input_ids", "input ids"), ("action_token_ids", "action tokens"), ("normalized_actions", "normalized actions"),
-     ("actions", "actions")],
+    [("input_ids", "input ids"), ("input_ids_after_29871", "input ids"), ("action_token_ids", "action tokens"),
+     ("normalized_actions", "normalized actions"), ("actions", "actions")],
 )  # fmt: skip
 def test_a_wrong_record_is_off(bundle: Path, entry: str, quantity: str):
     values = json.loads((bundle / "cases.json").read_text())["cases"][0][entry]
@@ -98,13 +105,65 @@ def test_a_wrong_record_is_off(bundle: Path, entry: str, quantity: str):
     assert [result.quantity for result in verify_bundle(bundle, Mode.SERIAL) if not result.ok] == [quantity]
 
 
-@pytest.mark.parametrize("name", ["one.projected", "one.prefill_last_logits"])
-@pytest.mark.parametrize("wrong", [1e-3, float("nan")])
+@pytest.mark.parametrize("name", ["one.projected", "one.prefill_last_logits", "one.final_hidden_last"])
+@pytest.mark.parametrize("wrong", [1e-3, float("nan"), float("inf")])
 def test_a_wrong_tensor_is_off(bundle: Path, name: str, wrong: float):
     tensors = load_file(bundle / "expected.safetensors")
     tensors[name].view(-1)[7] += wrong
     save_file(tensors, bundle / "expected.safetensors")
     assert len([result for result in verify_bundle(bundle, Mode.SERIAL) if not result.ok]) == 1
+
+
+def test_text_ids_may_be_recorded_without_the_trailing_space_alone(bundle: Path):
+    change_case(bundle, input_ids_after_29871=None)
+    assert [result for result in verify_bundle(bundle, Mode.SERIAL) if not result.ok] == []
+
+
+def test_a_large_value_may_deviate_by_its_own_rounding_only(bundle: Path):
+    tensors = load_file(bundle / "expected.safetensors")
+    scale = tensors["one.projected"].abs().max()
+    for wrong, off in ((0.0, 0), (1.0, 1)):
+        tensors["one.projected"].view(-1)[0] += wrong
+        save_file(tensors, bundle / "expected.safetensors")
+        (found,) = (result for result in verify_bundle(bundle, Mode.SERIAL) if result.quantity == "projected")
+        assert (not found.ok) == bool(off)
+        assert found.tolerance == pytest.approx(1e-4 * max(1.0, float(scale) / 20), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"name": None}, r"cases\[0\] lacks name"),
+        ({"instruction": ["go"]}, r"cases\[0\]\.instruction must be text"),
+        ({"instruction": "\ud800"}, r"cases\[0\]\.instruction must be text"),
+        ({"action_token_ids": None}, r"cases\[0\] lacks action_token_ids"),
+        ({"action_token_ids": [1.5]}, r"cases\[0\]\.action_token_ids must be a list of numbers"),
+        ({"actions": [[1.0]]}, r"cases\[0\]\.actions must be a list of numbers"),
+        ({"unnorm_key": []}, r"cases\[0\]\.unnorm_key must be text"),
+        ({"unnorm_key": "elsewhere"}, "'elsewhere' is not one of tiny"),
+    ],
+)
+def test_a_record_of_the_wrong_kind_is_told(bundle: Path, entries: dict[str, object], message: str):
+    change_case(bundle, **entries)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        verify_bundle(bundle, Mode.SERIAL)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_cases_of_one_name_are_told(bundle: Path):
+    recorded = json.loads((bundle / "cases.json").read_text())
+    (bundle / "cases.json").write_text(json.dumps({"cases": recorded["cases"] * 2}))
+    with pytest.raises(CheckpointError, match="same name"):
+        verify_bundle(bundle, Mode.SERIAL)
+
+
+@pytest.mark.parametrize("ids", [[[10**6]], [[-1]], [[0]] * 8, [0]], ids=["beyond", "below", "too-many", "flat"])
+def test_step_ids_that_fit_no_step_are_off(bundle: Path, ids: list):
+    tensors = load_file(bundle / "expected.safetensors")
+    tensors |= {"one.step_top1_ids": torch.tensor(ids), "one.step_top1_logits": torch.zeros(len(ids), 1)}
+    save_file(tensors, bundle / "expected.safetensors")
+    off = [result.quantity for result in verify_bundle(bundle, Mode.SERIAL) if not result.ok]
+    assert off == ["step logits"]
 
 
 @pytest.mark.parametrize("missing", ["cases.json", "expected.safetensors", "frame.png"])

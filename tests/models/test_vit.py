@@ -87,11 +87,18 @@ def test_sizes_are_those_of_the_tensors():
     assert (built.width, built.patches) == (WIDTH, 9)
 
 
+def test_pixels_beyond_the_last_whole_patch_are_left_out():
+    weights = random_weights(registers=True, scale="gamma")
+    pixels = torch.randn(1, 3, SIDE + 3, SIDE + 3)
+    found = tower(weights, image_side=SIDE + 3).forward(pixels)
+    assert torch.equal(found, tower(weights).forward(pixels[..., :SIDE, :SIDE]))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"heads": 5}, "5 heads do not divide"),
-        ({"image_side": 13}, "13 is no multiple of the patch of 4"),
+        ({"image_side": 3}, "3 is less than the patch of 4"),
         ({"image_side": 16}, r"pos_embed has shape \[1, 9, 24\], expected \[1, 16, 24\]"),
         ({"blocks": 3}, r"blocks\.2\.mlp\.fc1\.bias is missing"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,10 @@ from edgeflow.models.checkpoint import read_json
 from edgeflow.models.llama import LlamaConfig
 
 TOWER_HEADS = {
-    "vit_large_patch14_reg4_dinov2.lvd142m": 16,
+    "vit_large_patch14_reg4_dinov2": 16,
+    "vit_base_patch16_siglip_224": 12,
+    "vit_base_patch16_siglip_256": 12,
+    "vit_base_patch16_siglip_384": 12,
     "vit_so400m_patch14_siglip_224": 16,
     "vit_so400m_patch14_siglip_384": 16,
 }
@@ -97,12 +100,15 @@ def _config(
     image = _image_config(values, processor, center_crop)
     if len(image.towers) != len(heads):
         raise ValueError(f"{len(heads)} vision towers, but normalisation for {len(image.towers)}")
+    padding, bins = int(values["pad_to_multiple_of"]), int(values["n_action_bins"])
+    if padding < 0 or not 2 <= bins <= text.vocab_size - padding:
+        raise ValueError(f"{bins} n_action_bins and padding {padding} do not fit a vocabulary of {text.vocab_size}")
     return OpenVLAConfig(
         text=text,
         image=image,
         tower_heads=heads,
-        action_vocab=text.vocab_size - int(values["pad_to_multiple_of"]),
-        n_action_bins=int(values["n_action_bins"]),
+        action_vocab=text.vocab_size - padding,
+        n_action_bins=bins,
         statistics=_all_statistics(statistics or values["norm_stats"]),
         action_block=dict(values.get("edgeflow_action", {})),
         vicuna_prompt=_is_vicuna(values, name),
@@ -168,17 +174,21 @@ def _tower_heads(values: dict[str, Any]) -> tuple[int, ...]:
     if any(layer for layer in values.get("timm_override_act_layers") or []):
         raise ValueError("timm_override_act_layers: only the towers' own activation is served")
     own = values.get("timm_model_kwargs") or values.get("oracle_timm_model_kwargs")
-    if own:
-        heads = tuple(int(entry["num_heads"]) for entry in own)
-    else:
-        unknown = [name for name in values["timm_model_ids"] if name not in TOWER_HEADS]
-        if unknown:
-            raise ValueError(f"vision tower {unknown[0]} is not known; add timm_model_kwargs with its num_heads")
-        heads = tuple(TOWER_HEADS[name] for name in values["timm_model_ids"])
+    names = values.get("timm_model_ids") or []
+    given = [entry.get("num_heads") for entry in own or [{} for _ in names]]
+    heads = tuple(_known_heads(names, index) if own is None else int(own) for index, own in enumerate(given))
     expected = 2 if values["use_fused_vision_backbone"] else 1
     if len(heads) != expected or min(heads) < 1:
         raise ValueError(f"{len(heads)} vision towers named, expected {expected}, with at least one head each")
     return heads
+
+
+def _known_heads(names: Sequence[str], index: int) -> int:
+    """Of a tower that is used with its library's own sizes; the tag after the dot names only its training."""
+    name = names[index].partition(".")[0]
+    if name not in TOWER_HEADS:
+        raise ValueError(f"vision tower {name} is not known; add timm_model_kwargs with its num_heads")
+    return TOWER_HEADS[name]
 
 
 def _all_statistics(entries: Mapping[str, Any]) -> dict[str, ActionStatistics]:

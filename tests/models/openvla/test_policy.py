@@ -238,6 +238,22 @@ def test_every_stage_equals_the_original(case: int):
     assert policy.decode_actions(tokens, recorded["unnorm_key"]).tolist() == recorded["actions"]
 
 
+@pytest.mark.parametrize(
+    ("entries", "heads"),
+    [
+        ({"timm_model_kwargs": None, "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m"] * 2}, (16, 16)),
+        (
+            {"timm_model_kwargs": [{"num_heads": 3}, {}], "timm_model_ids": ["x", "vit_base_patch16_siglip_224"]},
+            (3, 12),
+        ),
+        ({"timm_model_ids": None}, (2, 2)),
+    ],
+)
+def test_heads_of_towers_come_from_their_sizes_or_their_names(directory: Path, entries: dict[str, object], heads):
+    change(directory / "config.json", **entries)
+    assert load_config(directory).tower_heads == heads
+
+
 def text_config(**entries: object) -> dict[str, object]:
     size = TinySize()
     text = {"hidden_size": size.hidden, "intermediate_size": size.mlp, "num_hidden_layers": size.layers}
@@ -270,7 +286,10 @@ def text_config(**entries: object) -> dict[str, object]:
         (text_config(num_hidden_layers=3), r"language_model\.model\.layers\.2\..*is missing"),
         (text_config(vocab_size=512), r"embed_tokens\.weight has shape \[448, 32\], expected \[512, 32\]"),
         (text_config(hidden_size=64), r"has shape \[448, 32\], expected \[448, 64\]"),
-        (text_config(hidden_size="wide"), "wrong kind"),
+        (text_config(hidden_size="wide"), "hidden_size must be a whole number"),
+        (text_config(rope_theta=[]), "rope_theta must be a number"),
+        ({"n_action_bins": 1}, "1 n_action_bins and padding 64 do not fit a vocabulary of 448"),
+        ({"pad_to_multiple_of": 448}, "padding 448 do not fit"),
         (text_config(head_dim=16), "head_dim 16, expected"),
     ],
 )  # fmt: skip
@@ -287,7 +306,7 @@ def test_a_configuration_that_does_not_fit_is_told(directory: Path, entries: dic
     [
         ({"image_resize_strategy": "stretch"}, "'stretch' is none of resize-naive, letterbox, resize-crop"),
         ({"input_sizes": [[3, 28, 28], [3, 42, 42]]}, "one square size"),
-        ({"input_sizes": [[3, 30, 30], [3, 30, 30]]}, "30 is no multiple of the patch of 14"),
+        ({"input_sizes": [[3, 13, 13], [3, 13, 13]]}, "13 is less than the patch of 14"),
         ({"interpolations": ["nearest", "bicubic"]}, "'nearest' is none of"),
         ({"tvf_normalize_params": [{"mean": [0.5] * 3, "std": [0.5] * 3}]}, "2 vision towers, but normalisation for 1"),
         ({"tvf_normalize_params": [{"mean": [0.5] * 3, "std": [0.0] * 3}] * 2}, "no std of 0"),

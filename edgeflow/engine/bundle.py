@@ -1,0 +1,138 @@
+"""Bundles: a checkpoint directory with outputs that were recorded from the original implementation.
+
+`cases.json` lists the cases (image, instruction, unnorm_key, expected ids and actions); `expected.safetensors` holds
+their tensors as `<case>.<quantity>`, and so does `expected_resize_variants.safetensors` where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from edgeflow.errors import CheckpointError
+from edgeflow.models.checkpoint import read_json, read_tensors
+
+CASES_FILE = "cases.json"
+TENSORS_FILE = "expected.safetensors"
+VARIANTS_FILE = "expected_resize_variants.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A recorded case. None, or no tensor of that name: not recorded.
+
+    image: RGB [H, W, 3]. input_ids: text tokens, whether or not the trailing space piece is among them.
+    prompt_ids: with it.
+    """
+
+    name: str
+    image: NDArray[np.uint8]
+    instruction: str
+    unnorm_key: str | None
+    input_ids: list[int] | None
+    prompt_ids: list[int] | None
+    action_token_ids: list[int]
+    normalized_actions: list[float] | None
+    actions: list[float] | None
+    tensors: Mapping[str, Tensor]
+
+
+def read_bundle(directory: Path) -> list[Case]:
+    """All cases; CheckpointError names the case and the entry at fault."""
+    entries = read_json(directory / CASES_FILE).get("cases")
+    if not isinstance(entries, list) or not entries:
+        raise CheckpointError(f"{directory / CASES_FILE} lists no cases")
+    if not (directory / TENSORS_FILE).is_file():
+        raise CheckpointError(f"{directory} has no {TENSORS_FILE}: name the directory of a bundle")
+    tensors = read_tensors(directory / TENSORS_FILE)
+    if (directory / VARIANTS_FILE).is_file():
+        tensors |= read_tensors(directory / VARIANTS_FILE)
+    cases = [
+        _case(directory, _Entry(f"{CASES_FILE} cases[{index}]", each), tensors) for index, each in enumerate(entries)
+    ]
+    names = [case.name for case in cases]
+    if len(set(names)) < len(names):
+        raise CheckpointError(f"{directory / CASES_FILE}: two cases have the same name")
+    return cases
+
+
+class _Entry:
+    """One entry of `cases`; what is read from it has the right kind."""
+
+    def __init__(self, where: str, values: Any) -> None:
+        if not isinstance(values, Mapping):
+            raise CheckpointError(f"{where} must be an object")
+        self._where = where
+        self._values = values
+
+    def text(self, key: str) -> str:
+        value = self.optional_text(key)
+        if value is None:
+            raise CheckpointError(f"{self._where} lacks {key}")
+        return value
+
+    def optional_text(self, key: str) -> str | None:
+        value = self._values.get(key)
+        if value is not None and not (isinstance(value, str) and _is_unicode(value)):
+            raise CheckpointError(f"{self._where}.{key} must be text")
+        return value
+
+    def ids(self, key: str) -> list[int]:
+        value = self.optional_ids(key)
+        if value is None:
+            raise CheckpointError(f"{self._where} lacks {key}")
+        return value
+
+    def optional_ids(self, key: str) -> list[int] | None:
+        return self._list(key, int)
+
+    def optional_numbers(self, key: str) -> list[float] | None:
+        return self._list(key, (int, float))
+
+    def _list(self, key: str, kind: type | tuple[type, ...]) -> list[Any] | None:
+        value = self._values.get(key)
+        if value is not None and not (isinstance(value, list) and all(_is(each, kind) for each in value)):
+            raise CheckpointError(f"{self._where}.{key} must be a list of numbers")
+        return value
+
+
+def _is(value: object, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _is_unicode(text: str) -> bool:
+    """Half a surrogate pair is JSON, but no text."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _case(directory: Path, entry: _Entry, tensors: Mapping[str, Tensor]) -> Case:
+    name = entry.text("name")
+    prefix = name + "."
+    return Case(
+        name=name,
+        image=_image(directory / entry.text("image")),
+        instruction=entry.text("instruction"),
+        unnorm_key=entry.optional_text("unnorm_key"),
+        input_ids=entry.optional_ids("input_ids"),
+        prompt_ids=entry.optional_ids("input_ids_after_29871"),
+        action_token_ids=entry.ids("action_token_ids"),
+        normalized_actions=entry.optional_numbers("normalized_actions"),
+        actions=entry.optional_numbers("actions"),
+        tensors={key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)},
+    )
+
+
+def _image(path: Path) -> NDArray[np.uint8]:
+    """As the published processor opens it."""
+    try:
+        with Image.open(path) as picture:
+            return np.asarray(picture.convert("RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise CheckpointError(f"{path}: the image is missing or unreadable: copy the bundle again") from error
