@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -35,21 +36,23 @@ def test_the_original_implementation_agrees(mode: Mode):
     assert len({result.case for result in results}) == 3
 
 
-@pytest.fixture
-def bundle(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Path:
     """A bundle of our own: recorded by the training network, which shares no code with the served model."""
+    torch.set_num_threads(1)
+    directory = tmp_path_factory.mktemp("recorded")
     size = TinySize()
-    write_checkpoint(tmp_path, size)
+    write_checkpoint(directory, size)
     tower = network.TowerSize(size.side, size.patch, size.depth, size.tower, size.tower_heads)
     plain = network.PolicyNetwork(
         network.NetworkSize((tower, tower), size.hidden, size.layers, size.heads, size.mlp, vocab=448, pad=64)
     ).eval()
     wanted = set(plain.state_dict())
-    weights = {name: tensor for name, tensor in load_file(tmp_path / "model.safetensors").items() if name in wanted}
+    weights = {name: tensor for name, tensor in load_file(directory / "model.safetensors").items() if name in wanted}
     plain.load_state_dict(weights)
     image = np.random.default_rng(0).integers(0, 256, (size.side, size.side, 3), np.uint8)
-    Image.fromarray(image).save(tmp_path / "frame.png")
-    prompter = OpenVLAPolicy.load(tmp_path, torch.float32, torch.device("cpu"))
+    Image.fromarray(image).save(directory / "frame.png")
+    prompter = OpenVLAPolicy.load(directory, torch.float32, torch.device("cpu"))
     ids = prompter.prompt_ids("Stack the cups")
     tokens = plain.predict(torch.from_numpy(image)[None], torch.tensor([ids]), size.actions)[0].tolist()
     with torch.inference_mode():
@@ -72,10 +75,16 @@ def bundle(tmp_path) -> Path:
         "normalized_actions": normalized.tolist(),
         "actions": actions,
     }
-    (tmp_path / "cases.json").write_text(json.dumps({"cases": [case]}))
+    (directory / "cases.json").write_text(json.dumps({"cases": [case]}))
     tensors = {"projected": projected, "prefill_last_logits": logits, "final_hidden_last": hidden[0]}
-    save_file({f"one.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "expected.safetensors")
-    return tmp_path
+    save_file({f"one.{name}": tensor for name, tensor in tensors.items()}, directory / "expected.safetensors")
+    return directory
+
+
+@pytest.fixture
+def bundle(recorded: Path, tmp_path: Path) -> Path:
+    """Its own copy of the recorded one, to damage."""
+    return shutil.copytree(recorded, tmp_path / "bundle")
 
 
 def change_case(bundle: Path, **entries: object) -> None:
