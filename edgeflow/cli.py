@@ -7,6 +7,7 @@ import json
 import sys
 from contextlib import closing
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -15,6 +16,7 @@ if importlib.util.find_spec("typer") is None:
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from edgeflow.console import ServicePrinter, reporting, table_console
@@ -147,18 +149,28 @@ def verify(
     modes = [mode] if mode else list(Mode)
     with reporting(Console(stderr=True)) as report:
         results = [(each, result) for each in modes for result in verify_bundle(directory, each, report)]
+    off = sum(not result.ok for _, result in results)
     if as_json:
-        rows = [{"mode": each.value, **asdict(result), "ok": result.ok} for each, result in results]
+        rows = [
+            asdict(result)
+            | {
+                "mode": each.value,
+                "ok": result.ok,
+                "deviation": result.deviation if isfinite(result.deviation) else None,
+            }
+            for each, result in results
+        ]
         print(json.dumps(rows, indent=2))
     else:
-        table = Table("mode", "case", "quantity", "largest deviation", "tolerance", "", title=f"verify {directory}")
+        title = escape(f"verify {directory}")
+        table = Table("mode", "case", "quantity", "largest deviation", "tolerance", "", title=title)
         for each, result in results:
             verdict = "[green]ok[/]" if result.ok else "[red]off[/]"
-            table.add_row(
-                each.value, result.case, result.quantity, f"{result.deviation:.3g}", f"{result.tolerance:.3g}", verdict
-            )
+            numbers = f"{result.deviation:.3g}", f"{result.tolerance:.3g}"
+            table.add_row(each.value, escape(result.case), result.quantity, *numbers, verdict)
         table_console().print(table)
-    raise typer.Exit(0 if all(result.ok for _, result in results) else 1)
+        print(f"{off} of {len(results)} comparisons are off" if off else f"all {len(results)} comparisons agree")
+    raise typer.Exit(1 if off else 0)
 
 
 @app.command("eval-demo")

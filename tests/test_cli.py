@@ -9,7 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from safetensors.torch import save_file
+
+from tests.tiny_checkpoint import write_checkpoint
 
 ROOT = Path(__file__).parents[1]
 START_LIMIT_S = 5.0
@@ -99,6 +104,39 @@ def test_verify_needs_a_bundle(tmp_path):
     result = run("verify", str(tmp_path))
     assert result.returncode == 2
     assert "config.json" in result.stderr
+
+
+def test_verify_names_what_is_off(tmp_path):
+    import torch
+
+    from edgeflow.engine.engine import PolicyEngine
+    from edgeflow.engine.offline import decode_serially
+    from edgeflow.engine.policy import PreparedFrame
+    from edgeflow.models.openvla.policy import OpenVLAPolicy
+
+    directory = write_checkpoint(tmp_path / "bundle")
+    policy = OpenVLAPolicy.load(directory, torch.float32, torch.device("cpu"))
+    image = np.zeros((9, 12, 3), np.uint8)
+    Image.fromarray(image).save(directory / "black.png")
+    frame = PreparedFrame(policy.preprocess(image), policy.prompt_ids("Go"))
+    (decoded,) = decode_serially(PolicyEngine(policy, policy.K, 64, torch.device("cpu")), [frame])
+    cases = [
+        {"name": name, "image": "black.png", "instruction": "Go", "action_token_ids": list(decoded.sampled.token_ids)}
+        for name in ("first", "[b]econd")
+    ]
+    save_file({"first.prefill_last_logits": torch.zeros(3)}, directory / "expected.safetensors")
+    cases[1]["action_token_ids"][3] += 1
+    (directory / "cases.json").write_text(json.dumps({"cases": cases}))
+    result = run("verify", str(directory), "--mode", "serial")
+    assert result.returncode == 1
+    off = [line.split("│")[2:4] for line in result.stdout.splitlines() if " off " in line and "│" in line]
+    assert [[part.strip() for part in line] for line in off] == [
+        ["first", "prefill logits"],
+        ["[b]econd", "action tokens"],
+    ]
+    assert "2 of 3 comparisons are off" in result.stdout
+    rows = json.loads(run("verify", str(directory), "--json").stdout, parse_constant=pytest.fail)
+    assert len(rows) == 6 and rows[0]["deviation"] is None and not rows[0]["ok"]
 
 
 def test_doctor_speaks_json():

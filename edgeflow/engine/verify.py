@@ -66,7 +66,7 @@ class _Case:
 def verify_bundle(
     directory: Path, mode: Mode, progress: Callable[[str, int, int], None] = lambda *_: None
 ) -> list[CheckResult]:
-    """All comparisons of a bundle; CheckpointError when it is not one."""
+    """All comparisons of a bundle, case by case; CheckpointError when it is not one."""
     policy = OpenVLAPolicy.load(directory, torch.float32, CPU)
     cases = [_prepared(case, policy) for case in read_bundle(directory)]
     results: list[CheckResult] = []
@@ -80,7 +80,8 @@ def verify_bundle(
     progress("decoding", len(cases), len(cases) + 1)
     for case, decodings in zip(cases, _decode(cases, policy, mode), strict=True):
         results += _check_decoding(case, decodings, policy)
-    return results
+    names = [case.name for case in cases]
+    return sorted(results, key=lambda result: names.index(result.case))
 
 
 def _prepared(case: Case, policy: OpenVLAPolicy) -> _Case:
