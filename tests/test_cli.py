@@ -11,9 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.offline import decode_serially
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.models.openvla.policy import OpenVLAPolicy
 from tests.tiny_checkpoint import write_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -107,13 +112,6 @@ def test_verify_needs_a_bundle(tmp_path):
 
 
 def test_verify_names_what_is_off(tmp_path):
-    import torch
-
-    from edgeflow.engine.engine import PolicyEngine
-    from edgeflow.engine.offline import decode_serially
-    from edgeflow.engine.policy import PreparedFrame
-    from edgeflow.models.openvla.policy import OpenVLAPolicy
-
     directory = write_checkpoint(tmp_path / "bundle")
     policy = OpenVLAPolicy.load(directory, torch.float32, torch.device("cpu"))
     image = np.zeros((9, 12, 3), np.uint8)
