@@ -54,6 +54,7 @@ def main() -> int:
 
 def _serve(config: ServiceConfig, channel: BlockingChannel) -> int:
     channel.send(WarmupProgress("loading", 0, 2))
+    profile = load_profile(config.profile)  # before the long part, so that a wrong one is told at once
     built = build_engine(config)
     channel.send(WarmupProgress("warm-up", 1, 2))
     times = warm_up(
@@ -62,7 +63,6 @@ def _serve(config: ServiceConfig, channel: BlockingChannel) -> int:
         lambda step, done, total: channel.send(WarmupProgress(step, done, total)),
     )
     clock = MonotonicClock()
-    profile = load_profile(config.profile)
     worker = Worker(
         built.engine,
         Scheduler(built.limits),
@@ -112,4 +112,7 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # tearing down the interpreter and torch can outlast the front's patience on a busy machine

@@ -149,6 +149,7 @@ def test_results_of_an_old_epoch_are_never_given_out(serve, connect, eventually)
             client.push(IMAGE, pose=identity())
             eventually(lambda count=count: client.statistics().actions + client.statistics().ignored == count)
         assert client.statistics().ignored == 1
+        eventually(lambda: len([directive for directive in seen if directive.action]) == 2)
     assert [directive.action.seq for directive in seen if directive.action] == [1, 3]
 
 

@@ -12,6 +12,8 @@ def write_fake_checkpoint(path: Path) -> Path:
     """Enough of a checkpoint for the preflight; no network could be loaded from it."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text('{"model_type": "openvla"}')
+    for name in ("preprocessor_config.json", "tokenizer.json"):
+        (path / name).write_text("{}")
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
     return path

@@ -18,7 +18,7 @@ async def test_a_frame_is_answered_by_its_action(checkpoint):
         opened = await robot.open(mode=pb.MODE_SERIAL)
         assert (opened.epoch, opened.action_tokens, opened.mode, opened.model) == (1, 3, pb.MODE_SERIAL, "demo")
         assert [d.name for d in opened.schema.dimensions] == ["x", "y", "grip"]
-        assert opened.valid_for_ms == 150
+        assert opened.valid_for_ms == 250
         await robot.frame(1, stamp_ns=77)
         action = await robot.action(1)
         assert (action.epoch, action.stamp_ns, action.command) == (1, 77, pb.COMMAND_ACT)
