@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"edgeflow: {text}", file=sys.stderr)
+    print("edgeflow:", " ".join(text.split()), file=sys.stderr)
     return code
 
 

@@ -43,9 +43,9 @@ def table_console() -> Console:
 
 
 def progress_bar(console: Console) -> Progress:
-    """The bar that all long work shows."""
+    """The bar that all long work shows, on a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager

@@ -10,7 +10,9 @@ import torch
 
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.warmup import INSTRUCTION
 from edgeflow.errors import ConfigError
+from edgeflow.models.openvla.config import load_config
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
@@ -34,9 +36,10 @@ def build_engine(config: ServiceConfig) -> BuiltEngine:
     torch.set_num_threads(config.threads or 1)
     dtype = _DTYPES[config.dtype] if config.dtype != "auto" else _default_dtype(device)
     path = config.model_path
+    keys = load_config(path).statistics  # before the long part, so that a wrong key is told at once
+    if config.unnorm_key and config.unnorm_key not in keys:
+        raise ConfigError(f"unnorm_key: {config.unnorm_key!r} is not one of {', '.join(keys)}")
     policy = OpenVLAPolicy.load(path, dtype, device, center_crop=config.center_crop)
-    if config.unnorm_key and config.unnorm_key not in policy.unnorm_keys:
-        raise ConfigError(f"unnorm_key: {config.unnorm_key!r} is not one of {', '.join(policy.unnorm_keys)}")
     limits = SchedulerLimits(
         stages=policy.K,
         max_sessions=config.max_sessions,
@@ -44,9 +47,26 @@ def build_engine(config: ServiceConfig) -> BuiltEngine:
         drain_after_ns=config.drain_after_ms * 1_000_000,
         shift=Shift(config.shift),
     )
-    capacity = policy.image_tokens + config.max_prompt_tokens + policy.K
-    engine = PolicyEngine(policy, limits.slots, capacity, device)
+    engine = _reserve(policy, limits, config, device)
     return BuiltEngine(engine, limits, _device_name(device), _fingerprint(path))
+
+
+def _reserve(
+    policy: OpenVLAPolicy, limits: SchedulerLimits, config: ServiceConfig, device: torch.device
+) -> PolicyEngine:
+    """Slots for the longest prompt that is allowed."""
+    needed = len(policy.prompt_ids(INSTRUCTION))
+    if config.max_prompt_tokens < needed:
+        limit = config.max_prompt_tokens
+        raise ConfigError(f"max_prompt_tokens: {limit} is too few, a short instruction takes {needed} with this model")
+    capacity = policy.image_tokens + config.max_prompt_tokens + policy.K
+    try:
+        return PolicyEngine(policy, limits.slots, capacity, device)
+    except (RuntimeError, MemoryError) as error:
+        raise ConfigError(
+            f"max_sessions: no memory for {config.max_sessions} rings of {policy.K} slots of {capacity} positions; "
+            "lower max_sessions or max_prompt_tokens"
+        ) from error
 
 
 def choose_device(name: str) -> torch.device:

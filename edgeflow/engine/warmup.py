@@ -16,6 +16,7 @@ from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 
+INSTRUCTION = "warm up"
 WARMUP_FRAMES = 3  # beyond the fill: passes that are timed
 
 
@@ -75,6 +76,6 @@ def _timed_passes(engine: PolicyEngine, mode: Mode, frames: list[PreparedFrame])
 def _frames(engine: PolicyEngine, count: int) -> list[PreparedFrame]:
     policy = engine.policy
     generator = np.random.default_rng(0)
-    ids = policy.prompt_ids("warm up")
+    ids = policy.prompt_ids(INSTRUCTION)
     images = generator.integers(0, 256, (count, 64, 64, 3), np.uint8)
     return [PreparedFrame(policy.preprocess(image), ids) for image in images]

@@ -16,6 +16,7 @@ from edgeflow.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 MAX_JSON_BYTES = 64 << 20
 
 
@@ -86,7 +87,10 @@ class Weights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._sources:
             raise CheckpointError(f"{self._where}{name} is missing: download the checkpoint again")
-        return self._sources[name]().to(device=self.device, dtype=self.dtype, copy=True)
+        tensor = self._sources[name]()
+        if tensor.dtype not in FLOATS:
+            raise CheckpointError(f"{self._where}{name} holds {tensor.dtype}: quantised weights are not served")
+        return tensor.to(device=self.device, dtype=self.dtype, copy=True)
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources

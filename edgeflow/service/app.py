@@ -16,11 +16,12 @@ from pathlib import Path
 from edgeflow import __version__
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, is_hub_id, is_loopback, resolve_model
+from edgeflow.errors import ConfigError
 from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
 from edgeflow.service.grpc_server import ControlService, GrpcServer
 from edgeflow.service.health import Health, State
 from edgeflow.service.http_server import HttpServer, build_app
-from edgeflow.service.listen import address_text
+from edgeflow.service.listen import address_text, refuse_busy
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
 from edgeflow.service.plane import TICK_S, ControlPlane
@@ -108,12 +109,11 @@ class Service:
 
     async def _start(self) -> None:
         config = self._config
+        self._preflight()
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
         for key, host in (("grpc.host", config.grpc.host), ("http.host", config.http.host)):
             if not is_loopback(host):
                 self._log.event("warning", text=f"{key} {host} can be reached from outside without TLS or tokens")
-        if not is_hub_id(config.model):  # those are fetched by the worker
-            check_model_directory(resolve_model(config.model))
         self.metrics.open()
         self.health.listen(self.metrics.state)
         self.health.listen(lambda state: self._log.event("state", state=state.value))
@@ -123,6 +123,14 @@ class Service:
         gc.collect()
         gc.freeze()
         self._tell(Phase.READY, device=ready.device, step="", done=0, total=0)
+
+    def _preflight(self) -> None:
+        """What can be told at once, before anything is logged or started."""
+        config = self._config
+        if not is_hub_id(config.model):  # those are fetched by the worker
+            check_model_directory(resolve_model(config.model))
+        refuse_busy("grpc.port", config.grpc.host, config.grpc.port)
+        refuse_busy("http.port", config.http.host, config.http.port)
 
     async def _listen(self) -> None:
         config = self._config
@@ -176,6 +184,8 @@ def run_service(
     ready_file: gets {"grpc": port, "http": port} once robots can connect.
     launch: another way to start a worker than a process of edgeflow.engine.main.
     """
+    if ready_file is not None:
+        _clear_ready_file(ready_file)
     loop = _new_loop()
     asyncio.set_event_loop(loop)
     try:
@@ -225,6 +235,16 @@ def _stop_signal() -> asyncio.Event:
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, on_signal)
     return stop
+
+
+def _clear_ready_file(path: Path) -> None:
+    """One of an earlier service would lead robots to its ports."""
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"ready_file: {path.parent} is no directory that can be written to")
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"ready_file: {path} cannot be replaced: {error.strerror}") from None
 
 
 def _write_ready_file(path: Path, status: ServiceStatus) -> None:

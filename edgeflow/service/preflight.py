@@ -8,6 +8,7 @@ from pathlib import Path
 from edgeflow.errors import CheckpointError
 
 MODEL_TYPES = ("openvla",)
+REQUIRED = ("preprocessor_config.json", "tokenizer.json")
 MAX_HEADER_BYTES = 100 << 20
 INDEX = "model.safetensors.index.json"
 
@@ -20,12 +21,18 @@ def check_model_directory(path: Path) -> None:
     model_type = _read_object(config).get("model_type")
     if model_type not in MODEL_TYPES:
         raise CheckpointError(f"model: {path} holds model_type {model_type!r}; served: {', '.join(MODEL_TYPES)}")
+    for name in REQUIRED:
+        if not (path / name).is_file():
+            raise CheckpointError(f"model: {path} has no {name}: fetch the checkpoint again")
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
         raise CheckpointError(f"model: {path} has no .safetensors file: convert the checkpoint to safetensors")
     _check_shards(path)
     for file in weights:
-        _check_length(file)
+        try:
+            _check_length(file)
+        except OSError as error:
+            raise CheckpointError(f"model: cannot read {file}: {error.strerror}") from None
 
 
 def _read_object(file: Path) -> dict[str, object]:

@@ -10,6 +10,9 @@ import sys
 import numpy as np
 import pytest
 
+from edgeflow.config import load_config
+from edgeflow.engine.build import build_engine
+from edgeflow.errors import ConfigError
 from edgeflow.ipc.channel import BlockingChannel
 from edgeflow.ipc.messages import (
     FrameResult,
@@ -21,7 +24,7 @@ from edgeflow.ipc.messages import (
     WorkerFailed,
     WorkerReady,
 )
-from tests.tiny_checkpoint import write_checkpoint
+from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 
 @pytest.fixture
@@ -84,3 +87,17 @@ def test_a_missing_checkpoint_is_told_by_name(start, tmp_path):
     assert isinstance(failed, WorkerFailed)
     assert failed.kind == "CheckpointError" and "nothing" in failed.text
     assert process.wait(timeout=30) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "actions", "message"),
+    [
+        ({"max_prompt_tokens": 8}, 7, "max_prompt_tokens: 8 is too few, a short instruction takes"),
+        ({"max_sessions": 64, "max_prompt_tokens": 4096}, 100_000, "max_sessions: no memory for 64 rings"),
+        ({"unnorm_key": "elsewhere"}, 7, "unnorm_key: 'elsewhere' is not one of tiny"),
+    ],
+)
+def test_a_limit_that_does_not_fit_the_model_is_told(tmp_path, settings: dict[str, object], actions: int, message: str):
+    directory = write_checkpoint(tmp_path / "tiny", TinySize(actions=actions))
+    with pytest.raises(ConfigError, match=message):
+        build_engine(load_config(None, {"model": str(directory), "device": "cpu", **settings}))

@@ -44,6 +44,13 @@ def test_tensors_come_in_the_dtype_asked_for(tmp_path: Path):
     assert read_tensors(tmp_path / SINGLE_FILE)["w"].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.float8_e4m3fn])
+def test_quantised_tensors_are_refused(dtype: torch.dtype):
+    weights = Weights.of({"a.weight": torch.zeros(2).to(dtype)}, torch.float32, CPU)
+    with pytest.raises(CheckpointError, match=r"a\.weight holds torch\..*quantised weights are not served"):
+        weights.take("a.weight", 2)
+
+
 def test_missing_and_misshapen_tensors_are_named_in_full():
     weights = Weights.of(TENSORS, torch.float32, CPU).under("a.")
     with pytest.raises(CheckpointError, match=r"a\.scale is missing"):

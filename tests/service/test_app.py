@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.errors import AddressError, CheckpointError, StartError
+from edgeflow.errors import AddressError, CheckpointError, ConfigError, StartError
+from edgeflow.service.app import run_service
 from edgeflow.service.preflight import check_model_directory
 from tests.service.conftest import write_fake_checkpoint
-from tests.service.harness import eventually, serving
+from tests.service.harness import config, eventually, serving
 from tests.service.scripted import Script
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +98,21 @@ async def test_a_damaged_checkpoint_is_refused_before_a_worker_is_started(tmp_pa
     with pytest.raises(CheckpointError, match=message):
         await _enter(serving(path, script))
     assert not script.workers
+
+
+def test_a_ready_file_of_an_earlier_service_goes_before_anything_can_fail(tmp_path: Path):
+    ready = tmp_path / "ready.json"
+    ready.write_text("{}")
+    with pytest.raises(CheckpointError):
+        run_service(config(model=str(tmp_path)), lambda status: None, ready_file=ready)
+    assert not ready.exists()
+
+
+def test_a_ready_file_that_cannot_be_written_is_told_first(tmp_path: Path):
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "nowhere" / "ready.json", tmp_path / "folder"):
+        with pytest.raises(ConfigError, match="ready_file: "):
+            run_service(config(model=str(tmp_path)), lambda status: None, ready_file=path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
