@@ -33,6 +33,7 @@ from edgeflow.console import table_console
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.warmup import PassTimes, measure
 from edgeflow.kernels.packed_attention import naive_gather, slots_in_place
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.openvla.policy import OpenVLAPolicy
@@ -42,6 +43,7 @@ from edgeflow.types import Mode
 
 CPU = torch.device("cpu")
 INSTRUCTION = "grasp the red handle"
+STAGES = 7  # action tokens of the policies measured here
 Tokens = list[tuple[int, ...]]
 System = Callable[[list[PreparedFrame]], tuple[Tokens, float]]
 
@@ -73,13 +75,18 @@ def main() -> None:
     systems = _systems(path, policy, len(ids))
     rounds = _measure(systems, frames, arguments.rounds)
     rows = _rows(systems, rounds)
-    _print(rows, arguments, policy.image_tokens + len(ids))
+    times = _pass_times(policy, frames)
+    _print(rows, arguments, policy.image_tokens + len(ids), times)
     if arguments.json:
         machine = {"date": datetime.now(timezone.utc).date().isoformat(), "machine": platform.machine()}
         machine |= {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
-        report = {**machine, **{key: str(value) for key, value in vars(arguments).items() if key != "json"}}
+        report: dict[str, object] = {
+            **machine,
+            **{key: str(value) for key, value in vars(arguments).items() if key != "json"},
+        }
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({**report, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+        report |= {"pass_times": asdict(times), "rows": [asdict(row) for row in rows]}
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
     raise SystemExit(0 if all(row.tokens_equal for row in rows) else 1)
 
 
@@ -167,7 +174,13 @@ def _rows(systems: dict[str, System], rounds: list[dict[str, tuple]]) -> list[Ro
     return rows
 
 
-def _print(rows: list[Row], arguments: argparse.Namespace, prefill: int) -> None:
+def _pass_times(policy: OpenVLAPolicy, frames: list[PreparedFrame]) -> PassTimes:
+    """What the ratio can be: a prefill, a decode-only and a full packed pass, medians."""
+    capacity = policy.image_tokens + len(frames[0].prompt_ids) + policy.K
+    return measure(PolicyEngine(policy, policy.K, capacity, CPU), frames)
+
+
+def _print(rows: list[Row], arguments: argparse.Namespace, prefill: int, times: PassTimes) -> None:
     title = f"{arguments.model}: {arguments.threads} threads, prefill of {prefill} rows, {arguments.frames} frames"
     table = Table("system", "FPS", "±", "ratio to serial", "min .. max", "full pipeline", "tokens", title=title)
     for row in rows:
@@ -181,6 +194,11 @@ def _print(rows: list[Row], arguments: argparse.Namespace, prefill: int) -> None
             "equal" if row.tokens_equal else "[red]DIFFER[/]",
         )
     table_console().print(table)
+    serial_ns = times.prefill_ns + (STAGES - 1) * times.decode_ns
+    print(
+        f"passes: prefill {times.prefill_ns / 1e6:.2f} ms, decode {times.decode_ns / 1e6:.2f} ms,"
+        f" packed {times.packed_ns / 1e6:.2f} ms: a full pipeline can be {serial_ns / times.packed_ns:.2f} times serial"
+    )
 
 
 if __name__ == "__main__":

@@ -60,9 +60,7 @@ class RequestError(EdgeflowError):
     code = "INVALID_ARGUMENT"
     http_status = 400
 
-    def __init__(
-        self, message: str, *, field: str = "", reason: str = "", retry_after_ms: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, field: str = "", reason: str = "", retry_after_ms: int | None = None) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.field = field
         self.reason = reason or self.code
