@@ -16,6 +16,7 @@ from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.profile import Pacer
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.ipc.messages import (
+    INSTRUCTION_TOO_LONG,
     CloseSession,
     FrameDropped,
     FrameResult,
@@ -143,6 +144,7 @@ class Worker:
         key = message.unnorm_key or self._default_unnorm_key or None
         try:
             self._check_unnorm_key(key)
+            self._rows(message.instruction)
             mode = mode_of(message.mode, self._default_mode)
             schema = self._engine.policy.action_schema(key)
             self._scheduler.open(message.session, message.epoch, mode)
@@ -165,7 +167,7 @@ class Worker:
             rows = self._rows(message.instruction)
         except RequestError as error:
             text = error.text
-            self._publish(_dropped(ref, Disposition.REJECTED, error.code, "INSTRUCTION_TOO_LONG", text))
+            self._publish(_dropped(ref, Disposition.REJECTED, error.code, INSTRUCTION_TOO_LONG, text))
             return
         self._waiting[ref] = message
         self._tracks[ref] = _Track(self._clock.now_ns())
@@ -176,7 +178,7 @@ class Worker:
         tokens = len(self._prompt_ids(instruction))
         limit = self._engine.capacity - policy.image_tokens - policy.K
         if tokens > limit:
-            raise InvalidArgument(f"{tokens} prompt tokens, the slots hold {limit}", field="instruction")
+            raise InvalidArgument(f"has {tokens} prompt tokens, the limit is {limit}", field="instruction")
         return policy.image_tokens + tokens
 
     def _launch(self, planned: Pass) -> None:

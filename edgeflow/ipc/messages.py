@@ -18,12 +18,16 @@ from edgeflow.types import ActionSchema, Mode
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Front → worker: give this session a ring of slots. Answered by SessionOpened or SessionRefused."""
+    """Front → worker: give this session a ring of slots. Answered by SessionOpened or SessionRefused.
+
+    instruction: checked, not kept; every frame brings its own.
+    """
 
     session: int
     epoch: int
     mode: str
     unnorm_key: str
+    instruction: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,8 @@ Message: TypeAlias = (
     | FrameDropped
     | Pong
 )
+
+INSTRUCTION_TOO_LONG = "INSTRUCTION_TOO_LONG"  # reason of a FrameDropped: the slots cannot hold its prompt
 
 _KINDS: tuple[type, ...] = Message.__args__
 

@@ -73,7 +73,7 @@ class ControlPlane:
         self._opening[number] = opened
         mode = request.mode.value if request.mode else ""
         try:
-            self._port.send(OpenSession(number, 1, mode, request.unnorm_key))
+            self._port.send(OpenSession(number, 1, mode, request.unnorm_key, request.instruction))
             answer: SessionOpened = await opened
             if self.worker is not worker:
                 raise _no_worker()

@@ -11,6 +11,8 @@ A frame goes arrived → decoding → decoded → sent → ready, and leaves wit
 Rules that the contract leaves open:
 - An instruction takes effect once its frame's header is accepted, also when the frame is then superseded or its
   pixels turn out broken. Another text than before starts a new epoch.
+- An instruction with more tokens than the model's slots hold is taken back: the one before it holds again, in an
+  epoch of its own.
 - A frame above the permitted rate is used when nothing newer comes before its turn; otherwise it is refused with
   RESOURCE_EXHAUSTED instead of superseded. Such refusals do not count towards ending the stream.
 """
@@ -21,7 +23,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from edgeflow.errors import RequestError
-from edgeflow.ipc.messages import FrameDropped, FrameResult, ResetSession, SubmitFrame
+from edgeflow.ipc.messages import INSTRUCTION_TOO_LONG, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.service.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.gate import within_limits
 from edgeflow.service.ordering import FrameOrder, RateGauge, RefusalCount
@@ -78,7 +80,7 @@ class Session:
         self.request = request
         self.schema = schema
         self.epoch = 1
-        self.instruction = request.instruction
+        self.instruction = self._proven_instruction = request.instruction
         self.ended: End | None = None
         self.commands: deque[ResetSession] = deque()
         self.valid_for_ms = rules.action_ttl_ms
@@ -194,6 +196,7 @@ class Session:
         track = self._pop_sent(message.seq, message.epoch)
         if track is None:
             return
+        self._proven_instruction = self.instruction
         if not message.valid or not within_limits(message.values, self.schema):
             text = "the policy's output was not finite or outside the action limits"
             self._leave(track, Disposition.DROPPED, "INTERNAL", "POLICY_OUTPUT_INVALID", text)
@@ -218,6 +221,8 @@ class Session:
             self._supersede(track)
         else:
             self._leave(track, disposition, message.code, message.reason, message.text)
+        if message.reason == INSTRUCTION_TOO_LONG and self.instruction != self._proven_instruction:
+            self.reset(self._proven_instruction)
         self._finish_if_idle()
 
     def worker_lost(self) -> None:

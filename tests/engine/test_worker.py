@@ -174,6 +174,18 @@ def test_an_instruction_longer_than_the_slots_is_refused_and_the_next_frame_answ
     assert [result.seq for result in results(bench.drain())] == [2]
 
 
+def test_a_session_whose_instruction_is_longer_than_the_slots_is_refused(policy):
+    bench = Bench(policy)
+    bench.tell(OpenSession(1, 1, "", "", "x" * CAPACITY))
+    (refused,) = bench.drain()
+    assert isinstance(refused, SessionRefused)
+    assert refused.code == "INVALID_ARGUMENT"
+    limit = CAPACITY - policy.image_tokens - policy.K
+    assert refused.text.startswith("instruction: has ") and refused.text.endswith(
+        f"prompt tokens, the limit is {limit}"
+    )
+
+
 def test_a_ping_is_answered_with_the_counts(policy):
     bench = Bench(policy)
     bench.tell(OpenSession(1, 1, "", ""), frame(1))

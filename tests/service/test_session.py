@@ -1,0 +1,63 @@
+"""Rules of a session that a stream shows only with a real model behind it."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeflow.ipc.messages import INSTRUCTION_TOO_LONG, FrameDropped, FrameResult, ResetSession, SubmitFrame
+from edgeflow.service.events import NoticeEvent, StatusEvent
+from edgeflow.service.requests import CheckedFrame
+from edgeflow.service.session import Session
+from edgeflow.types import Disposition
+from tests.service.scripted import SCHEMA
+from tests.service.test_session_properties import REQUEST, RULES
+
+
+def submit(session: Session, seq: int, instruction: str | None = None) -> SubmitFrame:
+    """A frame on its way to the worker."""
+    session.admit(seq, seq, seq)
+    session.offer(CheckedFrame(seq, seq, (b"abc",), instruction, None), seq)
+    session.start_decoding()
+    session.decoded(b"abc", 1)
+    frame = session.start_sending(seq)
+    assert frame is not None
+    return frame
+
+
+def answer(session: Session, frame: SubmitFrame) -> None:
+    session.result(FrameResult(1, frame.epoch, frame.seq, [0.0, 0.0, 0.5], [7, 8, 9], True, 1, 1, 3))
+
+
+def refuse(session: Session, frame: SubmitFrame) -> None:
+    code, text = "INVALID_ARGUMENT", "instruction: has 900 prompt tokens, the limit is 128"
+    session.dropped(FrameDropped(1, frame.epoch, frame.seq, "rejected", code, INSTRUCTION_TOO_LONG, text))
+
+
+@pytest.mark.parametrize("answered", [None, "second"])
+def test_an_instruction_that_does_not_fit_gives_way_to_the_one_before(answered: str | None):
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    before = "first" if answered is None else answered
+    if answered is not None:
+        answer(session, submit(session, 1, answered))
+    bad = submit(session, 2, "far too long")
+    session.take(2)
+    session.commands.clear()
+    refuse(session, bad)
+    told = session.take(3)
+    assert [(e.seq, e.disposition, e.reason) for e in told if isinstance(e, StatusEvent)] == [
+        (2, Disposition.REJECTED, INSTRUCTION_TOO_LONG)
+    ]
+    assert [e.epoch for e in told if isinstance(e, NoticeEvent) and e.kind == "epoch"] == [bad.epoch + 1]
+    assert list(session.commands) == [ResetSession(1, bad.epoch + 1)]
+    good = submit(session, 3)
+    assert (good.instruction, good.epoch) == (before, bad.epoch + 1)
+
+
+def test_two_instructions_that_do_not_fit_are_both_taken_back():
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    first, second = submit(session, 1, "too long"), submit(session, 2, "longer still")
+    refuse(session, first)  # of an epoch that is over: it left with it
+    refuse(session, second)
+    assert submit(session, 3).instruction == "first"
+    dispositions = [e.disposition for e in session.take(9) if isinstance(e, StatusEvent)]
+    assert dispositions == [Disposition.DROPPED, Disposition.REJECTED]
