@@ -149,7 +149,7 @@ class Worker:
             schema = self._engine.policy.action_schema(key)
             self._scheduler.open(message.session, message.epoch, mode)
         except RequestError as error:
-            self._publish(SessionRefused(message.session, error.code, error.text))
+            self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return
         self._unnorm_keys[message.session] = key
         self._publish(SessionOpened(message.session, mode.value, schema_fields(schema)))
@@ -178,7 +178,9 @@ class Worker:
         tokens = len(self._prompt_ids(instruction))
         limit = self._engine.capacity - policy.image_tokens - policy.K
         if tokens > limit:
-            raise InvalidArgument(f"has {tokens} prompt tokens, the limit is {limit}", field="instruction")
+            raise InvalidArgument(
+                f"has {tokens} prompt tokens, the limit is {limit}", field="instruction", reason=INSTRUCTION_TOO_LONG
+            )
         return policy.image_tokens + tokens
 
     def _launch(self, planned: Pass) -> None:

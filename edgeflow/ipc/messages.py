@@ -123,11 +123,13 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """Worker → front: `code` is a gRPC status name."""
+    """Worker → front: a RequestError; `code` is a gRPC status name."""
 
     session: int
     code: str
     text: str
+    field: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,7 @@ class ControlPlane:
         future = self._opening.get(message.session)
         runner = self._runners.get(message.session)
         if future is not None and not future.done():
-            future.set_exception(error_of_code(message.code, message.text))
+            future.set_exception(error_of_code(message.code, message.text, message.reason, message.field))
         elif runner is not None:
             runner.session.end(End(message.code, "not_reopened", message.text))
             runner.pump()

@@ -179,7 +179,7 @@ def test_a_session_whose_instruction_is_longer_than_the_slots_is_refused(policy)
     bench.tell(OpenSession(1, 1, "", "", "x" * CAPACITY))
     (refused,) = bench.drain()
     assert isinstance(refused, SessionRefused)
-    assert refused.code == "INVALID_ARGUMENT"
+    assert (refused.code, refused.field, refused.reason) == ("INVALID_ARGUMENT", "instruction", "INSTRUCTION_TOO_LONG")
     limit = CAPACITY - policy.image_tokens - policy.K
     assert refused.text.startswith("instruction: has ") and refused.text.endswith(
         f"prompt tokens, the limit is {limit}"

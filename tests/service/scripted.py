@@ -7,7 +7,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.messages import (
@@ -144,7 +144,7 @@ class ScriptedWorker:
     def _open(self, message: OpenSession) -> None:
         if self._script.refuse is not None:
             refusal = self._script.refuse
-            self._channel.send(SessionRefused(message.session, refusal.code, refusal.text))
+            self._channel.send(replace(refusal, session=message.session))
             return
         self._channel.send(SessionOpened(message.session, message.mode or "pipelined", schema_fields(SCHEMA)))
 

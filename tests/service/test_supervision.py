@@ -106,11 +106,13 @@ async def test_when_no_worker_can_be_started_robots_are_told_to_stop(checkpoint,
 
 
 async def test_a_refused_session_is_told_why(checkpoint):
-    script = Script(refuse=SessionRefused(0, "INVALID_ARGUMENT", "unnorm_key: the model has a, b"))
+    script = Script(refuse=SessionRefused(0, "INVALID_ARGUMENT", "unnorm_key: the model has a, b", "unnorm_key", "KEY"))
     async with serving(checkpoint, script) as served:
         robot = served.robot()
         with pytest.raises(AssertionError, match="INVALID_ARGUMENT unnorm_key: the model has a, b"):
             await robot.open()
+        trailers = dict(await robot.call.trailing_metadata())
+        assert (trailers["edgeflow-field"], trailers["edgeflow-reason"]) == ("unnorm_key", "KEY")
         await eventually(lambda: any(isinstance(m, CloseSession) for m in script.worker.seen))
 
 
