@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Annotated, Optional
 
 if importlib.util.find_spec("typer") is None:
-    sys.exit("the edgeflow command needs more than the robot-side SDK: pip install 'edgeflow[server]'")
+    print("edgeflow: the command needs more than the robot-side SDK: pip install 'edgeflow[server]'", file=sys.stderr)
+    sys.exit(2)
 
 import typer
 from rich.console import Console

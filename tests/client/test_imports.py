@@ -36,3 +36,15 @@ def test_the_base_dependencies_are_these_three():
     base = [requirement for requirement in requirements if "extra ==" not in requirement]
     names = sorted(requirement.split(">")[0].split("<")[0].split("=")[0].strip() for requirement in base)
     assert names == ["grpcio", "numpy", "protobuf"]
+
+
+def test_the_command_says_what_it_needs_beyond_the_sdk():
+    code = (
+        "import importlib.util as util; find = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'typer' else find(name, *more)\n"
+        "import edgeflow.cli\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    (told,) = result.stderr.splitlines()
+    assert told.startswith("edgeflow: ") and "pip install 'edgeflow[server]'" in told
