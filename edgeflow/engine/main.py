@@ -1,4 +1,4 @@
-"""The worker process: `python -m edgeflow.engine.main --fd N --config FILE`, started by the front.
+"""The worker process, started by the front with `--fd N --config FILE`.
 
 It owns the device, speaks edgeflow.ipc over the inherited socket, and is disposable: any failure ends it.
 """
@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -50,6 +51,14 @@ def main() -> int:
         with contextlib.suppress(ChannelClosed):
             channel.send(WorkerFailed(type(error).__name__, error.text))
         return 2
+
+
+def run() -> NoReturn:
+    """The whole life of the process."""
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # tearing down the interpreter and torch can outlast the front's patience on a busy machine
 
 
 def _serve(config: ServiceConfig, channel: BlockingChannel) -> int:
@@ -109,10 +118,3 @@ def _die_with_parent() -> None:
         if os.getppid() == 1:
             os._exit(0)
     torch.set_grad_enabled(False)
-
-
-if __name__ == "__main__":
-    exit_code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)  # tearing down the interpreter and torch can outlast the front's patience on a busy machine

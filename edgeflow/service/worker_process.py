@@ -62,14 +62,19 @@ class WorkerProcess:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
+def _worker_code() -> str:
+    """Imports come from where ours come from: `-m` would look into the present directory first."""
+    return f"import sys; sys.path[:] = {sys.path!r}; from edgeflow.engine.main import run; run()"
+
+
 def launch_worker(config: ServiceConfig) -> Launched:
-    """Start `python -m edgeflow.engine.main` with one end of a socket pair and the resolved configuration."""
+    """Start edgeflow.engine.main with one end of a socket pair and the resolved configuration."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs, tempfile.TemporaryFile() as file:
         file.write(config.model_dump_json().encode())
         file.flush()
         file.seek(0)
-        command = [sys.executable, "-m", "edgeflow.engine.main"]
+        command = [sys.executable, "-c", _worker_code()]
         command += ["--fd", str(theirs.fileno()), "--config", f"/dev/fd/{file.fileno()}"]
         popen = subprocess.Popen(
             command,

@@ -37,7 +37,15 @@ def start(tmp_path):
         path.write_text(json.dumps(config))
         ours, theirs = socket.socketpair()
         process = subprocess.Popen(
-            [sys.executable, "-m", "edgeflow.engine.main", "--fd", str(theirs.fileno()), "--config", str(path)],
+            [
+                sys.executable,
+                "-c",
+                "from edgeflow.engine.main import run; run()",
+                "--fd",
+                str(theirs.fileno()),
+                "--config",
+                str(path),
+            ],
             pass_fds=[theirs.fileno()],
         )
         theirs.close()

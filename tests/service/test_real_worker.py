@@ -33,7 +33,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
-async def test_actions_before_and_after_a_kill(tiny: Path):
+async def test_actions_before_and_after_a_kill(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "queue.py").write_text("raise RuntimeError('the worker imports from where it was started')")
+    monkeypatch.chdir(tmp_path)
     launcher = Launcher(config(model=str(tiny), alias="demo", mode="serial"))
     async with serving(tiny, launcher) as served:
         robot = served.robot()
