@@ -22,18 +22,20 @@ class Span:
 class PackedLayout:
     """Rows of a pass, in the order of the spans.
 
-    row_slot [L_Q], row_position [L_Q]: int64, where each row's KV goes; the position is also RoPE's.
+    row_slot [L_Q], row_position [L_Q]: int64, where each row's KV goes.
+    rope_position [C, L_Q]: int64, what RoPE turns each row by: C = 1, or 3 (time, height, width) for M-RoPE.
     last_rows [N]: int64, index of the last row of each span.
     """
 
     spans: tuple[Span, ...]
     row_slot: Tensor
     row_position: Tensor
+    rope_position: Tensor
     last_rows: Tensor
 
     @classmethod
-    def of(cls, spans: Sequence[Span], device: torch.device) -> PackedLayout:
-        """The layout of spans, its index tensors on `device`."""
+    def of(cls, spans: Sequence[Span], device: torch.device, rope_position: Tensor | None = None) -> PackedLayout:
+        """The layout of spans, its index tensors on `device`; rows turn by their place in the slot unless told."""
         slots: list[int] = []
         positions: list[int] = []
         last: list[int] = []
@@ -42,4 +44,5 @@ class PackedLayout:
             positions += range(span.start, span.start + span.length)
             last.append(len(slots) - 1)
         index = torch.tensor([slots, positions], dtype=torch.long).to(device, non_blocking=True)
-        return cls(tuple(spans), index[0], index[1], torch.tensor(last, dtype=torch.long, device=device))
+        turn = index[1:] if rope_position is None else rope_position.to(device, non_blocking=True)
+        return cls(tuple(spans), index[0], index[1], turn, torch.tensor(last, dtype=torch.long, device=device))

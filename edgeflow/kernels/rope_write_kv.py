@@ -1,6 +1,6 @@
 """FUSEDROPEANDWRITEKV (ActionFlow section 3.3): rotate queries and keys, put keys and values into their slots.
 
-Half-split (NeoX) rotary embedding: the pair (i, i + D/2) turns by position * theta^(-2i/D).
+Half-split (NeoX) rotary embedding: the pair (i, i + D/2) turns by position * frequency[i].
 qkv [L_Q, (H + 2 KH) D]; rows: RowPlaces of the pass; k_slots, v_slots [S, T, KH, D], written at the rows' places,
 nowhere else. Returns q [L_Q, H, D].
 """
@@ -29,24 +29,45 @@ class RowPlaces:
 
 @dataclass(frozen=True, slots=True)
 class RotaryTable:
-    """Of every position: cos [T, 1, D], sin [T, 1, D/2]."""
+    """Of every position: cos [T, 1, D], sin [T, 1, D/2].
+
+    sections: how many of the D/2 frequencies follow each component of a position (M-RoPE: time, height, width);
+    empty where all follow the first.
+    """
 
     cos: Tensor
     sin: Tensor
+    sections: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, positions: int, head_dim: int, theta: float, like: Tensor) -> RotaryTable:
-        """Computed in float32, kept in the dtype and on the device of `like`."""
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=like.device) / head_dim
+        """Frequencies theta^(-2i/D), as first published."""
+        return cls.turning(positions, plain_frequencies(head_dim, theta), like)
+
+    @classmethod
+    def turning(cls, positions: int, frequencies: Tensor, like: Tensor, sections: tuple[int, ...] = ()) -> RotaryTable:
+        """frequencies [D/2], float32. Computed in float32, kept in the dtype and on the device of `like`."""
         places = torch.arange(positions, dtype=torch.float32, device=like.device)
-        angles = places[:, None, None] * (1.0 / theta**exponents)
-        return cls(angles.cos().to(like.dtype).repeat(1, 1, 2), angles.sin().to(like.dtype))
+        angles = places[:, None, None] * frequencies.to(like.device)
+        return cls(angles.cos().to(like.dtype).repeat(1, 1, 2), angles.sin().to(like.dtype), sections)
 
     def places(self, layout: PackedLayout, capacity: int) -> RowPlaces:
         """Of the rows of a pass, over slots of `capacity` positions."""
-        position = layout.row_position
-        sin = self.sin[position]
-        return RowPlaces(self.cos[position], sin, -sin, layout.row_slot * capacity + position)
+        sin = self._of_rows(self.sin, layout.rope_position)
+        cos = self._of_rows(self.cos, layout.rope_position)
+        return RowPlaces(cos, sin, -sin, layout.row_slot * capacity + layout.row_position)
+
+    def _of_rows(self, table: Tensor, position: Tensor) -> Tensor:
+        """table [T, 1, n], position [C, L_Q] → [L_Q, 1, n]; each section from its component's row of the table."""
+        if not self.sections or len(position) == 1:
+            return table[position[0]]
+        parts = torch.split(table[position], self.sections * (table.shape[-1] // sum(self.sections)), dim=-1)
+        return torch.cat([part[index % len(position)] for index, part in enumerate(parts)], dim=-1)
+
+
+def plain_frequencies(head_dim: int, theta: float) -> Tensor:
+    """theta^(-2i/D): [D/2] float32"""
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
 
 
 RopeWriteKV = Callable[[Tensor, int, int, RowPlaces, Tensor, Tensor], Tensor]

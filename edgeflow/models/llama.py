@@ -1,4 +1,8 @@
-"""Llama as functions of packed rows and a KV store. Knows nothing of schedulers."""
+"""The Llama family as functions of packed rows and a KV store. Knows nothing of schedulers.
+
+Qwen2 is Llama with biases on queries, keys and values; Qwen3 has a norm of each head's query and key instead, and
+heads of any width.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,17 @@ from edgeflow.kernels.shift_kv import ShiftKV
 from edgeflow.kernels.swiglu import SwiGLU
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights
+from edgeflow.models.rope import PLAIN, Rope
 
 MAX_SIZE = 1 << 20
-FIRST_POSITIONS = 2048  # of the rotary table; larger stores make it longer
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
-    """The fields of `text_config` that matter; defaults are those of the Llama family's configuration class."""
+    """The fields of `text_config` that matter; defaults are those of the Llama family's configuration class.
+
+    head_dim: D; 0 stands for hidden_size / heads. attention_bias: of queries, keys and values.
+    """
 
     hidden_size: int = 4096
     intermediate_size: int = 11008
@@ -37,33 +44,49 @@ class LlamaConfig:
     rope_theta: float = 10000.0
     max_position_embeddings: int = 2048
     tie_word_embeddings: bool = False
+    head_dim: int = 0
+    attention_bias: bool = False
+    head_norm: bool = False
+    rope: Rope = PLAIN
 
     def __post_init__(self) -> None:
         self._check_fields()
-        if self.hidden_size % (2 * self.num_attention_heads):
-            raise ValueError(f"{self.num_attention_heads} heads do not divide hidden_size {self.hidden_size} evenly")
+        if not self.head_dim:
+            if self.hidden_size % (2 * self.num_attention_heads):
+                heads = self.num_attention_heads
+                raise ValueError(f"{heads} heads do not divide hidden_size {self.hidden_size} evenly")
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        if self.head_dim % 2:
+            raise ValueError(f"text_config.head_dim must be even, got {self.head_dim}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(f"{self.num_key_value_heads} KV heads do not divide {self.num_attention_heads} heads")
+        if self.rope.sections and sum(self.rope.sections) != self.head_dim // 2:
+            sections = list(self.rope.sections)
+            raise ValueError(
+                f"rope_scaling.mrope_section {sections} must add up to head_dim / 2 = {self.head_dim // 2}"
+            )
 
     def _check_fields(self) -> None:
         """Sizes are whole numbers from 1 to MAX_SIZE, the others positive numbers or flags."""
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
+            if name == "rope":
+                continue
             if isinstance(field.default, bool):
                 fits, wanted = isinstance(value, bool), "true or false"
             elif isinstance(field.default, int):
-                fits, wanted = (
-                    type(value) is int and 1 <= value <= MAX_SIZE,
-                    f"a whole number, at least 1, up to {MAX_SIZE}",
-                )
+                least = min(1, field.default)
+                fits = type(value) is int and least <= value <= MAX_SIZE
+                wanted = f"a whole number, at least {least}, up to {MAX_SIZE}"
             else:
                 fits, wanted = type(value) in (int, float) and 0 <= value < math.inf, "a number, at least 0"
             if not fits:
                 raise ValueError(f"text_config.{name} must be {wanted}, got {value!r}")
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+    def q_width(self) -> int:
+        """H * D"""
+        return self.num_attention_heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
@@ -73,10 +96,12 @@ class LlamaConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """qkv [(H + 2 KH) D, E]; gate_up [2F, E]; the others as published."""
+    """qkv [(H + 2 KH) D, E] and its bias; head_norms: of queries and keys [D]; gate_up [2F, E]; others as published."""
 
     input_norm: Tensor
     qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norms: tuple[Tensor, Tensor] | None
     output: Tensor
     post_norm: Tensor
     gate_up: Tensor
@@ -85,20 +110,26 @@ class _Layer:
     @classmethod
     def of(cls, config: LlamaConfig, weights: Weights) -> _Layer:
         """weights: those below `model.layers.<index>.`; projections that read the same rows are fused."""
-        width, inner, kv_width = config.hidden_size, config.intermediate_size, config.kv_width
-        qkv = [
-            weights.take(f"self_attn.{name}_proj.weight", rows, width)
-            for name, rows in (("q", width), ("k", kv_width), ("v", kv_width))
-        ]
+        width, inner = config.hidden_size, config.intermediate_size
+        rows = {"q": config.q_width, "k": config.kv_width, "v": config.kv_width}
+        qkv = [weights.take(f"self_attn.{name}_proj.weight", count, width) for name, count in rows.items()]
+        biased = rows if config.attention_bias else {}
+        bias = [weights.take(f"self_attn.{name}_proj.bias", count) for name, count in biased.items()]
         gate_up = [weights.take(f"mlp.{name}_proj.weight", inner, width) for name in ("gate", "up")]
         return cls(
             input_norm=weights.take("input_layernorm.weight", width),
             qkv=torch.cat(qkv),
-            output=weights.take("self_attn.o_proj.weight", width, width),
+            qkv_bias=torch.cat(bias) if bias else None,
+            head_norms=_head_norms(weights, config.head_dim) if config.head_norm else None,
+            output=weights.take("self_attn.o_proj.weight", width, config.q_width),
             post_norm=weights.take("post_attention_layernorm.weight", width),
             gate_up=torch.cat(gate_up),
             down=weights.take("mlp.down_proj.weight", width, inner),
         )
+
+
+def _head_norms(weights: Weights, head_dim: int) -> tuple[Tensor, Tensor]:
+    return weights.take("self_attn.q_norm.weight", head_dim), weights.take("self_attn.k_norm.weight", head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +154,7 @@ class _Operators:
 
 
 class LlamaDecoder:
-    """weights: names as published (model.layers.0.self_attn.q_proj.weight, …).
+    """weights: names as published (model.layers.0.self_attn.q_proj.weight, …); all but the head's begin with `stem`.
 
     attention: serves instead of the table's choice (ablations).
     """
@@ -133,24 +164,24 @@ class LlamaDecoder:
         config: LlamaConfig,
         weights: Weights,
         *,
+        stem: str = "model.",
         table: OperatorTable | None = None,
         attention: PackedAttention | None = None,
     ) -> None:
         self.config = config
         vocab, width = config.vocab_size, config.hidden_size
-        self._embedding = weights.take("model.embed_tokens.weight", vocab, width)
+        self._embedding = weights.take(f"{stem}embed_tokens.weight", vocab, width)
         tied = config.tie_word_embeddings
         self._head = self._embedding if tied else weights.take("lm_head.weight", vocab, width)
-        self._norm = weights.take("model.norm.weight", width)
+        self._norm = weights.take(f"{stem}norm.weight", width)
         layers = range(config.num_hidden_layers)
-        self._layers = [_Layer.of(config, weights.under(f"model.layers.{index}.")) for index in layers]
+        self._layers = [_Layer.of(config, weights.under(f"{stem}layers.{index}.")) for index in layers]
         self._operators = _Operators.of(table or built_in_table(), self._embedding, attention)
-        self._rotary = self._rotary_table(min(config.max_position_embeddings, FIRST_POSITIONS))
+        self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
 
     def kv_slots(self, slots: int, capacity: int) -> KVSlots:
-        """A store of this model's shape and dtype; positions up to `capacity` become usable."""
-        if capacity > self._rotary.cos.shape[0]:
-            self._rotary = self._rotary_table(capacity)
+        """A store of this model's shape and dtype."""
+        self._rotary_of(capacity)
         config, like = self.config, self._embedding
         shape = (config.num_hidden_layers, slots, capacity, config.num_key_value_heads, config.head_dim)
         return KVSlots(*shape, like.dtype, like.device, shift=self._operators.shift_kv)
@@ -161,7 +192,7 @@ class LlamaDecoder:
 
     def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
         """[L_Q, E] → [L_Q, E] after the last layer, before the final norm (ActionFlow algorithm 2)."""
-        rows = self._rotary.places(layout, kv.capacity)
+        rows = self._rotary_of(kv.capacity).places(layout, kv.capacity)
         attend = self._operators.packed_attention(layout, kv)
         for index, layer in enumerate(self._layers):
             hidden = self._run_layer(layer, hidden, rows, attend, *kv.layer(index))
@@ -180,12 +211,26 @@ class LlamaDecoder:
     ) -> Tensor:
         config, operators = self.config, self._operators
         x = operators.rms_norm(hidden, layer.input_norm, config.rms_norm_eps)
-        qkv = F.linear(x, layer.qkv)
+        qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+        if layer.head_norms is not None:
+            qkv = self._norm_heads(qkv, *layer.head_norms)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         q = operators.rope_write_kv(qkv, heads, kv_heads, rows, k_slots, v_slots)
         hidden = torch.addmm(hidden, attend(q, k_slots, v_slots).flatten(1), layer.output.t())
         x = operators.rms_norm(hidden, layer.post_norm, config.rms_norm_eps)
         return torch.addmm(hidden, operators.swiglu(F.linear(x, layer.gate_up)), layer.down.t())
 
-    def _rotary_table(self, positions: int) -> RotaryTable:
-        return RotaryTable.of(positions, self.config.head_dim, self.config.rope_theta, self._embedding)
+    def _norm_heads(self, qkv: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
+        """Each head's query and key by itself; values as they are."""
+        config, norm = self.config, self._operators.rms_norm
+        heads = qkv.view(qkv.shape[0], -1, config.head_dim)
+        q, k, v = heads.split([config.num_attention_heads, *[config.num_key_value_heads] * 2], dim=1)
+        return torch.cat([norm(q, q_norm, config.rms_norm_eps), norm(k, k_norm, config.rms_norm_eps), v], 1).flatten(1)
+
+    def _rotary_of(self, capacity: int) -> RotaryTable:
+        if capacity not in self._rotary:
+            config, rope = self.config, self.config.rope
+            positions = config.max_position_embeddings
+            frequencies = rope.frequencies(config.head_dim, config.rope_theta, positions, capacity)
+            self._rotary[capacity] = RotaryTable.turning(capacity, frequencies, self._embedding, rope.sections)
+        return self._rotary[capacity]

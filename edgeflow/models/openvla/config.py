@@ -128,7 +128,7 @@ def _text_config(values: dict[str, Any]) -> LlamaConfig:
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise ValueError(f"text_config: rotary embedding of type {rope.get('rope_type', rope.get('type'))!r}")
-    known = {field.name for field in fields(LlamaConfig)}
+    known = {field.name for field in fields(LlamaConfig)} - {"head_dim"}
     given = {key: value for key, value in values.items() if key in known and value is not None}
     if "rope_theta" in rope:
         given["rope_theta"] = float(rope["rope_theta"])
