@@ -30,13 +30,14 @@ from rich.table import Table
 
 from edgeflow.config import resolve_model
 from edgeflow.console import table_console
+from edgeflow.engine.calibrate import calibrate
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.engine.warmup import PassTimes, measure
 from edgeflow.kernels.packed_attention import naive_gather, slots_in_place
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.cost import PassTimes
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
@@ -177,7 +178,7 @@ def _rows(systems: dict[str, System], rounds: list[dict[str, tuple]]) -> list[Ro
 def _pass_times(policy: OpenVLAPolicy, frames: list[PreparedFrame]) -> PassTimes:
     """What the ratio can be: a prefill, a decode-only and a full packed pass, medians."""
     capacity = policy.image_tokens + len(frames[0].prompt_ids) + policy.K
-    return measure(PolicyEngine(policy, policy.K, capacity, CPU), frames)
+    return calibrate(PolicyEngine(policy, policy.K, capacity, CPU), instruction=INSTRUCTION)
 
 
 def _print(rows: list[Row], arguments: argparse.Namespace, prefill: int, times: PassTimes) -> None:

@@ -34,7 +34,9 @@ app = typer.Typer(
 config_app = typer.Typer(help="The one JSON file that configures the service.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
-MODE_HELP = "serial: least age. pipelined: highest rate."
+MODE_HELP = "serial: least age. pipelined: highest rate. depth: between them. auto: highest rate of an allowed age."
+DEPTH_HELP = "Ticks a frame takes in mode depth: 1 (serial) to K (pipelined)."
+AGE_HELP = "Age that mode auto keeps; an older action becomes HOLD."
 OptionalMode = Annotated[Optional[Mode], typer.Option(help=MODE_HELP)]  # noqa: UP045 - typer reads it at run time
 OptionalText = Optional[str]  # noqa: UP045
 OptionalInt = Optional[int]  # noqa: UP045
@@ -42,6 +44,7 @@ OptionalFloat = Optional[float]  # noqa: UP045
 OptionalPath = Optional[Path]  # noqa: UP045
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
 
+ENDS = (Mode.SERIAL, Mode.PIPELINED)
 VERDICT_STYLE = {"ok": "[green]ok[/]", "optional": "[yellow]optional[/]", "missing": "[red]missing[/]"}
 
 
@@ -70,6 +73,8 @@ def serve(
     config: Annotated[OptionalPath, typer.Option(help="JSON file; see `edgeflow config schema`.")] = None,
     model: Annotated[OptionalText, typer.Option(help="Checkpoint directory, hub id, or demo (embedded).")] = None,
     mode: OptionalMode = None,
+    depth: Annotated[OptionalInt, typer.Option(help=DEPTH_HELP)] = None,
+    max_action_age_ms: Annotated[OptionalInt, typer.Option(help=AGE_HELP)] = None,
     device: Annotated[OptionalText, typer.Option(help="auto, cpu or cuda.")] = None,
     profile: Annotated[OptionalText, typer.Option(help="Hold passes to a device: none, orin, rtx5090, FILE.")] = None,
     grpc_host: Annotated[OptionalText, typer.Option(help="Address of the control plane.")] = None,
@@ -87,6 +92,8 @@ def serve(
     overrides = {
         "model": model,
         "mode": mode.value if mode else None,
+        "depth": depth,
+        "max_action_age_ms": max_action_age_ms,
         "device": device,
         "profile": profile,
         "grpc.host": grpc_host,
@@ -110,6 +117,8 @@ def serve(
 def robot(
     address: Annotated[str, typer.Argument(help="The service's gRPC address, host:port.")],
     mode: Annotated[Mode, typer.Option(help=MODE_HELP)] = Mode.PIPELINED,
+    depth: Annotated[int, typer.Option(min=0, help=DEPTH_HELP)] = 0,
+    max_action_age_ms: Annotated[OptionalInt, typer.Option(min=1, help=AGE_HELP)] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 10,
     speed: Annotated[float, typer.Option(min=0, max=20, help="Speed of the objects, cm/s.")] = 0.0,
     anchored: Annotated[bool, typer.Option(help="Resolve actions against the pose of the frame answered.")] = True,
@@ -119,8 +128,20 @@ def robot(
 ) -> None:
     """Connect the simulated robot to a service and let it work."""
     from edgeflow.demo.command import robot_command
+    from edgeflow.demo.driver import FRAME_HZ, RunPlan
+    from edgeflow.demo.measure import FRESH_SEEDS
 
-    raise typer.Exit(robot_command(address, mode, episodes, speed / 100, anchored, frame_hz, seed, as_json))
+    plan = RunPlan(
+        mode=mode,
+        depth=depth,
+        max_action_age_s=max_action_age_ms / 1000 if max_action_age_ms else None,
+        episodes=episodes,
+        anchored=anchored,
+        object_speed=speed / 100,
+        seed=FRESH_SEEDS + seed,
+        frame_hz=frame_hz or FRAME_HZ,
+    )
+    raise typer.Exit(robot_command(address, plan, as_json))
 
 
 @app.command()
@@ -143,11 +164,13 @@ def verify(
 ) -> None:
     """Check a checkpoint's outputs against those of the original implementation, in fp32.
 
-    Exit code 1 if any is off. Without --mode: both.
+    Exit code 1 if any is off. Without --mode: serial and pipelined.
     """
     from edgeflow.engine.verify import verify_bundle
 
-    modes = [mode] if mode else list(Mode)
+    if mode not in (None, *ENDS):
+        raise ConfigError("mode: verify runs serial and pipelined")
+    modes = [mode] if mode else list(ENDS)
     with reporting(Console(stderr=True)) as report:
         results = [(each, result) for each in modes for result in verify_bundle(directory, each, report)]
     off = sum(not result.ok for _, result in results)
@@ -177,7 +200,8 @@ def verify(
 @app.command("eval-demo")
 def eval_demo(
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of each condition and seed.")] = 200,
-    mode: Annotated[list[Mode], typer.Option(help=f"Repeat for several. {MODE_HELP}")] = list(Mode),
+    mode: Annotated[list[Mode], typer.Option(help=f"Repeat for several. {MODE_HELP}")] = list(ENDS),
+    depth: Annotated[int, typer.Option(min=0, help=DEPTH_HELP)] = 0,
     anchored: Annotated[
         str, typer.Option(help="yes, no or both: the pose relative actions are resolved against.")
     ] = "yes",
@@ -198,8 +222,18 @@ def eval_demo(
     choices = {"yes": [True], "no": [False], "both": [True, False]}
     if anchored not in choices:
         raise ConfigError(f"anchored: {anchored!r} is none of yes, no, both")
+    if Mode.AUTO in mode or (Mode.DEPTH in mode) != (depth > 0):
+        raise ConfigError("mode: eval-demo takes serial, pipelined, and depth together with --depth")
     plan = EvaluationPlan(
-        episodes, mode, choices[anchored], [each / 100 for each in speed], profile, range(seeds), 1 / frame_hz, model
+        episodes,
+        mode,
+        choices[anchored],
+        [each / 100 for each in speed],
+        profile,
+        range(seeds),
+        1 / frame_hz,
+        model,
+        depth,
     )
     eval_command(plan, out, as_json=as_json)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from edgeflow.errors import CheckpointError, ConfigError
@@ -87,7 +87,14 @@ class ServiceConfig(_Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     unnorm_key: str = Field("", description="statistics that un-normalise actions; empty = the model's only ones")
     center_crop: bool = Field(False, description="crop images to 0.9 of their area, as some fine-tunes expect")
-    mode: Literal["serial", "pipelined"] = Field("pipelined", description="for sessions that do not ask for one")
+    mode: Literal["serial", "pipelined", "depth", "auto"] = Field(
+        "pipelined", description="for sessions that do not ask for one"
+    )
+    depth: int = Field(0, ge=0, le=64, description="ticks a frame takes in mode depth, 1 (serial) to K (pipelined)")
+    max_action_age_ms: int = Field(0, ge=0, le=60_000, description="for sessions that state none; 0 = no limit")
+    admission_headroom_percent: int = Field(
+        20, ge=0, le=90, description="of the device, kept free when robots share it"
+    )
     shift: Literal["rotate", "copy"] = Field("rotate", description="how a ring of slots advances")
     max_sessions: int = Field(8, ge=1, le=64)
     row_budget: int = Field(1024, ge=1, le=65536, description="rows a packed pass may have")
@@ -101,6 +108,12 @@ class ServiceConfig(_Section):
     limits: LimitsConfig = LimitsConfig()
     timing: TimingConfig = TimingConfig()
     insecure: bool = Field(False, description="allow addresses other than loopback without TLS and tokens")
+
+    @model_validator(mode="after")
+    def _depth_is_named(self) -> ServiceConfig:
+        if self.mode == "depth" and self.depth == 0:
+            raise ValueError("depth: mode depth needs it, 1 (serial) to K (pipelined)")
+        return self
 
     @property
     def model_path(self) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -32,6 +32,8 @@ class Status(Protocol):
     def model(self) -> str: ...
     @property
     def device(self) -> str: ...
+    @property
+    def forecasts(self) -> Sequence[tuple[str, float, float]]: ...
 
 
 WIDE = 140  # columns of tables that go to a file or a pipe
@@ -82,6 +84,11 @@ class ServicePrinter:
                     f"gRPC {status.grpc_address}, HTTP {status.http_address}",
                     highlight=False,
                 )
+                for mode, fps, age_ms in status.forecasts:
+                    self._console.print(
+                        f"  {mode:>9}: one robot alone gets {fps:.1f} actions a second, {age_ms:.0f} ms old",
+                        highlight=False,
+                    )
             case phase:
                 self._progress.stop()
                 self._console.print(phase)

@@ -7,10 +7,15 @@ from enum import Enum
 
 
 class Mode(str, Enum):
-    """How frames of one session share passes (design: the pipeline)."""
+    """How frames of one session share passes.
+
+    depth: a frame leaves after a given number of ticks. auto: the depth with the highest rate whose age is allowed.
+    """
 
     SERIAL = "serial"
     PIPELINED = "pipelined"
+    DEPTH = "depth"
+    AUTO = "auto"
 
 
 class ImageFormat(str, Enum):

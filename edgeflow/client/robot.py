@@ -38,8 +38,9 @@ _log = logging.getLogger("edgeflow.client")
 class RobotClient:
     """A session with the service, as a context manager; reconnects by itself until it is closed.
 
-    cameras: the first is the policy's. control_period_s: how often the robot pushes. max_action_age_s: an action
-    is not executed once its frame is older. resume_within_s: a longer interruption needs `reset`.
+    cameras: the first is the policy's. control_period_s: how often the robot pushes. depth: ticks a frame may take,
+    with Mode.DEPTH. max_action_age_s: an action is not executed once its frame is older; Mode.AUTO plans by it.
+    resume_within_s: a longer interruption needs `reset`.
     on_action: called with every new directive, HOLD and STOP included, by a thread of its own; a slow callback
     misses directives but delays nothing.
     """
@@ -52,6 +53,7 @@ class RobotClient:
         instruction: str,
         control_period_s: float,
         mode: Mode | None = None,
+        depth: int = 0,
         max_action_age_s: float | None = None,
         model: str = "",
         proprio_names: Sequence[str] = (),
@@ -62,7 +64,7 @@ class RobotClient:
         clock: Clock | None = None,
     ) -> None:
         self._settings = SessionSettings(
-            tuple(cameras), control_period_s, mode, max_action_age_s, model, tuple(proprio_names), unnorm_key
+            tuple(cameras), control_period_s, mode, max_action_age_s, model, tuple(proprio_names), unnorm_key, depth
         )
         self._address = address
         self._on_action = on_action

@@ -30,7 +30,12 @@ DISPOSITIONS = {
     pb.DISPOSITION_DROPPED: Disposition.DROPPED,
 }
 _FORMATS = {ImageFormat.JPEG: pb.IMAGE_FORMAT_JPEG, ImageFormat.RGB8: pb.IMAGE_FORMAT_RGB8}
-_MODES = {pb.MODE_SERIAL: Mode.SERIAL, pb.MODE_PIPELINED: Mode.PIPELINED}
+_MODES = {
+    pb.MODE_SERIAL: Mode.SERIAL,
+    pb.MODE_PIPELINED: Mode.PIPELINED,
+    pb.MODE_DEPTH: Mode.DEPTH,
+    pb.MODE_AUTO: Mode.AUTO,
+}
 _ERRORS: dict[str, type[RequestError]] = {
     kind.code: kind
     for kind in (
@@ -50,7 +55,10 @@ _ERRORS: dict[str, type[RequestError]] = {
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What a robot opens a session with; mode None = the service's default, max_action_age_s None = no limit."""
+    """What a robot opens a session with; mode None = the service's default, max_action_age_s None = no limit.
+
+    depth: ticks a frame takes, with Mode.DEPTH only.
+    """
 
     cameras: tuple[CameraSpec, ...]
     control_period_s: float
@@ -59,11 +67,15 @@ class SessionSettings:
     model: str
     proprio_names: tuple[str, ...]
     unnorm_key: str
+    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What the service agreed to. action_tokens: K. valid_for_s: how long an action may be executed."""
+    """What the service agreed to. action_tokens: K. valid_for_s: how long an action may be executed.
+
+    depth: ticks a frame takes. predicted_fps, predicted_age_s: at the declared control period; 0 = not told.
+    """
 
     session: int
     epoch: int
@@ -72,6 +84,9 @@ class Opened:
     mode: Mode
     model: str
     valid_for_s: float
+    depth: int = 0
+    predicted_fps: float = 0.0
+    predicted_age_s: float = 0.0
 
 
 def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
@@ -89,6 +104,7 @@ def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
         max_action_age_ms=round((settings.max_action_age_s or 0.0) * 1000),
         mode=modes[settings.mode] if settings.mode else pb.MODE_UNSPECIFIED,
         unnorm_key=settings.unnorm_key,
+        depth=settings.depth,
     )
 
 
@@ -116,6 +132,9 @@ def opened_of(message: pb.Opened) -> Opened:
         mode,
         message.model,
         message.valid_for_ms / 1000,
+        message.depth,
+        message.predicted_fps,
+        message.predicted_age_ms / 1000,
     )
 
 

@@ -18,34 +18,17 @@ from edgeflow.loadtest.report import json_text
 from edgeflow.types import Mode
 
 
-def robot_command(
-    address: str,
-    mode: Mode,
-    episodes: int,
-    object_speed: float,
-    anchored: bool,
-    frame_hz: float | None,
-    seed: int,
-    as_json: bool,
-) -> int:
-    """The simulated robot against any service. object_speed: m/s; frame_hz None: FRAME_HZ."""
-    plan = RunPlan(
-        mode=mode,
-        episodes=episodes,
-        anchored=anchored,
-        object_speed=object_speed,
-        seed=FRESH_SEEDS + seed,
-        frame_hz=frame_hz or FRAME_HZ,
-    )
+def robot_command(address: str, plan: RunPlan, as_json: bool) -> int:
+    """The simulated robot against any service."""
     view = Console(stderr=True) if as_json else table_console()
-    with RunView(view, [mode], f"robot at {address}") as show:
+    with RunView(view, [plan.mode], f"robot at {address}") as show:
         run = run_robot(address, plan, show)
     if as_json:
         result = mode_result(run)
         told = {**conditions(run, "of the service"), "outcomes": [outcome.value for outcome in run.outcomes]}
         print(json_text({**told, **asdict(result), "statistics": asdict(run.statistics)}))
     else:
-        view.print(result_table([run], f"{run.model}, {_objects(object_speed)}"))
+        view.print(result_table([run], f"{run.model}, {_objects(plan.object_speed)}"))
     return 0
 
 

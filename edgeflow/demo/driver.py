@@ -33,7 +33,7 @@ class RunPlan:
     """episodes: as many; seconds: none begins after so long. The first limit that is met ends the run.
 
     anchored: an action is resolved against the pose of the frame it answers, else against the pose at its arrival.
-    object_speed: m/s. seed: of the first episode; the next has the next.
+    object_speed: m/s. seed: of the first episode; the next has the next. depth: with Mode.DEPTH only.
     """
 
     mode: Mode
@@ -43,6 +43,8 @@ class RunPlan:
     object_speed: float = 0.0
     seed: int = 0
     frame_hz: float = FRAME_HZ
+    depth: int = 0
+    max_action_age_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.episodes is None and self.seconds is None:
@@ -209,6 +211,8 @@ def run_robot(
             instruction=world.instruction,
             control_period_s=1.0 / plan.frame_hz,
             mode=plan.mode,
+            depth=plan.depth,
+            max_action_age_s=plan.max_action_age_s,
         ) as client:
             _check_schema(client.opened.schema)
             return Robot(plan, world, client, clock).run(on_update)

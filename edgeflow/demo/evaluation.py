@@ -20,8 +20,10 @@ from edgeflow.demo.measure import FRESH_SEEDS
 from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.virtual import EpisodeRun, VirtualService
 from edgeflow.engine.build import build_engine
+from edgeflow.engine.calibrate import calibrate
 from edgeflow.engine.profile import DeviceProfile, load_profile
-from edgeflow.engine.warmup import PassTimes, warm_up
+from edgeflow.engine.warmup import warm_up
+from edgeflow.scheduler.cost import PassTimes
 from edgeflow.types import Mode
 
 SEED_STRIDE = 100_000  # episodes of one seed never meet those of the next
@@ -68,7 +70,7 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """What to run. period_s: between camera frames."""
+    """What to run. period_s: between camera frames. depth: with Mode.DEPTH only."""
 
     episodes: int
     modes: Sequence[Mode]
@@ -78,12 +80,14 @@ class EvaluationPlan:
     seeds: Sequence[int] = field(default=(0,))
     period_s: float = 0.05
     model: str = "demo"
+    depth: int = 0
 
 
 def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) -> Iterator[ConditionResult]:
     """Run the grid, a condition at a time."""
     built = build_engine(ServiceConfig(model=plan.model, max_sessions=1))
-    times = warm_up(built.engine, built.limits.shift, lambda *_: None)
+    warm_up(built.engine, built.limits.shift, lambda *_: None)
+    times = calibrate(built.engine)
     for condition in _grid(plan, times):
         service = VirtualService(built.engine, built.limits, condition.profile)
         runs = [list(_episodes(service, condition, plan, seed, progress)) for seed in plan.seeds]
@@ -110,7 +114,9 @@ def _episodes(
     for index in range(plan.episodes):
         progress(name, index, plan.episodes)
         sim.reset(first + index)
-        yield service.run_episode(sim, condition.mode, period_s=plan.period_s, anchored=condition.anchored)
+        yield service.run_episode(
+            sim, condition.mode, period_s=plan.period_s, anchored=condition.anchored, depth=plan.depth
+        )
     sim.close()
 
 

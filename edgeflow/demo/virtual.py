@@ -19,6 +19,7 @@ from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.profile import DeviceProfile, Pacer
 from edgeflow.engine.worker import Worker
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
+from edgeflow.scheduler.depth import depth_of
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import Mode
 
@@ -48,7 +49,7 @@ class VirtualService:
         self._limits = limits
         self._profile = profile
 
-    def run_episode(self, sim: RobotSim, mode: Mode, *, period_s: float, anchored: bool) -> EpisodeRun:
+    def run_episode(self, sim: RobotSim, mode: Mode, *, period_s: float, anchored: bool, depth: int = 0) -> EpisodeRun:
         """One episode, from the simulation's present state to its outcome.
 
         period_s: between camera frames. anchored: an action is resolved against the pose of the frame it answers,
@@ -56,7 +57,7 @@ class VirtualService:
         """
         clock = ManualClock()
         published: list[Message] = []
-        worker = self._worker(clock, published, mode)
+        worker = self._worker(clock, published, depth_of(mode, self._engine.policy.K, depth))
         robot = _VirtualRobot(sim, worker, round(period_s * 1e9), anchored)
         while sim.outcome is Outcome.RUNNING:
             busy = worker.step()
@@ -67,13 +68,13 @@ class VirtualService:
             published.clear()
         return EpisodeRun(sim.outcome, sim.time, robot.frames, robot.ages_ns)
 
-    def _worker(self, clock: ManualClock, published: list[Message], mode: Mode) -> Worker:
+    def _worker(self, clock: ManualClock, published: list[Message], depth: int) -> Worker:
         def wait(seconds: float) -> None:
             clock.advance_ns(round(seconds * 1e9))
 
-        pacer = Pacer(self._profile, clock, wait)
-        worker = Worker(self._engine, Scheduler(self._limits), clock, published.append, default_mode=mode, pacer=pacer)
-        worker.inbox.put(OpenSession(_SESSION, _EPOCH, mode.value, ""))
+        pacer = Pacer(self._profile.times(self._engine.policy.K), clock, wait)
+        worker = Worker(self._engine, Scheduler(self._limits), clock, published.append, pacer=pacer)
+        worker.inbox.put(OpenSession(_SESSION, _EPOCH, depth, ""))
         return worker
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from edgeflow.config import ServiceConfig
+from edgeflow.engine.calibrate import INSTRUCTION
 from edgeflow.engine.engine import PolicyEngine
-from edgeflow.engine.warmup import INSTRUCTION
 from edgeflow.errors import ConfigError
 from edgeflow.models.openvla.config import load_config
 from edgeflow.models.openvla.policy import OpenVLAPolicy

@@ -22,14 +22,15 @@ import torch
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
 from edgeflow.engine.build import BuiltEngine, build_engine
+from edgeflow.engine.calibrate import INSTRUCTION, calibrate
 from edgeflow.engine.profile import Pacer, load_profile
-from edgeflow.engine.warmup import PassTimes, warm_up
+from edgeflow.engine.warmup import warm_up
 from edgeflow.engine.worker import Worker
 from edgeflow.errors import EdgeflowError
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.messages import WarmupProgress, WorkerFailed, WorkerReady, schema_fields
+from edgeflow.scheduler.cost import PassTimes
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
 
 _PR_SET_PDEATHSIG = 1
 
@@ -66,20 +67,21 @@ def _serve(config: ServiceConfig, channel: BlockingChannel) -> int:
     profile = load_profile(config.profile)  # before the long part, so that a wrong one is told at once
     built = build_engine(config)
     channel.send(WarmupProgress("warm-up", 1, 2))
-    times = warm_up(
+    warm_up(
         built.engine,
         built.limits.shift,
         lambda step, done, total: channel.send(WarmupProgress(step, done, total)),
     )
     clock = MonotonicClock()
+    pacer = Pacer(profile.times(built.engine.policy.K), clock) if profile else None
+    times = calibrate(built.engine, row_budget=config.row_budget, pacer=pacer, clock=clock)
     worker = Worker(
         built.engine,
         Scheduler(built.limits),
         clock,
         channel.send,
-        default_mode=Mode(config.mode),
         default_unnorm_key=config.unnorm_key,
-        pacer=Pacer(profile, clock) if profile else None,
+        pacer=pacer,
     )
     gc.collect()
     gc.freeze()
@@ -98,14 +100,16 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes) -> Worke
         model_fingerprint=built.model_fingerprint,
         action_tokens=policy.K,
         max_sessions=built.limits.max_sessions,
-        default_mode=config.mode,
         device=built.device_name,
         schema=schema_fields(policy.action_schema(key)),
         unnorm_keys=list(policy.unnorm_keys),
         kv_bytes=built.engine.kv.nbytes,
+        prefill_rows=policy.image_tokens + len(policy.prompt_ids(INSTRUCTION)),
         prefill_ns=times.prefill_ns,
-        decode_ns=times.decode_ns,
+        two_prefills_ns=times.two_prefills_ns,
         packed_ns=times.packed_ns,
+        decode_ns=times.decode_ns,
+        decodes_ns=times.decodes_ns,
     )
 
 

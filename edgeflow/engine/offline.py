@@ -9,6 +9,7 @@ from torch import Tensor
 
 from edgeflow.engine.engine import LaunchedPass, PolicyEngine
 from edgeflow.engine.policy import PreparedFrame
+from edgeflow.scheduler.depth import depth_of
 from edgeflow.scheduler.engine import Sampled
 from edgeflow.scheduler.plan import Frame, FrameRef
 from edgeflow.scheduler.ring import Shift
@@ -34,14 +35,14 @@ def limits_for(
 class OfflineRun:
     """One session a mode, all fed in lockstep: a frame a session is offered before each pass of that session."""
 
-    def __init__(self, engine: PolicyEngine, scheduler: Scheduler, modes: list[Mode]) -> None:
+    def __init__(self, engine: PolicyEngine, scheduler: Scheduler, modes: list[Mode], depth: int = 0) -> None:
         self.engine = engine
         self.scheduler = scheduler
         self._logits: dict[FrameRef, list[Tensor]] = {}
         self._observations: dict[FrameRef, PreparedFrame] = {}
         self._waiting: set[int] = set()
         for session, mode in enumerate(modes):
-            scheduler.open(session, epoch=1, mode=mode)
+            scheduler.open(session, epoch=1, depth=depth_of(mode, engine.policy.K, depth))
 
     def decode(self, streams: Sequence[Iterable[PreparedFrame]]) -> list[list[Decoded]]:
         """Every frame of every stream, one stream a session; results in the order of the frames."""

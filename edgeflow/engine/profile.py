@@ -18,6 +18,7 @@ from pathlib import Path
 
 from edgeflow.clock import Clock
 from edgeflow.errors import ConfigError
+from edgeflow.scheduler.cost import PassTimes
 from edgeflow.scheduler.plan import Pass
 
 
@@ -30,12 +31,9 @@ class DeviceProfile:
     decode_ns: int
     packed_ns: int
 
-    def pass_ns(self, planned: Pass) -> int:
-        """How long `planned` takes there; prefills of several sessions add up."""
-        prefills = len(planned.prefills)
-        if prefills == 0:
-            return self.decode_ns
-        return prefills * (self.packed_ns if planned.decodes else self.prefill_ns)
+    def times(self, stages: int) -> PassTimes:
+        """Pass times of any shape there: prefills of several sessions add up, a further decode row is free."""
+        return PassTimes(stages, self.prefill_ns, 2 * self.prefill_ns, self.packed_ns, self.decode_ns, self.decode_ns)
 
 
 def _published(name: str, baseline_s: float, packed_s: float) -> DeviceProfile:
@@ -63,15 +61,16 @@ def load_profile(name: str) -> DeviceProfile | None:
 
 
 class Pacer:
-    """Makes a pass last as long as the profile says, by waiting for what is missing."""
+    """Makes a pass last as long as it would elsewhere, by waiting for what is missing."""
 
-    def __init__(self, profile: DeviceProfile, clock: Clock, wait: Callable[[float], None] = time.sleep) -> None:
-        self._profile = profile
+    def __init__(self, times: PassTimes, clock: Clock, wait: Callable[[float], None] = time.sleep) -> None:
+        self._times = times
         self._clock = clock
         self._wait = wait
 
     def hold(self, planned: Pass, started_ns: int) -> None:
-        """Return no earlier than the profile's pass time after `started_ns`."""
-        missing_ns = started_ns + self._profile.pass_ns(planned) - self._clock.now_ns()
+        """Return no earlier than that pass time after `started_ns`."""
+        lasts_ns = self._times.pass_ns(len(planned.prefills), len(planned.decodes))
+        missing_ns = started_ns + lasts_ns - self._clock.now_ns()
         if missing_ns > 0:
             self._wait(missing_ns / 1e9)

@@ -17,6 +17,7 @@ from edgeflow.engine.profile import Pacer
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.ipc.messages import (
     INSTRUCTION_TOO_LONG,
+    ChangeDepth,
     CloseSession,
     FrameDropped,
     FrameResult,
@@ -29,13 +30,13 @@ from edgeflow.ipc.messages import (
     SessionRefused,
     Shutdown,
     SubmitFrame,
-    mode_of,
     schema_fields,
 )
+from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.engine import Sampled
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Disposition, Mode
+from edgeflow.types import Disposition
 
 _DEPARTURES = {
     Leaving.SUPERSEDED: (
@@ -54,6 +55,9 @@ _DEPARTURES = {
 }
 
 
+KEPT_PASSES = 4096  # between two questions of the front
+
+
 @dataclass(slots=True)
 class _Track:
     """Times of a frame between its arrival and its action."""
@@ -61,6 +65,14 @@ class _Track:
     arrived_ns: int
     started_ns: int = 0
     passes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What a session was opened with. deadline_ns: from a frame's arrival."""
+
+    unnorm_key: str | None
+    deadline_ns: int
 
 
 class Worker:
@@ -73,7 +85,6 @@ class Worker:
         clock: Clock,
         publish: Callable[[Message], None],
         *,
-        default_mode: Mode,
         default_unnorm_key: str = "",
         pacer: Pacer | None = None,
     ) -> None:
@@ -83,14 +94,13 @@ class Worker:
         self._scheduler = scheduler
         self._clock = clock
         self._publish = publish
-        self._default_mode = default_mode
         self._default_unnorm_key = default_unnorm_key
         self._pacer = pacer
-        self._unnorm_keys: dict[int, str | None] = {}
+        self._opened: dict[int, _Opened] = {}
         self._waiting: dict[FrameRef, SubmitFrame] = {}
         self._tracks: dict[FrameRef, _Track] = {}
         self._launched: deque[LaunchedPass] = deque()
-        self._pass_ns: list[int] = []
+        self._passes: deque[PassSample] = deque(maxlen=KEPT_PASSES)
         self._prompt_ids = lru_cache(maxsize=64)(engine.policy.prompt_ids)
 
     def run(self) -> None:
@@ -101,13 +111,23 @@ class Worker:
 
     def step(self) -> bool:
         """One turn of the loop; False when there was nothing to run."""
+        started_ns = self._clock.now_ns()
         self._drain()
         planned = self._scheduler.plan(self._clock.now_ns())
         if planned is not None:
             self._launch(planned)
         while len(self._launched) > (self._engine.launch_ahead if planned else 0):
             self._commit(self._launched.popleft())
+        if planned is not None:
+            elapsed_ns = self._clock.now_ns() - started_ns
+            self._passes.append(PassSample(len(planned.prefills), len(planned.decodes), elapsed_ns))
         return planned is not None
+
+    def take_passes(self) -> list[PassSample]:
+        """Every pass since the last call: its shape and the time of its turn of the loop."""
+        passes = list(self._passes)
+        self._passes.clear()
+        return passes
 
     def wake_at_ns(self) -> int | None:
         """When there will be something to run though nothing arrives."""
@@ -134,7 +154,9 @@ class Worker:
                 self._leave(self._scheduler.reset(message.session, message.epoch))
             case CloseSession():
                 self._leave(self._scheduler.close(message.session))
-                self._unnorm_keys.pop(message.session, None)
+                self._opened.pop(message.session, None)
+            case ChangeDepth():
+                self._scheduler.change_depth(message.session, message.depth)
             case Ping():
                 self._pong(message)
             case Shutdown():
@@ -145,14 +167,13 @@ class Worker:
         try:
             self._check_unnorm_key(key)
             self._rows(message.instruction)
-            mode = mode_of(message.mode, self._default_mode)
             schema = self._engine.policy.action_schema(key)
-            self._scheduler.open(message.session, message.epoch, mode)
+            self._scheduler.open(message.session, message.epoch, message.depth)
         except RequestError as error:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return
-        self._unnorm_keys[message.session] = key
-        self._publish(SessionOpened(message.session, mode.value, schema_fields(schema)))
+        self._opened[message.session] = _Opened(key, message.deadline_ns)
+        self._publish(SessionOpened(message.session, schema_fields(schema)))
 
     def _check_unnorm_key(self, key: str | None) -> None:
         known = self._engine.policy.unnorm_keys
@@ -170,8 +191,11 @@ class Worker:
             self._publish(_dropped(ref, Disposition.REJECTED, error.code, INSTRUCTION_TOO_LONG, text))
             return
         self._waiting[ref] = message
-        self._tracks[ref] = _Track(self._clock.now_ns())
-        self._leave(self._scheduler.offer(Frame(ref, rows)))
+        now_ns = self._clock.now_ns()
+        self._tracks[ref] = _Track(now_ns)
+        opened = self._opened.get(ref.session)
+        deadline_ns = now_ns + opened.deadline_ns if opened else now_ns
+        self._leave(self._scheduler.offer(Frame(ref, rows, deadline_ns)))
 
     def _rows(self, instruction: str) -> int:
         policy = self._engine.policy
@@ -194,7 +218,6 @@ class Worker:
         self._launched.append(self._engine.launch(planned, observations))
         if self._pacer:
             self._pacer.hold(planned, started_ns)
-        self._pass_ns.append(self._clock.now_ns() - started_ns)
 
     def _prepare(self, message: SubmitFrame) -> PreparedFrame:
         pixels = np.frombuffer(message.payload, np.uint8).reshape(message.height, message.width, 3)
@@ -208,7 +231,7 @@ class Worker:
     def _answer(self, sampled: Sampled) -> None:
         ref = sampled.frame
         track = self._tracks.pop(ref)
-        values = self._engine.policy.decode_actions(sampled.token_ids, self._unnorm_keys[ref.session])
+        values = self._engine.policy.decode_actions(sampled.token_ids, self._opened[ref.session].unnorm_key)
         self._publish(
             FrameResult(
                 ref.session,
@@ -231,8 +254,18 @@ class Worker:
 
     def _pong(self, message: Ping) -> None:
         counts = self._scheduler.counts
-        self._publish(Pong(message.nonce, counts.passes, counts.rows, counts.full_passes, self._pass_ns))
-        self._pass_ns = []
+        passes = self.take_passes()
+        self._publish(
+            Pong(
+                message.nonce,
+                counts.passes,
+                counts.rows,
+                counts.full_passes,
+                [sample.ns for sample in passes],
+                [sample.prefills for sample in passes],
+                [sample.decodes for sample in passes],
+            )
+        )
 
 
 def _ref(message: SubmitFrame) -> FrameRef:

@@ -13,21 +13,31 @@ from typing import Any, ClassVar, TypeAlias
 import msgpack
 
 from edgeflow.errors import WorkerError
-from edgeflow.types import ActionSchema, Mode
+from edgeflow.types import ActionSchema
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
     """Front → worker: give this session a ring of slots. Answered by SessionOpened or SessionRefused.
 
+    depth: ticks a frame takes, 1 (serial) to K (pipelined). deadline_ns: from a frame's arrival to its action.
     instruction: checked, not kept; every frame brings its own.
     """
 
     session: int
     epoch: int
-    mode: str
+    depth: int
     unnorm_key: str
     instruction: str = ""
+    deadline_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeDepth:
+    """Front → worker: from the session's next frame on. Not answered."""
+
+    session: int
+    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +96,24 @@ class WarmupProgress:
 class WorkerReady:
     """Worker → front: a warm-up pass was checked.
 
-    schema: `schema_fields` of the default key's ActionSchema.
-    prefill_ns, decode_ns, packed_ns: pass times measured at start.
+    schema: `schema_fields` of the default key's ActionSchema. prefill_rows: L_P of a short instruction.
+    prefill_ns … decodes_ns: pass times measured at start, as in scheduler.cost.PassTimes.
     """
 
     model: str
     model_fingerprint: str
     action_tokens: int
     max_sessions: int
-    default_mode: str
     device: str
     schema: list[Any]
     unnorm_keys: list[str]
     kv_bytes: int
+    prefill_rows: int
     prefill_ns: int
-    decode_ns: int
+    two_prefills_ns: int
     packed_ns: int
+    decode_ns: int
+    decodes_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +129,6 @@ class SessionOpened:
     """Worker → front: the session has a ring."""
 
     session: int
-    mode: str
     schema: list[Any]
 
 
@@ -162,17 +173,23 @@ class FrameDropped:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """Worker → front: answers Ping; counts since start and the last second's pass times."""
+    """Worker → front: answers Ping; counts since start, and every pass since the last one.
+
+    pass_ns, pass_prefills, pass_decodes: one entry a pass, its time and its shape.
+    """
 
     nonce: int
     passes: int
     rows: int
     full_passes: int
     pass_ns: list[int]
+    pass_prefills: list[int]
+    pass_decodes: list[int]
 
 
 Message: TypeAlias = (
     OpenSession
+    | ChangeDepth
     | SubmitFrame
     | ResetSession
     | CloseSession
@@ -241,8 +258,3 @@ def schema_of(values: list[Any]) -> ActionSchema:
     """The ActionSchema of `schema_fields`."""
     names, units, low, high, relative, frame, rotation = values
     return ActionSchema(tuple(names), tuple(units), tuple(low), tuple(high), tuple(relative), frame, rotation)
-
-
-def mode_of(name: str, default: Mode) -> Mode:
-    """A Mode from its wire name, empty meaning the default."""
-    return Mode(name) if name else default

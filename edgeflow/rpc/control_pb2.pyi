@@ -17,6 +17,8 @@ class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODE_UNSPECIFIED: _ClassVar[Mode]
     MODE_SERIAL: _ClassVar[Mode]
     MODE_PIPELINED: _ClassVar[Mode]
+    MODE_DEPTH: _ClassVar[Mode]
+    MODE_AUTO: _ClassVar[Mode]
 
 class Command(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +40,8 @@ IMAGE_FORMAT_RGB8: ImageFormat
 MODE_UNSPECIFIED: Mode
 MODE_SERIAL: Mode
 MODE_PIPELINED: Mode
+MODE_DEPTH: Mode
+MODE_AUTO: Mode
 COMMAND_UNSPECIFIED: Command
 COMMAND_ACT: Command
 COMMAND_HOLD: Command
@@ -85,7 +89,7 @@ class Camera(_message.Message):
     def __init__(self, name: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., format: _Optional[_Union[ImageFormat, str]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("model", "cameras", "proprio_names", "instruction", "control_period_ms", "max_action_age_ms", "mode", "unnorm_key")
+    __slots__ = ("model", "cameras", "proprio_names", "instruction", "control_period_ms", "max_action_age_ms", "mode", "unnorm_key", "depth")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CAMERAS_FIELD_NUMBER: _ClassVar[int]
     PROPRIO_NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +98,7 @@ class Open(_message.Message):
     MAX_ACTION_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     UNNORM_KEY_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
     model: str
     cameras: _containers.RepeatedCompositeFieldContainer[Camera]
     proprio_names: _containers.RepeatedScalarFieldContainer[str]
@@ -102,7 +107,8 @@ class Open(_message.Message):
     max_action_age_ms: int
     mode: Mode
     unnorm_key: str
-    def __init__(self, model: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., proprio_names: _Optional[_Iterable[str]] = ..., instruction: _Optional[str] = ..., control_period_ms: _Optional[int] = ..., max_action_age_ms: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., unnorm_key: _Optional[str] = ...) -> None: ...
+    depth: int
+    def __init__(self, model: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., proprio_names: _Optional[_Iterable[str]] = ..., instruction: _Optional[str] = ..., control_period_ms: _Optional[int] = ..., max_action_age_ms: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., unnorm_key: _Optional[str] = ..., depth: _Optional[int] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("camera", "data")
@@ -163,7 +169,7 @@ class ActionSchema(_message.Message):
     def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms")
+    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +177,9 @@ class Opened(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VALID_FOR_MS_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_FPS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     schema: ActionSchema
@@ -178,7 +187,10 @@ class Opened(_message.Message):
     mode: Mode
     model: str
     valid_for_ms: int
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ...) -> None: ...
+    depth: int
+    predicted_fps: float
+    predicted_age_ms: float
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("decode_ns", "queue_ns", "inference_ns", "passes", "server_ns")

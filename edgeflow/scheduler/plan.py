@@ -21,10 +21,11 @@ class FrameRef:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame that waits for its prefill; `rows` is L_P, its prefill length."""
+    """A frame that waits for its prefill. rows: L_P, its prefill length. deadline_ns: when its action is due."""
 
     ref: FrameRef
     rows: int
+    deadline_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

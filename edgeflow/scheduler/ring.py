@@ -30,6 +30,7 @@ class Flight:
     rows: int
     slot: int
     generation: int
+    deadline_ns: int = 0
     stage: int = 0
     length: int = 0
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edgeflow.errors import AlreadyExists, ResourceExhausted
+from edgeflow.scheduler.depth import rounds_of
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Pass, Segment
 from edgeflow.scheduler.ring import Shift, make_ring
-from edgeflow.scheduler.session import SessionQueue, rounds_of
-from edgeflow.types import Mode
+from edgeflow.scheduler.session import SessionQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Scheduler:
         self._free_rings = list(range(limits.max_sessions))[::-1]
         self._landing: dict[int, list[FrameRef]] = {}
 
-    def open(self, session: int, epoch: int, mode: Mode) -> None:
-        """Give a session its ring; ResourceExhausted when all are taken."""
+    def open(self, session: int, epoch: int, depth: int) -> None:
+        """Give a session its ring; depth 1 is serial, K pipelined. ResourceExhausted when all are taken."""
         if session in self._sessions:
             raise AlreadyExists(f"session {session} is open already", field="session")
         if not self._free_rings:
@@ -66,8 +66,14 @@ class Scheduler:
         stages = self.limits.stages
         first = self._free_rings.pop() * stages
         ring = make_ring(self.limits.shift, range(first, first + stages))
-        rounds = rounds_of(mode, stages)
+        rounds = rounds_of(depth, stages)
         self._sessions[session] = SessionQueue(session, epoch, ring, rounds, self.limits.drain_after_ns)
+
+    def change_depth(self, session: int, depth: int) -> None:
+        """From the session's next prefill on; unknown sessions are no error."""
+        queue = self._sessions.get(session)
+        if queue is not None:
+            queue.change_rounds(rounds_of(depth, self.limits.stages))
 
     def close(self, session: int) -> list[Departure]:
         """Everything of the session leaves; its ring is free. Unknown sessions are no error."""
@@ -134,10 +140,10 @@ class Scheduler:
         return list(self._sessions)
 
     def _choose(self, now_ns: int) -> list[SessionQueue]:
-        """Least recently served first, as many as fit the row budget."""
+        """Earliest deadline first, then least recently served; as many as fit the row budget."""
         chosen: list[SessionQueue] = []
         rows = 0
-        for queue in sorted(self._sessions.values(), key=lambda queue: (queue.last_pass, queue.session)):
+        for queue in sorted(self._sessions.values(), key=_urgency):
             wanted = queue.runnable_rows(now_ns)
             if wanted and (not chosen or rows + wanted <= self.limits.row_budget):
                 chosen.append(queue)
@@ -155,3 +161,7 @@ class Scheduler:
         for departure in left:
             self.counts.left[departure.why] += 1
         return left
+
+
+def _urgency(queue: SessionQueue) -> tuple[int, int, int]:
+    return queue.deadline_ns, queue.last_pass, queue.session

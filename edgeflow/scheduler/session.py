@@ -1,24 +1,12 @@
 """One session's frames: at most one waits, at most K are under way.
 
-A *tick* of a session is one packed pass (the newest frame's prefill with one decode row of each frame
-under way) and `rounds - 1` decode-only passes after it. rounds = 1 is the pipeline of ActionFlow section
-3.1; rounds = K is serial decoding; between them lies the depth d = ceil(K / rounds).
+A tick is one packed pass and `rounds - 1` decode-only passes after it (scheduler/depth.py).
 """
 
 from __future__ import annotations
 
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Segment
 from edgeflow.scheduler.ring import Flight, Ring
-from edgeflow.types import Mode
-
-
-def rounds_of(mode: Mode, stages: int) -> int:
-    """Passes a tick takes: K when serial, 1 when pipelined."""
-    match mode:
-        case Mode.SERIAL:
-            return stages
-        case Mode.PIPELINED:
-            return 1
 
 
 class SessionQueue:
@@ -43,6 +31,18 @@ class SessionQueue:
     @property
     def waiting(self) -> FrameRef | None:
         return self._waiting.ref if self._waiting else None
+
+    @property
+    def deadline_ns(self) -> int:
+        """The earliest deadline of what waits or is under way; 0 when there is nothing."""
+        frames = [flight.deadline_ns for flight in self._flights]
+        if self._waiting is not None:
+            frames.append(self._waiting.deadline_ns)
+        return min(frames, default=0)
+
+    def change_rounds(self, rounds: int) -> None:
+        """From the next prefill on; what is under way keeps its order."""
+        self._rounds = rounds
 
     def offer(self, frame: Frame) -> list[Departure]:
         """The newest frame wins: an older one still waiting leaves as superseded."""
@@ -96,7 +96,7 @@ class SessionQueue:
 
     def _admit(self, frame: Frame) -> None:
         slot, generation = self.ring.claim()
-        self._flights.append(Flight(frame.ref, frame.rows, slot, generation))
+        self._flights.append(Flight(frame.ref, frame.rows, slot, generation, frame.deadline_ns))
         self._waiting = None
         self._rounds_left = self._rounds - 1
         self._idle_since_ns = None

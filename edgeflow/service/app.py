@@ -122,7 +122,8 @@ class Service:
         ready = await self.supervisor.start()
         gc.collect()
         gc.freeze()
-        self._tell(Phase.READY, device=ready.device, step="", done=0, total=0)
+        forecasts = tuple((mode, seen.fps, seen.age_ns / 1e6) for mode, seen in self.plane.modes.items())
+        self._tell(Phase.READY, device=ready.device, step="", done=0, total=0, forecasts=forecasts)
 
     def _preflight(self) -> None:
         """What can be told at once, before anything is logged or started."""

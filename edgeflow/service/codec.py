@@ -22,7 +22,13 @@ MAX_PROPRIO = 1e6  # beyond it a value is a broken sensor, whatever its unit
 MAX_PERIOD_MS = 10_000
 MAX_AGE_MS = 60_000
 _FORMATS = {pb.IMAGE_FORMAT_JPEG: ImageFormat.JPEG, pb.IMAGE_FORMAT_RGB8: ImageFormat.RGB8}
-_MODES = {pb.MODE_UNSPECIFIED: None, pb.MODE_SERIAL: Mode.SERIAL, pb.MODE_PIPELINED: Mode.PIPELINED}
+_MODES = {
+    pb.MODE_UNSPECIFIED: None,
+    pb.MODE_SERIAL: Mode.SERIAL,
+    pb.MODE_PIPELINED: Mode.PIPELINED,
+    pb.MODE_DEPTH: Mode.DEPTH,
+    pb.MODE_AUTO: Mode.AUTO,
+}
 _REFUSED_CATEGORIES = {"Cc", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
@@ -56,7 +62,9 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
             f"there is no model of that name, {alias!r} is served", field="open.model", reason="MODEL_UNKNOWN"
         )
     if message.mode not in _MODES:
-        raise InvalidArgument("is neither serial nor pipelined", field="open.mode", reason="MODE_UNKNOWN")
+        raise InvalidArgument("is none of serial, pipelined, depth and auto", field="open.mode", reason="MODE_UNKNOWN")
+    if message.depth and message.mode != pb.MODE_DEPTH:
+        raise InvalidArgument("is meant with mode depth only", field="open.depth", reason="DEPTH_WITHOUT_MODE")
     return OpenRequest(
         cameras=_check_cameras(message.cameras, limits),
         proprio_names=_check_proprio_names(message.proprio_names, limits),
@@ -65,6 +73,7 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
         max_action_age_ns=_check_age(message.max_action_age_ms),
         mode=_MODES[message.mode],
         unnorm_key=_check_name(message.unnorm_key, "open.unnorm_key") if message.unnorm_key else "",
+        depth=message.depth,
     )
 
 

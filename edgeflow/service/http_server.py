@@ -86,7 +86,7 @@ def _model(config: ServiceConfig, plane: ControlPlane) -> dict[str, Any]:
         model["fingerprint"] = plane.worker.model_fingerprint
         model["action_tokens"] = plane.worker.action_tokens
         model["unnorm_keys"] = plane.worker.unnorm_keys
-        model["mode"] = plane.worker.default_mode
+        model["mode"] = config.mode
     return model
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 
 from edgeflow import __version__
 from edgeflow.ipc.messages import Pong, WorkerReady
+from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.health import State
 from edgeflow.types import Command
@@ -29,7 +31,7 @@ class Metrics:
         self._service_metrics()
         self._worker_metrics()
         self._gc_started_s = 0.0
-        self._pong = Pong(0, 0, 0, 0, [])
+        self._pong = Pong(0, 0, 0, 0, [], [], [])
 
     def open(self) -> None:
         """Start listening to the interpreter's garbage collector."""
@@ -72,8 +74,14 @@ class Metrics:
 
     def worker_started(self, ready: WorkerReady) -> None:
         """A worker starts counting from zero."""
-        self._pong = Pong(0, 0, 0, 0, [])
+        self._pong = Pong(0, 0, 0, 0, [], [], [])
         self.build.info({"version": __version__, "model": ready.model, "model_sha": ready.model_fingerprint})
+
+    def predict(self, modes: Mapping[str, Forecast]) -> None:
+        """What each mode gives by the present pass times."""
+        for mode, seen in modes.items():
+            self.predicted_fps.labels(mode).set(seen.fps)
+            self.predicted_age.labels(mode).set(seen.age_ns / 1e9)
 
     def state(self, state: State) -> None:
         """The state that holds is 1, all others 0."""
@@ -132,6 +140,8 @@ class Metrics:
         self.full_passes = self._counter("full_passes", "Passes with a full pipeline")
         self.rows = self._counter("rows", "Rows of all passes")
         self.pass_seconds = self._histogram("pass_seconds", "One pass")
+        self.predicted_fps = self._gauge("predicted_fps", "Actions a second of one robot alone at full rate", "mode")
+        self.predicted_age = self._gauge("predicted_age_seconds", "Age of its actions when they leave", "mode")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"edgeflow_{name}", text, labels, registry=self.registry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
@@ -21,6 +22,8 @@ from edgeflow.ipc.messages import (
     WorkerReady,
     schema_of,
 )
+from edgeflow.scheduler.forecast import Forecast
+from edgeflow.service.admission import Admission, SessionPlan
 from edgeflow.service.events import End
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.health import Health
@@ -60,20 +63,46 @@ class ControlPlane:
         self._runners: dict[int, SessionRunner] = {}
         self._opening: dict[int, asyncio.Future[SessionOpened]] = {}
         self._last_number = 0
+        self._admission = Admission(config)
+        self._planning = asyncio.Lock()
+        self._replanning: asyncio.Task[None] | None = None
         self._draining = False
         self._all_closed = asyncio.Event()
 
     async def open(self, request: OpenRequest, peer: str) -> SessionRunner:
         """A new session; typed RequestErrors when it cannot be."""
         self._admit()
-        worker = self.worker
+        limit_ms = self.config.max_action_age_ms
+        if request.max_action_age_ns is None and limit_ms:
+            request = replace(request, max_action_age_ns=limit_ms * 1_000_000)
         self._last_number += 1
         number = self._last_number
+        plan = await self._plan(number, request)
+        try:
+            return await self._open(number, request, plan, peer)
+        except BaseException:
+            self._admission.leave(number)
+            raise
+
+    async def _plan(self, number: int, request: OpenRequest) -> SessionPlan:
+        """Forecasts take milliseconds: they run in a thread, one at a time."""
+        async with self._planning:
+            if self.worker is None:
+                raise _no_worker()
+            try:
+                plan = await asyncio.to_thread(self._admission.plan, request, self._admission.others())
+            except RequestError as error:
+                self._metrics.admission_rejected.labels(error.reason).inc()
+                raise
+            self._admission.enter(number, plan)
+            return plan
+
+    async def _open(self, number: int, request: OpenRequest, plan: SessionPlan, peer: str) -> SessionRunner:
+        worker = self.worker
         opened = asyncio.get_running_loop().create_future()
         self._opening[number] = opened
-        mode = request.mode.value if request.mode else ""
         try:
-            self._port.send(OpenSession(number, 1, mode, request.unnorm_key, request.instruction))
+            self._port.send(_open_session(number, 1, request, plan, request.instruction))
             answer: SessionOpened = await opened
             if self.worker is not worker:
                 raise _no_worker()
@@ -85,7 +114,7 @@ class ControlPlane:
         session = Session(number, request, schema_of(answer.schema), self._rules, self._clock.now_ns())
         runner = SessionRunner(
             session,
-            Mode(answer.mode),
+            plan,
             port=self._port,
             pool=self._pool,
             clock=self._clock,
@@ -105,6 +134,7 @@ class ControlPlane:
         while runner.take_events():
             pass
         self._port.send(CloseSession(session.number))
+        self._admission.leave(session.number)
         if not self._runners:
             self._all_closed.set()
         reason = session.ended.reason if session.ended else ""
@@ -118,9 +148,10 @@ class ControlPlane:
         """A worker proved itself: give it the sessions that live."""
         self.worker = ready
         self._metrics.worker_started(ready)
+        self._admission.worker_ready(ready)
+        self._metrics.predict(self._admission.modes())
         for number, runner in self._runners.items():
-            request = runner.session.request
-            self._port.send(OpenSession(number, runner.session.epoch, runner.mode.value, request.unnorm_key))
+            self._port.send(_open_session(number, runner.session.epoch, runner.session.request, runner.plan))
 
     def worker_message(self, message: Message) -> None:
         """An answer of the worker, on its way to the session it is about."""
@@ -134,6 +165,13 @@ class ControlPlane:
                 self._refused(message)
             case Pong():
                 self._metrics.pong(message)
+                if self._admission.observe(message):
+                    self._replanning = asyncio.create_task(self._replan(), name="replan")
+
+    @property
+    def modes(self) -> dict[str, Forecast]:
+        """What one robot alone would get at full rate, by mode; empty before a worker is ready."""
+        return self._admission.modes() if self.worker is not None else {}
 
     def worker_writable(self) -> None:
         """Frames may cross again; whoever waited longest goes first."""
@@ -184,6 +222,27 @@ class ControlPlane:
         """No worker will come any more: STOP."""
         self.end_all(End("UNAVAILABLE", "fault", "no worker can be started", Command.STOP))
 
+    async def _replan(self) -> None:
+        """Pass times drifted: tell the forecasts, and give sessions of mode auto the depth that suits now."""
+        modes = await asyncio.to_thread(self._admission.modes)
+        self._metrics.predict(modes)
+        self._log.event("pass_times_changed", **{mode: f"{seen.fps:.1f} FPS" for mode, seen in modes.items()})
+        for number, runner in list(self._runners.items()):
+            if runner.plan.mode is Mode.AUTO:
+                await self._replan_one(number, runner)
+
+    async def _replan_one(self, number: int, runner: SessionRunner) -> None:
+        async with self._planning:
+            others = self._admission.others(number)
+            try:
+                plan = await asyncio.to_thread(self._admission.plan, runner.session.request, others)
+            except RequestError as error:
+                runner.session.notify("depth", error.text)
+                return
+            if number in self._runners:
+                self._admission.enter(number, plan)
+                runner.change_plan(plan)
+
     def _admit(self) -> None:
         try:
             self._check_admission()
@@ -210,7 +269,8 @@ class ControlPlane:
         self._all_closed.clear()
         self._metrics.sessions.set(len(self._runners))
         self._metrics.sessions_opened.inc()
-        self._log.event("session_opened", session=number, peer=peer, mode=runner.mode.value)
+        plan = runner.plan
+        self._log.event("session_opened", session=number, peer=peer, mode=plan.mode.value, depth=plan.depth)
 
     def _answer(self, message: FrameResult | FrameDropped) -> None:
         runner = self._runners.get(message.session)
@@ -243,6 +303,12 @@ class ControlPlane:
 
 def _no_worker() -> Unavailable:
     return Unavailable("no worker is ready", reason="NO_WORKER", retry_after_ms=RETRY_AFTER_MS)
+
+
+def _open_session(
+    number: int, epoch: int, request: OpenRequest, plan: SessionPlan, instruction: str = ""
+) -> OpenSession:
+    return OpenSession(number, epoch, plan.depth, request.unnorm_key, instruction, plan.robot.deadline_ns)
 
 
 def _rules(config: ServiceConfig) -> SessionRules:

@@ -9,7 +9,10 @@ from edgeflow.types import CameraSpec, Mode
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """A session as agreed. cameras: the first is the policy's; mode None = the service's default."""
+    """A session as agreed. cameras: the first is the policy's; mode None = the service's default.
+
+    depth: meant when mode is Mode.DEPTH.
+    """
 
     cameras: tuple[CameraSpec, ...]
     proprio_names: tuple[str, ...]
@@ -18,6 +21,7 @@ class OpenRequest:
     max_action_age_ns: int | None
     mode: Mode | None
     unnorm_key: str
+    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)

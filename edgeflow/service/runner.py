@@ -10,15 +10,16 @@ from typing import Protocol
 from edgeflow.clock import Clock
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError
-from edgeflow.ipc.messages import Message
+from edgeflow.ipc.messages import ChangeDepth, Message
 from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.admission import SessionPlan
 from edgeflow.service.codec import Unparsable, check_frame, check_text, decode_frame, refuse_unknown_fields
 from edgeflow.service.events import ActionEvent, End, Event
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
 from edgeflow.service.requests import CheckedFrame
 from edgeflow.service.session import Session
-from edgeflow.types import CameraSpec, Command, Mode
+from edgeflow.types import CameraSpec, Command
 
 
 class WorkerPort(Protocol):
@@ -36,7 +37,7 @@ class SessionRunner:
     def __init__(
         self,
         session: Session,
-        mode: Mode,
+        plan: SessionPlan,
         *,
         port: WorkerPort,
         pool: Executor,
@@ -46,7 +47,7 @@ class SessionRunner:
         log: EventLog,
     ) -> None:
         self.session = session
-        self.mode = mode
+        self.plan = plan
         self._port = port
         self._pool = pool
         self._clock = clock
@@ -88,6 +89,14 @@ class SessionRunner:
         except RequestError as error:
             self._refuse(frame.seq, error)
         self.pump()
+
+    def change_plan(self, plan: SessionPlan) -> None:
+        """The pass times drifted: another depth from the next frame on, or only another forecast."""
+        depth, self.plan = self.plan.depth, plan
+        if plan.depth != depth:
+            self._port.send(ChangeDepth(self.session.number, plan.depth))
+            self.session.notify("depth", f"pass times changed: depth {plan.depth} instead of {depth}")
+            self.pump()
 
     def pump(self) -> None:
         """Move on whatever can move: commands, frames to the worker, frames to the decoder, events to the stream."""

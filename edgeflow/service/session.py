@@ -263,6 +263,10 @@ class Session:
             self._ready = None
         self._outbox.safe = ActionEvent(self.epoch, command, reason, self.valid_for_ms)
 
+    def notify(self, kind: str, text: str) -> None:
+        """Something the robot may want to know."""
+        self._outbox.note(NoticeEvent(kind, self.epoch, "", text))
+
     def drain(self, deadline_ms: int) -> None:
         """The service stops: what the worker has still comes out, the rest is dropped, then HOLD and the end."""
         self._draining = True

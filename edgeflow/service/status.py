@@ -18,7 +18,10 @@ class Phase(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """One announcement. step, done, total: progress of the start; ports: the bound ones, 0 before that."""
+    """One announcement. step, done, total: progress of the start; ports: the bound ones, 0 before that.
+
+    forecasts: (mode, actions a second, age in ms) of one robot alone at full rate, from measured pass times.
+    """
 
     phase: Phase
     step: str = ""
@@ -30,3 +33,4 @@ class ServiceStatus:
     http_port: int = 0
     model: str = ""
     device: str = ""
+    forecasts: tuple[tuple[str, float, float], ...] = ()

@@ -76,7 +76,7 @@ class StreamCall:
         return opened_message(
             session.number,
             session.schema,
-            runner.mode,
+            runner.plan,
             self._plane.config.alias,
             worker.action_tokens if worker else len(session.schema.names),
             session.valid_for_ms,

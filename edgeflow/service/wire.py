@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.admission import SessionPlan
 from edgeflow.service.events import ActionEvent, Event, NoticeEvent, StatusEvent
 from edgeflow.types import ActionSchema, Command, Disposition, Mode
 
 _COMMANDS = {Command.ACT: pb.COMMAND_ACT, Command.HOLD: pb.COMMAND_HOLD, Command.STOP: pb.COMMAND_STOP}
-_MODES = {Mode.SERIAL: pb.MODE_SERIAL, Mode.PIPELINED: pb.MODE_PIPELINED}
+_MODES = {
+    Mode.SERIAL: pb.MODE_SERIAL,
+    Mode.PIPELINED: pb.MODE_PIPELINED,
+    Mode.DEPTH: pb.MODE_DEPTH,
+    Mode.AUTO: pb.MODE_AUTO,
+}
 _DISPOSITIONS = {
     Disposition.ACTED: pb.DISPOSITION_ACTED,
     Disposition.SUPERSEDED: pb.DISPOSITION_SUPERSEDED,
@@ -30,7 +36,7 @@ def server_message(event: Event) -> pb.ServerMessage:
 
 
 def opened_message(
-    session: int, schema: ActionSchema, mode: Mode, model: str, action_tokens: int, valid_for_ms: int
+    session: int, schema: ActionSchema, plan: SessionPlan, model: str, action_tokens: int, valid_for_ms: int
 ) -> pb.ServerMessage:
     """The answer to Open; a session starts with epoch 1."""
     return pb.ServerMessage(
@@ -39,9 +45,12 @@ def opened_message(
             epoch=1,
             schema=schema_message(schema),
             action_tokens=action_tokens,
-            mode=_MODES[mode],
+            mode=_MODES[plan.mode],
             model=model,
             valid_for_ms=valid_for_ms,
+            depth=plan.depth,
+            predicted_fps=plan.forecast.fps,
+            predicted_age_ms=plan.forecast.age_ns / 1e6,
         )
     )
 

@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": LEAVES | {"config", "ipc", "kernels", "quant", "models", "scheduler"},
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
-    "service": LEAVES | {"config", "rpc", "ipc"},
+    "service": LEAVES | {"config", "rpc", "ipc", "scheduler"},
     "demo": LEAVES | {"config", "console", "client", "loadtest", "engine", "scheduler", "models", "ipc"},
     "cli": LEAVES | {"config", "client", "loadtest", "service", "engine", "demo", "models", "doctor", "console"},
 }

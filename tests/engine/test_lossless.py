@@ -56,13 +56,22 @@ def assert_equal(results: list[Decoded], expected: list[Decoded]) -> None:
         assert result.sampled.finite
 
 
+MODES = [
+    [Mode.SERIAL],
+    [Mode.PIPELINED],
+    [Mode.DEPTH],
+    [Mode.PIPELINED, Mode.SERIAL, Mode.PIPELINED],
+    [Mode.DEPTH, Mode.PIPELINED, Mode.DEPTH],
+]
+
+
 @pytest.mark.parametrize("shift", Shift)
-@pytest.mark.parametrize("modes", [[Mode.SERIAL], [Mode.PIPELINED], [Mode.PIPELINED, Mode.SERIAL, Mode.PIPELINED]])
+@pytest.mark.parametrize("modes", MODES)
 @pytest.mark.parametrize("budget", [1, 1 << 30], ids=["alone", "together"])
 def test_tokens_equal_serial_decoding(policy, shift: Shift, modes: list[Mode], budget: int):
     streams = [make_frames(policy, 12 - 3 * session, seed=session) for session in range(len(modes))]
     limits = limits_for(policy.K, sessions=len(modes), shift=shift, row_budget=budget)
-    results = OfflineRun(make_engine(policy, len(modes)), Scheduler(limits), modes).decode(streams)
+    results = OfflineRun(make_engine(policy, len(modes)), Scheduler(limits), modes, depth=3).decode(streams)
     for frames, result in zip(streams, results, strict=True):
         assert_equal(result, decode_serially(make_engine(policy, 1), frames))
 
@@ -79,14 +88,14 @@ def test_attention_candidates_give_the_reference_tokens(checkpoint, policy, atte
 @settings(max_examples=25, deadline=None)
 @given(
     gaps=st.lists(st.integers(0, 9), min_size=1, max_size=12),
-    mode=st.sampled_from(Mode),
+    depth=st.integers(1, 7),
     shift=st.sampled_from(Shift),
     seed=st.integers(0, 3),
 )
-def test_any_arrival_pattern(policy, gaps: list[int], mode: Mode, shift: Shift, seed: int):
+def test_any_arrival_pattern(policy, gaps: list[int], depth: int, shift: Shift, seed: int):
     """Frames arrive after a number of idle passes each; the pipeline fills, stalls and drains on the way."""
     frames = make_frames(policy, len(gaps), seed)
-    run = OfflineRun(make_engine(policy, 1), Scheduler(limits_for(policy.K, shift=shift)), [mode])
+    run = OfflineRun(make_engine(policy, 1), Scheduler(limits_for(policy.K, shift=shift)), [Mode.DEPTH], depth)
     results = run.decode_arrivals(list(zip(gaps, frames, strict=True)))
     assert_equal(results, decode_serially(make_engine(policy, 1), frames))
 

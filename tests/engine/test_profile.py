@@ -20,22 +20,18 @@ def test_published_totals_are_kept(name: str, serial_s: float, packed_s: float):
     profile = load_profile(name)
     assert profile is not None
     assert profile.prefill_ns + 6 * profile.decode_ns == pytest.approx(serial_s * 1e9, rel=1e-6)
-    assert profile.pass_ns(planned([0, 1, 2])) == pytest.approx(packed_s * 1e9)
-    assert profile.pass_ns(planned([1])) == profile.decode_ns
-    assert profile.pass_ns(planned([0])) == profile.prefill_ns
-
-
-def test_two_prefills_take_twice_as_long():
-    profile = load_profile("orin")
-    assert profile is not None
-    assert profile.pass_ns(planned([0, 0])) == 2 * profile.prefill_ns
+    times = profile.times(7)
+    assert times.pass_ns(1, 6) == pytest.approx(packed_s * 1e9)
+    assert times.pass_ns(0, 1) == times.pass_ns(0, 6) == profile.decode_ns
+    assert times.pass_ns(1, 0) == profile.prefill_ns
+    assert times.pass_ns(2, 0) == 2 * profile.prefill_ns
 
 
 def test_a_pass_is_held_for_what_is_missing():
     clock = ManualClock()
     profile = load_profile("rtx5090")
     assert profile is not None
-    pacer = Pacer(profile, clock, wait=lambda seconds: clock.advance_ns(round(seconds * 1e9)))
+    pacer = Pacer(profile.times(7), clock, wait=lambda seconds: clock.advance_ns(round(seconds * 1e9)))
     clock.advance_ns(1000)
     pacer.hold(planned([1]), started_ns=0)
     assert clock.now_ns() == profile.decode_ns

@@ -24,7 +24,7 @@ ORACLE = Path(os.environ.get("EDGEFLOW_ORACLES", Path(__file__).parents[3] / "sh
 
 
 @pytest.mark.skipif(not ORACLE.is_dir(), reason="the oracle bundle of the original implementation is not here")
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", [Mode.SERIAL, Mode.PIPELINED])
 def test_the_original_implementation_agrees(mode: Mode):
     results = verify_bundle(ORACLE, mode)
     assert [result for result in results if not result.ok] == []
@@ -93,7 +93,7 @@ def change_case(bundle: Path, **entries: object) -> None:
     (bundle / "cases.json").write_text(json.dumps(recorded))
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", [Mode.SERIAL, Mode.PIPELINED])
 def test_two_independent_implementations_agree(bundle: Path, mode: Mode):
     results = verify_bundle(bundle, mode)
     assert [result for result in results if not result.ok] == []

@@ -28,13 +28,14 @@ from edgeflow.ipc.messages import (
     schema_of,
 )
 from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.depth import rounds_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Mode
 from tests.tiny_checkpoint import write_checkpoint
 
 CPU = torch.device("cpu")
 CAPACITY = 80
+K = 7
 PASS_NS = 1_000_000
 IMAGES = np.random.default_rng(3).integers(0, 256, (40, 8, 10, 3), np.uint8)
 
@@ -53,13 +54,12 @@ class Bench:
         self.clock = ManualClock()
         self.said: list[Message] = []
         profile = DeviceProfile("steady", PASS_NS, PASS_NS, PASS_NS)
-        pacer = Pacer(profile, self.clock, lambda seconds: self.clock.advance_ns(round(seconds * 1e9)))
+        pacer = Pacer(profile.times(K), self.clock, lambda seconds: self.clock.advance_ns(round(seconds * 1e9)))
         self.worker = Worker(
             PolicyEngine(policy, limits.slots, CAPACITY, CPU),
             Scheduler(limits),
             self.clock,
             self.said.append,
-            default_mode=Mode.PIPELINED,
             pacer=pacer,
         )
 
@@ -93,28 +93,28 @@ def drops(said: list[Message]) -> list[tuple[int, str, str]]:
 
 def test_a_session_opens_with_the_models_schema(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, "serial", ""))
+    bench.tell(OpenSession(1, 1, 1, ""))
     (opened,) = bench.drain()
     assert isinstance(opened, SessionOpened)
-    assert (opened.session, opened.mode) == (1, "serial")
+    assert opened.session == 1
     assert schema_of(opened.schema).names == ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 
 
 def test_an_unknown_unnorm_key_and_a_full_house_are_refused(policy):
     bench = Bench(policy, sessions=1)
-    bench.tell(OpenSession(1, 1, "", "bridge"), OpenSession(2, 1, "", ""), OpenSession(3, 1, "", ""))
+    bench.tell(OpenSession(1, 1, K, "bridge"), OpenSession(2, 1, K, ""), OpenSession(3, 1, K, ""))
     refusals = [(m.session, m.code) for m in bench.drain() if isinstance(m, SessionRefused)]
     assert refusals == [(1, "INVALID_ARGUMENT"), (3, "RESOURCE_EXHAUSTED")]
 
 
-@pytest.mark.parametrize("mode", ["serial", "pipelined"])
-def test_the_action_of_a_frame_is_that_of_serial_decoding(policy, mode: str):
+@pytest.mark.parametrize("depth", [1, 3, K])
+def test_the_action_of_a_frame_is_that_of_serial_decoding(policy, depth: int):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, mode, ""))
+    bench.tell(OpenSession(1, 1, depth, ""))
     said: list[Message] = []
     for seq in range(1, 6):
         bench.tell(frame(seq))
-        bench.run(1 if mode == "pipelined" else policy.K)
+        bench.run(rounds_of(depth, policy.K))
     said = bench.drain()
     engine = PolicyEngine(policy, policy.K, CAPACITY, CPU)
     frames = [PreparedFrame(policy.preprocess(IMAGES[seq]), policy.prompt_ids("go")) for seq in range(1, 6)]
@@ -127,7 +127,7 @@ def test_the_action_of_a_frame_is_that_of_serial_decoding(policy, mode: str):
 
 def test_times_are_those_of_the_passes(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, "pipelined", ""), frame(1))
+    bench.tell(OpenSession(1, 1, K, ""), frame(1))
     bench.run(1)
     bench.tell(frame(2))
     bench.worker.inbox.put(Ping(1))
@@ -138,7 +138,7 @@ def test_times_are_those_of_the_passes(policy):
 
 def test_a_new_instruction_drops_what_is_under_way(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, "pipelined", ""), frame(1))
+    bench.tell(OpenSession(1, 1, K, ""), frame(1))
     bench.run(2)
     bench.tell(ResetSession(1, 2), frame(2, epoch=2, instruction="stop"))
     said = bench.drain()
@@ -148,9 +148,9 @@ def test_a_new_instruction_drops_what_is_under_way(policy):
 
 def test_closing_frees_the_ring(policy):
     bench = Bench(policy, sessions=1)
-    bench.tell(OpenSession(1, 1, "", ""), frame(1))
+    bench.tell(OpenSession(1, 1, K, ""), frame(1))
     bench.run(2)
-    bench.tell(CloseSession(1), OpenSession(2, 1, "", ""), frame(1, session=2))
+    bench.tell(CloseSession(1), OpenSession(2, 1, K, ""), frame(1, session=2))
     said = bench.drain()
     assert drops(said) == [(1, "dropped", "SESSION_CLOSED")]
     assert [result.session for result in results(said)] == [2]
@@ -158,7 +158,7 @@ def test_closing_frees_the_ring(policy):
 
 def test_a_superseded_frame_is_told(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, "serial", ""), frame(1), frame(2))
+    bench.tell(OpenSession(1, 1, 1, ""), frame(1), frame(2))
     said = bench.drain()
     assert drops(said) == [(1, "superseded", "SUPERSEDED")]
     assert [result.seq for result in results(said)] == [2]
@@ -166,7 +166,7 @@ def test_a_superseded_frame_is_told(policy):
 
 def test_an_instruction_longer_than_the_slots_is_refused_and_the_next_frame_answered(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, "", ""), frame(1, instruction="x" * CAPACITY))
+    bench.tell(OpenSession(1, 1, K, ""), frame(1, instruction="x" * CAPACITY))
     assert drops(bench.drain()) == [(1, "rejected", "INSTRUCTION_TOO_LONG")]
     short = policy.prompt_ids("")
     assert len(short) + policy.image_tokens + policy.K <= CAPACITY, "the fixture must leave room"
@@ -176,7 +176,7 @@ def test_an_instruction_longer_than_the_slots_is_refused_and_the_next_frame_answ
 
 def test_a_session_whose_instruction_is_longer_than_the_slots_is_refused(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, "", "", "x" * CAPACITY))
+    bench.tell(OpenSession(1, 1, K, "", "x" * CAPACITY))
     (refused,) = bench.drain()
     assert isinstance(refused, SessionRefused)
     assert (refused.code, refused.field, refused.reason) == ("INVALID_ARGUMENT", "instruction", "INSTRUCTION_TOO_LONG")
@@ -188,7 +188,7 @@ def test_a_session_whose_instruction_is_longer_than_the_slots_is_refused(policy)
 
 def test_a_ping_is_answered_with_the_counts(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, "", ""), frame(1))
+    bench.tell(OpenSession(1, 1, K, ""), frame(1))
     bench.drain()
     bench.tell(Ping(42))
     (pong,) = bench.drain()

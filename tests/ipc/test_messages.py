@@ -24,7 +24,7 @@ from edgeflow.ipc.messages import (
 from edgeflow.types import ActionSchema
 
 MESSAGES: list[Message] = [
-    OpenSession(1, 2, "pipelined", ""),
+    OpenSession(1, 2, 7, ""),
     SubmitFrame(1, 2, 3, 4, 5, "pick the cup", bytes(range(60))),
     FrameResult(1, 2, 3, [0.5, -1.0], [511, 300], True, 1, 2, 7),
     Shutdown(),

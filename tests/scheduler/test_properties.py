@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Mode
 
 STAGES = 4
 SESSIONS = 3
@@ -37,23 +36,27 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.uncommitted: list[Pass] = []
         self.seq = 0
 
-    @rule(session=st.integers(0, 4), mode=st.sampled_from(Mode))
-    def open(self, session: int, mode: Mode) -> None:
+    @rule(session=st.integers(0, 4), depth=st.integers(1, STAGES))
+    def open(self, session: int, depth: int) -> None:
         if session in self.epochs or len(self.epochs) == SESSIONS:
             return
-        self.scheduler.open(session, epoch=1, mode=mode)
+        self.scheduler.open(session, epoch=1, depth=depth)
         self.epochs[session] = 1
 
+    @rule(session=st.integers(0, 4), depth=st.integers(1, STAGES))
+    def change_depth(self, session: int, depth: int) -> None:
+        self.scheduler.change_depth(session, depth)
+
     @precondition(lambda self: self.epochs)
-    @rule(data=st.data(), rows=st.integers(1, 9), newer=st.integers(0, 1))
-    def offer(self, data: st.DataObject, rows: int, newer: int) -> None:
+    @rule(data=st.data(), rows=st.integers(1, 9), newer=st.integers(0, 1), patience_ns=st.integers(0, 20))
+    def offer(self, data: st.DataObject, rows: int, newer: int, patience_ns: int) -> None:
         session = data.draw(st.sampled_from(sorted(self.epochs)))
         self.epochs[session] += newer
         self.seq += 1
         ref = FrameRef(session, self.epochs[session], self.seq)
         self.offered.append(ref)
         self.rows[ref] = rows
-        self.collect(self.scheduler.offer(Frame(ref, rows)))
+        self.collect(self.scheduler.offer(Frame(ref, rows, self.now_ns + patience_ns)))
 
     @precondition(lambda self: self.epochs)
     @rule(data=st.data())
@@ -148,7 +151,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for session in list(self.epochs):
             assert self.scheduler.close(session) == []
         for session in range(SESSIONS):
-            self.scheduler.open(100 + session, 1, Mode.SERIAL)
+            self.scheduler.open(100 + session, 1, 1)
 
 
 class CopyMachine(SchedulerMachine):

@@ -8,18 +8,17 @@ from edgeflow.errors import AlreadyExists, ResourceExhausted
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Pass
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Mode
 
 K = 3
 ROWS = 10
 
 
 def make(
-    mode: Mode, *, sessions: int = 1, shift: Shift = Shift.ROTATE, drain_ns: int = 0, budget: int = 100
+    depth: int, *, sessions: int = 1, shift: Shift = Shift.ROTATE, drain_ns: int = 0, budget: int = 100
 ) -> Scheduler:
     scheduler = Scheduler(SchedulerLimits(K, max(sessions, 1), budget, drain_ns, shift))
     for session in range(sessions):
-        scheduler.open(session, epoch=1, mode=mode)
+        scheduler.open(session, epoch=1, depth=depth)
     return scheduler
 
 
@@ -34,7 +33,7 @@ def shape(planned: Pass | None) -> list[tuple[int, int]]:
 
 
 def test_serial_runs_one_frame_to_its_end_before_the_next():
-    scheduler = make(Mode.SERIAL)
+    scheduler = make(1)
     offer(scheduler, 1)
     assert shape(scheduler.plan(0)) == [(1, 0)]
     offer(scheduler, 2)
@@ -42,7 +41,7 @@ def test_serial_runs_one_frame_to_its_end_before_the_next():
 
 
 def test_pipelined_packs_the_newest_prefill_with_all_decodes():
-    scheduler = make(Mode.PIPELINED)
+    scheduler = make(K)
     shapes = []
     for seq in range(1, 5):
         offer(scheduler, seq)
@@ -52,7 +51,7 @@ def test_pipelined_packs_the_newest_prefill_with_all_decodes():
 
 
 def test_what_is_under_way_drains_after_the_grace_time():
-    scheduler = make(Mode.PIPELINED, drain_ns=5)
+    scheduler = make(K, drain_ns=5)
     offer(scheduler, 1)
     scheduler.plan(0)
     assert scheduler.plan(10) is None
@@ -64,14 +63,14 @@ def test_what_is_under_way_drains_after_the_grace_time():
 
 
 def test_the_newest_frame_wins():
-    scheduler = make(Mode.SERIAL)
+    scheduler = make(1)
     assert offer(scheduler, 1) == []
     assert offer(scheduler, 2) == [Departure(FrameRef(0, 1, 1), Leaving.SUPERSEDED)]
     assert shape(scheduler.plan(0)) == [(2, 0)]
 
 
 def test_a_new_epoch_recalls_even_a_frame_whose_last_pass_was_launched():
-    scheduler = make(Mode.SERIAL)
+    scheduler = make(1)
     offer(scheduler, 1)
     passes = [scheduler.plan(0) for _ in range(K)]
     assert passes[-1] is not None and passes[-1].finished
@@ -80,7 +79,7 @@ def test_a_new_epoch_recalls_even_a_frame_whose_last_pass_was_launched():
 
 
 def test_copy_shift_moves_the_last_stage_first():
-    scheduler = make(Mode.PIPELINED, shift=Shift.COPY)
+    scheduler = make(K, shift=Shift.COPY)
     for seq in (1, 2):
         offer(scheduler, seq)
         planned = scheduler.plan(0)
@@ -89,7 +88,7 @@ def test_copy_shift_moves_the_last_stage_first():
 
 
 def test_sessions_take_turns_within_the_row_budget():
-    scheduler = make(Mode.SERIAL, sessions=2, budget=ROWS)
+    scheduler = make(1, sessions=2, budget=ROWS)
     offer(scheduler, 1, session=0)
     offer(scheduler, 1, session=1)
     order = []
@@ -101,7 +100,7 @@ def test_sessions_take_turns_within_the_row_budget():
 
 
 def test_sessions_share_a_pass_when_it_fits():
-    scheduler = make(Mode.SERIAL, sessions=2, budget=2 * ROWS)
+    scheduler = make(1, sessions=2, budget=2 * ROWS)
     offer(scheduler, 1, session=0)
     offer(scheduler, 1, session=1)
     planned = scheduler.plan(0)
@@ -109,10 +108,10 @@ def test_sessions_share_a_pass_when_it_fits():
 
 
 def test_rings_are_limited_and_come_back():
-    scheduler = make(Mode.SERIAL, sessions=1)
+    scheduler = make(1, sessions=1)
     with pytest.raises(ResourceExhausted, match="all 1 sessions"):
-        scheduler.open(7, 1, Mode.SERIAL)
+        scheduler.open(7, 1, 1)
     with pytest.raises(AlreadyExists):
-        scheduler.open(0, 1, Mode.SERIAL)
+        scheduler.open(0, 1, 1)
     scheduler.close(0)
-    scheduler.open(7, 1, Mode.SERIAL)
+    scheduler.open(7, 1, 1)

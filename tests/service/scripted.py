@@ -41,7 +41,7 @@ SCHEMA = ActionSchema(
 
 
 def ready_message() -> WorkerReady:
-    return WorkerReady("demo", "f" * 64, 3, 8, "pipelined", "scripted", schema_fields(SCHEMA), ["a"], 0, 1, 1, 1)
+    return WorkerReady("demo", "f" * 64, 3, 8, "scripted", schema_fields(SCHEMA), ["a"], 0, 10, *[1_000] * 5)
 
 
 def good_values(frame: SubmitFrame) -> list[float]:
@@ -128,7 +128,7 @@ class ScriptedWorker:
             return True
         match message:
             case Ping():
-                self._channel.send(Pong(message.nonce, 3, 30, 1, [1_000_000]))
+                self._channel.send(Pong(message.nonce, 3, 30, 1, [1_000], [1], [2]))
             case OpenSession():
                 self._open(message)
             case SubmitFrame():
@@ -146,7 +146,7 @@ class ScriptedWorker:
             refusal = self._script.refuse
             self._channel.send(replace(refusal, session=message.session))
             return
-        self._channel.send(SessionOpened(message.session, message.mode or "pipelined", schema_fields(SCHEMA)))
+        self._channel.send(SessionOpened(message.session, schema_fields(SCHEMA)))
 
     def _submit(self, frame: SubmitFrame) -> None:
         if self._script.hold:

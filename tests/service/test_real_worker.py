@@ -39,7 +39,7 @@ async def test_actions_before_and_after_a_kill(tiny: Path, tmp_path: Path, monke
     launcher = Launcher(config(model=str(tiny), alias="demo", mode="serial"))
     async with serving(tiny, launcher) as served:
         robot = served.robot()
-        opened = await robot.open()
+        opened = await robot.open(mode=pb.MODE_SERIAL)
         assert (opened.action_tokens, opened.mode) == (7, pb.MODE_SERIAL)
         await robot.frame(1)
         first = await robot.action(1)

@@ -21,7 +21,7 @@ async def test_one_frame_one_action_and_the_session_is_gone(checkpoint):
         assert list(answer.action.values) == [0.25, -0.5, 1.0]
         assert [d.name for d in answer.schema.dimensions] == ["x", "y", "grip"]
         seen = served.script.worker.seen
-        assert [m.mode for m in seen if isinstance(m, OpenSession)] == ["serial"]
+        assert [m.depth for m in seen if isinstance(m, OpenSession)] == [1]
         await eventually(lambda: any(isinstance(m, CloseSession) for m in seen))
         assert served.metric("edgeflow_sessions") == 0
 

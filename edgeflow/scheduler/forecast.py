@@ -1,0 +1,129 @@
+"""Rate and age before they happen: the scheduler itself, run against the cost model in virtual time.
+
+Whatever the scheduler does about depth, drain, deadlines and the row budget is in the forecast, because it is the
+same scheduler. Time is an integer; nothing is measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edgeflow.scheduler.cost import PassTimes
+from edgeflow.scheduler.depth import depths_of
+from edgeflow.scheduler.plan import Frame, FrameRef, Leaving
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+
+MAX_PASSES = 800  # bounds the work of one forecast
+FRAMES = 40  # of the slowest robot, in ticks of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Robot:
+    """A session as the forecast sees it.
+
+    depth: ticks a frame takes. period_ns: between its frames; 0 = a fresh frame is always at hand.
+    rows: L_P. deadline_ns: from a frame's arrival. offset_ns: its first frame.
+    """
+
+    depth: int
+    period_ns: int
+    rows: int = 1
+    deadline_ns: int = 0
+    offset_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Steady state of one robot. actions in span_ns; mean and greatest age of an action when it leaves."""
+
+    actions: int
+    span_ns: int
+    age_ns: int
+    worst_age_ns: int
+
+    @property
+    def fps(self) -> float:
+        return self.actions * 1e9 / self.span_ns if self.span_ns else 0.0
+
+    @property
+    def period_ns(self) -> int:
+        """Between actions; a robot that gets none has none, told as a very long one."""
+        return self.span_ns // self.actions if self.actions else 1 << 62
+
+
+class _Feed:
+    """The frames of one robot: the newest whose time has come is offered, older ones never."""
+
+    def __init__(self, session: int, robot: Robot) -> None:
+        self.session = session
+        self.robot = robot
+        self.stamps: dict[int, int] = {}
+        self._seq = 0
+        self._next_ns = robot.offset_ns
+
+    def due(self, now_ns: int) -> Frame | None:
+        if self._next_ns > now_ns:
+            return None
+        period = self.robot.period_ns
+        stamp = now_ns if period == 0 else now_ns - (now_ns - self._next_ns) % period
+        self._next_ns = stamp + period if period else now_ns + 1
+        self._seq += 1
+        self.stamps[self._seq] = stamp
+        return Frame(FrameRef(self.session, 1, self._seq), self.robot.rows, stamp + self.robot.deadline_ns)
+
+    @property
+    def next_ns(self) -> int:
+        return self._next_ns
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What came out: (time, age) of every action."""
+
+    done: list[tuple[int, int]]
+
+    def forecast(self, since_ns: int, until_ns: int) -> Forecast:
+        ages = [age for instant, age in self.done if instant > since_ns]
+        if not ages:
+            return Forecast(0, until_ns - since_ns, 0, 0)
+        return Forecast(len(ages), until_ns - since_ns, sum(ages) // len(ages), max(ages))
+
+
+def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> list[Forecast]:
+    """Each robot's steady state when all of them share the device; the second half of the run counts."""
+    scheduler = Scheduler(replace(limits, max_sessions=len(robots)))
+    feeds = [_Feed(session, robot) for session, robot in enumerate(robots)]
+    tallies = [_Tally([]) for _ in robots]
+    for feed in feeds:
+        scheduler.open(feed.session, 1, feed.robot.depth)
+    now_ns, passes = 0, 0
+    horizon_ns = _horizon_ns(times, robots)
+    while now_ns < horizon_ns and passes < MAX_PASSES:
+        for feed in feeds:
+            frame = feed.due(now_ns)
+            if frame is not None:
+                scheduler.offer(frame)
+        planned = scheduler.plan(now_ns)
+        if planned is None:
+            waits = [feed.next_ns for feed in feeds]
+            wake_ns = scheduler.wake_at_ns()
+            now_ns = max(now_ns + 1, min(waits if wake_ns is None else [*waits, wake_ns]))
+            continue
+        passes += 1
+        now_ns += times.pass_ns(len(planned.prefills), len(planned.decodes))
+        for departure in scheduler.commit(planned.number):
+            if departure.why is Leaving.DONE:
+                ref = departure.frame
+                tallies[ref.session].done.append((now_ns, now_ns - feeds[ref.session].stamps.pop(ref.seq)))
+    return [tally.forecast(now_ns // 2, now_ns) for tally in tallies]
+
+
+def by_depth(times: PassTimes, limits: SchedulerLimits, period_ns: int = 0, rows: int = 1) -> dict[int, Forecast]:
+    """One robot alone, at every depth."""
+    return {depth: forecast(times, limits, [Robot(depth, period_ns, rows)])[0] for depth in depths_of(times.stages)}
+
+
+def _horizon_ns(times: PassTimes, robots: Sequence[Robot]) -> int:
+    tick_ns = times.stages * times.pass_ns(len(robots), 0)
+    return FRAMES * max(tick_ns, *(robot.period_ns for robot in robots))

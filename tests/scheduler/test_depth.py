@@ -1,0 +1,107 @@
+"""Between serial and pipelined: which passes a depth gives, and what it costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeflow.scheduler.cost import CostModel, PassSample, PassTimes
+from edgeflow.scheduler.depth import depth_of, depths_of, rounds_of
+from edgeflow.scheduler.forecast import Robot, by_depth, forecast
+from edgeflow.scheduler.plan import Frame, FrameRef
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.types import Mode
+
+MS = 1_000_000
+TIMES = PassTimes(7, 60 * MS, 110 * MS, 66 * MS, 10 * MS, 16 * MS)
+
+
+def limits(sessions: int = 8, row_budget: int = 1000, drain_ms: int = 2) -> SchedulerLimits:
+    return SchedulerLimits(7, sessions, row_budget, drain_ms * MS)
+
+
+def test_depths_that_differ_in_effect():
+    assert depths_of(7) == (1, 2, 3, 4, 7)
+    assert [rounds_of(depth, 7) for depth in range(1, 8)] == [7, 4, 3, 2, 2, 2, 1]
+    assert depths_of(1) == (1,)
+    assert depth_of(Mode.DEPTH, 7, 6) == 4
+    assert (depth_of(Mode.SERIAL, 7), depth_of(Mode.PIPELINED, 7)) == (1, 7)
+    with pytest.raises(ValueError, match="auto"):
+        depth_of(Mode.AUTO, 7)
+
+
+def test_a_tick_of_depth_three_is_one_packed_pass_and_two_decode_passes():
+    scheduler = Scheduler(limits())
+    scheduler.open(0, 1, 3)
+    shapes = []
+    for seq in range(1, 5):
+        scheduler.offer(Frame(FrameRef(0, 1, seq), 10))
+        for _ in range(3):
+            planned = scheduler.plan(0)
+            assert planned is not None
+            shapes.append(sorted((segment.frame.seq, segment.stage) for segment in planned.segments))
+    assert shapes[6:9] == [[(1, 6), (2, 3), (3, 0)], [(2, 4), (3, 1)], [(2, 5), (3, 2)]]
+    assert shapes[9] == [(2, 6), (3, 3), (4, 0)], "a frame leaves in its third tick"
+
+
+def test_an_earlier_deadline_goes_first_when_not_all_fit():
+    scheduler = Scheduler(limits(row_budget=10))
+    for session, deadline_ns in ((0, 30), (1, 20), (2, 10)):
+        scheduler.open(session, 1, 1)
+        scheduler.offer(Frame(FrameRef(session, 1, 1), 10, deadline_ns))
+    first = [scheduler.plan(0) for _ in range(14)]
+    order = [planned.segments[0].frame.session for planned in first if planned is not None]
+    assert order == [2] * 7 + [1] * 7
+
+
+def test_pass_times_lie_on_lines_between_the_corners():
+    assert TIMES.pass_ns(1, 0) == 60 * MS
+    assert TIMES.pass_ns(1, 6) == 66 * MS
+    assert TIMES.pass_ns(2, 0) == 110 * MS
+    assert TIMES.pass_ns(2, 12) == 122 * MS
+    assert TIMES.pass_ns(0, 1) == 10 * MS
+    assert TIMES.pass_ns(0, 6) == 16 * MS
+
+
+def test_a_forecast_of_a_lone_robot_is_the_closed_form():
+    """Design: r = ceil(K/d) rounds a tick; a frame's last round comes in its tick d."""
+    for depth, seen in by_depth(TIMES, limits()).items():
+        rounds = rounds_of(depth, 7)
+        rows = [stage for stage in range(1, 7) if stage % rounds == 0]
+        packed = TIMES.pass_ns(1, len(rows))
+        tick = packed + sum(
+            TIMES.pass_ns(0, sum(stage % rounds == turn for stage in range(7))) for turn in range(1, rounds)
+        )
+        assert seen.fps == pytest.approx(1e9 / tick, rel=0.03), depth
+        assert (depth - 1) * tick < seen.age_ns <= depth * tick
+    serial, pipelined = by_depth(TIMES, limits())[1], by_depth(TIMES, limits())[7]
+    assert serial.age_ns == 120 * MS
+    assert pipelined.age_ns == 7 * 66 * MS
+
+
+def test_a_slow_camera_drains_what_is_under_way():
+    (seen,) = forecast(TIMES, limits(), [Robot(7, 1000 * MS)])
+    assert seen.fps == pytest.approx(1, rel=0.05)
+    assert seen.age_ns == (60 + 2 + 6 * 10) * MS
+
+
+def test_a_fast_camera_loses_frames_not_age():
+    (seen,) = forecast(TIMES, limits(), [Robot(1, 10 * MS)])
+    assert seen.fps == pytest.approx(1000 / 120, rel=0.05)
+    assert 120 * MS <= seen.age_ns <= seen.worst_age_ns <= 130 * MS
+
+
+def test_robots_share_the_device():
+    for seen in forecast(TIMES, limits(), [Robot(1, 0), Robot(1, 0)]):
+        assert seen.fps == pytest.approx(1000 / (110 + 6 * 11.2), rel=0.02)
+
+
+def test_small_drift_is_kept_and_large_drift_is_taken_up():
+    model = CostModel(TIMES)
+    assert not model.observe([PassSample(1, 6, 75 * MS)] * 40)
+    assert model.times == TIMES
+    assert not model.observe([PassSample(1, 6, 99 * MS)] * 19), "too few passes to judge by"
+    assert model.observe([PassSample(1, 6, 99 * MS)])
+    assert model.times.packed_ns == 99 * MS
+    assert model.times.decode_ns == TIMES.decode_ns, "passes without a prefill were not seen"
+    assert model.observe([PassSample(0, 1, 5 * MS)] * 20)
+    assert model.times.decode_ns == 5 * MS
