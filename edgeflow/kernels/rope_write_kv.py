@@ -61,7 +61,8 @@ class RotaryTable:
         """table [T, 1, n], position [C, L_Q] → [L_Q, 1, n]; each section from its component's row of the table."""
         if not self.sections or len(position) == 1:
             return table[position[0]]
-        parts = torch.split(table[position], self.sections * (table.shape[-1] // sum(self.sections)), dim=-1)
+        widths = list(self.sections) * (table.shape[-1] // sum(self.sections))
+        parts = torch.split(table[position], widths, dim=-1)
         return torch.cat([part[index % len(position)] for index, part in enumerate(parts)], dim=-1)
 
 

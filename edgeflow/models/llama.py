@@ -224,7 +224,7 @@ class LlamaDecoder:
         """Each head's query and key by itself; values as they are."""
         config, norm = self.config, self._operators.rms_norm
         heads = qkv.view(qkv.shape[0], -1, config.head_dim)
-        q, k, v = heads.split([config.num_attention_heads, *[config.num_key_value_heads] * 2], dim=1)
+        q, k, v = torch.split(heads, [config.num_attention_heads, *[config.num_key_value_heads] * 2], dim=1)
         return torch.cat([norm(q, q_norm, config.rms_norm_eps), norm(k, k_norm, config.rms_norm_eps), v], 1).flatten(1)
 
     def _rotary_of(self, capacity: int) -> RotaryTable:

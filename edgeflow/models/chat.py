@@ -1,0 +1,206 @@
+"""A chat model from a published checkpoint: Llama, Qwen2, Qwen3 or Qwen2.5-VL, with its tokenizer and chat template."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeflow.errors import CheckpointError, InvalidArgument
+from edgeflow.models.chat_template import ChatTemplate
+from edgeflow.models.checkpoint import Weights, read_json
+from edgeflow.models.decoder_config import FAMILIES, decoder_config
+from edgeflow.models.generation_config import GenerationConfig
+from edgeflow.models.llama import LlamaConfig, LlamaDecoder
+from edgeflow.models.prompt import PlacedImage, Prompt
+from edgeflow.models.qwen2_5_vl.config import ImageRules, VisionConfig
+from edgeflow.models.qwen2_5_vl.positions import mrope_positions
+from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor, Patches
+from edgeflow.models.qwen2_5_vl.vision import VisionTower
+from edgeflow.models.tokenizer import TextTokenizer
+
+# Where checkpoints keep their parts: the decoder's stem and the tower's prefix, by transformers' version.
+STEMS = (("model.", "visual."), ("model.language_model.", "model.visual."))
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """What a model with images has besides: tower, preprocessor, id of an image row's place."""
+
+    tower: VisionTower
+    preprocessor: ImagePreprocessor
+    image_token: int
+
+
+class ChatModel:
+    """Prompts in, rows of the decoder out. stop_ids: tokens that end an answer. name: the architecture's family."""
+
+    def __init__(
+        self,
+        name: str,
+        decoder: LlamaDecoder,
+        tokenizer: TextTokenizer,
+        template: ChatTemplate | None,
+        generation: GenerationConfig,
+        vision: Vision | None,
+        device: torch.device,
+    ) -> None:
+        self.name = name
+        self.decoder = decoder
+        self.tokenizer = tokenizer
+        self.template = template
+        self.generation = generation
+        self.vision = vision
+        self._device = device
+
+    @property
+    def config(self) -> LlamaConfig:
+        return self.decoder.config
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.generation.stop_ids
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, **options: Any) -> str:
+        """Messages as the text of a prompt; InvalidArgument where the checkpoint has no template for them."""
+        if self.template is None:
+            raise InvalidArgument("this model has no chat template: send a plain prompt", field="messages")
+        return self.template(messages, answer=answer, **options)
+
+    def chat_prompt(self, text: str, images: Sequence[NDArray[np.uint8]] = ()) -> Prompt:
+        """text: rendered messages. images: RGB [H, W, 3], one for each place that the text has for one."""
+        ids = self.tokenizer.encode(text, special=False)
+        if self.vision is None:
+            if images:
+                raise InvalidArgument("this model takes no images", field="messages")
+            return self.prompt(ids)
+        return self._with_images(ids, [self.vision.preprocessor(image) for image in images], self.vision)
+
+    def text_prompt(self, text: str) -> Prompt:
+        """A plain text to go on from, with what the tokenizer begins texts with."""
+        return self.prompt(self.tokenizer.encode(text, special=True))
+
+    def prompt(self, ids: Sequence[int]) -> Prompt:
+        """Token ids without images."""
+        if not ids:
+            raise InvalidArgument("the prompt holds no token", field="prompt")
+        if not all(0 <= token < self.config.vocab_size for token in ids):
+            raise InvalidArgument(f"token ids are 0 to {self.config.vocab_size - 1}", field="prompt")
+        if self.vision is not None:
+            return self._with_images(ids, [], self.vision)
+        return Prompt(tuple(ids), torch.arange(len(ids))[None])
+
+    def embed_prompt(self, prompt: Prompt, start: int = 0) -> Tensor:
+        """Rows start .. L_P: [n, E]"""
+        return PromptRows(self, prompt).take(start, len(prompt))
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """[n, E]"""
+        return self.decoder.embed(torch.tensor(ids, dtype=torch.long, device=self._device))
+
+    def _with_images(self, ids: Sequence[int], images: list[Patches], vision: Vision) -> Prompt:
+        """Each place for an image becomes as many rows as the image has."""
+        wanted = ids.count(vision.image_token)
+        if wanted != len(images):
+            raise InvalidArgument(f"{len(images)} images for {wanted} places in the text", field="messages")
+        rows: list[int] = []
+        placed: list[PlacedImage] = []
+        waiting = iter(images)
+        for token in ids:
+            if token == vision.image_token:
+                image = next(waiting)
+                placed.append(PlacedImage(len(rows), math.prod(image.merged_grid), image))
+                rows += [token] * placed[-1].rows
+            else:
+                rows.append(token)
+        positions, shift = mrope_positions(len(rows), [(each.start, each.patches.merged_grid) for each in placed])
+        return Prompt(tuple(rows), positions, shift, tuple(placed))
+
+
+class PromptRows:
+    """A prompt's embedded rows, taken chunk by chunk; an image is encoded when its first row is taken."""
+
+    def __init__(self, model: ChatModel, prompt: Prompt) -> None:
+        self._model = model
+        self._prompt = prompt
+        self._encoded: tuple[PlacedImage, Tensor] | None = None  # the image that was taken from last
+
+    def take(self, start: int, stop: int) -> Tensor:
+        """Rows start .. stop: [n, E]"""
+        rows = self._model.embed(self._prompt.ids[start:stop])
+        for image in self._prompt.images:
+            first, last = max(start, image.start), min(stop, image.end)
+            if first < last:
+                rows[first - start : last - start] = self._encode(image)[first - image.start : last - image.start]
+        return rows
+
+    def _encode(self, image: PlacedImage) -> Tensor:
+        if self._encoded is None or self._encoded[0] is not image:
+            if self._model.vision is None:
+                raise ValueError("a prompt with images belongs to a model with a vision tower")
+            self._encoded = image, self._model.vision.tower.forward(image.patches)
+        return self._encoded[1]
+
+
+def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **decoder_options: Any) -> ChatModel:
+    """Read a checkpoint directory; CheckpointError says what is wrong with it."""
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a directory: name the directory of a checkpoint")
+    values = read_json(path / "config.json")
+    family = values.get("model_type")
+    if family not in FAMILIES:
+        raise CheckpointError(f"{path} holds model_type {family!r}; {', '.join(FAMILIES)} are served")
+    try:
+        text = decoder_config(_text_values(values), family)
+        vision = _vision_config(values, path) if "vision_config" in values else None
+        if (family == "qwen2_5_vl") != (vision is not None):
+            raise ValueError(f"{family} {'needs a' if vision is None else 'has no'} vision_config")
+        generation = GenerationConfig.of(values, read_json(path / "generation_config.json", required=False))
+    except KeyError as error:
+        raise CheckpointError(f"{path}: the configuration lacks {error.args[0]}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: the configuration holds a value of the wrong kind: {error}") from error
+    tokenizer = TextTokenizer(path, text.vocab_size)
+    template = ChatTemplate.load(path)
+    weights = Weights(path, dtype, device)
+    stem, prefix = _stem(weights)
+    decoder = LlamaDecoder(text, weights, stem=stem, **decoder_options)
+    parts = None if vision is None else _load_vision(*vision, weights.under(prefix), text)
+    return ChatModel(family, decoder, tokenizer, template, generation, parts, device)
+
+
+def _text_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of the text part, which newer files keep by themselves; the outer ones win where both speak."""
+    inner = values.get("text_config", {})
+    outer = {name: value for name, value in values.items() if name in ("tie_word_embeddings", "quantization_config")}
+    return {**inner, **outer} if inner else dict(values)
+
+
+def _vision_config(values: dict[str, Any], path: Path) -> tuple[VisionConfig, ImageRules]:
+    processor = read_json(path / "preprocessor_config.json", required=False)
+    processor = processor or read_json(path / "processor_config.json").get("image_processor", {})
+    return VisionConfig.of(values), ImageRules.of(processor)
+
+
+def _load_vision(config: VisionConfig, rules: ImageRules, weights: Weights, text: LlamaConfig) -> Vision:
+    if config.out_hidden_size != text.hidden_size or config.image_token >= text.vocab_size:
+        raise CheckpointError(
+            f"vision_config.out_hidden_size {config.out_hidden_size} or image_token_id {config.image_token} does not "
+            f"fit a decoder of hidden_size {text.hidden_size} and vocab_size {text.vocab_size}"
+        )
+    return Vision(VisionTower(weights, config), ImagePreprocessor(rules, config), config.image_token)
+
+
+def _stem(weights: Weights) -> tuple[str, str]:
+    for stem, prefix in reversed(STEMS):
+        if f"{stem}embed_tokens.weight" in weights:
+            return stem, prefix
+    return STEMS[0]

@@ -1,0 +1,106 @@
+"""Messages to text by the checkpoint's own chat template, in Jinja's sandbox: it computes text and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from edgeflow.errors import CheckpointError, InvalidArgument
+from edgeflow.models.checkpoint import read_json
+
+TEMPLATE_FILE = "chat_template.jinja"
+MAX_TEMPLATE_CHARACTERS = 1 << 20
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class ChatTemplate:
+    """Callable: messages → the text of the prompt. source: the template; tokens: names it may use (bos_token, …)."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        if len(source) > MAX_TEMPLATE_CHARACTERS:
+            raise CheckpointError(f"chat_template has more than {MAX_TEMPLATE_CHARACTERS} characters")
+        sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        sandbox.filters["tojson"] = _json
+        sandbox.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+        try:
+            self._template = sandbox.from_string(source)
+        except (TemplateError, RecursionError) as error:
+            raise CheckpointError(f"chat_template is not a template: {error}") from error
+        self._tokens = dict(tokens)
+
+    @classmethod
+    def load(cls, directory: Path) -> ChatTemplate | None:
+        """chat_template.jinja, chat_template.json or the entry of tokenizer_config.json; None where there is none."""
+        tokenizer = read_json(directory / "tokenizer_config.json", required=False)
+        source = _text_file(directory / TEMPLATE_FILE)
+        if source is None:
+            older = read_json(directory / "chat_template.json", required=False)
+            source = _default(older.get("chat_template") or tokenizer.get("chat_template"))
+        return None if source is None else cls(source, _special_tokens(tokenizer))
+
+    def __call__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        answer: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """answer: end where the assistant begins. InvalidArgument where the template does not take the messages."""
+        try:
+            return self._template.render(
+                messages=list(messages), add_generation_prompt=answer, tools=tools, **self._tokens
+            )
+        except _Refused as error:
+            raise InvalidArgument(str(error)[:200], field="messages") from error
+        except Exception as error:  # a template is a program: it fails in any way on messages it was not made for
+            raise InvalidArgument("the model's chat template does not take these messages", field="messages") from error
+
+
+class _Refused(TemplateError):
+    """The template itself says no."""
+
+
+def _refuse(message: object) -> NoReturn:
+    raise _Refused(str(message))
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+def _text_file(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(MAX_TEMPLATE_CHARACTERS + 1)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not readable text: copy the checkpoint again") from error
+
+
+def _default(source: Any) -> str | None:
+    """One template, or several with names, of which "default" is for chat."""
+    if isinstance(source, list):
+        source = {str(each.get("name")): each.get("template") for each in source if isinstance(each, Mapping)}
+        source = source.get("default")
+    if source is not None and not isinstance(source, str):
+        raise CheckpointError("chat_template must be text or a list of named texts")
+    return source
+
+
+def _special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, str]:
+    """By name; a token is text or an object with its content."""
+    found = {name: tokenizer.get(name) for name in SPECIAL_TOKENS}
+    texts = {name: value.get("content") if isinstance(value, Mapping) else value for name, value in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}

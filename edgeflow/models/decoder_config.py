@@ -1,0 +1,64 @@
+"""From a checkpoint's config.json to a decoder's configuration (Llama, Qwen2, Qwen3 and the text of Qwen2.5-VL)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.rope import PLAIN, Rope
+
+NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+OPTIONAL = (
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_theta",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "head_dim",
+)
+# Where the file is silent: what the family's own configuration class says.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "qwen2": {"max_position_embeddings": 32768, "attention_bias": True},
+    "qwen3": {"max_position_embeddings": 32768, "head_dim": 128, "head_norm": True},
+    "qwen2_5_vl": {"max_position_embeddings": 32768, "attention_bias": True},
+}
+REFUSED = ("mlp_bias", "use_sliding_window", "quantization_config")
+
+
+def decoder_config(values: Mapping[str, Any], family: str) -> LlamaConfig:
+    """values: the entries of the text part. ValueError, KeyError or TypeError says what is wrong or not served."""
+    if values.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act {values['hidden_act']!r}; silu is served")
+    # Qwen2's attention always has the biases of the family; where others ask for them, the output has one too.
+    refused = [*REFUSED, *(["attention_bias"] if family in ("llama", "qwen3") else [])]
+    for name in refused:
+        if values.get(name):
+            raise ValueError(f"{name} {values[name]!r} is not served")
+    scaling = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    given = {name: values[name] for name in OPTIONAL if values.get(name) is not None}
+    if "rope_theta" in scaling:
+        given["rope_theta"] = scaling["rope_theta"]
+    given.setdefault("num_key_value_heads", values["num_attention_heads"])
+    needed = {name: values[name] for name in NEEDED}
+    return LlamaConfig(**{**FAMILIES[family], **needed, **given, "rope": _rope(scaling)})
+
+
+def _rope(scaling: Mapping[str, Any]) -> Rope:
+    """Under its newer and its older names; "mrope" is the default kind with sections."""
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if scaling.get("partial_rotary_factor", 1) != 1:
+        raise ValueError(f"partial_rotary_factor {scaling['partial_rotary_factor']!r}; whole heads are turned")
+    sections = tuple(scaling.get("mrope_section") or ())
+    if kind in ("default", "mrope"):
+        return Rope(sections=sections) if sections else PLAIN
+    if kind == "llama3":
+        return Rope(
+            kind,
+            scaling["factor"],
+            scaling["low_freq_factor"],
+            scaling["high_freq_factor"],
+            scaling["original_max_position_embeddings"],
+        )
+    return Rope(kind, scaling.get("factor", 1.0), sections=sections)

@@ -1,0 +1,59 @@
+"""Prompts: token ids, rotary positions and images of the rows that enter a slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgeflow.models.qwen2_5_vl.preprocess import Patches
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image of a prompt. start: its first row; rows: h w / 4."""
+
+    start: int
+    rows: int
+    patches: Patches
+
+    @property
+    def end(self) -> int:
+        return self.start + self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """ids: one a row, an image's rows hold its place token. positions [C, L_P]: what RoPE turns each row by.
+
+    shift: what a decode row's position differs from its place in the slot.
+    """
+
+    ids: tuple[int, ...]
+    positions: Tensor
+    shift: int = 0
+    images: tuple[PlacedImage, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def head(self, length: int) -> Prompt:
+        """The first rows, as a prefix that other prompts may share."""
+        images = tuple(image for image in self.images if image.start < length)
+        return Prompt(self.ids[:length], self.positions[:, :length], self.shift, images)
+
+    def common(self, other: Prompt) -> int:
+        """How many rows both begin with."""
+        same = next(
+            (row for row, (mine, theirs) in enumerate(zip(self.ids, other.ids, strict=False)) if mine != theirs),
+            min(len(self), len(other)),
+        )
+        for mine, theirs in zip(self.images, other.images, strict=False):
+            if mine.start < same and not _same_image(mine, theirs):
+                return min(same, mine.start)
+        return same
+
+
+def _same_image(one: PlacedImage, other: PlacedImage) -> bool:
+    return one.start == other.start and torch.equal(one.patches.values, other.patches.values)

@@ -1,0 +1,143 @@
+"""Qwen2.5-VL's vision tower: windowed attention over patches of an image of any size (reference: transformers).
+
+RMSNorm eps 1e-6, SwiGLU with biases, half-split rotary embedding of (row, column), attention within windows of
+8 x 8 patches but for a few blocks; then 2 x 2 patches are merged into one row of the language model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgeflow.models.checkpoint import Weights
+from edgeflow.models.qwen2_5_vl.config import VisionConfig
+from edgeflow.models.qwen2_5_vl.preprocess import Patches
+
+NORM_EPS = 1e-6
+ROPE_THETA = 10000.0
+Linear = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Weights and biases in pairs; gate_up [2F, E]."""
+
+    norm1: Tensor
+    qkv: Linear
+    proj: Linear
+    norm2: Tensor
+    gate_up: Linear
+    down: Linear
+
+    @classmethod
+    def of(cls, weights: Weights, config: VisionConfig) -> _Block:
+        """weights: those below `blocks.<index>.`"""
+        width, inner = config.hidden_size, config.intermediate_size
+        gate, up = (_linear(weights, f"mlp.{name}_proj", inner, width) for name in ("gate", "up"))
+        return cls(
+            norm1=weights.take("norm1.weight", width),
+            qkv=_linear(weights, "attn.qkv", 3 * width, width),
+            proj=_linear(weights, "attn.proj", width, width),
+            norm2=weights.take("norm2.weight", width),
+            gate_up=(torch.cat([gate[0], up[0]]), torch.cat([gate[1], up[1]])),
+            down=_linear(weights, "mlp.down_proj", width, inner),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Of an image's patches, in the order they come: cos, sin [n, 1, D/2]; windows: patches that see each other,
+    windows of one size together [windows, patches of each]."""
+
+    cos: Tensor
+    sin: Tensor
+    windows: list[Tensor]
+
+
+class VisionTower:
+    """weights: names below the tower's prefix (patch_embed.proj.weight, blocks.0.norm1.weight, …)."""
+
+    def __init__(self, weights: Weights, config: VisionConfig) -> None:
+        self._config = config
+        width, merged = config.hidden_size, config.hidden_size * config.spatial_merge_size**2
+        kernel = (width, 3, config.temporal_patch_size, config.patch_size, config.patch_size)
+        self._kernel = weights.take("patch_embed.proj.weight", *kernel).flatten(1)
+        self._blocks = [_Block.of(weights.under(f"blocks.{index}."), config) for index in range(config.depth)]
+        self._merge_norm = weights.take("merger.ln_q.weight", width)
+        self._merge = [
+            _linear(weights, "merger.mlp.0", merged, merged),
+            _linear(weights, "merger.mlp.2", config.out_hidden_size, merged),
+        ]
+
+    def forward(self, image: Patches) -> Tensor:
+        """Rows of the language model, line by line of the merged grid: [h w / 4, E]"""
+        places = self._places(image.grid)
+        x = F.linear(image.values.to(self._kernel), self._kernel)
+        for index, block in enumerate(self._blocks):
+            whole = index in self._config.full_blocks
+            x = self._run(block, x, places, None if whole else places.windows)
+        x = F.rms_norm(x, self._merge_norm.shape, self._merge_norm, NORM_EPS)
+        x = x.view(-1, self._config.spatial_merge_size**2 * x.shape[-1])
+        return F.linear(F.gelu(F.linear(x, *self._merge[0])), *self._merge[1])
+
+    def _run(self, block: _Block, x: Tensor, places: _Places, windows: list[Tensor] | None) -> Tensor:
+        normed = F.rms_norm(x, block.norm1.shape, block.norm1, NORM_EPS)
+        qkv = F.linear(normed, *block.qkv).view(len(x), 3, self._config.num_heads, -1)
+        q, k, v = _turned(qkv[:, 0], places), _turned(qkv[:, 1], places), qkv[:, 2]
+        if windows is None:
+            attended = _attend(q[None], k[None], v[None])[0]
+        else:
+            attended = torch.empty_like(v)
+            for rows in windows:
+                attended[rows] = _attend(q[rows], k[rows], v[rows])
+        x = x + F.linear(attended.flatten(1), *block.proj)
+        gate, up = F.linear(F.rms_norm(x, block.norm2.shape, block.norm2, NORM_EPS), *block.gate_up).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, *block.down)
+
+    def _places(self, grid: tuple[int, int]) -> _Places:
+        config, device = self._config, self._kernel.device
+        rows, columns = _coordinates(grid, config.spatial_merge_size)
+        quarter = config.hidden_size // config.num_heads // 4
+        frequencies = ROPE_THETA ** -(torch.arange(quarter, dtype=torch.float32) / quarter)
+        angles = torch.cat([place[:, None] * frequencies for place in (rows, columns)], dim=-1).to(device)
+        side = config.window * config.spatial_merge_size
+        windows = [each.to(device) for each in _windows(rows // side, columns // side)]
+        return _Places(angles.cos()[:, None], angles.sin()[:, None], windows)
+
+
+def _coordinates(grid: tuple[int, int], merge: int) -> tuple[Tensor, Tensor]:
+    """Row and column of each patch, in the order of Patches: block by block."""
+    numbers = torch.arange(grid[0] * grid[1]).view(grid[0] // merge, merge, grid[1] // merge, merge)
+    in_order = numbers.transpose(1, 2).flatten()
+    return in_order // grid[1], in_order % grid[1]
+
+
+def _windows(down: Tensor, right: Tensor) -> list[Tensor]:
+    """Which patches share a window, by the window's place [n] each; windows at the edges are smaller."""
+    _, window = torch.unique(torch.stack([down, right]), dim=1, return_inverse=True)
+    sizes = torch.bincount(window)
+    order = torch.argsort(window, stable=True)
+    by_size: dict[int, list[Tensor]] = {}
+    for patches in torch.split(order, sizes.tolist()):
+        by_size.setdefault(len(patches), []).append(patches)
+    return [torch.stack(same) for same in by_size.values()]
+
+
+def _turned(x: Tensor, places: _Places) -> Tensor:
+    """[n, H, D], in float32 as published."""
+    low, high = x.float().chunk(2, dim=-1)
+    turned = [low * places.cos - high * places.sin, high * places.cos + low * places.sin]
+    return torch.cat(turned, dim=-1).to(x.dtype)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[windows, n, H, D], each window by itself."""
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+def _linear(weights: Weights, name: str, out: int, into: int) -> Linear:
+    return weights.take(f"{name}.weight", out, into), weights.take(f"{name}.bias", out)
