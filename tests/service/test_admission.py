@@ -1,0 +1,121 @@
+"""Who is let in and how deep: arithmetic on forecasts, no worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeflow.config import ServiceConfig
+from edgeflow.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from edgeflow.ipc.messages import Pong, WorkerReady
+from edgeflow.service.admission import OVERHEAD_NS, Admission, SessionPlan
+from edgeflow.service.requests import OpenRequest
+from edgeflow.types import CameraSpec, ImageFormat, Mode
+
+MS = 1_000_000
+
+
+def ready(percent: int = 100) -> WorkerReady:
+    """Serial takes 120 ms a frame, pipelined 66."""
+    times = [value * MS * percent // 100 for value in (60, 110, 66, 10, 16)]
+    return WorkerReady("demo", "f", 7, 8, "cpu", [], ["a"], 0, 55, *times)
+
+
+def make(**changes: object) -> Admission:
+    admission = Admission(ServiceConfig.model_validate({"mode": "serial", **changes}))
+    admission.worker_ready(ready())
+    return admission
+
+
+def request(period_ms: int, mode: Mode | None = None, age_ms: int = 0, depth: int = 0) -> OpenRequest:
+    camera = CameraSpec("front", 64, 64, ImageFormat.JPEG)
+    age_ns = age_ms * MS or None
+    return OpenRequest((camera,), (), "go", period_ms * MS, age_ns, mode, "", depth)
+
+
+def fill(admission: Admission, asked: OpenRequest, most: int = 9) -> list[SessionPlan]:
+    plans: list[SessionPlan] = []
+    for number in range(most):
+        plans.append(admission.plan(asked, admission.others()))
+        admission.enter(number, plans[-1])
+    return plans
+
+
+def test_modes_are_told_with_rate_and_age():
+    modes = make().modes()
+    assert list(modes) == ["serial", "depth 2", "depth 3", "depth 4", "pipelined"]
+    rates = [seen.fps for seen in modes.values()]
+    ages = [seen.age_ns for seen in modes.values()]
+    assert rates == sorted(rates) and ages == sorted(ages)
+    assert rates[-1] == pytest.approx(1000 / 66, rel=0.03)
+
+
+def test_a_lone_robot_is_always_let_in():
+    plan = make().plan(request(10), ())
+    assert plan.forecast.fps == pytest.approx(1000 / 120, rel=0.05)
+
+
+def test_the_session_that_does_not_fit_is_refused_with_a_hint():
+    admission = make()
+    with pytest.raises(ResourceExhausted, match="does not fit beside") as caught:
+        fill(admission, request(500, Mode.SERIAL))
+    assert (caught.value.reason, caught.value.retry_after_ms) == ("DEVICE_FULL", 1000)
+    others = admission.others()
+    assert len(others) == 5
+    for plan in others:
+        assert plan.forecast.fps == pytest.approx(2, rel=0.02), "an admitted session has its rate"
+
+
+def test_room_is_kept_free():
+    crowded, roomy = make(admission_headroom_percent=0), make(admission_headroom_percent=60)
+    counts = []
+    for admission in (roomy, crowded):
+        with pytest.raises(ResourceExhausted):
+            fill(admission, request(400, Mode.SERIAL))
+        counts.append(len(admission.others()))
+    assert counts[0] < counts[1]
+
+
+def test_a_saturated_device_lets_nobody_else_in():
+    admission = make()
+    admission.enter(1, admission.plan(request(10), ()))
+    with pytest.raises(ResourceExhausted):
+        admission.plan(request(1000), admission.others())
+    admission.leave(1)
+    assert admission.plan(request(1000), admission.others()).forecast.fps == pytest.approx(1, rel=0.05)
+
+
+@pytest.mark.parametrize(("age_ms", "depth"), [(150, 1), (190, 2), (250, 3), (310, 4), (480, 7), (0, 7)])
+def test_auto_takes_the_highest_rate_that_keeps_the_age(age_ms: int, depth: int):
+    plan = make().plan(request(10, Mode.AUTO, age_ms), ())
+    assert (plan.mode, plan.depth) == (Mode.AUTO, depth)
+    if age_ms:
+        assert plan.forecast.worst_age_ns + OVERHEAD_NS <= age_ms * MS
+
+
+def test_auto_takes_the_youngest_actions_where_the_rate_is_the_cameras():
+    assert make().plan(request(500, Mode.AUTO), ()).depth == 1
+
+
+def test_an_age_that_cannot_be_kept_is_refused_with_the_best_one():
+    with pytest.raises(FailedPrecondition, match=r"100 ms cannot be kept, the least age within reach is 1[23]\d ms"):
+        make().plan(request(10, Mode.AUTO, 100), ())
+
+
+def test_depth_is_checked_against_the_model():
+    assert make().plan(request(10, Mode.DEPTH, depth=5), ()).depth == 4, "5 and 4 take the same passes"
+    for depth in (0, 8):
+        with pytest.raises(InvalidArgument, match="1 to 7"):
+            make().plan(request(10, Mode.DEPTH, depth=depth), ())
+
+
+def test_the_service_names_depth_for_those_who_name_no_mode():
+    assert make(mode="depth", depth=3).plan(request(10), ()).depth == 3
+
+
+def test_a_device_that_slowed_down_changes_the_forecast():
+    admission = make()
+    before = admission.modes()["pipelined"].fps
+    pong = Pong(1, 0, 0, 0, [132 * MS] * 30, [1] * 30, [6] * 30)
+    assert admission.observe(pong)
+    assert admission.modes()["pipelined"].fps == pytest.approx(before / 2, rel=0.03)
+    assert not admission.observe(pong), "what is known is no news"
