@@ -58,7 +58,7 @@ class ChatModel:
         self.template = template
         self.generation = generation
         self.vision = vision
-        self._device = device
+        self.device = device
 
     @property
     def config(self) -> LlamaConfig:
@@ -103,7 +103,7 @@ class ChatModel:
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         """[n, E]"""
-        return self.decoder.embed(torch.tensor(ids, dtype=torch.long, device=self._device))
+        return self.decoder.embed(torch.tensor(ids, dtype=torch.long, device=self.device))
 
     def _with_images(self, ids: Sequence[int], images: list[Patches], vision: Vision) -> Prompt:
         """Each place for an image becomes as many rows as the image has."""
