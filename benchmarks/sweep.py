@@ -1,0 +1,198 @@
+"""Serial against pipelined over action lengths and prefill lengths, as in ActionFlow's Figure 5.
+
+The embedded policy's sizes and weights; K is set here, and the prompts are random tokens, so the tokens mean nothing
+but must be equal both ways. The two take turns; the ratio is the median over rounds.
+
+    .venv/bin/python benchmarks/sweep.py --json benchmarks/results/sweep-cpu.json --png benchmarks/results/sweep-cpu.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.machine import machine_facts
+from edgeflow.config import resolve_model
+from edgeflow.console import progress_bar, table_console
+from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.offline import OfflineRun, limits_for
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode
+
+CPU = torch.device("cpu")
+MODES = (Mode.SERIAL, Mode.PIPELINED)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One K and prefill length. Medians over rounds; ratio round by round; passes in milliseconds."""
+
+    action_tokens: int
+    prefill_rows: int
+    serial_fps: float
+    pipelined_fps: float
+    ratio: float
+    prefill_ms: float
+    decode_ms: float
+    packed_ms: float
+    tokens_equal: bool
+
+    @property
+    def bound(self) -> float:
+        """What the pass times allow: (prefill + (K-1) decode) / packed."""
+        return (self.prefill_ms + (self.action_tokens - 1) * self.decode_ms) / self.packed_ms
+
+
+def main() -> None:
+    """Measure and print; exit code 1 when tokens differ."""
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    policy = OpenVLAPolicy.load(resolve_model(arguments.model), torch.float32, CPU)
+    cells = []
+    with progress_bar(table_console()) as progress:
+        task = progress.add_task("sweep", total=len(arguments.k) * len(arguments.prompts))
+        for stages in arguments.k:
+            for prompt in arguments.prompts:
+                cells.append(_cell(policy, stages, prompt, arguments))
+                _advance(progress, task, cells[-1])
+    _print(cells, arguments)
+    if arguments.json:
+        report = {**machine_facts(), "threads": arguments.threads, "cells": [asdict(cell) for cell in cells]}
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    if arguments.png:
+        _plot(cells, arguments.png)
+    raise SystemExit(0 if all(cell.tokens_equal for cell in cells) else 1)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo", help="checkpoint directory, or demo (the embedded policy)")
+    parser.add_argument("--k", type=int, nargs="+", default=[7, 16, 24, 32], help="action tokens")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[8, 32, 64, 128], help="text tokens")
+    parser.add_argument("--frames", type=int, default=2, help="frames a round beyond K")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--png", type=Path)
+    return parser.parse_args()
+
+
+def _cell(policy: OpenVLAPolicy, stages: int, prompt: int, arguments: argparse.Namespace) -> Cell:
+    policy.K = stages
+    generator = np.random.default_rng(stages * 1000 + prompt)
+    count = 2 * stages + arguments.frames
+    images = generator.integers(0, 256, (count, 96, 96, 3), np.uint8)
+    ids = [1, *generator.integers(3, policy.config.text.vocab_size // 2, prompt - 1).tolist()]
+    frames = [PreparedFrame(policy.preprocess(image), tuple(ids)) for image in images]
+    engine = PolicyEngine(policy, stages, policy.image_tokens + prompt + stages, CPU)
+    rounds = [{mode: _run(engine, frames, mode) for mode in MODES} for _ in range(arguments.rounds + 1)][1:]
+    serial = [each[Mode.SERIAL] for each in rounds]
+    pipelined = [each[Mode.PIPELINED] for each in rounds]
+    return Cell(
+        stages,
+        policy.image_tokens + prompt,
+        median(run.fps for run in serial),
+        median(run.fps for run in pipelined),
+        median(fast.fps / slow.fps for fast, slow in zip(pipelined, serial, strict=True)),
+        median(run.prefill_ms for run in serial),
+        median(run.decode_ms for run in serial),
+        median(run.packed_ms for run in pipelined),
+        all(run.tokens == serial[0].tokens for run in (*serial, *pipelined)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """fps in steady state: full pipelines only, as frames over the time of their passes."""
+
+    fps: float
+    tokens: list[tuple[int, ...]]
+    prefill_ms: float
+    decode_ms: float
+    packed_ms: float
+
+
+def _run(engine: PolicyEngine, frames: list[PreparedFrame], mode: Mode) -> _Run:
+    stages = engine.policy.K
+    run = OfflineRun(engine, Scheduler(limits_for(stages)), [mode])
+    waiting = list(enumerate(frames, start=1))
+    passes: list[tuple[int, float]] = []  # segments, milliseconds
+    tokens: dict[int, tuple[int, ...]] = {}
+    prefills, decodes = [], []
+    while True:
+        if waiting and not run.waiting(0):
+            run.offer(0, *waiting.pop(0))
+        started = time.perf_counter()
+        launched = run.step()
+        if launched is None:
+            break
+        for sampled in engine.collect(launched):
+            tokens[sampled.frame.seq] = sampled.token_ids
+        elapsed = 1e3 * (time.perf_counter() - started)
+        passes.append((len(launched.planned.segments), elapsed))
+        (prefills if launched.planned.prefills else decodes).append(elapsed)
+    ordered = [tokens[seq] for seq in sorted(tokens)]
+    if mode is Mode.SERIAL:
+        fps = 1e3 * len(frames) / sum(elapsed for _, elapsed in passes)
+        return _Run(fps, ordered, median(prefills), median(decodes), 0.0)
+    full = [elapsed for segments, elapsed in passes if segments == stages]
+    return _Run(1e3 * len(full) / sum(full), ordered, 0.0, 0.0, median(full))
+
+
+def _advance(progress: Progress, task: object, cell: Cell) -> None:
+    progress.update(task, advance=1, description=f"K {cell.action_tokens}, {cell.prefill_rows} rows")  # type: ignore[arg-type]
+
+
+def _print(cells: list[Cell], arguments: argparse.Namespace) -> None:
+    title = f"{arguments.model}: {arguments.threads} threads, median of {arguments.rounds} rounds, full pipelines"
+    table = Table("K", "prefill rows", "serial FPS", "pipelined FPS", "ratio", "bound", "prefill / decode / packed ms",
+                  "tokens", title=title)  # fmt: skip
+    for cell in cells:
+        table.add_row(
+            str(cell.action_tokens),
+            str(cell.prefill_rows),
+            f"{cell.serial_fps:.1f}",
+            f"{cell.pipelined_fps:.1f}",
+            f"{cell.ratio:.2f}",
+            f"{cell.bound:.2f}",
+            f"{cell.prefill_ms:.2f} / {cell.decode_ms:.2f} / {cell.packed_ms:.2f}",
+            "equal" if cell.tokens_equal else "[red]DIFFER[/]",
+        )
+    table_console().print(table)
+    print("bound: (prefill + (K-1) decode) / packed, the ratio these pass times allow")
+
+
+def _plot(cells: list[Cell], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lengths = sorted({cell.prefill_rows for cell in cells})
+    figure, axes = pyplot.subplots(1, len(lengths), figsize=(4 * len(lengths), 3.2), sharey=True, layout="constrained")
+    for axis, rows in zip(np.atleast_1d(axes), lengths, strict=True):
+        here = [cell for cell in cells if cell.prefill_rows == rows]
+        places = np.arange(len(here))
+        axis.bar(places - 0.2, [cell.serial_fps for cell in here], 0.4, label="serial")
+        bars = axis.bar(places + 0.2, [cell.pipelined_fps for cell in here], 0.4, label="pipelined")
+        axis.bar_label(bars, [f"{cell.ratio:.1f}x" for cell in here], fontsize=8)
+        axis.set_xticks(places, [f"K={cell.action_tokens}" for cell in here])
+        axis.set_title(f"prefill of {rows} rows", fontsize=10)
+    np.atleast_1d(axes)[0].set_ylabel("actions a second")
+    np.atleast_1d(axes)[0].legend()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
