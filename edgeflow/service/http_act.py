@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.events import ActionEvent
-from edgeflow.service.images import jpeg_size
+from edgeflow.service.jpeg import read_jpeg
 from edgeflow.types import ActionSchema
 
 MAX_DEPTH = 32
@@ -78,7 +78,8 @@ def act_request(body: ActBody) -> pb.ActRequest:
     """The same observation as a message; its contents are checked where those of gRPC are."""
     width, height = body.width, body.height
     if body.format == "jpeg" and not (width and height):
-        width, height = jpeg_size(body.image, "image")
+        header = read_jpeg(body.image, "image")
+        width, height = header.width, header.height
     camera = pb.Camera(name="image", width=width, height=height, format=_FORMATS[body.format])
     opened = pb.Open(
         model=body.model,

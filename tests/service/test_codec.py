@@ -22,7 +22,6 @@ from edgeflow.service.codec import (
     refuse_unknown_fields,
 )
 from edgeflow.service.crc32c import crc32c
-from edgeflow.service.images import MAX_SCANS, jpeg_size
 from edgeflow.types import CameraSpec, ImageFormat, Mode
 from tests.service.harness import HEIGHT, JPEG, WIDTH, frame_message, jpeg, open_message
 
@@ -93,11 +92,6 @@ def test_grey_jpegs_become_rgb():
     opened = check_open(open_message(), "demo", LIMITS)
     payload = decode_frame(check_frame(frame_message(1, grey), opened, LIMITS), CAMERA)
     assert len(payload) == WIDTH * HEIGHT * 3 and set(payload) == {90}
-
-
-def test_thousands_of_scans_are_refused_by_the_header_check():
-    with pytest.raises(InvalidArgument, match="scans"):
-        jpeg_size(JPEG + b"\xff\xda" * MAX_SCANS, "image")
 
 
 @given(st.binary(max_size=400), st.integers(0, 600))

@@ -1,0 +1,145 @@
+"""The structure of a JPEG file (ITU-T T.81, annex B), read from its markers without decoding anything.
+
+What we decode is a small part of what the format allows: Huffman-coded sequential or progressive, 8 bits a sample,
+one or three components, one frame. The rest is refused here, before a decoder sees it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edgeflow.errors import DataLoss, InvalidArgument, RequestError
+
+MAX_SCANS = 16  # a progressive JPEG has about ten; each one more costs a pass over all coefficients
+MAX_SEGMENTS = 256
+_START, _END, _SCAN = 0xD8, 0xD9, 0xDA
+_FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended sequential, progressive
+_REFUSED = {
+    **dict.fromkeys((0xC3, 0xC7, 0xCB, 0xCF), "lossless"),
+    **dict.fromkeys((0xC5, 0xC6, 0xCD, 0xCE, 0xDE, 0xDF), "hierarchical"),
+    **dict.fromkeys((0xC9, 0xCA, 0xCC), "arithmetic-coded"),
+    0xC8: "extended",
+    0xDC: "of a height that follows the pixels",
+}
+_ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length; none belongs between segments
+_FILL = re.compile(rb"\xff+")
+_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # a marker that is neither stuffing nor a restart
+_PADDING = re.compile(rb"\x00*|\xff*")
+
+
+@dataclass(frozen=True, slots=True)
+class JpegHeader:
+    """What a JPEG declares."""
+
+    width: int
+    height: int
+    components: int
+    scans: int
+
+
+def read_jpeg(data: bytes, field: str) -> JpegHeader:
+    """Walk all markers to the end of the image; a RequestError names what is refused."""
+    if not data.startswith(b"\xff\xd8\xff"):
+        raise _refuse("is not a JPEG image", field, "IMAGE_WRONG_FORMAT")
+    return _Walk(data, field).run()
+
+
+class _Walk:
+    """Where we are in a file, and what was found so far."""
+
+    def __init__(self, data: bytes, field: str) -> None:
+        self._data = data
+        self._field = field
+        self._position = 2
+        self._size: tuple[int, int, int] | None = None  # width, height, components
+        self._scans = 0
+
+    def run(self) -> JpegHeader:
+        for _ in range(MAX_SEGMENTS):
+            marker = self._marker()
+            if marker == _END:
+                return self._finish()
+            self._segment(marker)
+        raise _refuse(f"has more than {MAX_SEGMENTS} segments", self._field, "IMAGE_UNREADABLE")
+
+    def _marker(self) -> int:
+        """The marker here, behind any number of fill bytes."""
+        fill = _FILL.match(self._data, self._position)
+        position = fill.end() if fill else self._position
+        if position == len(self._data):
+            raise _truncated(self._field)
+        if fill is None:
+            raise self._broken("no marker where one must be")
+        self._position = position + 1
+        return self._data[position]
+
+    def _segment(self, marker: int) -> None:
+        if marker in _REFUSED:
+            raise _refuse(
+                f"is a JPEG image of a kind not served: {_REFUSED[marker]}", self._field, "IMAGE_WRONG_FORMAT"
+            )
+        if marker in _ALONE or marker < 0xC0:
+            raise self._broken(f"a marker 0x{marker:02X} between segments")
+        length = self._byte(self._position) << 8 | self._byte(self._position + 1)
+        body = self._data[self._position + 2 : self._position + length]
+        if length < 2:
+            raise self._broken("a segment length below 2")
+        if len(body) != length - 2:
+            raise _truncated(self._field)
+        self._position += length
+        if marker in _FRAMES:
+            self._frame(body)
+        elif marker == _SCAN:
+            self._scan()
+
+    def _frame(self, body: bytes) -> None:
+        """precision, height, width, number of components, three bytes a component."""
+        if self._size is not None:
+            raise self._broken("two frame headers")
+        if len(body) < 6 or len(body) != 6 + 3 * body[5]:
+            raise self._broken("a frame header of the wrong length")
+        if body[0] != 8:
+            text = f"has {body[0]} bits a sample, 8 are served"
+            raise _refuse(text, self._field, "IMAGE_WRONG_FORMAT")
+        if body[5] not in (1, 3):
+            text = f"has {body[5]} colour components, 1 (grey) or 3 are served"
+            raise _refuse(text, self._field, "IMAGE_WRONG_FORMAT")
+        height, width = int.from_bytes(body[1:3], "big"), int.from_bytes(body[3:5], "big")
+        if not width or not height:
+            raise _refuse(f"is {width}x{height}", self._field, "IMAGE_WRONG_SIZE")
+        self._size = (width, height, body[5])
+
+    def _scan(self) -> None:
+        if self._size is None:
+            raise self._broken("pixels before the frame header")
+        self._scans += 1
+        if self._scans > MAX_SCANS:
+            raise _refuse(f"has more than {MAX_SCANS} scans", self._field, "IMAGE_WRONG_FORMAT")
+        found = _AFTER_SCAN.search(self._data, self._position)
+        if found is None:
+            raise _truncated(self._field)
+        self._position = found.start()
+
+    def _finish(self) -> JpegHeader:
+        if self._size is None or not self._scans:
+            raise self._broken("no pixels")
+        if not _PADDING.fullmatch(self._data, self._position):
+            raise _refuse("has data behind the end of the image", self._field, "IMAGE_TRAILING_DATA")
+        return JpegHeader(*self._size, self._scans)
+
+    def _byte(self, position: int) -> int:
+        if position >= len(self._data):
+            raise _truncated(self._field)
+        return self._data[position]
+
+    def _broken(self, what: str) -> RequestError:
+        return _refuse(f"is not a readable JPEG image: {what}", self._field, "IMAGE_UNREADABLE")
+
+
+def _refuse(text: str, field: str, reason: str) -> InvalidArgument:
+    return InvalidArgument(text, field=field, reason=reason)
+
+
+def _truncated(field: str) -> DataLoss:
+    return DataLoss("is a truncated JPEG image", field=field, reason="IMAGE_TRUNCATED")
