@@ -158,27 +158,27 @@ def demo(
 
 @app.command()
 def verify(
-    directory: Annotated[Path, typer.Argument(help="A checkpoint with cases.json and expected.safetensors.")],
+    directory: Annotated[Path, typer.Argument(help="A checkpoint with recorded cases.")],
     mode: OptionalMode = None,
     as_json: Json = False,
 ) -> None:
     """Check a checkpoint's outputs against those of the original implementation, in fp32.
 
-    Exit code 1 if any is off. Without --mode: serial and pipelined.
+    Exit code 1 if any is off. Without --mode: serial and pipelined. Chat models are checked in modes of their own.
     """
-    from edgeflow.engine.verify import verify_bundle
+    from edgeflow.engine.verify import verify_checkpoint
 
     if mode not in (None, *ENDS):
         raise ConfigError("mode: verify runs serial and pipelined")
     modes = [mode] if mode else list(ENDS)
     with reporting(Console(stderr=True)) as report:
-        results = [(each, result) for each in modes for result in verify_bundle(directory, each, report)]
+        results = verify_checkpoint(directory, modes, report)
     off = sum(not result.ok for _, result in results)
     if as_json:
         rows = [
             asdict(result)
             | {
-                "mode": each.value,
+                "mode": each,
                 "ok": result.ok,
                 "deviation": result.deviation if isfinite(result.deviation) else None,
             }
@@ -191,7 +191,7 @@ def verify(
         for each, result in results:
             verdict = "[green]ok[/]" if result.ok else "[red]off[/]"
             numbers = f"{result.deviation:.3g}", f"{result.tolerance:.3g}"
-            table.add_row(each.value, escape(result.case), result.quantity, *numbers, verdict)
+            table.add_row(each, escape(result.case), result.quantity, *numbers, verdict)
         table_console().print(table)
         print(f"{off} of {len(results)} comparisons are off" if off else f"all {len(results)} comparisons agree")
     raise typer.Exit(1 if off else 0)

@@ -55,7 +55,7 @@ def read_bundle(directory: Path) -> list[Case]:
     if (directory / VARIANTS_FILE).is_file():
         tensors |= read_tensors(directory / VARIANTS_FILE)
     cases = [
-        _case(directory, _Entry(f"{CASES_FILE} cases[{index}]", each), tensors) for index, each in enumerate(entries)
+        _case(directory, Entry(f"{CASES_FILE} cases[{index}]", each), tensors) for index, each in enumerate(entries)
     ]
     names = [case.name for case in cases]
     if len(set(names)) < len(names):
@@ -63,7 +63,7 @@ def read_bundle(directory: Path) -> list[Case]:
     return cases
 
 
-class _Entry:
+class Entry:
     """One entry of `cases`; what is read from it has the right kind."""
 
     def __init__(self, where: str, values: Any) -> None:
@@ -84,6 +84,21 @@ class _Entry:
             raise CheckpointError(f"{self._where}.{key} must be text")
         return value
 
+    def texts(self, key: str) -> list[str]:
+        """None at all where the entry is missing."""
+        value: list[str] = self._list(key, str, "texts") or []
+        return value
+
+    def optional_objects(self, key: str) -> list[dict[str, Any]] | None:
+        return self._list(key, dict, "objects")
+
+    def optional_pairs(self, key: str) -> list[list[float]] | None:
+        """Lists of two numbers."""
+        value = self._list(key, list, "pairs of numbers")
+        if value is not None and not all(len(each) == 2 and all(_is(n, (int, float)) for n in each) for each in value):
+            raise CheckpointError(f"{self._where}.{key} must be a list of pairs of numbers")
+        return value
+
     def ids(self, key: str) -> list[int]:
         value = self.optional_ids(key)
         if value is None:
@@ -96,10 +111,10 @@ class _Entry:
     def optional_numbers(self, key: str) -> list[float] | None:
         return self._list(key, (int, float))
 
-    def _list(self, key: str, kind: type | tuple[type, ...]) -> list[Any] | None:
+    def _list(self, key: str, kind: type | tuple[type, ...], what: str = "numbers") -> list[Any] | None:
         value = self._values.get(key)
         if value is not None and not (isinstance(value, list) and all(_is(each, kind) for each in value)):
-            raise CheckpointError(f"{self._where}.{key} must be a list of numbers")
+            raise CheckpointError(f"{self._where}.{key} must be a list of {what}")
         return value
 
 
@@ -112,12 +127,12 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _case(directory: Path, entry: _Entry, tensors: Mapping[str, Tensor]) -> Case:
+def _case(directory: Path, entry: Entry, tensors: Mapping[str, Tensor]) -> Case:
     name = entry.text("name")
     prefix = name + "."
     return Case(
         name=name,
-        image=_image(directory / entry.text("image")),
+        image=read_image(directory / entry.text("image")),
         instruction=entry.text("instruction"),
         unnorm_key=entry.optional_text("unnorm_key"),
         input_ids=entry.optional_ids("input_ids"),
@@ -129,7 +144,7 @@ def _case(directory: Path, entry: _Entry, tensors: Mapping[str, Tensor]) -> Case
     )
 
 
-def _image(path: Path) -> NDArray[np.uint8]:
+def read_image(path: Path) -> NDArray[np.uint8]:
     """As the published processor opens it."""
     try:
         with Image.open(path) as picture:

@@ -18,10 +18,14 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.bundle import Case, read_bundle
+from edgeflow.engine.comparison import CheckResult, compare, mismatches
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.verify_chat import verify_chat
 from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.models.checkpoint import read_json
+from edgeflow.models.decoder_config import FAMILIES
 from edgeflow.models.openvla.config import RESIZE_STRATEGIES
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.models.openvla.preprocess import Preprocessor
@@ -32,23 +36,8 @@ CPU = torch.device("cpu")
 PIXEL_TOLERANCE = 1e-6
 FEATURE_TOLERANCE = 1e-4  # fp32: reordered sums give about 1e-5, any wrong operator far more
 ACTION_TOLERANCE = 1e-12
-UNIT_SCALE = 20.0  # tolerances are absolute up to values of this size and grow with larger ones, as rounding does
 TOWER_KEYS = ("dino_patches", "siglip_patches")
 PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state, drain
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """One comparison. deviation: largest absolute difference, or the number of ids that differ."""
-
-    case: str
-    quantity: str
-    deviation: float
-    tolerance: float
-
-    @property
-    def ok(self) -> bool:
-        return self.deviation <= self.tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +52,21 @@ class _Case:
         return self.recorded.name
 
 
-def verify_bundle(
-    directory: Path, mode: Mode, progress: Callable[[str, int, int], None] = lambda *_: None
-) -> list[CheckResult]:
+Progress = Callable[[str, int, int], None]
+
+
+def verify_checkpoint(directory: Path, modes: Sequence[Mode], progress: Progress) -> list[tuple[str, CheckResult]]:
+    """All comparisons of a bundle of any family, with the mode they were made in.
+
+    modes: of control policies; chat models are checked in modes of their own.
+    """
+    family = read_json(directory / "config.json").get("model_type")
+    if family in FAMILIES:
+        return verify_chat(directory, progress)
+    return [(mode.value, result) for mode in modes for result in verify_bundle(directory, mode, progress)]
+
+
+def verify_bundle(directory: Path, mode: Mode, progress: Progress = lambda *_: None) -> list[CheckResult]:
     """All comparisons of a bundle, case by case; CheckpointError when it is not one."""
     policy = OpenVLAPolicy.load(directory, torch.float32, CPU)
     cases = [_prepared(case, policy) for case in read_bundle(directory)]
@@ -91,12 +92,12 @@ def _prepared(case: Case, policy: OpenVLAPolicy) -> _Case:
 
 def _check_inputs(case: _Case) -> Iterator[CheckResult]:
     found, plain, extended = case.frame.prompt_ids, case.recorded.input_ids, case.recorded.prompt_ids
-    off = [] if extended is None else [_mismatches(found, extended)]
+    off = [] if extended is None else [mismatches(found, extended)]
     if plain is not None:
-        off.append(min(_mismatches(found, plain), _mismatches(found[:-1], plain)))
+        off.append(min(mismatches(found, plain), mismatches(found[:-1], plain)))
     if off:
         yield CheckResult(case.name, "input ids", max(off), 0)
-    yield from _compare(case, "pixel values", "pixel_values", case.frame.pixel_values[None], PIXEL_TOLERANCE)
+    yield from _checked(case, "pixel values", "pixel_values", case.frame.pixel_values[None], PIXEL_TOLERANCE)
 
 
 def _check_resize_variants(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
@@ -106,15 +107,15 @@ def _check_resize_variants(case: _Case, policy: OpenVLAPolicy) -> Iterator[Check
         if quantity == "pixel_values_first3" and strategy in RESIZE_STRATEGIES:
             variant = Preprocessor(replace(policy.config.image, strategy=strategy))
             found = torch.from_numpy(variant(case.recorded.image)[None, :3])
-            yield from _compare(case, f"pixel values, {strategy}", name, found, PIXEL_TOLERANCE)
+            yield from _checked(case, f"pixel values, {strategy}", name, found, PIXEL_TOLERANCE)
 
 
 def _check_vision(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
     features = policy.tower_features(case.frame.pixel_values[None])
     keys = TOWER_KEYS if len(features) > 1 else [key for key in TOWER_KEYS if key in case.recorded.tensors]
     for key, feature in zip(keys, features, strict=False):
-        yield from _compare(case, key.replace("_", " "), key, feature, FEATURE_TOLERANCE)
-    yield from _compare(case, "projected", "projected", policy.project(features), FEATURE_TOLERANCE)
+        yield from _checked(case, key.replace("_", " "), key, feature, FEATURE_TOLERANCE)
+    yield from _checked(case, "projected", "projected", policy.project(features), FEATURE_TOLERANCE)
 
 
 def _check_hidden(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
@@ -124,7 +125,7 @@ def _check_hidden(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
         layout = PackedLayout.of([Span(0, 0, len(rows))], CPU)
         hidden = policy.decoder.forward(rows, layout, policy.decoder.kv_slots(1, len(rows)))
         found = policy.decoder.final_norm(hidden[layout.last_rows])[0]
-        yield from _compare(case, "final hidden", "final_hidden_last", found, FEATURE_TOLERANCE)
+        yield from _checked(case, "final hidden", "final_hidden_last", found, FEATURE_TOLERANCE)
 
 
 def _decode(cases: list[_Case], policy: OpenVLAPolicy, mode: Mode) -> list[list[Decoded]]:
@@ -141,11 +142,11 @@ def _decode(cases: list[_Case], policy: OpenVLAPolicy, mode: Mode) -> list[list[
 def _check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAPolicy) -> Iterator[CheckResult]:
     recorded, key = case.recorded, case.recorded.unnorm_key
     logits = torch.stack([torch.stack(decoded.logits) for decoded in decodings])
-    yield from _compare(case, "prefill logits", "prefill_last_logits", logits[:, 0], FEATURE_TOLERANCE)
+    yield from _checked(case, "prefill logits", "prefill_last_logits", logits[:, 0], FEATURE_TOLERANCE)
     yield from _check_steps(case, logits)
     width = len(policy.action_schema(key).names)
     ids = [decoded.sampled.token_ids[:width] for decoded in decodings]
-    off = max(_mismatches(found, recorded.action_token_ids) for found in ids)
+    off = max(mismatches(found, recorded.action_token_ids) for found in ids)
     yield CheckResult(case.name, "action tokens", off, 0)
     for quantity, wanted, values in (
         ("normalized actions", recorded.normalized_actions, [policy.normalized_actions(found) for found in ids]),
@@ -153,7 +154,7 @@ def _check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAPolicy
     ):
         if wanted is not None:
             found = torch.tensor(np.array(values))
-            yield _result(case, quantity, found, torch.tensor(wanted, dtype=torch.float64), ACTION_TOLERANCE)
+            yield compare(case.name, quantity, found, torch.tensor(wanted, dtype=torch.float64), ACTION_TOLERANCE)
 
 
 def _check_steps(case: _Case, logits: Tensor) -> Iterator[CheckResult]:
@@ -165,29 +166,12 @@ def _check_steps(case: _Case, logits: Tensor) -> Iterator[CheckResult]:
         fits = ids.dtype == torch.int64 and ids.dim() == 2 and len(ids) <= stages
         if fits and bool(((ids >= 0) & (ids < vocab)).all()):
             found = logits[:, : len(ids)].gather(2, ids.expand(len(logits), -1, -1))
-            yield from _compare(case, "step logits", name.replace("_ids", "_logits"), found, FEATURE_TOLERANCE)
+            yield from _checked(case, "step logits", name.replace("_ids", "_logits"), found, FEATURE_TOLERANCE)
         else:
             yield CheckResult(case.name, "step logits", math.inf, FEATURE_TOLERANCE)
 
 
-def _compare(case: _Case, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:
+def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:
     """`found` against the tensor of that name, where the bundle has it."""
     if name in case.recorded.tensors:
-        yield _result(case, quantity, found, case.recorded.tensors[name], tolerance)
-
-
-def _result(case: _Case, quantity: str, found: Tensor, wanted: Tensor, tolerance: float) -> CheckResult:
-    """`found` may hold several runs of what is `wanted`; another shape or what is not finite deviates infinitely."""
-    wanted = wanted.double()
-    if found.shape[found.dim() - wanted.dim() :] != wanted.shape or not wanted.numel():
-        return CheckResult(case.name, quantity, math.inf, tolerance)
-    deviation = (found.double() - wanted).abs().max().item()
-    if not math.isfinite(deviation):
-        return CheckResult(case.name, quantity, math.inf, tolerance)
-    return CheckResult(case.name, quantity, deviation, tolerance * max(1.0, wanted.abs().max().item() / UNIT_SCALE))
-
-
-def _mismatches(found: Sequence[int], wanted: Sequence[int]) -> int:
-    """Ids that differ, counting a difference in length."""
-    same = sum(a == b for a, b in zip(found, wanted, strict=False))
-    return max(len(found), len(wanted)) - same
+        yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)
