@@ -37,7 +37,7 @@ class PassTimes:
     def scaled(self, percent: int) -> PassTimes:
         """All of it, times percent / 100."""
         stages, *times = astuple(self)
-        return PassTimes(stages, *(time * percent // 100 for time in times))
+        return PassTimes(stages, *(max(time * percent // 100, 1) for time in times))
 
 
 @dataclass(frozen=True, slots=True)

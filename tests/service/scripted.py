@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
@@ -40,8 +40,11 @@ SCHEMA = ActionSchema(
 )
 
 
-def ready_message() -> WorkerReady:
-    return WorkerReady("demo", "f" * 64, 3, 8, "scripted", schema_fields(SCHEMA), ["a"], 0, 10, *[1_000] * 5)
+QUICK_NS = (1_000,) * 5
+
+
+def ready_message(pass_ns: Sequence[int] = QUICK_NS) -> WorkerReady:
+    return WorkerReady("demo", "f" * 64, 3, 8, "scripted", schema_fields(SCHEMA), ["a"], 0, 10, *pass_ns)
 
 
 def good_values(frame: SubmitFrame) -> list[float]:
@@ -57,6 +60,8 @@ class Script:
     hold: bool = False  # frames wait until `release`
     deaf: bool = False  # nothing is answered, not even pings
     never_ready: bool = False
+    pass_ns: Sequence[int] = QUICK_NS  # prefill, two prefills, packed, decode, decodes: as measured at start
+    ran: tuple[int, int, int] | None = None  # every pass since: ns, prefills, decodes; None = packed, as at start
     fail: WorkerFailed | None = None
     refuse: SessionRefused | None = None
     workers: list[ScriptedWorker] = field(default_factory=list)
@@ -114,7 +119,7 @@ class ScriptedWorker:
             self._channel.send(WarmupProgress("warm-up", 1, 1))
             if self._script.never_ready:
                 self._channel.receive()
-            self._channel.send(ready_message())
+            self._channel.send(ready_message(self._script.pass_ns))
             while self._handle(self._channel.receive()):
                 pass
         except ChannelClosed:
@@ -128,7 +133,8 @@ class ScriptedWorker:
             return True
         match message:
             case Ping():
-                self._channel.send(Pong(message.nonce, 3, 30, 1, [1_000], [1], [2]))
+                ran = ([each] * 30 for each in self._script.ran or (self._script.pass_ns[2], 1, 2))
+                self._channel.send(Pong(message.nonce, 3, 30, 1, *ran))
             case OpenSession():
                 self._open(message)
             case SubmitFrame():
