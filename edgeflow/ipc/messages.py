@@ -1,14 +1,14 @@
 """What front and worker say to each other: a fixed set of messages, msgpack headers and raw payload bytes.
 
 A message is `[type, field, field, …]` in msgpack, in the order of the dataclass, and at most one payload of
-raw bytes (the pixels of a frame). Nothing here can execute code; an unknown type or a wrong field count is a
-WorkerError.
+raw bytes (the pixels of a frame). Nothing here can execute code; an unknown type, a wrong field count or a field of
+another type is a WorkerError.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -213,6 +213,7 @@ _KINDS: tuple[type, ...] = Message.__args__
 class _Codes:
     by_type: ClassVar[dict[type, int]] = {kind: code for code, kind in enumerate(_KINDS)}
     names: ClassVar[list[list[str]]] = [[f.name for f in fields(kind)] for kind in _KINDS]
+    types: ClassVar[list[list[Any]]] = [list(get_type_hints(kind).values()) for kind in _KINDS]
 
 
 def encode(message: Message) -> tuple[bytes, bytes]:
@@ -229,16 +230,32 @@ def encode(message: Message) -> tuple[bytes, bytes]:
 def decode(header: bytes, payload: bytes) -> Message:
     """The message of a header and payload; WorkerError when it is none of ours."""
     try:
-        code, *values = msgpack.unpackb(header)
-        kind = _KINDS[code]
-    except (ValueError, IndexError, TypeError, msgpack.UnpackException) as error:
+        parts = msgpack.unpackb(header)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise WorkerError("unreadable message between front and worker") from error
+    if not isinstance(parts, list) or not parts or not _is_a(parts[0], int) or not 0 <= parts[0] < len(_KINDS):
+        raise WorkerError("unknown message between front and worker")
+    code, *values = parts
+    kind = _KINDS[code]
     if kind is SubmitFrame:
         values.append(payload)
     if len(values) != len(_Codes.names[code]):
         raise WorkerError(f"{kind.__name__} has {len(_Codes.names[code])} fields, got {len(values)}")
+    for name, value, wanted in zip(_Codes.names[code], values, _Codes.types[code], strict=True):
+        if not _is_a(value, wanted):
+            raise WorkerError(f"{kind.__name__}.{name} is of another type")
     message: Message = kind(*values)
     return message
+
+
+def _is_a(value: object, wanted: Any) -> bool:
+    """Whether a value from msgpack is of a field's type; whole numbers pass as floats."""
+    if get_origin(wanted) is list:
+        (inner,) = get_args(wanted)
+        return isinstance(value, list) and (inner is Any or all(_is_a(item, inner) for item in value))
+    if wanted is float:
+        return type(value) in (int, float)
+    return type(value) is wanted
 
 
 def schema_fields(schema: ActionSchema) -> list[Any]:

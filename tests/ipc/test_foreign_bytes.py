@@ -1,0 +1,93 @@
+"""Whatever comes through the socket between front and worker: a message of ours, or a WorkerError."""
+
+from __future__ import annotations
+
+import math
+
+import msgpack
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from edgeflow.errors import WorkerError
+from edgeflow.ipc.messages import FrameResult, Message, Ping, Pong, SubmitFrame, WarmupProgress, decode, encode
+
+LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(LEAVES, inner), max_leaves=20)
+KINDS: tuple[type[Message], ...] = Message.__args__
+RESULT = FrameResult(1, 2, 3, [0.5, -1.0], [511, 300], True, 1, 2, 7)
+
+
+def decodes_or_is_refused(header: bytes, payload: bytes) -> None:
+    try:
+        message = decode(header, payload)
+    except WorkerError as error:
+        assert len(str(error)) < 100
+    else:
+        assert isinstance(message, KINDS)
+        assert same(decode(*encode(message)), message)
+
+
+def same(one: Message, other: Message) -> bool:
+    """Equal, NaN to NaN."""
+    return encode(one) == encode(other)
+
+
+@given(st.binary(max_size=200), st.binary(max_size=20))
+@example(b"\x80", b"")
+@example(b"\xdd\xff\xff\xff\xff", b"")
+@example(b"\x91" * 5000, b"")
+@example(b"\xd4\xff\x00", b"")
+def test_any_bytes(header: bytes, payload: bytes):
+    decodes_or_is_refused(header, payload)
+
+
+@given(st.integers(-3, len(KINDS) + 1), st.lists(VALUES, max_size=16))
+def test_any_values(code: int, values: list[object]):
+    decodes_or_is_refused(msgpack.packb([code, *values]), b"")
+
+
+@given(st.integers(0, 8), VALUES)
+def test_a_field_of_another_type(position: int, value: object):
+    fields = [getattr(RESULT, name) for name in RESULT.__slots__]
+    fields[position] = value
+    decodes_or_is_refused(msgpack.packb([KINDS.index(FrameResult), *fields]), b"")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ping("7"),
+        Ping(True),
+        Ping(7.0),
+        FrameResult(1, 2, 3, "0.5", [1], True, 1, 2, 7),
+        FrameResult(1, 2, 3, [0.5, "1"], [1], True, 1, 2, 7),
+        FrameResult(1, 2, 3, [0.5, True], [1], True, 1, 2, 7),
+        FrameResult(1, 2, 3, [0.5], [1.5], True, 1, 2, 7),
+        FrameResult(1, 2, 3, [0.5], [1], 1, 1, 2, 7),
+        WarmupProgress(b"step", 1, 1),
+        SubmitFrame(1, 2, 3, None, 5, "x", b""),
+    ],
+    ids=lambda message: repr(message)[:50],
+)
+def test_wrong_types_are_named(message: Message):
+    with pytest.raises(WorkerError, match=r"is of another type"):
+        decode(*encode(message))
+
+
+@pytest.mark.parametrize("code", [-1, len(KINDS), "0", None, [0], 0.0, False])
+def test_kinds_are_known_numbers(code: object):
+    with pytest.raises(WorkerError, match="unknown message"):
+        decode(msgpack.packb([code, 1]), b"")
+
+
+def test_maps_are_no_messages():
+    with pytest.raises(WorkerError):
+        decode(msgpack.packb({KINDS.index(Ping): 1, 7: 2}), b"")
+
+
+@pytest.mark.parametrize("values", [[1, -1], [math.nan, math.inf], []])
+def test_numbers_that_a_gate_judges_later_pass(values: list[float]):
+    message = FrameResult(1, 2, 3, values, [], False, 1, 2, 7)
+    assert same(decode(*encode(message)), message)
+    assert decode(*encode(Pong(1, 2, 3, 4, [1], [2], [3]))) == Pong(1, 2, 3, 4, [1], [2], [3])
