@@ -153,6 +153,11 @@ class Served:
         )
         return await call(request if isinstance(request, bytes) else request.SerializeToString(), timeout=WAIT_S)
 
+    @property
+    def log(self) -> str:
+        """All lines so far."""
+        return self._log.getvalue()
+
     def events(self, name: str) -> list[dict]:
         lines = [json.loads(line) for line in self._log.getvalue().splitlines()]
         return [line for line in lines if line["event"] == name]

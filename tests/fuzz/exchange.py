@@ -1,0 +1,127 @@
+"""Good and bad frames in turn on one stream, each answer compared with what must come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.codec import Unparsable, parse_client_message
+from tests.fuzz.kinds import KINDS, OPEN, Kind, good_frame
+from tests.service.harness import Robot
+
+PICTURES = 4
+BAD_A_STREAM = 80  # a hundred refusals in ten seconds would end it
+NO_NUMBER = {"MESSAGE_UNPARSABLE", "MESSAGE_EMPTY"}
+Answers = dict[int, tuple[tuple[int, ...], tuple[float, ...]]]  # picture → tokens, values
+Connect = Callable[[], Robot]
+
+
+@dataclass(slots=True)
+class Report:
+    """One kind. reply_ns: bad frame sent to its status; acted_ns: next good frame sent to its action."""
+
+    sent: int = 0
+    problems: list[str] = field(default_factory=list)
+    reply_ns: list[int] = field(default_factory=list)
+    acted_ns: list[int] = field(default_factory=list)
+
+
+class Conversation:
+    """One stream from Open to its end."""
+
+    def __init__(self, robot: Robot) -> None:
+        self.robot = robot
+        self._seq = 0
+
+    async def open(self) -> None:
+        await self.robot.send(pb.ClientMessage(open=OPEN))
+        await self.robot.until(lambda m: m.WhichOneof("kind") == "opened")
+
+    async def good(self, picture: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """A good frame's tokens and values."""
+        frame = self._next(picture)
+        await self.robot.send(pb.ClientMessage(frame=frame))
+        action = await self.robot.action(frame.seq)
+        assert action.command == pb.COMMAND_ACT and action.stamp_ns == frame.stamp_ns
+        return tuple(action.token_ids), tuple(action.values)
+
+    async def bad(self, kind: Kind, rng: Random) -> str:
+        """Send a spoilt frame; what is wrong with the answer, or nothing."""
+        data = kind.spoil(self._next(rng.randrange(PICTURES)), rng)
+        await self.robot.send(data)
+        answer = await self.robot.until(_is_refusal)
+        return problem(kind, data, answer)
+
+    async def close(self) -> None:
+        await self.robot.send(pb.ClientMessage(close=pb.Close()))
+        await self.robot.rest()
+
+    def _next(self, picture: int) -> pb.Frame:
+        self._seq += 1
+        return good_frame(self._seq, time.monotonic_ns(), picture)
+
+
+async def clean_run(connect: Connect) -> Answers:
+    """What good frames are answered where no bad ones come between."""
+    conversation = Conversation(connect())
+    await conversation.open()
+    answers = {picture: await conversation.good(picture) for picture in range(PICTURES)}
+    await conversation.close()
+    return answers
+
+
+async def run_kind(connect: Connect, name: str, count: int, seed: int, clean: Answers) -> Report:
+    """`count` bad frames of a kind, a good one before and after each."""
+    rng = Random(f"{name} {seed}")
+    report = Report()
+    for begin in range(0, count, BAD_A_STREAM):
+        conversation = Conversation(connect())
+        await conversation.open()
+        await conversation.good(0)
+        for _ in range(min(BAD_A_STREAM, count - begin)):
+            await _turn(conversation, KINDS[name], rng, clean, report)
+        await conversation.close()
+    return report
+
+
+async def _turn(conversation: Conversation, kind: Kind, rng: Random, clean: Answers, report: Report) -> None:
+    picture = rng.randrange(PICTURES)
+    start_ns = time.perf_counter_ns()
+    wrong = await conversation.bad(kind, rng)
+    replied_ns = time.perf_counter_ns()
+    answer = await conversation.good(picture)
+    report.acted_ns.append(time.perf_counter_ns() - replied_ns)
+    report.reply_ns.append(replied_ns - start_ns)
+    report.sent += 1
+    if answer != clean[picture]:
+        wrong = wrong or f"the next good frame's answer {answer} differs from a clean run's {clean[picture]}"
+    if wrong:
+        report.problems.append(wrong)
+
+
+def problem(kind: Kind, data: bytes, answer: pb.ServerMessage) -> str:
+    """Nothing, or how the answer to a bad frame is not the one that its kind must get."""
+    if kind.notice:
+        code, text = answer.notice.code, answer.notice.text
+        right = answer.notice.kind == "rejected"
+    else:
+        status = answer.frame_status
+        code, text = status.code, status.text
+        right = status.reason in kind.reasons and status.seq == _number(status.reason, data)
+    right = right and code == kind.code and text.startswith(kind.field) and all(word in text for word in kind.words)
+    return "" if right else str(answer)[:500]
+
+
+def _number(reason: str, data: bytes) -> int:
+    """The frame number that a refusal must name: 0 where none could be read."""
+    parsed = parse_client_message(data)
+    return 0 if reason in NO_NUMBER or isinstance(parsed, Unparsable) else parsed.frame.seq
+
+
+def _is_refusal(message: pb.ServerMessage) -> bool:
+    if message.WhichOneof("kind") == "notice":
+        return message.notice.kind == "rejected"
+    return message.frame_status.disposition == pb.DISPOSITION_REJECTED
