@@ -61,7 +61,7 @@ def verify_checkpoint(directory: Path, modes: Sequence[Mode], progress: Progress
     modes: of control policies; chat models are checked in modes of their own.
     """
     family = read_json(directory / "config.json").get("model_type")
-    if family in FAMILIES:
+    if isinstance(family, str) and family in FAMILIES:
         return verify_chat(directory, progress)
     return [(mode.value, result) for mode in modes for result in verify_bundle(directory, mode, progress)]
 

@@ -22,7 +22,7 @@ from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 from edgeflow.models.prompt import PlacedImage, Prompt
 from edgeflow.models.qwen2_5_vl.config import ImageRules, VisionConfig
 from edgeflow.models.qwen2_5_vl.positions import mrope_positions
-from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor, Patches
+from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor
 from edgeflow.models.qwen2_5_vl.vision import VisionTower
 from edgeflow.models.tokenizer import TextTokenizer
 
@@ -76,25 +76,22 @@ class ChatModel:
 
     def chat_prompt(self, text: str, images: Sequence[NDArray[np.uint8]] = ()) -> Prompt:
         """text: rendered messages. images: RGB [H, W, 3], one for each place that the text has for one."""
-        ids = self.tokenizer.encode(text, special=False)
-        if self.vision is None:
-            if images:
-                raise InvalidArgument("this model takes no images", field="messages")
-            return self.prompt(ids)
-        return self._with_images(ids, [self.vision.preprocessor(image) for image in images], self.vision)
+        return self.prompt(self.tokenizer.encode(text, special=False), images)
 
     def text_prompt(self, text: str) -> Prompt:
         """A plain text to go on from, with what the tokenizer begins texts with."""
         return self.prompt(self.tokenizer.encode(text, special=True))
 
-    def prompt(self, ids: Sequence[int]) -> Prompt:
-        """Token ids without images."""
+    def prompt(self, ids: Sequence[int], images: Sequence[NDArray[np.uint8]] = ()) -> Prompt:
+        """Token ids, one a place for an image; InvalidArgument where they are none or not this model's."""
         if not ids:
             raise InvalidArgument("the prompt holds no token", field="prompt")
         if not all(0 <= token < self.config.vocab_size for token in ids):
             raise InvalidArgument(f"token ids are 0 to {self.config.vocab_size - 1}", field="prompt")
         if self.vision is not None:
-            return self._with_images(ids, [], self.vision)
+            return self._with_images(ids, images, self.vision)
+        if images:
+            raise InvalidArgument("this model takes no images", field="messages")
         return Prompt(tuple(ids), torch.arange(len(ids))[None])
 
     def embed_prompt(self, prompt: Prompt, start: int = 0) -> Tensor:
@@ -105,18 +102,18 @@ class ChatModel:
         """[n, E]"""
         return self.decoder.embed(torch.tensor(ids, dtype=torch.long, device=self.device))
 
-    def _with_images(self, ids: Sequence[int], images: list[Patches], vision: Vision) -> Prompt:
+    def _with_images(self, ids: Sequence[int], images: Sequence[NDArray[np.uint8]], vision: Vision) -> Prompt:
         """Each place for an image becomes as many rows as the image has."""
         wanted = ids.count(vision.image_token)
         if wanted != len(images):
             raise InvalidArgument(f"{len(images)} images for {wanted} places in the text", field="messages")
         rows: list[int] = []
         placed: list[PlacedImage] = []
-        waiting = iter(images)
+        waiting = map(vision.preprocessor, images)
         for token in ids:
             if token == vision.image_token:
-                image = next(waiting)
-                placed.append(PlacedImage(len(rows), math.prod(image.merged_grid), image))
+                patches = next(waiting)
+                placed.append(PlacedImage(len(rows), math.prod(patches.merged_grid), patches))
                 rows += [token] * placed[-1].rows
             else:
                 rows.append(token)
@@ -156,7 +153,7 @@ def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **deco
         raise CheckpointError(f"{path} is not a directory: name the directory of a checkpoint")
     values = read_json(path / "config.json")
     family = values.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise CheckpointError(f"{path} holds model_type {family!r}; {', '.join(FAMILIES)} are served")
     try:
         text = decoder_config(_text_values(values), family)

@@ -1,0 +1,100 @@
+"""Chat templates: where they are found, what they say, what they may not do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgeflow.errors import CheckpointError, InvalidArgument
+from edgeflow.models.chat_template import ChatTemplate
+
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Yes?"},
+    {"role": "user", "content": "Ünïcode <b> & {{ braces }}"},
+]
+TEMPLATE = """\
+{%- if tools %}
+{{ tools | tojson }}
+{% endif %}
+{% for message in messages %}
+    {% if loop.index > 3 %}{% break %}{% endif %}
+{{ bos_token }}{{ message.role }}: {{ message['content'] | trim }}
+{% endfor %}
+{%- if add_generation_prompt %}assistant:{% endif %}"""
+
+
+def test_equals_transformers(tmp_path: Path):
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.chat_checkpoint import tokenizer
+
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer(), bos_token="<|end|>", chat_template=TEMPLATE)
+    ours = ChatTemplate(TEMPLATE, {"bos_token": "<|end|>"})
+    tools = [{"type": "function", "function": {"name": "größe", "a": 1}}]
+    for given in (None, tools):
+        for answer in (True, False):
+            wanted = theirs.apply_chat_template(TURNS, tools=given, tokenize=False, add_generation_prompt=answer)
+            assert ours(TURNS, answer=answer, tools=given) == wanted
+    assert "Ünïcode" not in ours(TURNS) and "größe" in ours(TURNS, tools=tools)
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({"chat_template.jinja": "a", "tokenizer_config.json": json.dumps({"chat_template": "b"})}, "a"),
+        ({"chat_template.json": json.dumps({"chat_template": "{{ eos_token }}"})}, None),
+        (
+            {
+                "chat_template.json": json.dumps({"chat_template": "{{ eos_token }}"}),
+                "tokenizer_config.json": json.dumps({"eos_token": {"content": "<e>", "special": True}}),
+            },
+            "<e>",
+        ),
+        (
+            {
+                "tokenizer_config.json": json.dumps(
+                    {"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}
+                )
+            },
+            "d",
+        ),
+    ],
+)
+def test_where_a_template_is_found(tmp_path: Path, files: dict[str, str], wanted: str | None):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None and template([]) == (wanted or "")
+
+
+def test_no_template_is_none_and_a_wrong_one_is_told(tmp_path: Path):
+    assert ChatTemplate.load(tmp_path) is None
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": 5}))
+    with pytest.raises(CheckpointError, match="must be text or a list of named texts"):
+        ChatTemplate.load(tmp_path)
+
+
+def test_a_template_may_refuse():
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(InvalidArgument, match="messages: roles must alternate"):
+        template(TURNS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}{{ messages.__class__.__base__.__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{% for a in range(10000000) %}{% endfor %}",
+        "{{ messages[0].nothing.more }}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_template_computes_text_and_nothing_else(source: str):
+    with pytest.raises(InvalidArgument, match="does not take these messages"):
+        ChatTemplate(source, {})(TURNS)
