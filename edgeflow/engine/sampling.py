@@ -86,15 +86,15 @@ class Sampler:
         self._seen[torch.tensor(prompt_ids, dtype=torch.long, device=device)] = True
 
     def sample(self, logits: Tensor) -> SampledToken:
-        """logits [V]; WorkerError where they are not finite."""
+        """logits [V]; WorkerError where one is NaN or infinite (negative infinity forbids a token)."""
         logits = logits.float()
         scores = self._penalised(logits)
+        if not math.isfinite(scores.max()):
+            raise WorkerError("the model's output is not finite")
         if self._params.temperature == 0:
             token = int(scores.argmax())
         else:
             token = draw(probabilities(scores, self._params), self._random.random())
-        if not math.isfinite(scores[token]):
-            raise WorkerError("the model's output is not finite")
         self._counts[token] += 1
         self._seen[token] = True
         return self._told(token, logits)
