@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgpack
@@ -17,6 +19,7 @@ from edgeflow.service.jpeg import read_jpeg
 from edgeflow.types import ActionSchema
 
 MAX_DEPTH = 32
+MAX_FIELD = 100  # characters of a name that an answer repeats
 JSON_TYPE = "application/json"
 MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack")
 _FORMATS = {"jpeg": pb.IMAGE_FORMAT_JPEG, "rgb8": pb.IMAGE_FORMAT_RGB8}
@@ -70,7 +73,7 @@ def parse_body(content_type: str, body: bytes) -> ActBody:
         return ActBody.model_validate(value)
     except ValidationError as error:
         detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        field = ".".join(str(part) for part in detail["loc"])
+        field = ".".join(str(part) for part in detail["loc"])[:MAX_FIELD]
         raise InvalidArgument(detail["msg"].removeprefix("Value error, "), field=field, reason="BODY_FIELD") from None
 
 
@@ -82,12 +85,12 @@ def act_request(body: ActBody) -> pb.ActRequest:
         width, height = header.width, header.height
     camera = pb.Camera(name="image", width=width, height=height, format=_FORMATS[body.format])
     opened = pb.Open(
-        model=body.model,
+        model=_text(body.model, "model"),
         cameras=[camera],
-        proprio_names=list(body.proprio),
-        instruction=_text(body.instruction),
+        proprio_names=[_text(name, "proprio") for name in body.proprio],
+        instruction=_text(body.instruction, "instruction"),
         mode=_MODES[body.mode],
-        unnorm_key=body.unnorm_key,
+        unnorm_key=_text(body.unnorm_key, "unnorm_key"),
     )
     frame = pb.Frame(seq=1, images=[pb.Image(data=body.image)], proprio=_floats(body.proprio))
     return pb.ActRequest(open=opened, frame=frame)
@@ -105,8 +108,8 @@ def act_answer(action: ActionEvent, schema: ActionSchema) -> dict[str, Any]:
         "schema": {
             "names": list(schema.names),
             "units": list(schema.units),
-            "low": list(schema.low),
-            "high": list(schema.high),
+            "low": _or_null(schema.low),
+            "high": _or_null(schema.high),
             "relative": list(schema.relative),
             "frame": schema.frame,
             "rotation": schema.rotation,
@@ -118,6 +121,11 @@ def act_answer(action: ActionEvent, schema: ActionSchema) -> dict[str, Any]:
             "server": action.server_ns / 1e6,
         },
     }
+
+
+def _or_null(limits: Sequence[float]) -> list[float | None]:
+    """JSON has no infinity."""
+    return [limit if math.isfinite(limit) else None for limit in limits]
 
 
 def _parse_json(body: bytes) -> object:
@@ -142,12 +150,12 @@ def _parse_msgpack(body: bytes) -> object:
         raise InvalidArgument("is not msgpack", field="body", reason="BODY_UNPARSABLE") from None
 
 
-def _text(text: str) -> str:
+def _text(text: str, field: str) -> str:
     """Protobuf strings hold no lone surrogates; JSON can."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise InvalidArgument("is not valid Unicode", field="instruction", reason="TEXT_BAD_CHARACTER") from None
+        raise InvalidArgument("is not valid Unicode", field=field, reason="TEXT_BAD_CHARACTER") from None
     return text
 
 

@@ -10,27 +10,22 @@ from typing import Any
 import msgpack
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from edgeflow import __version__
 from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.service.act import act_once
 from edgeflow.service.health import Health
-from edgeflow.service.http_act import MSGPACK_TYPES, ActBody, act_answer, act_request, parse_body
+from edgeflow.service.http_act import MSGPACK_TYPES, act_answer, act_request, parse_body
 from edgeflow.service.http_edge import Edge, error_of_status
+from edgeflow.service.http_schema import ACT_BODY, ACT_FAILURES, NOT_SO, ActAnswer, ModelsAnswer, StateAnswer
 from edgeflow.service.listen import bind
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
 from edgeflow.service.plane import ControlPlane
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_ACT_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {kind: {"schema": ActBody.model_json_schema()} for kind in ("application/json", MSGPACK_TYPES[0])},
-    }
-}
 
 
 def build_app(config: ServiceConfig, plane: ControlPlane, health: Health, metrics: Metrics, log: EventLog) -> FastAPI:
@@ -46,7 +41,7 @@ def build_app(config: ServiceConfig, plane: ControlPlane, health: Health, metric
 
 
 def _add_act(app: FastAPI, plane: ControlPlane) -> None:
-    @app.post("/v1/act", openapi_extra=_ACT_BODY)
+    @app.post("/v1/act", response_model=ActAnswer, responses=ACT_FAILURES, openapi_extra=ACT_BODY)
     async def act(request: Request) -> Response:
         """One observation in, one action out."""
         content_type = request.headers.get("content-type", "")
@@ -59,25 +54,25 @@ def _add_act(app: FastAPI, plane: ControlPlane) -> None:
 
 
 def _add_state(app: FastAPI, config: ServiceConfig, plane: ControlPlane, health: Health, metrics: Metrics) -> None:
-    @app.get("/healthz")
+    @app.get("/healthz", response_model=StateAnswer, responses=NOT_SO)
     async def healthz() -> JSONResponse:
         """Whether the process is alive: restart it when not."""
         return JSONResponse({"state": health.state.value}, 200 if health.live else 503)
 
-    @app.get("/readyz")
+    @app.get("/readyz", response_model=StateAnswer, responses=NOT_SO)
     async def readyz() -> JSONResponse:
         """Whether a session opened now gets actions."""
         return JSONResponse({"state": health.state.value}, 200 if health.ready else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
         """Prometheus exposition."""
         return Response(metrics.text(), media_type=METRICS_TYPE)
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    @app.get("/v1/models", response_model=ModelsAnswer)
+    async def models() -> JSONResponse:
         """The one model that is served."""
-        return {"object": "list", "data": [_model(config, plane)]}
+        return JSONResponse({"object": "list", "data": [_model(config, plane)]})
 
 
 def _model(config: ServiceConfig, plane: ControlPlane) -> dict[str, Any]:
@@ -93,7 +88,8 @@ def _model(config: ServiceConfig, plane: ControlPlane) -> dict[str, Any]:
 async def _framework_error(_: Request, error: Exception) -> JSONResponse:
     status = error.status_code if isinstance(error, HTTPException) else 500
     detail = str(error.detail) if isinstance(error, HTTPException) else "internal error"
-    return JSONResponse(error_of_status(status, detail), status)
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return JSONResponse(error_of_status(status, detail), status, headers)
 
 
 class _Server(uvicorn.Server):
