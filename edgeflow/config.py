@@ -73,6 +73,49 @@ class TimingConfig(_Section):
     drain_ms: int = Field(5_000, ge=0, description="time for what is under way when the service stops")
 
 
+class ChatMessage(_Section):
+    """One message of a fixed prefix."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str = Field(min_length=1, max_length=1 << 20)
+
+
+class ChatSlot(_Section):
+    """A fixed prefix, computed once at start: messages through the model's chat template, or plain text."""
+
+    id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    messages: list[ChatMessage] = Field(default_factory=list, max_length=64)
+    text: str = Field("", max_length=1 << 20)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ChatSlot:
+        if bool(self.messages) == bool(self.text):
+            raise ValueError(f"slot {self.id}: give messages or text")
+        return self
+
+
+class ChatConfig(_Section):
+    """The chat plane: one model that answers one request at a time, beside the robots."""
+
+    enabled: bool = Field(True, description="serve chat when there is a model for it")
+    model: str = Field("demo-chat", min_length=1, description="directory, hub id, or demo-chat (the embedded model)")
+    alias: str = Field("", max_length=128, description="the name clients use; the last part of model if not given")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    capacity: int = Field(2048, ge=16, le=131_072, description="positions of a slot: prompt and answer together")
+    slots: list[ChatSlot] = Field(default_factory=list, max_length=16)
+    max_tokens: int = Field(256, ge=1, description="of an answer, when the request does not say")
+    max_tokens_limit: int = Field(2048, ge=1, description="of an answer, whatever the request says")
+    queue: int = Field(16, ge=0, le=256, description="requests that may wait")
+    queue_ms: int = Field(2_000, ge=1, description="longest wait; then 429 with Retry-After")
+    request_s: float = Field(60.0, gt=0, description="longest answer")
+    prefill_chunk: int = Field(256, ge=1, le=8192, description="rows of a prompt in one pass, at most")
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.alias or Path(self.model).name
+
+
 class ServiceConfig(_Section):
     """Everything the service can be told; every key has a default."""
 
@@ -107,6 +150,7 @@ class ServiceConfig(_Section):
     http: HttpConfig = HttpConfig()
     limits: LimitsConfig = LimitsConfig()
     timing: TimingConfig = TimingConfig()
+    chat: ChatConfig = ChatConfig()
     insecure: bool = Field(False, description="allow addresses other than loopback without TLS and tokens")
 
     @model_validator(mode="after")

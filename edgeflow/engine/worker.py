@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from edgeflow.clock import Clock
+from edgeflow.engine.chat import ChatPlane
 from edgeflow.engine.engine import LaunchedPass, PolicyEngine
 from edgeflow.engine.inbox import Inbox
 from edgeflow.engine.policy import PreparedFrame
@@ -18,6 +19,8 @@ from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.ipc.messages import (
     INSTRUCTION_TOO_LONG,
     ChangeDepth,
+    ChatStart,
+    ChatStop,
     CloseSession,
     FrameDropped,
     FrameResult,
@@ -34,6 +37,7 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.engine import Sampled
+from edgeflow.scheduler.gaps import Gaps
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Disposition
@@ -55,6 +59,7 @@ _DEPARTURES = {
 }
 
 
+CHAT_PATIENCE_NS = 250_000_000  # beside robots that leave no gap, chat gets a step this often
 KEPT_PASSES = 4096  # between two questions of the front
 
 
@@ -87,6 +92,7 @@ class Worker:
         *,
         default_unnorm_key: str = "",
         pacer: Pacer | None = None,
+        chat: ChatPlane | None = None,
     ) -> None:
         self.inbox = Inbox()
         self.running = True
@@ -96,6 +102,8 @@ class Worker:
         self._publish = publish
         self._default_unnorm_key = default_unnorm_key
         self._pacer = pacer
+        self._chat = chat
+        self._gaps = Gaps(CHAT_PATIENCE_NS)
         self._opened: dict[int, _Opened] = {}
         self._waiting: dict[FrameRef, SubmitFrame] = {}
         self._tracks: dict[FrameRef, _Track] = {}
@@ -121,7 +129,7 @@ class Worker:
         if planned is not None:
             elapsed_ns = self._clock.now_ns() - started_ns
             self._passes.append(PassSample(len(planned.prefills), len(planned.decodes), elapsed_ns))
-        return planned is not None
+        return self._step_chat(planned is None) or planned is not None
 
     def take_passes(self) -> list[PassSample]:
         """Every pass since the last call: its shape and the time of its turn of the loop."""
@@ -131,7 +139,32 @@ class Worker:
 
     def wake_at_ns(self) -> int | None:
         """When there will be something to run though nothing arrives."""
-        return self._scheduler.wake_at_ns()
+        wake_at_ns = self._scheduler.wake_at_ns()
+        if not self._chat_waits:
+            return wake_at_ns
+        chat_at_ns = self._gaps.wake_at_ns()
+        return chat_at_ns if wake_at_ns is None else min(wake_at_ns, chat_at_ns)
+
+    @property
+    def _chat_waits(self) -> bool:
+        return self._chat is not None and self._chat.busy
+
+    def _step_chat(self, idle: bool) -> bool:
+        """Control first: a step of chat fits before the next frame is expected, or chat has waited too long."""
+        if self._chat is None or not self._chat.busy:
+            return False
+        now_ns = self._clock.now_ns()
+        least_ns = 2 * self._chat.cost.step_ns
+        room_ns = 0
+        if idle:
+            drain_at_ns = self._scheduler.wake_at_ns()
+            room_ns = self._gaps.room_ns(now_ns)
+            room_ns = room_ns if drain_at_ns is None else min(room_ns, drain_at_ns - now_ns)
+        if room_ns < least_ns and not self._gaps.must_run(now_ns):
+            return False
+        self._chat.step(max(room_ns, least_ns))
+        self._gaps.served(self._clock.now_ns())
+        return True
 
     def _idle_timeout_s(self) -> float | None:
         wake_at_ns = self.wake_at_ns()
@@ -155,6 +188,13 @@ class Worker:
             case CloseSession():
                 self._leave(self._scheduler.close(message.session))
                 self._opened.pop(message.session, None)
+                self._gaps.close(message.session)
+            case ChatStart() if self._chat is not None:
+                if not self._chat.busy:
+                    self._gaps.served(self._clock.now_ns())
+                self._chat.start(message)
+            case ChatStop() if self._chat is not None:
+                self._chat.stop(message.request, "cancelled" if message.cancelled else "stop")
             case ChangeDepth():
                 self._scheduler.change_depth(message.session, message.depth)
             case Ping():
@@ -173,6 +213,7 @@ class Worker:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return
         self._opened[message.session] = _Opened(key, message.deadline_ns)
+        self._gaps.open(message.session, message.period_ns)
         self._publish(SessionOpened(message.session, schema_fields(schema)))
 
     def _check_unnorm_key(self, key: str | None) -> None:
@@ -193,6 +234,7 @@ class Worker:
         self._waiting[ref] = message
         now_ns = self._clock.now_ns()
         self._tracks[ref] = _Track(now_ns)
+        self._gaps.arrived(ref.session, now_ns)
         opened = self._opened.get(ref.session)
         deadline_ns = now_ns + opened.deadline_ns if opened else now_ns
         self._leave(self._scheduler.offer(Frame(ref, rows, deadline_ns)))

@@ -21,6 +21,7 @@ class OpenSession:
     """Front → worker: give this session a ring of slots. Answered by SessionOpened or SessionRefused.
 
     depth: ticks a frame takes, 1 (serial) to K (pipelined). deadline_ns: from a frame's arrival to its action.
+    period_ns: between frames.
     instruction: checked, not kept; every frame brings its own.
     """
 
@@ -30,6 +31,7 @@ class OpenSession:
     unnorm_key: str
     instruction: str = ""
     deadline_ns: int = 0
+    period_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,41 @@ class CloseSession:
     """Front → worker: drop what is in flight and free the ring."""
 
     session: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStart:
+    """Front → worker: answer a prompt. Answered by ChatTokens and one ChatDone, or by ChatRefused.
+
+    ids: the prompt's tokens, one a place for an image. sizes: height, width of each image, one after the other.
+    top_k: 0 = off. seed, logprobs: -1 = none. schema: a JSON schema that the answer must follow, or "".
+    Payload: the images' height*width*3 RGB bytes, one after the other.
+    """
+
+    request: int
+    model: str
+    ids: list[int]
+    sizes: list[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    logprobs: int
+    schema: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStop:
+    """Front → worker: the answer is complete (a stop string), or nobody wants it any more."""
+
+    request: int
+    cancelled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +151,65 @@ class WorkerReady:
     packed_ns: int
     decode_ns: int
     decodes_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReady:
+    """Worker → front, before WorkerReady, once a chat model: what it can take.
+
+    capacity: positions of a slot, prompt and answer together. slots, prefix_tokens: of the declared fixed prefixes.
+    step_ns: one decode row. row_ns: a prompt's row, in chunks.
+    """
+
+    model: str
+    family: str
+    model_fingerprint: str
+    images: bool
+    capacity: int
+    slots: list[str]
+    prefix_tokens: list[int]
+    kv_bytes: int
+    step_ns: int
+    row_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatToken:
+    """Worker → front: the next token. logprobs: its own and those of the likeliest `top`; empty unless asked for."""
+
+    request: int
+    token: int
+    logprobs: list[float]
+    top: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDone:
+    """Worker → front: the answer's end. reason: stop, length or cancelled. reused: prompt rows of a fixed prefix.
+
+    slot: whose prefix that was, or "". queue_ns: from arrival to the first step; prefill_ns: to the first token.
+    """
+
+    request: int
+    reason: str
+    prompt_tokens: int
+    answer_tokens: int
+    reused: int
+    slot: str
+    queue_ns: int
+    prefill_ns: int
+    decode_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRefused:
+    """Worker → front: a RequestError; `code` is a gRPC status name."""
+
+    request: int
+    code: str
+    text: str
+    field: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +289,15 @@ Message: TypeAlias = (
     | SubmitFrame
     | ResetSession
     | CloseSession
+    | ChatStart
+    | ChatStop
     | Ping
     | Shutdown
     | WarmupProgress
+    | ChatReady
+    | ChatToken
+    | ChatDone
+    | ChatRefused
     | WorkerReady
     | WorkerFailed
     | SessionOpened
@@ -208,6 +310,7 @@ Message: TypeAlias = (
 INSTRUCTION_TOO_LONG = "INSTRUCTION_TOO_LONG"  # reason of a FrameDropped: the slots cannot hold its prompt
 
 _KINDS: tuple[type, ...] = Message.__args__
+_WITH_PAYLOAD = (SubmitFrame, ChatStart)  # their last field
 
 
 class _Codes:
@@ -222,7 +325,7 @@ def encode(message: Message) -> tuple[bytes, bytes]:
     code = _Codes.by_type[kind]
     values = [getattr(message, name) for name in _Codes.names[code]]
     payload = b""
-    if kind is SubmitFrame:
+    if kind in _WITH_PAYLOAD:
         payload = values.pop()
     return msgpack.packb([code, *values]), payload
 
@@ -237,7 +340,7 @@ def decode(header: bytes, payload: bytes) -> Message:
         raise WorkerError("unknown message between front and worker")
     code, *values = parts
     kind = _KINDS[code]
-    if kind is SubmitFrame:
+    if kind in _WITH_PAYLOAD:
         values.append(payload)
     if len(values) != len(_Codes.names[code]):
         raise WorkerError(f"{kind.__name__} has {len(_Codes.names[code])} fields, got {len(values)}")

@@ -1,0 +1,191 @@
+"""The chat plane of the worker: one request at a time, in steps that fit the gaps between control passes.
+
+Slot 0 is for prompts without a fixed prefix; each declared prefix has a slot of its own, filled at start. A request
+that begins with a whole prefix runs in that prefix's slot, after it: the prefix's rows are never written again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeflow.clock import Clock
+from edgeflow.engine.generate import FixedPrefix, Generation, run_pass
+from edgeflow.engine.sampling import SampledToken, SamplingParams
+from edgeflow.errors import InvalidArgument, NotFound, RequestError
+from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.models.chat import ChatModel
+from edgeflow.models.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Of a chat step, nanoseconds: one decode row, and each row of a prompt's chunk besides."""
+
+    step_ns: int
+    row_ns: int
+
+    def rows_in(self, room_ns: int, most: int) -> int:
+        """How many rows of a prompt fit the room, at least one."""
+        return max(1, min(most, (room_ns - self.step_ns) // max(self.row_ns, 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A declared fixed prefix whose KV lies in its slot."""
+
+    slot_id: str
+    fixed: FixedPrefix
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request and its times, nanoseconds on the worker's clock; 0 = not yet."""
+
+    message: ChatStart
+    arrived_ns: int
+    started_ns: int = 0
+    first_token_ns: int = 0
+    generation: Generation | None = None
+    prefix: Prefix | None = None
+    prompt_tokens: int = 0
+    reused: int = 0
+
+
+class ChatPlane:
+    """Requests in order of arrival; the first runs to its end. `step` does one pass."""
+
+    def __init__(
+        self,
+        name: str,
+        model: ChatModel,
+        kv: KVSlots,
+        prefixes: Sequence[Prefix],
+        cost: StepCost,
+        chunk: int,
+        clock: Clock,
+        publish: Callable[[Message], None],
+    ) -> None:
+        self.cost = cost
+        self._name = name
+        self._model = model
+        self._kv = kv
+        self._prefixes = sorted(prefixes, key=lambda prefix: -len(prefix.fixed.prompt))
+        self._chunk = chunk
+        self._clock = clock
+        self._publish = publish
+        self._waiting: deque[_Request] = deque()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def start(self, message: ChatStart) -> None:
+        """A request arrives."""
+        self._waiting.append(_Request(message, self._clock.now_ns()))
+
+    def stop(self, request: int, reason: str) -> None:
+        """A request ends here; unknown ones are no error."""
+        for each in self._waiting:
+            if each.message.request == request:
+                self._waiting.remove(each)
+                self._done(each, reason)
+                return
+
+    def step(self, room_ns: int) -> None:
+        """One pass of the first request: a chunk of its prompt that fits the room, or a decode row."""
+        request = self._waiting[0]
+        try:
+            generation = request.generation or self._begin(request)
+            (logits,) = run_pass(
+                self._model.decoder, self._kv, [generation.rows(self.cost.rows_in(room_ns, self._chunk))]
+            )
+            sampled = generation.take(logits)
+        except RequestError as error:
+            self._waiting.popleft()
+            number = request.message.request
+            self._publish(ChatRefused(number, error.code, error.text, error.field, error.reason))
+            return
+        if sampled is not None:
+            self._tell(request, sampled)
+        if generation.finish is not None:
+            self._waiting.popleft()
+            self._done(request, generation.finish.value)
+
+    def _begin(self, request: _Request) -> Generation:
+        message = request.message
+        request.started_ns = self._clock.now_ns()
+        if message.model != self._name:
+            raise NotFound(f"{self._name!r} is served", field="model")
+        prompt = self._model.prompt(message.ids, _images(message))
+        request.prompt_tokens = len(prompt)
+        request.prefix = next((each for each in self._prefixes if _begins_with(prompt, each.fixed.prompt)), None)
+        slot = 0
+        if request.prefix is not None:
+            slot = request.prefix.fixed.slot
+            request.reused = request.prefix.fixed.lend(self._kv, prompt, slot)
+        request.generation = Generation(
+            self._model, prompt, _params(message), slot, self._kv.capacity, known=request.reused
+        )
+        return request.generation
+
+    def _tell(self, request: _Request, sampled: SampledToken) -> None:
+        request.first_token_ns = request.first_token_ns or self._clock.now_ns()
+        logprobs = [] if sampled.logprob is None else [sampled.logprob, *(value for _, value in sampled.top)]
+        top = [token for token, _ in sampled.top]
+        self._publish(ChatToken(request.message.request, sampled.token, logprobs, top))
+
+    def _done(self, request: _Request, reason: str) -> None:
+        now_ns = self._clock.now_ns()
+        started_ns = request.started_ns or now_ns
+        first_ns = request.first_token_ns or now_ns
+        self._publish(
+            ChatDone(
+                request.message.request,
+                reason,
+                request.prompt_tokens,
+                len(request.generation.tokens) if request.generation else 0,
+                request.reused,
+                request.prefix.slot_id if request.prefix else "",
+                queue_ns=started_ns - request.arrived_ns,
+                prefill_ns=max(first_ns - started_ns, 0),
+                decode_ns=now_ns - first_ns,
+            )
+        )
+
+
+def _begins_with(prompt: Prompt, prefix: Prompt) -> bool:
+    """Whether all of the prefix, and at least one row more."""
+    return len(prefix) < len(prompt) and prefix.common(prompt) == len(prefix)
+
+
+def _images(message: ChatStart) -> list[NDArray[np.uint8]]:
+    images, place = [], 0
+    for height, width in zip(message.sizes[::2], message.sizes[1::2], strict=True):
+        size = height * width * 3
+        if size <= 0 or place + size > len(message.payload):
+            raise InvalidArgument("has fewer bytes than its images", field="payload")
+        pixels = np.frombuffer(message.payload, np.uint8, size, place)
+        images.append(pixels.reshape(height, width, 3))
+        place += size
+    return images
+
+
+def _params(message: ChatStart) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=message.max_tokens,
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        seed=None if message.seed < 0 else message.seed,
+        logprobs=None if message.logprobs < 0 else message.logprobs,
+    )

@@ -1,0 +1,127 @@
+"""From a configuration to a chat plane: model, slots, fixed prefixes, cost of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from edgeflow.clock import Clock
+from edgeflow.config import ChatConfig, ChatSlot
+from edgeflow.engine.chat import ChatPlane, Prefix, StepCost
+from edgeflow.engine.generate import FixedPrefix, Prefill, run_pass
+from edgeflow.errors import ConfigError, RequestError
+from edgeflow.ipc.messages import ChatReady, Message
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.models.chat import ChatModel
+from edgeflow.models.prompt import Prompt
+
+REPEATS = 5
+PROBE_ROWS = 64
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltChat:
+    """A model with its store, prefixes in place."""
+
+    name: str
+    model: ChatModel
+    kv: KVSlots
+    prefixes: tuple[Prefix, ...]
+    cost: StepCost
+    fingerprint: str
+
+    def plane(self, config: ChatConfig, clock: Clock, publish: Callable[[Message], None]) -> ChatPlane:
+        """Ready to serve."""
+        return ChatPlane(
+            self.name, self.model, self.kv, self.prefixes, self.cost, config.prefill_chunk, clock, publish
+        )
+
+    def ready(self) -> ChatReady:
+        """What the front must know."""
+        return ChatReady(
+            self.name,
+            self.model.name,
+            self.fingerprint,
+            self.model.vision is not None,
+            self.kv.capacity,
+            [prefix.slot_id for prefix in self.prefixes],
+            [len(prefix.fixed.prompt) for prefix in self.prefixes],
+            self.kv.nbytes,
+            self.cost.step_ns,
+            self.cost.row_ns,
+        )
+
+
+def build_chat(config: ChatConfig, model: ChatModel, fingerprint: str, progress: Progress) -> BuiltChat:
+    """Reserve the slots, compute the prefixes, time a step; ConfigError says what does not fit."""
+    capacity = min(config.capacity, model.config.max_position_embeddings)
+    prompts = [_prefix_prompt(model, slot, capacity) for slot in config.slots]
+    kv = _reserve(model, 1 + len(prompts), capacity)
+    prefixes = []
+    for index, (slot, prompt) in enumerate(zip(config.slots, prompts, strict=True), start=1):
+        fixed = FixedPrefix(prompt, index)
+        for done in fixed.compute(model, kv, config.prefill_chunk):
+            progress(f"prefix {slot.id}", done, len(prompt))
+        prefixes.append(Prefix(slot.id, fixed))
+    cost = measure_step(model, kv)
+    return BuiltChat(config.name, model, kv, tuple(prefixes), cost, fingerprint)
+
+
+def measure_step(model: ChatModel, kv: KVSlots) -> StepCost:
+    """Medians of a decode row and of a chunk, in slot 0."""
+    rows = min(PROBE_ROWS, kv.capacity)
+    probe = model.prompt([token % model.config.vocab_size for token in range(rows)])
+    one, many = (_timed(model, kv, probe, count) for count in (1, rows))
+    return StepCost(one, max((many - one) // max(rows - 1, 1), 0))
+
+
+def kv_bytes(model: ChatModel, slots: int, capacity: int) -> int:
+    """Memory of so many slots: layers x keys and values x slots x positions x heads x dimension."""
+    config = model.config
+    width = config.num_key_value_heads * config.head_dim
+    size = torch.empty(0, dtype=model.embed([0]).dtype).element_size()
+    return config.num_hidden_layers * 2 * slots * capacity * width * size
+
+
+def _timed(model: ChatModel, kv: KVSlots, probe: Prompt, rows: int) -> int:
+    times = []
+    for _ in range(REPEATS):
+        prefill = Prefill(model, probe, 0)
+        started_ns = time.perf_counter_ns()
+        run_pass(model.decoder, kv, [prefill.rows(rows, samples=True)])
+        times.append(time.perf_counter_ns() - started_ns)
+    return round(median(times))
+
+
+def _reserve(model: ChatModel, slots: int, capacity: int) -> KVSlots:
+    try:
+        return model.decoder.kv_slots(slots, capacity)
+    except (RuntimeError, MemoryError) as error:
+        config = model.config
+        total = kv_bytes(model, slots, capacity) / (1 << 20)
+        raise ConfigError(
+            f"chat.capacity: no memory for {slots} slots of {capacity} positions: {config.num_hidden_layers} layers "
+            f"x 2 x {slots} x {capacity} x {config.num_key_value_heads} x {config.head_dim} are {total:.0f} MiB; "
+            "lower chat.capacity or the number of chat.slots"
+        ) from error
+
+
+def _prefix_prompt(model: ChatModel, slot: ChatSlot, capacity: int) -> Prompt:
+    key = f"chat.slots {slot.id}"
+    try:
+        if slot.messages:
+            text = model.render([message.model_dump() for message in slot.messages], answer=False)
+            prompt = model.chat_prompt(text)
+        else:
+            prompt = model.text_prompt(slot.text)
+    except RequestError as error:
+        raise ConfigError(f"{key}: {error.text}") from error
+    if len(prompt) >= capacity:
+        raise ConfigError(f"{key}: has {len(prompt)} tokens, chat.capacity is {capacity}")
+    return prompt
