@@ -8,7 +8,8 @@ EdgeflowError
 │   └── AddressError           port busy, address not bindable
 ├── RequestError               something a client sent; told in band, the session goes on
 │   ├── InvalidArgument · DataLoss · OutOfRange · FailedPrecondition
-│   └── NotFound · AlreadyExists · ResourceExhausted · Unavailable · Aborted · DeadlineExceeded
+│   ├── NotFound · AlreadyExists · ResourceExhausted · Unavailable · Aborted · DeadlineExceeded
+│   └── Unauthenticated · PermissionDenied
 └── WorkerError                the worker process failed
 """
 
@@ -129,6 +130,20 @@ class DeadlineExceeded(RequestError):
 
     code = "DEADLINE_EXCEEDED"
     http_status = 504
+
+
+class Unauthenticated(RequestError):
+    """No token, or one that is unknown, expired or revoked."""
+
+    code = "UNAUTHENTICATED"
+    http_status = 401
+
+
+class PermissionDenied(RequestError):
+    """The token's roles do not allow this."""
+
+    code = "PERMISSION_DENIED"
+    http_status = 403
 
 
 class WorkerError(EdgeflowError):

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import grpc
 
 from edgeflow.client.backoff import Backoff
+from edgeflow.client.credentials import Credentials, channel
 from edgeflow.client.outgoing import Outgoing
 from edgeflow.client.wire import error_of
 from edgeflow.clock import Clock
-from edgeflow.errors import EdgeflowError, RequestError, Unavailable
+from edgeflow.errors import EdgeflowError, InvalidArgument, RequestError, Unavailable
 from edgeflow.rpc import control_pb2 as pb
 
 STREAM = "/edgeflow.v1.Control/Stream"
@@ -49,8 +50,16 @@ class Listener(Protocol):
 class Link:
     """Runs in a thread of its own from `start` to `close`."""
 
-    def __init__(self, address: str, listener: Listener, opening: Callable[[], pb.Open], clock: Clock) -> None:
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials | None,
+        listener: Listener,
+        opening: Callable[[], pb.Open],
+        clock: Clock,
+    ) -> None:
         self._address = address
+        self._credentials = credentials
         self._listener = listener
         self._opening = opening
         self._clock = clock
@@ -117,8 +126,12 @@ class Link:
         self._opened = self._given_up = False
         self._heard_ns = self._clock.now_ns()
         outgoing = self._outgoing = Outgoing(self._opening())
-        with grpc.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
-            stream = channel.stream_stream(STREAM, pb.ClientMessage.SerializeToString, pb.ServerMessage.FromString)
+        try:
+            opened = channel(self._address, self._credentials, _CHANNEL_OPTIONS)
+        except InvalidArgument as error:
+            return error
+        with opened:
+            stream = opened.stream_stream(STREAM, pb.ClientMessage.SerializeToString, pb.ServerMessage.FromString)
             call = self._call = stream(outgoing)
             if self._closing.is_set():
                 call.cancel()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from edgeflow.client.actions import Directive
+from edgeflow.client.credentials import Credentials
 from edgeflow.client.flight import Statistics
 from edgeflow.client.images import Images, encode_images
 from edgeflow.client.link import Link
@@ -43,6 +44,7 @@ class RobotClient:
     resume_within_s: a longer interruption needs `reset`.
     on_action: called with every new directive, HOLD and STOP included, by a thread of its own; a slow callback
     misses directives but delays nothing.
+    credentials: for a service with TLS or tokens; None = only the token in EDGEFLOW_TOKEN, if there is one.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class RobotClient:
         open_timeout_s: float = 5.0,
         resume_within_s: float = RESUME_WITHIN_NS / 1e9,
         clock: Clock | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._settings = SessionSettings(
             tuple(cameras), control_period_s, mode, max_action_age_s, model, tuple(proprio_names), unnorm_key, depth
@@ -73,7 +76,7 @@ class RobotClient:
         self._session = Session(self._settings, instruction, self._clock, round(resume_within_s * 1e9))
         self._changed = threading.Condition()
         self._published = self._session.directive()
-        self._link = Link(address, self, self._opening, self._clock)
+        self._link = Link(address, credentials, self, self._opening, self._clock)
         self._ticker = WatchdogThread(self._tick)
         self._caller = threading.Thread(target=self._call_back, name="edgeflow-actions", daemon=True)
 

@@ -15,8 +15,10 @@ from edgeflow.errors import (
     InvalidArgument,
     NotFound,
     OutOfRange,
+    PermissionDenied,
     RequestError,
     ResourceExhausted,
+    Unauthenticated,
     Unavailable,
 )
 from edgeflow.rpc import control_pb2 as pb
@@ -47,7 +49,9 @@ _ERRORS: dict[str, type[RequestError]] = {
         InvalidArgument,
         NotFound,
         OutOfRange,
+        PermissionDenied,
         ResourceExhausted,
+        Unauthenticated,
         Unavailable,
     )
 }

@@ -16,9 +16,11 @@ from edgeflow.errors import (
     InvalidArgument,
     NotFound,
     OutOfRange,
+    PermissionDenied,
     RequestError,
     ResourceExhausted,
     StartError,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -35,6 +37,8 @@ _REQUEST_ERRORS: dict[str, type[RequestError]] = {
         Unavailable,
         Aborted,
         DeadlineExceeded,
+        Unauthenticated,
+        PermissionDenied,
     )
 }
 _START_ERRORS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, DependencyError, AddressError)}

@@ -1,0 +1,105 @@
+"""Who a client is and whom it trusts: TLS files and a token, and the channels made with them."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from edgeflow.errors import InvalidArgument
+
+TOKEN_VARIABLE = "EDGEFLOW_TOKEN"
+MAX_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a protected service is shown.
+
+    ca: certificates (PEM) that the service's must be signed by; None = the usual roots. cert, key: this client's own,
+    for mutual TLS. token: names the principal. Files are read at every connect, so that they may be replaced.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    token: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise InvalidArgument("cert and key come together", field="credentials", reason="CREDENTIALS")
+        if not all("!" <= character <= "~" for character in self.token):
+            raise InvalidArgument("has characters that no token has", field="credentials.token", reason="CREDENTIALS")
+
+    @classmethod
+    def of(
+        cls,
+        ca: Path | None = None,
+        cert: Path | None = None,
+        key: Path | None = None,
+        token_file: Path | None = None,
+    ) -> Credentials:
+        """From files; the token of the environment (EDGEFLOW_TOKEN) where no file has one."""
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
+        if token_file is not None:
+            try:
+                token = _read("token_file", token_file).decode("ascii").strip()
+            except UnicodeDecodeError:
+                raise InvalidArgument("holds no token", field="credentials.token_file", reason="CREDENTIALS") from None
+        return cls(ca, cert, key, token)
+
+
+def channel(
+    address: str, credentials: Credentials | None, options: Sequence[tuple[str, Any]], aio: bool = False
+) -> Any:
+    """A grpc.Channel, or grpc.aio.Channel, that shows the credentials with every call; the caller closes it.
+
+    credentials: None = only the environment's token, if there is one. TLS where a CA or a certificate is named, and
+    to every address off loopback once there is a token. A token goes unencrypted over loopback only; gRPC checks it.
+    InvalidArgument names a file that cannot be read.
+    """
+    shown = credentials or Credentials.of()
+    library = grpc.aio if aio else grpc
+    if shown == Credentials():
+        return library.insecure_channel(address, options=options)
+    if shown.ca or shown.cert or not _is_loopback(address):
+        transport = grpc.ssl_channel_credentials(
+            _read_optional("ca", shown.ca), _read_optional("key", shown.key), _read_optional("cert", shown.cert)
+        )
+    else:
+        transport = grpc.local_channel_credentials(grpc.LocalConnectionType.LOCAL_TCP)
+    if shown.token:
+        transport = grpc.composite_channel_credentials(transport, grpc.access_token_call_credentials(shown.token))
+    return library.secure_channel(address, transport, options=options)
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read_optional(name: str, path: Path | None) -> bytes | None:
+    return None if path is None else _read(name, path)
+
+
+def _read(name: str, path: Path) -> bytes:
+    try:
+        with path.expanduser().open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(name, f"cannot read {path}: {error.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise _unreadable(name, f"{path} has more than {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def _unreadable(name: str, text: str) -> InvalidArgument:
+    return InvalidArgument(text, field=f"credentials.{name}", reason="CREDENTIALS")
