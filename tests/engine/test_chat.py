@@ -1,0 +1,212 @@
+"""Chat in the worker: the same tokens whatever runs beside, prefixes reused, control first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from edgeflow.clock import ManualClock
+from edgeflow.config import ChatConfig
+from edgeflow.engine.chat_build import BuiltChat, build_chat
+from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.generate import Generation, generate
+from edgeflow.engine.profile import DeviceProfile, Pacer
+from edgeflow.engine.sampling import SamplingParams
+from edgeflow.engine.worker import CHAT_PATIENCE_NS, Worker
+from edgeflow.errors import ConfigError
+from edgeflow.ipc.messages import (
+    ChatDone,
+    ChatRefused,
+    ChatStart,
+    ChatStop,
+    ChatToken,
+    FrameResult,
+    Message,
+    OpenSession,
+    SubmitFrame,
+)
+from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.chat_checkpoint import write_chat_checkpoint
+from tests.tiny_checkpoint import write_checkpoint
+
+CPU = torch.device("cpu")
+CAPACITY = 96
+K = 7
+PASS_NS = 5_000_000
+PREFIX = "the arm is at rest and "
+PROMPT = PREFIX + "the cup is red. what is red?"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> ChatModel:
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("chat")
+    write_chat_checkpoint(path, "qwen2")
+    return load_chat_model(path, torch.float32, CPU)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> OpenVLAPolicy:
+    return OpenVLAPolicy.load(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
+
+
+def built(model: ChatModel, **changes: object) -> BuiltChat:
+    config = ChatConfig.model_validate({"alias": "small", "capacity": CAPACITY, "prefill_chunk": 16, **changes})
+    made = build_chat(config, model, "f", lambda *_: None)
+    return replace(made, cost=replace(made.cost, step_ns=1_000_000, row_ns=100_000))
+
+
+SLOTS = [{"id": "rest", "text": PREFIX}, {"id": "arm", "text": PREFIX[:8]}]
+
+
+class Bench:
+    """A worker with a robot's policy and a chat model, on a clock that control passes move."""
+
+    def __init__(self, policy: OpenVLAPolicy, chat: BuiltChat) -> None:
+        self.clock = ManualClock()
+        self.said: list[Message] = []
+        limits = SchedulerLimits(K, 2, 1000, 0)
+        times = DeviceProfile("steady", PASS_NS, PASS_NS, PASS_NS).times(K)
+        pacer = Pacer(times, self.clock, lambda seconds: self.clock.advance_ns(round(seconds * 1e9)))
+        config = ChatConfig(capacity=CAPACITY, prefill_chunk=16)
+        engine = PolicyEngine(policy, limits.slots, 80, CPU)
+        plane = chat.plane(config, self.clock, self.said.append)
+        self.worker = Worker(engine, Scheduler(limits), self.clock, self.said.append, pacer=pacer, chat=plane)
+
+    def tell(self, *messages: Message) -> None:
+        for message in messages:
+            self.worker.inbox.put(message)
+
+    def of(self, kind: type[Message]) -> list[Message]:
+        return [message for message in self.said if isinstance(message, kind)]
+
+    def run(self, until: type[Message], steps: int = 400) -> None:
+        """Steps until an answer of that kind."""
+        for _ in range(steps):
+            if self.of(until):
+                return
+            if not self.worker.step():
+                self.clock.advance_ns(1_000_000)
+        raise AssertionError(f"no {until.__name__} in {steps} steps: {self.said[-3:]}")
+
+
+def start(chat: ChatModel, text: str = PROMPT, request: int = 1, **changes: object) -> ChatStart:
+    ids = list(chat.text_prompt(text).ids)
+    message = ChatStart(request, "small", ids, [], 8, 0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, -1, -1, "", b"")
+    return replace(message, **changes)
+
+
+def frame(seq: int) -> SubmitFrame:
+    pixels = np.random.default_rng(seq).integers(0, 256, (8, 10, 3), np.uint8)
+    return SubmitFrame(1, 1, seq, 8, 10, "go", pixels.tobytes())
+
+
+def alone(model: ChatModel, text: str = PROMPT, **params: object) -> list[int]:
+    kv = model.decoder.kv_slots(1, CAPACITY)
+    generation = Generation(model, model.text_prompt(text), SamplingParams(8, **params), 0, CAPACITY)
+    return [sampled.token for sampled in generate(model, kv, generation, 1000) if sampled is not None]
+
+
+def tokens(bench: Bench) -> list[int]:
+    return [message.token for message in bench.said if isinstance(message, ChatToken)]
+
+
+@pytest.mark.parametrize("slots", [[], SLOTS], ids=["no prefix", "prefixes"])
+def test_the_answer_is_that_of_the_model_alone(model, policy, slots):
+    bench = Bench(policy, built(model, slots=slots))
+    bench.tell(start(model))
+    bench.run(ChatDone)
+    assert tokens(bench) == alone(model)
+    (done,) = bench.of(ChatDone)
+    assert (done.request, done.reason, done.answer_tokens) == (1, "length", 8)
+    assert (done.slot, done.reused > 0) == (("rest", True) if slots else ("", False)), "the longest that matches"
+    bench.said.clear()
+    bench.tell(start(model, request=2))
+    bench.run(ChatDone)
+    assert tokens(bench) == alone(model), "a prefix stays as it was"
+
+
+def test_the_answer_is_the_same_beside_a_robot_and_the_robot_goes_first(model, policy):
+    bench = Bench(policy, built(model, slots=SLOTS))
+    bench.tell(OpenSession(1, 1, K, "", deadline_ns=60_000_000, period_ns=60_000_000))
+    bench.tell(start(model, temperature=1.0, seed=3))
+    for seq in range(1, 12):
+        due_ns = bench.clock.now_ns() + 60_000_000
+        bench.tell(frame(seq))
+        while bench.clock.now_ns() < due_ns:
+            bench.worker.step()
+            bench.clock.advance_ns(500_000)
+    assert tokens(bench) == alone(model, temperature=1.0, seed=3)
+    queued = [result.queue_ns for result in bench.said if isinstance(result, FrameResult)]
+    assert len(queued) > 5 and max(queued) <= PASS_NS
+
+
+def test_chat_moves_on_beside_a_robot_that_leaves_no_gap(model, policy):
+    bench = Bench(policy, built(model))
+    bench.tell(OpenSession(1, 1, K, "", deadline_ns=PASS_NS, period_ns=PASS_NS), start(model))
+    for seq in range(1, 2 * CHAT_PATIENCE_NS // PASS_NS):
+        bench.tell(frame(seq))
+        bench.worker.step()
+        if seq * PASS_NS < CHAT_PATIENCE_NS - PASS_NS:
+            assert not bench.of(ChatToken)
+    bench.tell(ChatStop(1, cancelled=True))
+    bench.worker.step()
+    (done,) = bench.of(ChatDone)
+    assert done.reason == "cancelled"
+    assert bench.clock.now_ns() >= CHAT_PATIENCE_NS
+
+
+def test_requests_run_one_after_the_other_and_a_cancelled_one_is_gone(model, policy):
+    bench = Bench(policy, built(model))
+    bench.tell(start(model, request=1, max_tokens=3), start(model, request=2), start(model, "what?", request=3))
+    bench.tell(ChatStop(2, cancelled=True))
+    while len(bench.of(ChatDone)) < 3:
+        assert bench.worker.step()
+    told = [message.request for message in bench.said if isinstance(message, ChatToken)]
+    assert told == [1] * 3 + [3] * 8
+    assert [(done.request, done.reason) for done in bench.of(ChatDone)] == [
+        (2, "cancelled"),
+        (1, "length"),
+        (3, "length"),
+    ]
+    assert tokens(bench)[3:] == alone(model, "what?")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "field"),
+    [
+        ({"model": "other"}, "NOT_FOUND", "model"),
+        ({"ids": [1] * (CAPACITY + 1)}, "INVALID_ARGUMENT", "prompt"),
+        ({"ids": []}, "INVALID_ARGUMENT", "prompt"),
+        ({"ids": [1 << 20]}, "INVALID_ARGUMENT", "prompt"),
+        ({"temperature": 9.0}, "INVALID_ARGUMENT", "temperature"),
+        ({"sizes": [4, 4], "payload": b"x"}, "INVALID_ARGUMENT", "payload"),
+        ({"sizes": [1, 1], "payload": b"rgb"}, "INVALID_ARGUMENT", "messages"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused_and_the_next_is_answered(model, policy, changes, code, field):
+    bench = Bench(policy, built(model))
+    bench.tell(start(model, **changes), start(model, request=2))
+    bench.run(ChatDone)
+    (refused,) = bench.of(ChatRefused)
+    assert (refused.request, refused.code, refused.field) == (1, code, field)
+    assert tokens(bench) == alone(model)
+
+
+def test_sampling_and_log_probabilities_cross(model, policy):
+    bench = Bench(policy, built(model))
+    bench.tell(start(model, temperature=1.0, seed=5, logprobs=2))
+    bench.run(ChatDone)
+    assert tokens(bench) == alone(model, temperature=1.0, seed=5)
+    for said in bench.of(ChatToken):
+        assert len(said.logprobs) == 3 and len(said.top) == 2 and said.logprobs[1] >= said.logprobs[2]
+
+
+def test_a_prefix_that_does_not_fit_is_told(model):
+    with pytest.raises(ConfigError, match=r"chat.slots long: has \d+ tokens, chat.capacity is 96"):
+        built(model, slots=[{"id": "long", "text": "x" * 200}])
