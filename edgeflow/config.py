@@ -20,6 +20,8 @@ from edgeflow.errors import CheckpointError, ConfigError
 
 EMBEDDED_MODEL = "demo"
 EMBEDDED_POLICY = Path(__file__).parent / "demo" / "policy"
+EMBEDDED_CHAT = "demo-chat"
+EMBEDDED_CHAT_MODEL = Path(__file__).parent / "demo" / "chat_model"
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 MAX_CONFIG_BYTES = 1 << 20
@@ -43,6 +45,22 @@ class HttpConfig(_Section):
     port: int = Field(8080, ge=0, le=65535)
 
 
+class TlsConfig(_Section):
+    """PEM files; without a certificate there is no TLS. They are read again when they change."""
+
+    cert: str = Field("", description="the service's certificate, with those between it and its CA")
+    key: str = Field("", description="its private key, unreadable for others")
+    client_ca: str = Field("", description="mutual TLS: whose certificates clients must show")
+
+    @model_validator(mode="after")
+    def _together(self) -> TlsConfig:
+        if bool(self.cert) != bool(self.key):
+            raise ValueError("cert and key come together")
+        if self.client_ca and not self.cert:
+            raise ValueError("client_ca needs cert and key")
+        return self
+
+
 class LimitsConfig(_Section):
     """What a client may send; beyond it the answer is a typed refusal."""
 
@@ -58,6 +76,9 @@ class LimitsConfig(_Section):
     rejected_frames: int = Field(100, ge=1, le=100_000, description="refused frames in 10 s that end a stream")
     streams: int = Field(16, ge=1, le=1024, description="concurrent calls of a connection")
     session_age_s: float = Field(86400.0, gt=0, description="longest life of a session")
+    sessions_per_principal: int = Field(2, ge=1, le=64, description="open sessions of one token's principal")
+    http_connections: int = Field(256, ge=1, le=65536, description="open HTTP connections")
+    http_connections_per_address: int = Field(16, ge=1, le=65536, description="open HTTP connections of one address")
 
 
 class TimingConfig(_Section):
@@ -70,6 +91,9 @@ class TimingConfig(_Section):
     act_timeout_ms: int = Field(10_000, ge=100, description="longest wait of a single action request")
     worker_progress_ms: int = Field(2_000, ge=100, description="no answer of the worker before it is replaced")
     worker_start_s: float = Field(900.0, gt=0, description="longest start of a worker, loading and warm-up")
+    handshake_ms: int = Field(2_000, ge=100, le=60_000, description="TLS, and the start of HTTP/2, on a connection")
+    http_headers_ms: int = Field(5_000, ge=100, le=60_000, description="from a request's first byte to its body")
+    http_body_ms: int = Field(10_000, ge=100, le=600_000, description="a request's body, at least 1 KiB a second")
     drain_ms: int = Field(5_000, ge=0, description="time for what is under way when the service stops")
 
 
@@ -98,7 +122,7 @@ class ChatConfig(_Section):
     """The chat plane: one model that answers one request at a time, beside the robots."""
 
     enabled: bool = Field(True, description="serve chat when there is a model for it")
-    model: str = Field("demo-chat", min_length=1, description="directory, hub id, or demo-chat (the embedded model)")
+    model: str = Field(EMBEDDED_CHAT, min_length=1, description="directory, hub id, or demo-chat (the embedded model)")
     alias: str = Field("", max_length=128, description="the name clients use; the last part of model if not given")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     capacity: int = Field(2048, ge=16, le=131_072, description="positions of a slot: prompt and answer together")
@@ -151,6 +175,8 @@ class ServiceConfig(_Section):
     limits: LimitsConfig = LimitsConfig()
     timing: TimingConfig = TimingConfig()
     chat: ChatConfig = ChatConfig()
+    tls: TlsConfig = TlsConfig()
+    tokens_file: str = Field("", description="who may do what (`edgeflow token new`); empty = whoever connects")
     insecure: bool = Field(False, description="allow addresses other than loopback without TLS and tokens")
 
     @model_validator(mode="after")
@@ -160,9 +186,28 @@ class ServiceConfig(_Section):
         return self
 
     @property
+    def warnings(self) -> list[str]:
+        """What `insecure` leaves open, one line an address."""
+        lacking = [name for name, there in (("TLS", self.tls.cert), ("tokens", self.tokens_file)) if not there]
+        if not lacking:
+            return []
+        return [
+            f"{key} {host} can be reached from outside without {' or '.join(lacking)}" for key, host in _outside(self)
+        ]
+
+    @property
     def model_path(self) -> Path:
         """The model's directory; fetches a hub id. CheckpointError when there is none."""
         return resolve_model(self.model)
+
+    @property
+    def chat_path(self) -> Path | None:
+        """The chat model's directory; None where chat is off or the embedded model is not installed."""
+        if not self.chat.enabled:
+            return None
+        if self.chat.model == EMBEDDED_CHAT:
+            return EMBEDDED_CHAT_MODEL if (EMBEDDED_CHAT_MODEL / "config.json").is_file() else None
+        return resolve_model(self.chat.model)
 
 
 def load_config(path: Path | None, overrides: Mapping[str, object]) -> ServiceConfig:
@@ -290,6 +335,14 @@ def _all_keys(model: type[BaseModel], prefix: str) -> list[str]:
 
 
 def _check_addresses(config: ServiceConfig) -> None:
-    for key, host in (("grpc.host", config.grpc.host), ("http.host", config.http.host)):
-        if not is_loopback(host) and not config.insecure:
-            raise ConfigError(f"{key}: {host} can be reached from outside: use 127.0.0.1, or set insecure (no TLS)")
+    for key, host in _outside(config):
+        if not (config.tls.cert and config.tokens_file) and not config.insecure:
+            raise ConfigError(
+                f"{key}: {host} can be reached from outside: give tls.cert, tls.key and tokens_file, "
+                "or use 127.0.0.1, or set insecure"
+            )
+
+
+def _outside(config: ServiceConfig) -> list[tuple[str, str]]:
+    hosts = (("grpc.host", config.grpc.host), ("http.host", config.http.host))
+    return [(key, host) for key, host in hosts if not is_loopback(host)]
