@@ -1,4 +1,7 @@
-"""RMSNorm: y = x / sqrt(mean(x²) + eps) * weight, over the last dimension. x [L_Q, E], weight [E]."""
+"""RMSNorm: y = x / sqrt(mean(x²) + eps) * weight, over the last dimension. x [L_Q, E] or [L_Q, n, E], weight [E].
+
+Add and norm: (x, residual [L_Q, E], weight, eps) → the norm of x + residual, and x + residual rounded to their dtype.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
+AddRmsNorm = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -20,3 +24,15 @@ def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def fused(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """torch's own operator."""
     return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum, then its norm."""
+    total = x + residual
+    return reference(total, weight, eps), total
+
+
+def add_fused(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum, then torch's own norm."""
+    total = x + residual
+    return fused(total, weight, eps), total

@@ -1,6 +1,7 @@
 """INPLACESHIFTKV (ActionFlow section 3.3): the first `length` rows of a slot enter another, in every layer.
 
 data [layers, 2, S, T, KH, D], changed in place; rows of the target at and beyond `length` stay as they are.
+A chain is several moves, one after the other: moves [M, 3] int64 on the device of data: source, target, length.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 ShiftKV = Callable[[Tensor, int, int, int], None]
+ShiftKVChain = Callable[[Tensor, Tensor], None]
 
 
 def reference(data: Tensor, source: int, target: int, length: int) -> None:
@@ -23,3 +25,15 @@ def reference(data: Tensor, source: int, target: int, length: int) -> None:
 def strided(data: Tensor, source: int, target: int, length: int) -> None:
     """One strided copy over all layers."""
     data[:, :, target, :length] = data[:, :, source, :length]
+
+
+def chain_reference(data: Tensor, moves: Tensor) -> None:
+    """Move by move, position by position."""
+    for move in moves.tolist():
+        reference(data, *move)
+
+
+def chain_strided(data: Tensor, moves: Tensor) -> None:
+    """Move by move."""
+    for move in moves.tolist():
+        strided(data, *move)

@@ -1,0 +1,140 @@
+"""Which problems prove an operator: small ones around every edge of a block. Models' own shapes: model_cases.py.
+
+Blocks are 64 queries by 64 keys (attention), 1024 or 4096 columns (rows), 2048 numbers (shift).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from edgeflow.kernels import cases
+from edgeflow.kernels.cases import Case, Heads
+from edgeflow.kernels.layout import Span
+
+Proofs = dict[str, Callable[[], list[Case]]]
+
+
+def small_cases(op_name: str) -> list[Case]:
+    """KeyError for an operator without proofs."""
+    return _PROOFS[op_name]()
+
+
+def _rms_norm() -> list[Case]:
+    widths = [1, 8, 63, 64, 65, 896, 4096]
+    plain = [cases.rms_norm(rows, width) for rows, width in zip([1, 2, 5, 3, 1, 7, 3], widths, strict=True)]
+    return [*plain, cases.rms_norm(0, 16), cases.rms_norm(2, 16, eps=0.5), cases.head_norm(5, Heads(4, 2, 80))]
+
+
+def _add_rms_norm() -> list[Case]:
+    return [cases.add_rms_norm(rows, width) for rows, width in ((1, 1), (3, 64), (5, 65), (2, 896), (0, 8))]
+
+
+def _swiglu() -> list[Case]:
+    return [cases.swiglu(rows, width) for rows, width in ((1, 1), (2, 1023), (1, 1024), (3, 1025), (0, 8), (2, 2816))]
+
+
+def _greedy() -> list[Case]:
+    shapes = [(1, 1, 0, 1), (7, 4095, 0, 0), (7, 4096, 0, 0), (7, 9000, 0, 0), (6, 9000, 31, 4127), (6, 300, 256, 300)]
+    return [cases.greedy(*shape) for shape in (*shapes, (0, 64, 0, 0))]
+
+
+def _shift_kv() -> list[Case]:
+    heads = Heads(2, 2, 16)
+    return [cases.shift_kv(65, length, heads) for length in (0, 1, 63, 64, 65)]
+
+
+def _shift_kv_chain() -> list[Case]:
+    heads = Heads(2, 2, 16)
+    lengths: list[list[int]] = [[], [5], [64, 65, 66], [70, 1, 0, 63]]
+    return [cases.shift_kv_chain(70, each, heads) for each in lengths]
+
+
+def _rope_spans() -> list[list[Span]]:
+    return [
+        [Span(0, 0, 1)],
+        [Span(3, 0, 7), Span(0, 11, 1), Span(2, 5, 1)],
+        [Span(1, 9, 3), Span(0, 2, 2), Span(1, 4, 5)],
+    ]
+
+
+def _rope(*, paired: bool = False) -> list[Case]:
+    heads = [Heads(4, 4, 64), Heads(7, 1, 72), Heads(6, 2, 80), Heads(3, 1, 96), Heads(14, 2, 128), Heads(1, 1, 256)]
+    found = [
+        cases.rope_write_kv(_rope_spans()[index % 3], each, paired=paired, sections=sections)
+        for index, each in enumerate(heads)
+        for sections in (False, True)
+    ]
+    return [*found, cases.rope_write_kv(_rope_spans()[1], Heads(2, 2, 8), paired=paired)]
+
+
+def _rope_paired() -> list[Case]:
+    return _rope(paired=True)
+
+
+def _rope_int8() -> list[Case]:
+    heads = [Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128)]
+    return [cases.rope_write_kv_int8(spans, each) for spans, each in zip(_rope_spans(), heads, strict=True)]
+
+
+def _edges() -> list[list[Span]]:
+    """Prefills, decode rows, chunks and verifications at the edges of blocks and of parts, slots in any order."""
+    return [
+        [Span(0, 0, 1)],
+        [Span(2, 62, 1), Span(0, 63, 1), Span(3, 64, 1), Span(1, 0, 1)],
+        [Span(1, 0, 63), Span(0, 70, 1), Span(2, 71, 1)],
+        [Span(0, 0, 64), Span(2, 65, 1)],
+        [Span(3, 0, 65), Span(1, 1, 1), Span(0, 66, 1)],
+        [Span(1, 60, 9), Span(0, 3, 2)],
+        [Span(1, 254, 1), Span(2, 255, 1), Span(0, 256, 1), Span(3, 600, 1)],
+        [Span(0, 510, 2), Span(2, 0, 20), Span(1, 300, 2)],
+        [Span(1, 10, 1), Span(1, 11, 1), Span(0, 4, 3)],
+    ]
+
+
+def _attention_heads() -> list[Heads]:
+    """Groups 1 to 8 over widths 64 to 256."""
+    widths = [64, 72, 80, 96, 128, 256, 128, 64]
+    return [Heads(group * (1 + group % 2), 1 + group % 2, width) for group, width in enumerate(widths, start=1)]
+
+
+def _packed_attention() -> list[Case]:
+    edges, heads = _edges(), _attention_heads()
+    named = [cases.packed_attention(spans, heads[index % 8]) for index, spans in enumerate(edges)]
+    small = [cases.packed_attention(_edges()[4], each) for each in heads]
+    drawn = [cases.packed_attention(_drawn(seed), heads[seed % 8], layers=2) for seed in range(6)]
+    return [*named, *small, *drawn]
+
+
+def _packed_attention_int8() -> list[Case]:
+    heads = [Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128)]
+    return [cases.packed_attention_int8(spans, heads[index % 3]) for index, spans in enumerate(_edges())]
+
+
+def _drawn(seed: int) -> list[Span]:
+    """A few spans of distinct slots in any order, most of them decode rows."""
+    draw = random.Random(seed)
+    slots = draw.sample(range(6), draw.randint(1, 5))
+    return [Span(slot, draw.randint(0, 90), draw.choice([1, 1, 1, 2, 17, 40])) for slot in slots]
+
+
+def _varlen_attention() -> list[Case]:
+    lengths: Sequence[list[int]] = ([1], [0, 5], [63, 64, 65], [16, 16, 16], [40, 1, 0, 130])
+    heads = [Heads(2, 2, 64), Heads(1, 1, 72), Heads(2, 2, 80), Heads(1, 1, 96), Heads(1, 1, 256)]
+    return [cases.varlen_attention(each, head) for each, head in zip(lengths, heads, strict=True)]
+
+
+_PROOFS: Proofs = {
+    "rms_norm": _rms_norm,
+    "add_rms_norm": _add_rms_norm,
+    "swiglu": _swiglu,
+    "greedy": _greedy,
+    "shift_kv": _shift_kv,
+    "shift_kv_chain": _shift_kv_chain,
+    "rope_write_kv": _rope,
+    "rope_write_kv_paired": _rope_paired,
+    "rope_write_kv_int8": _rope_int8,
+    "packed_attention": _packed_attention,
+    "packed_attention_int8": _packed_attention_int8,
+    "varlen_attention": _varlen_attention,
+}

@@ -1,0 +1,54 @@
+"""Is an implementation right? Its outputs against the reference's, which is given the same numbers in float32.
+
+Deviation: of each row (last dimension) the norm of the difference over the norm of what is expected; the largest row
+counts, so that one wrong row among thousands is one. Whole numbers and flags must be equal, and NaN lies where it lay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeflow.kernels.cases import Case
+
+TOLERANCE = {torch.float32: 4e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+INT8_TOLERANCE = 8e-3  # a step up or down here and there; always rounding down would be 1.5e-2
+
+
+def tolerance(case: Case, dtype: torch.dtype) -> float:
+    """The largest deviation of a correct implementation."""
+    return max(TOLERANCE[dtype], INT8_TOLERANCE) if case.op_name == "rope_write_kv_int8" else TOLERANCE[dtype]
+
+
+def deviation(
+    case: Case,
+    function: Callable[..., Any],
+    reference: Callable[..., Any],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> float:
+    """Infinite where shapes, dtypes, whole numbers or NaN differ."""
+    found = case.prepare(function, device, dtype)()
+    expected = case.prepare(reference, device, torch.float32, rounded=dtype)()
+    if len(found) != len(expected):
+        return math.inf
+    return max(_between(mine, theirs, dtype) for mine, theirs in zip(found, expected, strict=True))
+
+
+def _between(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
+    if found.shape != expected.shape:
+        return math.inf
+    if not expected.dtype.is_floating_point:
+        return 0.0 if torch.equal(found, expected) else math.inf
+    if found.dtype not in (dtype, torch.float32) or not torch.equal(found.isnan(), expected.isnan()):
+        return math.inf
+    if not expected.numel():
+        return 0.0
+    wide, wanted = found.double().nan_to_num(), expected.double().nan_to_num()
+    off = (wide - wanted).norm(dim=-1)
+    size = wanted.norm(dim=-1)
+    return float((off / size.clamp_min(1e-3 * max(size.max().item(), 1e-30))).max())

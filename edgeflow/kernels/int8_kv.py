@@ -1,0 +1,52 @@
+"""KV slots in int8: written with RoPE, read inside attention.
+
+A key or value head of one position is a row of D numbers with one scale: largest magnitude / 127, in float32;
+number = int8 * scale. slots: keys, values [S, T, KH, D] int8; scales: theirs [S, T, KH] float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from edgeflow.kernels import rope_write_kv
+from edgeflow.kernels.layout import PackedLayout
+from edgeflow.kernels.packed_attention import row_by_row
+from edgeflow.kernels.rope_write_kv import RowPlaces
+
+Pair = tuple[Tensor, Tensor]
+RopeWriteInt8 = Callable[[Tensor, int, int, RowPlaces, Pair, Pair], Tensor]
+Int8Attend = Callable[[Tensor, Pair, Pair], Tensor]
+PackedAttentionInt8 = Callable[[PackedLayout], Int8Attend]
+
+
+def quantised(rows: Tensor) -> Pair:
+    """[.., D] → int8 [.., D], float32 [..]; halves are rounded up, a row of zeros has scale 0."""
+    scale = rows.float().abs().amax(-1) / 127
+    steps = rows.float() / torch.where(scale == 0, 1.0, scale)[..., None]
+    return (steps + 0.5).floor().to(torch.int8), scale
+
+
+def write(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, slots: Pair, scales: Pair) -> Tensor:
+    """The plain write into rows of their own, then each quantised to its place."""
+    count, width = qkv.shape[0], slots[0].shape[-1]
+    keys, values = torch.empty(2, count, 1, kv_heads, width, dtype=torch.float32, device=qkv.device)
+    own = RowPlaces(rows.cos.float(), rows.sin.float(), rows.minus_sin.float(), torch.arange(count, device=qkv.device))
+    q = rope_write_kv.reference(qkv.float(), heads, kv_heads, own, keys, values)
+    for slot, scale, fresh in zip(slots, scales, (keys, values), strict=True):
+        steps, sizes = quantised(fresh[:, 0])
+        slot.flatten(0, 1)[rows.flat] = steps
+        scale.flatten(0, 1)[rows.flat] = sizes
+    return q.to(qkv.dtype)
+
+
+def attention(layout: PackedLayout) -> Int8Attend:
+    """All slots made wide, then as usual."""
+
+    def attend(q: Tensor, slots: Pair, scales: Pair) -> Tensor:
+        k, v = (slot.float() * scale[..., None] for slot, scale in zip(slots, scales, strict=True))
+        return row_by_row(layout)(q.float(), k, v).to(q.dtype)
+
+    return attend

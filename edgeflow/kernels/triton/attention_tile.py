@@ -1,0 +1,57 @@
+"""One tile of queries over a run of keys: the online softmax that packed and variable-length attention share."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def attend_tile(
+    q, position, keys, values, key_scales, value_scales, low, high, stride, scale_stride, scale,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    QUANTISED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Sums over keys low .. high-1 of one head: weighted values [BLOCK_M, BLOCK_D], largest score and sum of weights
+    [BLOCK_M].
+
+    q [BLOCK_M, BLOCK_D], zero beyond D; position [BLOCK_M]: the last key a query sees; keys, values: where key 0 of the
+    head lies, `stride` apart; scale holds log2(e), so that powers are of two. WIDE: products in float32.
+    """
+    width = tl.arange(0, BLOCK_D)
+    largest = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(low, high, BLOCK_N):
+        place = start + tl.arange(0, BLOCK_N)
+        inside = place < high
+        offset = place.to(tl.int64) * stride
+        kept = inside[:, None] & (width < D)[None, :]
+        k = tl.load(keys + offset[:, None] + width[None, :], mask=kept, other=0.0)  # [BLOCK_N, BLOCK_D]
+        if WIDE:
+            k = k.to(tl.float32)
+        else:
+            k = k.to(q.dtype)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if QUANTISED:
+            score *= tl.load(key_scales + place * scale_stride, mask=inside, other=0.0).to(tl.float32)[None, :]
+        seen = inside[None, :] & (place[None, :] <= position[:, None])
+        score = tl.where(seen, score, -float("inf"))
+        new_largest = tl.maximum(largest, tl.max(score, 1))
+        anchor = tl.where(new_largest == -float("inf"), 0.0, new_largest)  # a row that has seen nothing yet
+        weight = tl.exp2(score - anchor[:, None])
+        fade = tl.exp2(largest - anchor)
+        total = total * fade + tl.sum(weight, 1)
+        v = tl.load(values + offset[:, None] + width[None, :], mask=kept, other=0.0)
+        if QUANTISED:
+            weight *= tl.load(value_scales + place * scale_stride, mask=inside, other=0.0).to(tl.float32)[None, :]
+        if WIDE:
+            v = v.to(tl.float32)
+        else:
+            weight = weight.to(q.dtype)
+            v = v.to(q.dtype)
+        out = out * fade[:, None] + tl.dot(weight, v, input_precision="ieee")
+        largest = new_largest
+    return out, largest, total

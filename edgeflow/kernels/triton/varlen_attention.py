@@ -1,0 +1,66 @@
+"""Variable-length attention that is not causal: a program a tile of queries, head and sequence."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_tile
+from edgeflow.kernels.triton.launch import INTERPRETED, cdiv, power_of_two
+
+
+@triton.jit
+def _attend_sequence(
+    q, k, v, starts, out, q_row, q_head, kv_row, kv_head, out_row, out_head, scale, D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(1)
+    sequence = tl.program_id(2)
+    first = tl.load(starts + sequence).to(tl.int64)
+    length = (tl.load(starts + sequence + 1) - first).to(tl.int32)
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    width = tl.arange(0, BLOCK_D)
+    kept = (row < length)[:, None] & (width < D)[None, :]
+    if tl.program_id(0) * BLOCK_M < length:
+        place = (first + row)[:, None]
+        queries = tl.load(q + place * q_row + head * q_head + width[None, :], mask=kept, other=0.0)
+        if WIDE:
+            queries = queries.to(tl.float32)
+        everything = tl.zeros([BLOCK_M], tl.int32) + length
+        keys = k + first * kv_row + head * kv_head
+        values = v + first * kv_row + head * kv_head
+        summed, _, total = attend_tile(
+            queries, everything, keys, values, keys, values, 0, length, kv_row, 1, scale,
+            D, BLOCK_M, BLOCK_N, BLOCK_D, False, WIDE,
+        )  # fmt: skip
+        result = summed / total[:, None]
+        tl.store(out + place * out_row + head * out_head + width[None, :], result.to(out.dtype.element_ty), mask=kept)
+
+
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    longest: int,
+    *,
+    block_m: int = 64,
+    block_n: int = 64,
+    num_warps: int = 4,
+    num_stages: int = 2,
+) -> Tensor:
+    """k and v have the same strides."""
+    rows, heads, width = q.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if rows:
+        block_n = min(block_n, 32) if width > 128 else block_n
+        wide = INTERPRETED and q.dtype == torch.bfloat16
+        _attend_sequence[(cdiv(longest, block_m), heads, len(starts) - 1)](
+            q, k, v, starts, out, *q.stride()[:2], *k.stride()[:2], *out.stride()[:2], LOG2_E / math.sqrt(width),
+            width, block_m, block_n, power_of_two(width), wide, num_warps=num_warps, num_stages=num_stages,
+        )  # fmt: skip
+    return out
