@@ -143,9 +143,9 @@ class _Operators:
     packed_attention: PackedAttention
 
     @classmethod
-    def of(cls, table: OperatorTable, like: Tensor, attention: PackedAttention | None) -> _Operators:
+    def of(cls, table: OperatorTable, model: str, like: Tensor, attention: PackedAttention | None) -> _Operators:
         def find(name: str) -> object:
-            return table.resolve(OperatorKey(name, model_name="llama"), like.device, like.dtype)
+            return table.resolve(OperatorKey(name, model_name=model), like.device, like.dtype)
 
         found = {name: find(name) for name in cls.__dataclass_fields__}
         if attention is not None:
@@ -156,7 +156,7 @@ class _Operators:
 class LlamaDecoder:
     """weights: names as published (model.layers.0.self_attn.q_proj.weight, …); all but the head's begin with `stem`.
 
-    attention: serves instead of the table's choice (ablations).
+    name: of the model, by which operators are looked up. attention: serves instead of the table's choice (ablations).
     """
 
     def __init__(
@@ -165,6 +165,7 @@ class LlamaDecoder:
         weights: Weights,
         *,
         stem: str = "model.",
+        name: str = "llama",
         table: OperatorTable | None = None,
         attention: PackedAttention | None = None,
     ) -> None:
@@ -176,7 +177,7 @@ class LlamaDecoder:
         self._norm = weights.take(f"{stem}norm.weight", width)
         layers = range(config.num_hidden_layers)
         self._layers = [_Layer.of(config, weights.under(f"{stem}layers.{index}.")) for index in layers]
-        self._operators = _Operators.of(table or built_in_table(), self._embedding, attention)
+        self._operators = _Operators.of(table or built_in_table(), name, self._embedding, attention)
         self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
 
     def kv_slots(self, slots: int, capacity: int) -> KVSlots:

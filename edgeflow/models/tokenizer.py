@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from edgeflow.errors import CheckpointError
+from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.models.checkpoint import MAX_JSON_BYTES
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -33,7 +33,14 @@ class TextTokenizer:
             raise CheckpointError(f"{path} has ids up to {self.vocab_size - 1}, the model's vocab_size is {vocab_size}")
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """special: add what the tokenizer puts around a plain text (BOS), as chat templates write themselves."""
+        """special: add what the tokenizer puts around a plain text (BOS), as chat templates write themselves.
+
+        Special tokens that a text spells out are these tokens, as in the published tokenizers.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument("half a surrogate pair is no text", field="messages") from error
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:

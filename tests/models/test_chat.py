@@ -210,6 +210,11 @@ def test_prompts_a_model_cannot_take(model: ChatModel, tmp_path: Path):
         plain.render([{"role": "user", "content": "hi"}])
 
 
+def test_half_a_character_is_told(model: ChatModel):
+    with pytest.raises(InvalidArgument, match="half a surrogate pair"):
+        model.chat_prompt(model.render([{"role": "user", "content": json.loads('"\\ud83d"')}]))
+
+
 def test_embedded_rows_may_be_taken_from_anywhere(model: ChatModel):
     image = np.random.default_rng(0).integers(0, 256, (100, 60, 3), np.uint8)
     prompt = model.chat_prompt("ab<|image_pad|>cd<|image_pad|>", [image, image[:56]])
