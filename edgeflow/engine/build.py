@@ -17,7 +17,7 @@ from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def build_engine(config: ServiceConfig) -> BuiltEngine:
     """Load the policy and reserve its slots; typed StartErrors when that cannot be."""
     device = choose_device(config.device)
     torch.set_num_threads(config.threads or 1)
-    dtype = _DTYPES[config.dtype] if config.dtype != "auto" else _default_dtype(device)
+    dtype = choose_dtype(config.dtype, device)
     path = config.model_path
     keys = load_config(path).statistics  # before the long part, so that a wrong key is told at once
     if config.unnorm_key and config.unnorm_key not in keys:
@@ -48,7 +48,7 @@ def build_engine(config: ServiceConfig) -> BuiltEngine:
         shift=Shift(config.shift),
     )
     engine = _reserve(policy, limits, config, device)
-    return BuiltEngine(engine, limits, _device_name(device), _fingerprint(path))
+    return BuiltEngine(engine, limits, _device_name(device), fingerprint(path))
 
 
 def _reserve(
@@ -78,7 +78,10 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _default_dtype(device: torch.device) -> torch.dtype:
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on CUDA and float32 on a CPU."""
+    if name != "auto":
+        return DTYPES[name]
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
@@ -86,7 +89,7 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
 
 
-def _fingerprint(path: Path) -> str:
+def fingerprint(path: Path) -> str:
     """SHA-256 over names and bytes of the checkpoint's JSON files and the headers of its weights."""
     digest = hashlib.sha256()
     for file in sorted([*path.glob("*.json"), *path.glob("*.safetensors")]):

@@ -10,13 +10,14 @@ from statistics import median
 import torch
 
 from edgeflow.clock import Clock
-from edgeflow.config import ChatConfig, ChatSlot
+from edgeflow.config import ChatConfig, ChatSlot, ServiceConfig
+from edgeflow.engine.build import choose_device, choose_dtype, fingerprint
 from edgeflow.engine.chat import ChatPlane, Prefix, StepCost
 from edgeflow.engine.generate import FixedPrefix, Prefill, run_pass
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.messages import ChatReady, Message
 from edgeflow.kernels.kv import KVSlots
-from edgeflow.models.chat import ChatModel
+from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 
 REPEATS = 5
@@ -56,6 +57,16 @@ class BuiltChat:
             self.cost.step_ns,
             self.cost.row_ns,
         )
+
+
+def load_chat(config: ServiceConfig, progress: Progress) -> BuiltChat | None:
+    """The configured chat model, ready to serve; None where there is none. Typed StartErrors."""
+    path = config.chat_path
+    if path is None:
+        return None
+    device = choose_device(config.device)
+    model = load_chat_model(path, choose_dtype(config.chat.dtype, device), device)
+    return build_chat(config.chat, model, fingerprint(path), progress)
 
 
 def build_chat(config: ChatConfig, model: ChatModel, fingerprint: str, progress: Progress) -> BuiltChat:

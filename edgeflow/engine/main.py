@@ -23,6 +23,7 @@ from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
 from edgeflow.engine.build import BuiltEngine, build_engine
 from edgeflow.engine.calibrate import INSTRUCTION, calibrate
+from edgeflow.engine.chat_build import load_chat
 from edgeflow.engine.profile import Pacer, load_profile
 from edgeflow.engine.warmup import warm_up
 from edgeflow.engine.worker import Worker
@@ -66,12 +67,13 @@ def _serve(config: ServiceConfig, channel: BlockingChannel) -> int:
     channel.send(WarmupProgress("loading", 0, 2))
     profile = load_profile(config.profile)  # before the long part, so that a wrong one is told at once
     built = build_engine(config)
-    channel.send(WarmupProgress("warm-up", 1, 2))
-    warm_up(
-        built.engine,
-        built.limits.shift,
-        lambda step, done, total: channel.send(WarmupProgress(step, done, total)),
-    )
+
+    def progress(step: str, done: int, total: int) -> None:
+        channel.send(WarmupProgress(step, done, total))
+
+    progress("warm-up", 1, 2)
+    warm_up(built.engine, built.limits.shift, progress)
+    chat = load_chat(config, progress)
     clock = MonotonicClock()
     pacer = Pacer(profile.times(built.engine.policy.K), clock) if profile else None
     times = calibrate(built.engine, row_budget=config.row_budget, pacer=pacer, clock=clock)
@@ -82,7 +84,10 @@ def _serve(config: ServiceConfig, channel: BlockingChannel) -> int:
         channel.send,
         default_unnorm_key=config.unnorm_key,
         pacer=pacer,
+        chat=chat.plane(config.chat, clock, channel.send) if chat else None,
     )
+    if chat:
+        channel.send(chat.ready())
     gc.collect()
     gc.freeze()
     channel.send(_ready(config, built, times))
