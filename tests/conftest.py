@@ -6,4 +6,5 @@ from hypothesis import settings
 
 # Speed is measured in benchmarks; a deadline here would only tell how busy the machine is.
 settings.register_profile("edgeflow", deadline=None)
+settings.register_profile("nightly", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile("edgeflow")

@@ -226,7 +226,9 @@ class Session:
         self._finish_if_idle()
 
     def worker_lost(self) -> None:
-        """The worker is gone: HOLD until there is another."""
+        """The worker is gone: HOLD until there is another. An ended session has been told its last."""
+        if self.ended is not None:
+            return
         self._worker_up = False
         self.commands.clear()
         text = "the worker process was lost and is being replaced"
@@ -238,7 +240,7 @@ class Session:
     def worker_ready(self) -> None:
         """A new worker has this session, in the present epoch."""
         self._worker_up = True
-        self._outbox.note(NoticeEvent("worker_ready", self.epoch))
+        self.notify("worker_ready")
 
     # What time and the service do.
 
@@ -263,12 +265,15 @@ class Session:
             self._ready = None
         self._outbox.safe = ActionEvent(self.epoch, command, reason, self.valid_for_ms)
 
-    def notify(self, kind: str, text: str) -> None:
+    def notify(self, kind: str, text: str = "") -> None:
         """Something the robot may want to know."""
-        self._outbox.note(NoticeEvent(kind, self.epoch, "", text))
+        if self.ended is None:
+            self._outbox.note(NoticeEvent(kind, self.epoch, "", text))
 
     def drain(self, deadline_ms: int) -> None:
         """The service stops: what the worker has still comes out, the rest is dropped, then HOLD and the end."""
+        if self.ended is not None:
+            return
         self._draining = True
         self._outbox.note(NoticeEvent("drain", self.epoch, "UNAVAILABLE", "the service is stopping", deadline_ms))
         for track in (self._arrived, self._decoding, self._decoded):

@@ -1,11 +1,14 @@
-"""Whatever happens in whatever order: every frame gets one disposition, and no action of an old epoch is given."""
+"""Whatever happens in whatever order: every frame gets one disposition, and no action is given that must not be.
+
+`--hypothesis-profile=nightly` runs many more examples.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -51,7 +54,10 @@ class SessionMachine(RuleBasedStateMachine):
         self.next_seq = 1
         self.decoding: list[CheckedFrame] = []
         self.submitted: list[SubmitFrame] = []
+        self.answered: list[FrameResult | FrameDropped] = []
         self.worker_up = True
+        self.stopped = False  # told to stop: nothing moves until the robot re-arms
+        self.told_last = False  # the end was told: nothing comes after it
 
     @property
     def alive(self) -> bool:
@@ -110,11 +116,37 @@ class SessionMachine(RuleBasedStateMachine):
     def answer(self, index: int, what: str) -> None:
         frame = self.submitted.pop(min(index, len(self.submitted) - 1))
         if what in ("superseded", "dropped"):
-            message = FrameDropped(1, frame.epoch, frame.seq, what, "ABORTED", what.upper(), "")
-            self.session.dropped(message)
+            self.tell(FrameDropped(1, frame.epoch, frame.seq, what, "ABORTED", what.upper(), ""))
             return
         values = {"act": [0.0, 0.0, 0.5], "nan": [math.nan, 0.0, 0.0], "limit": [0.0, 7.0, 0.0]}[what]
-        self.session.result(FrameResult(1, frame.epoch, frame.seq, values, [1, 2, 3], True, 1, 1, 3))
+        self.tell(FrameResult(1, frame.epoch, frame.seq, values, [1, 2, 3], True, 1, 1, 3))
+
+    @precondition(lambda self: self.answered)
+    @rule(index=st.integers(0, 3))
+    def answer_again(self, index: int) -> None:
+        """A worker that repeats itself changes nothing."""
+        self.tell(self.answered[-1 - min(index, len(self.answered) - 1)])
+
+    def tell(self, message: FrameResult | FrameDropped) -> None:
+        self.answered.append(message)
+        if isinstance(message, FrameResult):
+            self.session.result(message)
+        else:
+            self.session.dropped(message)
+
+    @precondition(lambda self: self.worker_up)
+    @rule()
+    def invalid_answers_in_a_row(self) -> None:
+        """What puts a session in fault."""
+        for _ in range(4):
+            if self.alive:
+                self.frame(0, None, False)
+            self.start_decoding()
+            if self.decoding:
+                self.finish_decoding(True)
+            self.send()
+            if self.submitted:
+                self.answer(len(self.submitted), "nan")
 
     @precondition(lambda self: self.alive)
     @rule(frames=st.lists(st.integers(1, 4), min_size=1, max_size=4))
@@ -138,6 +170,7 @@ class SessionMachine(RuleBasedStateMachine):
         epoch = self.session.epoch
         self.session.reset(instruction)
         assert self.session.epoch == epoch + 1
+        self.stopped = False
 
     @precondition(lambda self: self.worker_up)
     @rule()
@@ -160,12 +193,25 @@ class SessionMachine(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         epoch = self.session.epoch
+        told_before = self.told_last
         for event in self.session.take(self.now):
+            assert not told_before, f"after the end: {event}"
             self.count(event)
-            if isinstance(event, ActionEvent) and event.command is Command.ACT:
-                assert event.epoch == epoch
-                assert event.server_ns <= 1_500 * MS and event.age_ns >= event.server_ns
-                self.acted.append(event.seq)
+            if isinstance(event, ActionEvent):
+                self.act(event, epoch)
+        self.told_last = self.session.ended is not None
+        assert not self.session.has_events
+
+    def act(self, event: ActionEvent, epoch: int) -> None:
+        if event.command is not Command.ACT:
+            assert not event.values and not event.seq and event.reason
+            self.stopped = event.command is Command.STOP
+            return
+        assert event.epoch == epoch and not self.stopped
+        assert all(math.isfinite(value) for value in event.values)
+        assert event.server_ns <= 1_500 * MS and event.age_ns >= event.server_ns
+        assert not self.acted or event.seq > self.acted[-1], "an older action after a newer one"
+        self.acted.append(event.seq)
 
     @precondition(lambda self: self.alive and self.next_seq > 30)
     @rule(how=st.sampled_from(["drain", "end_input"]))
@@ -183,6 +229,13 @@ class SessionMachine(RuleBasedStateMachine):
     def no_frame_is_disposed_twice(self) -> None:
         assert not self.disposed - self.offered
 
+    @invariant()
+    def few_frames_are_held(self) -> None:
+        if hasattr(self, "session"):
+            held = sum(self.offered.values()) - sum(self.disposed.values())
+            told = sum(event.frames for event in self.session._outbox._notes if isinstance(event, StatusEvent))
+            assert held - told <= len(self.submitted) + 4, "one arrived, decoding, decoded, ready"
+
     def teardown(self) -> None:
         if not hasattr(self, "session"):
             return
@@ -194,5 +247,5 @@ class SessionMachine(RuleBasedStateMachine):
         assert self.disposed == self.offered
 
 
-SessionMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestSession = SessionMachine.TestCase
+TestSession.settings = settings(suppress_health_check=[HealthCheck.too_slow])
