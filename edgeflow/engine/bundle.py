@@ -17,7 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
-from edgeflow.models.checkpoint import read_json, read_tensors
+from edgeflow.models.checkpoint import read_tensors
+from edgeflow.text.checkpoint_json import read_json
 
 CASES_FILE = "cases.json"
 TENSORS_FILE = "expected.safetensors"

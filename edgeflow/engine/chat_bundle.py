@@ -19,7 +19,8 @@ from torch import Tensor
 
 from edgeflow.engine.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
 from edgeflow.errors import CheckpointError
-from edgeflow.models.checkpoint import read_json, read_json_value, read_tensors
+from edgeflow.models.checkpoint import read_tensors
+from edgeflow.text.checkpoint_json import read_json, read_json_value
 
 ORACLE_FILE = "oracle.json"
 

@@ -23,13 +23,14 @@ from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.verify_chat import verify_chat
+from edgeflow.errors import ConfigError
 from edgeflow.kernels.layout import PackedLayout, Span
-from edgeflow.models.checkpoint import read_json
 from edgeflow.models.decoder_config import FAMILIES
 from edgeflow.models.openvla.config import RESIZE_STRATEGIES
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.models.openvla.preprocess import Preprocessor
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.text.checkpoint_json import read_json
 from edgeflow.types import Mode
 
 CPU = torch.device("cpu")
@@ -37,6 +38,7 @@ PIXEL_TOLERANCE = 1e-6
 FEATURE_TOLERANCE = 1e-4  # fp32: reordered sums give about 1e-5, any wrong operator far more
 ACTION_TOLERANCE = 1e-12
 TOWER_KEYS = ("dino_patches", "siglip_patches")
+MODES = (Mode.SERIAL, Mode.PIPELINED)
 PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state, drain
 
 
@@ -58,12 +60,14 @@ Progress = Callable[[str, int, int], None]
 def verify_checkpoint(directory: Path, modes: Sequence[Mode], progress: Progress) -> list[tuple[str, CheckResult]]:
     """All comparisons of a bundle of any family, with the mode they were made in.
 
-    modes: of control policies; chat models are checked in modes of their own.
+    modes: of control policies, empty for all; chat models are checked in modes of their own.
     """
     family = read_json(directory / "config.json").get("model_type")
     if isinstance(family, str) and family in FAMILIES:
+        if modes:
+            raise ConfigError(f"mode: {family} is no control policy; it is checked in modes of its own")
         return verify_chat(directory, progress)
-    return [(mode.value, result) for mode in modes for result in verify_bundle(directory, mode, progress)]
+    return [(mode.value, result) for mode in modes or MODES for result in verify_bundle(directory, mode, progress)]
 
 
 def verify_bundle(directory: Path, mode: Mode, progress: Progress = lambda *_: None) -> list[CheckResult]:

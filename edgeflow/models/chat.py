@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError, InvalidArgument
-from edgeflow.models.chat_template import ChatTemplate
-from edgeflow.models.checkpoint import Weights, read_json
+from edgeflow.models.checkpoint import Weights
 from edgeflow.models.decoder_config import FAMILIES, decoder_config
 from edgeflow.models.generation_config import GenerationConfig
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
@@ -24,7 +23,9 @@ from edgeflow.models.qwen2_5_vl.config import ImageRules, VisionConfig
 from edgeflow.models.qwen2_5_vl.positions import mrope_positions
 from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor
 from edgeflow.models.qwen2_5_vl.vision import VisionTower
-from edgeflow.models.tokenizer import TextTokenizer
+from edgeflow.text.chat_template import ChatTemplate
+from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.tokenizer import TextTokenizer
 
 # Where checkpoints keep their parts: the decoder's stem and the tower's prefix, by transformers' version.
 STEMS = (("model.", "visual."), ("model.language_model.", "model.visual."))

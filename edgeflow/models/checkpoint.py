@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,33 +12,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
+from edgeflow.text.checkpoint_json import read_json
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-MAX_JSON_BYTES = 64 << 20
-
-
-def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
-    """A JSON object from the checkpoint; an absent optional file is empty."""
-    if not path.is_file():
-        if required:
-            raise CheckpointError(f"{path.parent} has no {path.name}: name the directory of a checkpoint")
-        return {}
-    values = read_json_value(path)
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} must hold a JSON object: copy the checkpoint again")
-    return values
-
-
-def read_json_value(path: Path) -> Any:
-    """Any JSON value, of a bounded size."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes: that is no configuration")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not readable JSON: copy the checkpoint again") from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

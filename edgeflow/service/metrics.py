@@ -30,6 +30,7 @@ class Metrics:
         self._time_metrics()
         self._service_metrics()
         self._worker_metrics()
+        self._chat_metrics()
         self._gc_started_s = 0.0
         self._pong = Pong(0, 0, 0, 0, [], [], [])
 
@@ -142,6 +143,14 @@ class Metrics:
         self.pass_seconds = self._histogram("pass_seconds", "One pass")
         self.predicted_fps = self._gauge("predicted_fps", "Actions a second of one robot alone at full rate", "mode")
         self.predicted_age = self._gauge("predicted_age_seconds", "Age of its actions when they leave", "mode")
+
+    def _chat_metrics(self) -> None:
+        self.chat_running = self._gauge("chat_requests_running", "Requests that are answered now")
+        self.chat_waiting = self._gauge("chat_requests_waiting", "Requests that wait for their turn")
+        self.chat_refused = self._counter("chat_refused", "Requests refused for want of room", "reason")
+        self.chat_first_token = self._histogram("chat_time_to_first_token_seconds", "Arrival to first token")
+        self.chat_token_gap = self._histogram("chat_inter_token_latency_seconds", "Between tokens of an answer")
+        self.chat_tokens = self._counter("chat_tokens", "Tokens of prompts and answers", "kind")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"edgeflow_{name}", text, labels, registry=self.registry)

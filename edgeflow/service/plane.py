@@ -308,7 +308,9 @@ def _no_worker() -> Unavailable:
 def _open_session(
     number: int, epoch: int, request: OpenRequest, plan: SessionPlan, instruction: str = ""
 ) -> OpenSession:
-    return OpenSession(number, epoch, plan.depth, request.unnorm_key, instruction, plan.robot.deadline_ns, plan.robot.period_ns)
+    return OpenSession(
+        number, epoch, plan.depth, request.unnorm_key, instruction, plan.robot.deadline_ns, plan.robot.period_ns
+    )
 
 
 def _rules(config: ServiceConfig) -> SessionRules:

@@ -21,18 +21,19 @@ ALLOWED: dict[str, set[str]] = {
     "console": set(),
     "rpc": set(),
     "ipc": LEAVES,
+    "text": LEAVES,
     "kernels": LEAVES,
     "quant": LEAVES | {"kernels"},
-    "models": LEAVES | {"kernels", "quant"},
+    "models": LEAVES | {"kernels", "quant", "text"},
     "scheduler": LEAVES,
-    "engine": LEAVES | {"config", "ipc", "kernels", "quant", "models", "scheduler"},
+    "engine": LEAVES | {"config", "ipc", "kernels", "quant", "models", "scheduler", "text"},
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
-    "service": LEAVES | {"config", "rpc", "ipc", "scheduler"},
+    "service": LEAVES | {"config", "rpc", "ipc", "scheduler", "text"},
     "demo": LEAVES | {"config", "console", "client", "loadtest", "engine", "scheduler", "models", "ipc"},
     "cli": LEAVES | {"config", "client", "loadtest", "service", "engine", "demo", "models", "doctor", "console"},
 }
-NO_TORCH = {"types", "errors", "clock", "config", "rpc", "ipc", "scheduler", "client", "loadtest", "service"}
+NO_TORCH = {"types", "errors", "clock", "config", "rpc", "ipc", "scheduler", "client", "loadtest", "service", "text"}
 HEAVY = {"torch", "transformers"}
 
 

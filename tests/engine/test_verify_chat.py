@@ -14,8 +14,10 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
+from edgeflow.engine.verify import verify_checkpoint
 from edgeflow.engine.verify_chat import verify_chat
-from edgeflow.errors import CheckpointError
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.types import Mode
 from tests.chat_checkpoint import write_chat_checkpoint
 
 ORACLES = Path(os.environ.get("EDGEFLOW_ORACLES", Path(__file__).parents[3] / "shared" / "oracles"))
@@ -92,6 +94,11 @@ def test_a_right_bundle_passes(bundle: Path):
     rows = json.loads(done.stdout)
     assert done.exit_code == 0 and all(row["ok"] for row in rows)
     assert {row["mode"] for row in rows} == {"prompt", *MODES}
+
+
+def test_modes_of_control_policies_are_refused(bundle: Path):
+    with pytest.raises(ConfigError, match="qwen2 is no control policy"):
+        verify_checkpoint(bundle, [Mode.SERIAL], lambda *_: None)
 
 
 def test_a_flipped_weight_is_found(bundle: Path):

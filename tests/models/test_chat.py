@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
+from edgeflow.text.checkpoint_json import MAX_JSON_BYTES
 from tests.chat_checkpoint import END, IMAGE_TOKEN, VOCAB, tokenizer, write_chat_checkpoint
 
 CPU = torch.device("cpu")
@@ -133,6 +134,14 @@ def test_a_truncated_weight_file_is_told(directory: Path):
     content = (directory / "model.safetensors").read_bytes()
     (directory / "model.safetensors").write_bytes(content[: len(content) // 2])
     with pytest.raises(CheckpointError, match="truncated"):
+        load(directory)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_file_beyond_all_measure_is_not_read(directory: Path, name: str):
+    with (directory / name).open("wb") as file:
+        file.truncate(MAX_JSON_BYTES + 1)
+    with pytest.raises(CheckpointError, match=f"{name} has more than {MAX_JSON_BYTES} bytes"):
         load(directory)
 
 

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from edgeflow.errors import CheckpointError
-from edgeflow.models.checkpoint import INDEX_FILE, SINGLE_FILE, Weights, read_json, read_tensors
+from edgeflow.models.checkpoint import INDEX_FILE, SINGLE_FILE, Weights, read_tensors
+from edgeflow.text.checkpoint_json import read_json
 
 CPU = torch.device("cpu")
 TENSORS = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2), "b.weight": torch.zeros(4)}

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeflow.errors import CheckpointError
-from edgeflow.models.checkpoint import read_json
 from edgeflow.models.llama import LlamaConfig
+from edgeflow.text.checkpoint_json import read_json
 
 TOWER_HEADS = {
     "vit_large_patch14_reg4_dinov2": 16,

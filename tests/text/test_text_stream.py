@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from edgeflow.engine.text_stream import BROKEN, TextStream
+from edgeflow.text.text_stream import BROKEN, TextStream
 from tests.chat_checkpoint import END, tokenizer
 
 BYTES = tokenizer()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeflow.errors import CheckpointError, InvalidArgument
-from edgeflow.models.chat_template import ChatTemplate
+from edgeflow.text.chat_template import ChatTemplate
 
 TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -18,7 +18,7 @@ TURNS = [
 ]
 TEMPLATE = """\
 {%- if tools %}
-{{ tools | tojson }}
+{{ tools | tojson(indent=2) }} {{ tools | tojson(separators=(',', ':'), sort_keys=true) }}
 {% endif %}
 {% for message in messages %}
     {% if loop.index > 3 %}{% break %}{% endif %}

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from edgeflow.errors import CheckpointError, InvalidArgument
-from edgeflow.models.checkpoint import MAX_JSON_BYTES
+from edgeflow.text.checkpoint_json import MAX_JSON_BYTES
 
 TOKENIZER_FILE = "tokenizer.json"
 

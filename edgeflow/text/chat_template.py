@@ -13,7 +13,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgeflow.errors import CheckpointError, InvalidArgument
-from edgeflow.models.checkpoint import read_json
+from edgeflow.text.checkpoint_json import read_json
 
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_TEMPLATE_CHARACTERS = 1 << 20
@@ -71,8 +71,15 @@ def _refuse(message: object) -> NoReturn:
     raise _Refused(str(message))
 
 
-def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter `tojson` with the options that published templates use; Jinja's own would escape HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _now(layout: str) -> str:

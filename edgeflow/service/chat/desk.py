@@ -1,0 +1,171 @@
+"""Requests on their way to the worker's chat plane and back: one runs, a bounded number waits.
+
+First come, first served; whoever waits longer than `chat.queue_ms` is told to come again. A request whose reader goes
+away is stopped at the worker within one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from edgeflow.clock import Clock
+from edgeflow.config import ChatConfig
+from edgeflow.errors import DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
+from edgeflow.ipc.messages import ChatDone, ChatReady, ChatRefused, ChatStart, ChatStop, ChatToken
+from edgeflow.service.faults import error_of_code
+from edgeflow.service.metrics import Metrics
+from edgeflow.service.runner import WorkerPort
+
+Answer: TypeAlias = ChatToken | ChatDone
+RETRY_AFTER_MS = 1000
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A request that was sent: what came back and was not read yet."""
+
+    answers: asyncio.Queue[Answer | Exception] = field(default_factory=asyncio.Queue)
+
+
+class ChatDesk:
+    """Runs on the loop. `ready` is the worker's chat model, None while there is none."""
+
+    def __init__(self, config: ChatConfig, port: WorkerPort, clock: Clock, metrics: Metrics) -> None:
+        self.ready: ChatReady | None = None
+        self.config = config
+        self._port = port
+        self._clock = clock
+        self._metrics = metrics
+        self._tickets: dict[int, _Ticket] = {}
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._busy = False
+        self._draining = False
+        self._last = 0
+
+    # What the worker says.
+
+    def worker_ready(self, ready: ChatReady) -> None:
+        self.ready = ready
+
+    def worker_message(self, message: ChatToken | ChatDone | ChatRefused) -> None:
+        ticket = self._tickets.get(message.request)
+        if ticket is None:
+            return
+        if isinstance(message, ChatRefused):
+            ticket.answers.put_nowait(error_of_code(message.code, message.text, message.reason, message.field))
+        else:
+            ticket.answers.put_nowait(message)
+
+    def worker_lost(self) -> None:
+        """What ran is lost; a robot's worker comes back by itself, a chat request is for the client to repeat."""
+        self.ready = None
+        self._fail(_no_worker())
+
+    def drain(self) -> None:
+        """No new requests; what runs goes on."""
+        self._draining = True
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(Unavailable("the service is stopping", reason="DRAINING"))
+
+    def end_all(self) -> None:
+        """What still runs ends now."""
+        self._fail(Unavailable("the service is stopping", reason="DRAINING"))
+
+    # What clients ask.
+
+    def check(self) -> ChatReady:
+        """The model that answers now; Unavailable while there is none."""
+        if self._draining:
+            raise Unavailable("the service is stopping", reason="DRAINING")
+        if self.ready is None:
+            raise _no_worker()
+        return self.ready
+
+    async def answer(self, message: ChatStart) -> AsyncIterator[Answer]:
+        """Wait for the turn, then tokens and the end. Closing the iterator stops the request."""
+        await self._turn()
+        started_ns = self._clock.now_ns()
+        self._last += 1
+        number = self._last
+        ticket = self._tickets[number] = _Ticket()
+        done = False
+        try:
+            self.check()
+            self._port.send(replace(message, request=number))
+            async for answer in self._answers(ticket, started_ns):
+                done = isinstance(answer, ChatDone)
+                yield answer
+        finally:
+            del self._tickets[number]
+            if not done:
+                self._port.send(ChatStop(number, cancelled=True))
+            self._pass_on()
+
+    def stop(self, answer: ChatToken) -> None:
+        """The text is complete (a stop string): the worker ends the request and says ChatDone."""
+        self._port.send(ChatStop(answer.request, cancelled=False))
+
+    async def _answers(self, ticket: _Ticket, started_ns: int) -> AsyncIterator[Answer]:
+        limit_s = self.config.request_s
+        while True:
+            left_s = limit_s - (self._clock.now_ns() - started_ns) / 1e9
+            try:
+                answer = await asyncio.wait_for(ticket.answers.get(), max(left_s, 0))
+            except asyncio.TimeoutError:
+                raise DeadlineExceeded(f"the answer took longer than {limit_s:g} s", reason="CHAT_TIMEOUT") from None
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer
+            if isinstance(answer, ChatDone):
+                return
+
+    async def _turn(self) -> None:
+        self.check()
+        if not self._busy:
+            self._busy = True
+            self._metrics.chat_running.set(1)
+            return
+        if len(self._waiting) >= self.config.queue:
+            raise self._full(f"{self.config.queue} requests wait already", "QUEUE_FULL")
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._metrics.chat_waiting.set(len(self._waiting))
+        try:
+            await asyncio.wait_for(turn, self.config.queue_ms / 1000)
+        except asyncio.TimeoutError:
+            raise self._full(f"no turn within {self.config.queue_ms} ms", "QUEUE_TIMEOUT") from None
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._pass_on()
+            raise
+        finally:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            self._metrics.chat_waiting.set(len(self._waiting))
+
+    def _pass_on(self) -> None:
+        """The turn goes to whoever waited longest."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._busy = False
+        self._metrics.chat_running.set(0)
+
+    def _full(self, text: str, reason: str) -> RequestError:
+        self._metrics.chat_refused.labels(reason).inc()
+        return ResourceExhausted(text, reason=reason, retry_after_ms=RETRY_AFTER_MS)
+
+    def _fail(self, error: RequestError) -> None:
+        for ticket in self._tickets.values():
+            ticket.answers.put_nowait(error)
+
+
+def _no_worker() -> Unavailable:
+    return Unavailable("no chat model is ready", reason="NO_WORKER", retry_after_ms=RETRY_AFTER_MS)

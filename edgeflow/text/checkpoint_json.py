@@ -1,0 +1,33 @@
+"""JSON files of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from edgeflow.errors import CheckpointError
+
+MAX_JSON_BYTES = 64 << 20
+
+
+def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
+    """A JSON object from the checkpoint; an absent optional file is empty."""
+    if not path.is_file():
+        if required:
+            raise CheckpointError(f"{path.parent} has no {path.name}: name the directory of a checkpoint")
+        return {}
+    values = read_json_value(path)
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} must hold a JSON object: copy the checkpoint again")
+    return values
+
+
+def read_json_value(path: Path) -> Any:
+    """Any JSON value, of a bounded size."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes: that is no configuration")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not readable JSON: copy the checkpoint again") from error
