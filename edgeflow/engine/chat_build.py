@@ -45,6 +45,7 @@ class BuiltChat:
 
     def ready(self) -> ChatReady:
         """What the front must know."""
+        defaults = self.model.generation
         return ChatReady(
             self.name,
             self.model.name,
@@ -56,6 +57,8 @@ class BuiltChat:
             self.kv.nbytes,
             self.cost.step_ns,
             self.cost.row_ns,
+            [defaults.temperature, defaults.top_p, defaults.min_p, defaults.repetition_penalty],
+            defaults.top_k,
         )
 
 

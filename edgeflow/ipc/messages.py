@@ -158,7 +158,8 @@ class ChatReady:
     """Worker → front, before WorkerReady, once a chat model: what it can take.
 
     capacity: positions of a slot, prompt and answer together. slots, prefix_tokens: of the declared fixed prefixes.
-    step_ns: one decode row. row_ns: a prompt's row, in chunks.
+    step_ns: one decode row. row_ns: a prompt's row, in chunks. sampling: the checkpoint's own temperature, top_p,
+    min_p and repetition_penalty.
     """
 
     model: str
@@ -171,6 +172,8 @@ class ChatReady:
     kv_bytes: int
     step_ns: int
     row_ns: int
+    sampling: list[float]
+    top_k: int
 
 
 @dataclass(frozen=True, slots=True)

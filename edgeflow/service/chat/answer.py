@@ -1,0 +1,135 @@
+"""One choice of an answer: tokens from the desk become text, counted and timed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edgeflow.clock import Clock
+from edgeflow.ipc.messages import ChatDone, ChatReady, ChatStart, ChatToken
+from edgeflow.service.chat.body import ChatBody, CompletionBody
+from edgeflow.service.chat.desk import ChatDesk
+from edgeflow.service.chat.text import PreparedPrompt
+from edgeflow.service.metrics import Metrics
+from edgeflow.text.text_stream import TextStream
+from edgeflow.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """A token as its alternatives show it; None where no log probabilities were asked for."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is new: text, often none, and the token's log probabilities. done: with the last piece."""
+
+    text: str
+    token: TokenText | None = None
+    done: ChatDone | None = None
+    finish: str = ""
+
+
+def start_message(
+    body: ChatBody | CompletionBody, prompt: PreparedPrompt, ready: ChatReady, config_tokens: tuple[int, int]
+) -> ChatStart:
+    """The request as the worker reads it. config_tokens: an answer's length when not said, and at most."""
+    usual, most = config_tokens
+    asked = body.max_tokens if isinstance(body, CompletionBody) else body.max_completion_tokens or body.max_tokens
+    defaults = dict(zip(("temperature", "top_p", "min_p", "repetition_penalty"), ready.sampling, strict=True))
+    chosen = {name: value if (value := getattr(body, name)) is not None else defaults[name] for name in defaults}
+    return ChatStart(
+        request=0,
+        model=ready.model,
+        ids=prompt.ids,
+        sizes=[side for picture in prompt.pictures for side in picture.shape[:2]],
+        max_tokens=min(asked or usual, most),
+        **chosen,
+        top_k=ready.top_k if body.top_k is None else max(body.top_k, 0),
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        seed=-1 if body.seed is None else body.seed,
+        logprobs=body.logprobs_wanted,
+        schema="",
+        payload=b"".join(picture.tobytes() for picture in prompt.pictures),
+    )
+
+
+def of_choice(message: ChatStart, index: int) -> ChatStart:
+    """The same request for another choice: a given seed moves on with it."""
+    return replace(message, seed=message.seed + index) if message.seed >= 0 else message
+
+
+class Answering:
+    """Runs one choice through the desk."""
+
+    def __init__(self, desk: ChatDesk, tokenizer: TextTokenizer, clock: Clock, metrics: Metrics) -> None:
+        self._desk = desk
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._metrics = metrics
+
+    async def pieces(self, message: ChatStart, stops: tuple[str, ...]) -> AsyncIterator[Piece]:
+        """Text as it comes; the last piece has `done`."""
+        text = TextStream(self._tokenizer, message.ids, stops)
+        last_ns, first = self._clock.now_ns(), True
+        stopping = False
+        answers = self._desk.answer(message)
+        try:
+            async for answer in answers:
+                if isinstance(answer, ChatDone):
+                    self._count(answer)
+                    yield Piece("" if stopping else text.finish(), None, answer, _finish(answer))
+                    return
+                if stopping:
+                    continue
+                now_ns = self._clock.now_ns()
+                (self._metrics.chat_first_token if first else self._metrics.chat_token_gap).observe(
+                    (now_ns - last_ns) / 1e9
+                )
+                last_ns, first = now_ns, False
+                new = text.push(answer.token)
+                if text.stopped:
+                    stopping = True
+                    self._desk.stop(answer)
+                yield Piece(new, _token_text(answer))
+        finally:
+            await answers.aclose()  # type: ignore[attr-defined]
+
+    def _count(self, done: ChatDone) -> None:
+        self._metrics.chat_tokens.labels("prompt").inc(done.prompt_tokens)
+        self._metrics.chat_tokens.labels("prefix_reused").inc(done.reused)
+        self._metrics.chat_tokens.labels("answer").inc(done.answer_tokens)
+
+
+def usage(dones: list[ChatDone]) -> dict[str, Any]:
+    """Counts as clients know them, and the times of EdgeFM's statistics beside them."""
+    prompt, answer = dones[0].prompt_tokens, sum(done.answer_tokens for done in dones)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer,
+        "total_tokens": prompt + answer,
+        "prompt_tokens_details": {"cached_tokens": dones[0].reused},
+        "edgeflow": {
+            "queue_ms": round(sum(done.queue_ns for done in dones) / 1e6, 3),
+            "prefill_ms": round(sum(done.prefill_ns for done in dones) / 1e6, 3),
+            "decode_ms": round(sum(done.decode_ns for done in dones) / 1e6, 3),
+            "prefix_tokens_reused": dones[0].reused,
+            "slot": dones[0].slot,
+        },
+    }
+
+
+def _finish(done: ChatDone) -> str:
+    return "length" if done.reason == "length" else "stop"
+
+
+def _token_text(answer: ChatToken) -> TokenText | None:
+    if not answer.logprobs:
+        return None
+    return TokenText(answer.token, answer.logprobs[0], tuple(zip(answer.top, answer.logprobs[1:], strict=True)))

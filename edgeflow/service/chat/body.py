@@ -1,0 +1,182 @@
+"""Bodies of the OpenAI-style routes: what may be asked, and how much of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from edgeflow.errors import InvalidArgument
+
+MAX_DEPTH = 32
+MAX_FIELD = 100  # characters of a name that an answer repeats
+MAX_MESSAGES = 64
+MAX_IMAGES = 4
+MAX_STOPS = 4
+MAX_STOP = 64
+Probability = Annotated[float, Field(ge=0, le=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class ImageUrl(_Body):
+    """`data:image/jpeg;base64,…` or png; nothing is fetched."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+class TextPart(_Body):
+    """A piece of text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImagePart(_Body):
+    """A picture."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class Message(_Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
+    name: str | None = Field(None, max_length=64)
+
+
+class StreamOptions(_Body):
+    """include_usage: a last piece with the counts."""
+
+    include_usage: bool = False
+
+
+class ResponseFormat(_Body):
+    """Plain text."""
+
+    type: Literal["text"]
+
+
+class _Sampling(_Body):
+    """What both routes share. Left out: as the checkpoint's generation_config says."""
+
+    model: str = ""
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1 << 20)
+    min_p: Probability | None = None
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    seed: int | None = Field(None, ge=0, lt=1 << 63)
+    n: int = Field(1, ge=1, le=4)
+    stop: Stop | list[Stop] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, max_length=256)
+    slot: str | None = Field(None, max_length=64)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end an answer."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class ChatBody(_Sampling):
+    """POST /v1/chat/completions"""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=5)
+    response_format: ResponseFormat | None = None
+
+    @property
+    def logprobs_wanted(self) -> int:
+        """-1 = none, else how many alternatives."""
+        return (self.top_logprobs or 0) if self.logprobs else -1
+
+
+class CompletionBody(_Sampling):
+    """POST /v1/completions"""
+
+    prompt: str = Field(min_length=1)
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: Literal[False] = False
+
+    @property
+    def logprobs_wanted(self) -> int:
+        """-1 = none, else how many alternatives."""
+        return -1 if self.logprobs is None else self.logprobs
+
+
+class TokenizeBody(_Body):
+    """POST /tokenize: a text as it is, or messages through the chat template."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+
+
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+def parse(kind: type[Kind], content_type: str, data: bytes) -> Kind:
+    """The checked body; InvalidArgument names the field."""
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise InvalidArgument("is application/json", field="content-type", reason="CONTENT_TYPE")
+    try:
+        values = json.loads(_shallow(data).decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise InvalidArgument("is not JSON in UTF-8", field="body", reason="BODY_UNPARSABLE") from None
+    if not isinstance(values, dict):
+        raise InvalidArgument("is not an object", field="body", reason="BODY_SHAPE")
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise _told(error) from None
+
+
+def _told(error: ValidationError) -> InvalidArgument:
+    detail: Any = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    field = ".".join(str(part) for part in detail["loc"])[:MAX_FIELD].encode("ascii", "replace").decode()
+    return InvalidArgument(detail["msg"].removeprefix("Value error, "), field=field, reason="BODY_FIELD")
+
+
+def _shallow(data: bytes) -> bytes:
+    """The same bytes, when no brackets lie deeper than the limit; strings and escapes are skipped."""
+    depth = deepest = 0
+    inside = escaped = False
+    for byte in data.translate(None, _PLAIN) if len(data) > _LONG else data:
+        if inside:
+            if escaped:
+                escaped = False
+            elif byte == _BACKSLASH:
+                escaped = True
+            elif byte == _QUOTE:
+                inside = False
+        elif byte == _QUOTE:
+            inside = True
+        elif byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    if deepest > MAX_DEPTH:
+        raise InvalidArgument(f"is nested deeper than {MAX_DEPTH}", field="body", reason="BODY_DEPTH")
+    return data
+
+
+_QUOTE, _BACKSLASH = ord('"'), ord("\\")
+_LONG = 4096
+_PLAIN = bytes(byte for byte in range(256) if byte not in b'[]{}"\\')

@@ -1,0 +1,193 @@
+"""OpenAI-style routes: chat completions, completions, tokenize. Errors are typed; the HTTP edge writes them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from edgeflow.clock import Clock
+from edgeflow.config import ServiceConfig
+from edgeflow.errors import EdgeflowError, Unavailable
+from edgeflow.ipc.messages import ChatDone, ChatStart
+from edgeflow.service.chat import shapes
+from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage
+from edgeflow.service.chat.body import ChatBody, CompletionBody, TokenizeBody, parse
+from edgeflow.service.chat.desk import ChatDesk
+from edgeflow.service.chat.text import ChatText
+from edgeflow.service.http_edge import error_body
+from edgeflow.service.metrics import Metrics
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request on its way. shape: how its answers are written."""
+
+    message: ChatStart
+    body: ChatBody | CompletionBody
+    shape: shapes.Shape
+
+
+class ChatPlane:
+    """The chat half of the front. `text` is None where no chat model is configured."""
+
+    def __init__(self, config: ServiceConfig, desk: ChatDesk, clock: Clock, metrics: Metrics) -> None:
+        self.desk = desk
+        self.text: ChatText | None = None
+        self._config = config
+        self._clock = clock
+        self._metrics = metrics
+
+    async def load(self) -> None:
+        """Read the tokenizer; StartErrors."""
+        path = self._config.chat_path
+        if path is not None:
+            self.text = await asyncio.to_thread(ChatText, path, self._config.chat, self._config.limits)
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """Entries of /v1/models."""
+        ready = self.desk.ready
+        if self.text is None or ready is None:
+            return []
+        shared = {"object": "model", "owned_by": "edgeflow", "fingerprint": ready.model_fingerprint}
+        return [{"id": name, **shared, "max_model_len": ready.capacity} for name in self.text.names()]
+
+    def loaded(self) -> ChatText:
+        """The text half; Unavailable where there is no chat model."""
+        if self.text is None:
+            raise Unavailable("no chat model is configured", reason="NO_CHAT")
+        return self.text
+
+    async def ask(self, body: ChatBody | CompletionBody, request_id: str) -> _Asked:
+        """Check the names, make the prompt, fill in the defaults."""
+        text, ready = self.loaded(), self.desk.check()
+        slot = text.slot(body.model, body.slot)
+        if isinstance(body, ChatBody):
+            prompt = await asyncio.to_thread(text.chat_prompt, body, slot)
+        else:
+            prompt = await asyncio.to_thread(text.text_prompt, body, slot)
+        chat = self._config.chat
+        message = start_message(body, prompt, ready, (chat.max_tokens, chat.max_tokens_limit))
+        shape_of = shapes.ChatShape if isinstance(body, ChatBody) else shapes.TextShape
+        return _Asked(message, body, shape_of(request_id, int(time.time()), ready.model, text.tokenizer))
+
+    def pieces(self, asked: _Asked, index: int) -> AsyncIterator[Piece]:
+        """One choice."""
+        answering = Answering(self.desk, self.loaded().tokenizer, self._clock, self._metrics)
+        return answering.pieces(of_choice(asked.message, index), asked.body.stops)
+
+
+def add_chat(app: FastAPI, plane: ChatPlane) -> None:
+    """The routes."""
+
+    @app.post("/v1/chat/completions", responses=shapes.FAILURES, openapi_extra=shapes.body_of(ChatBody))
+    async def chat_completions(request: Request) -> Response:
+        """An answer to a conversation; with `stream`, as server-sent events."""
+        return await _answer(plane, request, parse(ChatBody, _type(request), await request.body()))
+
+    @app.post("/v1/completions", responses=shapes.FAILURES, openapi_extra=shapes.body_of(CompletionBody))
+    async def completions(request: Request) -> Response:
+        """A text that goes on from a prompt; with `stream`, as server-sent events."""
+        return await _answer(plane, request, parse(CompletionBody, _type(request), await request.body()))
+
+    @app.post("/tokenize", responses=shapes.FAILURES, openapi_extra=shapes.body_of(TokenizeBody))
+    async def tokenize(request: Request) -> JSONResponse:
+        """The token ids of a text or of messages."""
+        body = parse(TokenizeBody, _type(request), await request.body())
+        text = plane.loaded()
+        text.slot(body.model, None)
+        if body.messages is not None:
+            ids = await asyncio.to_thread(text.count, body.messages)
+        else:
+            ids = await asyncio.to_thread(text.encode, body.prompt or "")
+        ready = plane.desk.ready
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": ready.capacity if ready else None})
+
+
+async def _answer(plane: ChatPlane, request: Request, body: ChatBody | CompletionBody) -> Response:
+    request_id = _request_id(request)
+    asked = await plane.ask(body, request_id)
+    headers = {"x-request-id": request_id}
+    if body.stream:
+        events = _events(plane, asked)
+        first = await anext(events)  # what cannot be answered is an error with a status, not an event
+        return StreamingResponse(_sent(first, events), media_type="text/event-stream", headers=headers)
+    collecting = asyncio.create_task(_collect(plane, asked))
+    leaving = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not collecting.done():
+            return Response(status_code=499)  # nobody reads it
+        return JSONResponse(collecting.result(), headers=headers)
+    finally:
+        for task in (collecting, leaving):
+            task.cancel()
+        await asyncio.gather(collecting, leaving, return_exceptions=True)
+
+
+async def _collect(plane: ChatPlane, asked: _Asked) -> dict[str, Any]:
+    choices, dones = [], []
+    for index in range(asked.body.n):
+        pieces = [piece async for piece in plane.pieces(asked, index)]
+        dones += [piece.done for piece in pieces if piece.done is not None]
+        choices.append(asked.shape.choice(index, pieces))
+    return asked.shape.whole(choices, usage(dones))
+
+
+async def _events(plane: ChatPlane, asked: _Asked) -> AsyncIterator[str]:
+    dones: list[ChatDone] = []
+    for index in range(asked.body.n):
+        opening = asked.shape.opening(index)
+        async for piece in plane.pieces(asked, index):
+            if opening is not None:
+                yield _event(opening)
+                opening = None
+            if piece.done is not None:
+                dones.append(piece.done)
+            if piece.text or piece.token or piece.done:
+                yield _event(asked.shape.chunk(index, piece))
+    options = asked.body.stream_options
+    if options is not None and options.include_usage:
+        yield _event(asked.shape.last(usage(dones)))
+    yield "data: [DONE]\n\n"
+
+
+async def _sent(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """The rest of a stream that began well; an error on the way is its last event."""
+    yield first
+    try:
+        async for event in events:
+            yield event
+    except EdgeflowError as error:
+        yield _event(error_body(error.code, error.text, getattr(error, "field", "")))
+    finally:
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def _type(request: Request) -> str:
+    return request.headers.get("content-type", "")
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

@@ -1,0 +1,167 @@
+"""How answers are written: OpenAI's chat completions and completions, whole and in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from edgeflow.service.chat.answer import Piece, TokenText
+from edgeflow.service.http_schema import ErrorAnswer
+from edgeflow.text.tokenizer import TextTokenizer
+
+_WHY = {
+    400: "something in the request is wrong; error.param says what",
+    401: "no token, or not one that is known",
+    403: "the token's roles do not permit this",
+    404: "no such model or slot",
+    408: "the body came too slowly",
+    413: "the body is larger than permitted",
+    415: "a content type or encoding that is not served",
+    429: "too many requests wait; retry-after says when to try again",
+    503: "stopping, or no chat model is ready",
+    504: "no answer in time",
+}
+FAILURES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": why} for status, why in _WHY.items()
+}
+
+
+def body_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """A body's schema for the OpenAPI document, its definitions written out in place."""
+    schema = kind.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    content = {"application/json": {"schema": _inlined(schema, definitions)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(value, dict):
+        if "$ref" in value:
+            return _inlined(definitions[value["$ref"].rpartition("/")[2]], definitions)
+        if "mapping" in value and "propertyName" in value:
+            return {"propertyName": value["propertyName"]}
+        return {key: _inlined(inner, definitions) for key, inner in value.items()}
+    return [_inlined(inner, definitions) for inner in value] if isinstance(value, list) else value
+
+
+class Shape(Protocol):
+    """Of one request."""
+
+    def choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]: ...
+
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]: ...
+
+    def opening(self, index: int) -> dict[str, Any] | None: ...
+
+    def chunk(self, index: int, piece: Piece) -> dict[str, Any]: ...
+
+    def last(self, usage: dict[str, Any]) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    request_id: str
+    created: int
+    model: str
+    tokenizer: TextTokenizer
+
+    def _envelope(self, kind: str, prefix: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"{prefix}-{self.request_id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def _text(self, token: int) -> str:
+        return self.tokenizer.decode([token], special=True)
+
+
+class ChatShape(_Head):
+    """chat.completion and chat.completion.chunk"""
+
+    __slots__ = ()
+
+    def choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": _joined(pieces)},
+            "logprobs": self._logprobs(pieces),
+            "finish_reason": pieces[-1].finish,
+        }
+
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        return {**self._envelope("chat.completion", "chatcmpl", choices), "usage": usage}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        delta = {"role": "assistant", "content": ""}
+        return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+
+    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
+        delta = {"content": piece.text} if piece.text else {}
+        finish = piece.finish or None
+        logprobs = self._logprobs([piece])
+        return self._chunk([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}])
+
+    def last(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return {**self._chunk([]), "usage": usage}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._envelope("chat.completion.chunk", "chatcmpl", choices)
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
+        told = [piece.token for piece in pieces if piece.token is not None]
+        return {"content": [self._entry(token) for token in told], "refusal": None} if told else None
+
+    def _entry(self, told: TokenText) -> dict[str, Any]:
+        top = [self._alternative(token, logprob) for token, logprob in told.top]
+        return {**self._alternative(told.token, told.logprob), "top_logprobs": top}
+
+    def _alternative(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._text(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+class TextShape(_Head):
+    """text_completion, whole and in pieces alike"""
+
+    __slots__ = ()
+
+    def choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        return self._choice(index, _joined(pieces), pieces, pieces[-1].finish)
+
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        return {**self._envelope("text_completion", "cmpl", choices), "usage": usage}
+
+    def opening(self, index: int) -> dict[str, Any] | None:  # noqa: ARG002 - texts begin with their first piece
+        return None
+
+    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
+        return self._envelope(
+            "text_completion", "cmpl", [self._choice(index, piece.text, [piece], piece.finish or None)]
+        )
+
+    def last(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return {**self._envelope("text_completion", "cmpl", []), "usage": usage}
+
+    def _choice(self, index: int, text: str, pieces: Sequence[Piece], finish: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": self._logprobs(pieces), "finish_reason": finish}
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
+        told = [piece.token for piece in pieces if piece.token is not None]
+        if not told:
+            return None
+        return {
+            "tokens": [self._text(each.token) for each in told],
+            "token_logprobs": [each.logprob for each in told],
+            "top_logprobs": [{self._text(token): logprob for token, logprob in each.top} for each in told],
+            "text_offset": None,
+        }
+
+
+def _joined(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)

@@ -1,0 +1,105 @@
+"""The torch-free half of a chat model: messages to token ids, token ids to text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeflow.config import ChatConfig, ChatSlot, LimitsConfig
+from edgeflow.errors import InvalidArgument, NotFound
+from edgeflow.service.chat.body import MAX_IMAGES, ChatBody, CompletionBody, ImagePart, Message, TextPart
+from edgeflow.service.chat.pictures import read_picture
+from edgeflow.text.chat_template import ChatTemplate
+from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """ids: one place an image. pictures: RGB [H, W, 3], in order."""
+
+    ids: list[int]
+    pictures: tuple[NDArray[np.uint8], ...] = ()
+
+
+class ChatText:
+    """Of one checkpoint directory. Methods are pure and may run in a thread."""
+
+    def __init__(self, path: Path, config: ChatConfig, limits: LimitsConfig) -> None:
+        values = read_json(path / "config.json")
+        vocab = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size")
+        self.tokenizer = TextTokenizer(path, int(vocab or 0))
+        self._template = ChatTemplate.load(path)
+        self._slots = {slot.id: slot for slot in config.slots}
+        self._name = config.name
+        self._limits = limits
+
+    def names(self) -> list[str]:
+        """What clients may call the model: its name, and name:slot for each fixed prefix."""
+        return [self._name, *(f"{self._name}:{slot}" for slot in self._slots)]
+
+    def slot(self, model: str, named: str | None) -> ChatSlot | None:
+        """The fixed prefix that a request wants; NotFound for a model or slot that is not there."""
+        name, _, of_name = model.partition(":")
+        if model and name != self._name:
+            raise NotFound(f"there is no chat model of that name, {self._name!r} is served", field="model")
+        wanted = named or of_name
+        if wanted and wanted not in self._slots:
+            known = ", ".join(self._slots) or "none is declared"
+            raise NotFound(f"there is no slot of that name; known: {known}", field="slot")
+        return self._slots.get(wanted)
+
+    def chat_prompt(self, body: ChatBody, slot: ChatSlot | None) -> PreparedPrompt:
+        """Messages through the checkpoint's template, a slot's own messages before them."""
+        if slot is not None and slot.text:
+            raise InvalidArgument("this slot begins with plain text: use /v1/completions", field="slot")
+        before = [message.model_dump() for message in slot.messages] if slot else []
+        messages, pictures = self._plain(body.messages)
+        return PreparedPrompt(self._render([*before, *messages]), pictures)
+
+    def text_prompt(self, body: CompletionBody, slot: ChatSlot | None) -> PreparedPrompt:
+        """A plain text, a slot's text before it."""
+        if slot is not None and slot.messages:
+            raise InvalidArgument("this slot begins with messages: use /v1/chat/completions", field="slot")
+        return PreparedPrompt(self.encode((slot.text if slot else "") + body.prompt))
+
+    def encode(self, text: str) -> list[int]:
+        """With what the tokenizer begins texts with."""
+        return self.tokenizer.encode(text, special=True)
+
+    def count(self, messages: Sequence[Message]) -> list[int]:
+        """The ids that messages become; an image counts one."""
+        return self._render(self._plain(messages)[0])
+
+    def _render(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        if self._template is None:
+            raise InvalidArgument("this model has no chat template: use /v1/completions", field="messages")
+        return self.tokenizer.encode(self._template(messages), special=False)
+
+    def _plain(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], tuple[NDArray[np.uint8], ...]]:
+        """Messages as templates know them, and their pictures."""
+        pictures: list[NDArray[np.uint8]] = []
+        plain = []
+        for index, message in enumerate(messages):
+            content: Any = message.content
+            if not isinstance(content, str):
+                where = f"messages.{index}.content"
+                parts = [self._part(part, f"{where}.{at}", pictures) for at, part in enumerate(content)]
+                only_text = all(part["type"] == "text" for part in parts)
+                content = "".join(part["text"] for part in parts) if only_text else parts
+            role = "system" if message.role == "developer" else message.role
+            plain.append({"role": role, "content": content})
+        return plain, tuple(pictures)
+
+    def _part(self, part: TextPart | ImagePart, field: str, pictures: list[NDArray[np.uint8]]) -> dict[str, str]:
+        if isinstance(part, TextPart):
+            return {"type": "text", "text": part.text}
+        if len(pictures) == MAX_IMAGES:
+            raise InvalidArgument(f"the limit is {MAX_IMAGES} images", field=field, reason="IMAGES_TOO_MANY")
+        pictures.append(read_picture(part.image_url.url, f"{field}.image_url.url", self._limits))
+        return {"type": "image"}
