@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from edgeflow.errors import DeadlineExceeded
 from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.auth import Caller
 from edgeflow.service.codec import check_open, refuse_unknown_fields
 from edgeflow.service.events import ActionEvent, StatusEvent
 from edgeflow.service.faults import error_of_code
@@ -18,13 +19,13 @@ DEFAULT_PERIOD_MS = 1000
 _ANSWERED_BY_HOLD = {"POLICY_OUTPUT_INVALID", "ACTION_TOO_OLD"}
 
 
-async def act_once(plane: ControlPlane, request: pb.ActRequest, peer: str) -> tuple[ActionEvent, ActionSchema]:
+async def act_once(plane: ControlPlane, request: pb.ActRequest, caller: Caller) -> tuple[ActionEvent, ActionSchema]:
     """The action of a frame; RequestErrors say what is wrong with it. Serial unless the request says otherwise."""
     refuse_unknown_fields(request, "message")
     request.open.control_period_ms = request.open.control_period_ms or DEFAULT_PERIOD_MS
     request.frame.seq = request.frame.seq or 1
     opened = check_open(request.open, plane.config.alias, plane.config.limits)
-    runner = await plane.open(replace(opened, mode=opened.mode or Mode.SERIAL), peer)
+    runner = await plane.open(replace(opened, mode=opened.mode or Mode.SERIAL), caller)
     timeout_ms = plane.config.timing.act_timeout_ms
     try:
         runner.receive_frame(request.frame, request)

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from edgeflow import __version__
 from edgeflow.clock import MonotonicClock
-from edgeflow.config import ServiceConfig, is_hub_id, is_loopback, resolve_model
+from edgeflow.config import ServiceConfig, is_hub_id, resolve_model
 from edgeflow.errors import ConfigError
 from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
+from edgeflow.service.auth import Guard
 from edgeflow.service.grpc_server import ControlService, GrpcServer
 from edgeflow.service.health import Health, State
 from edgeflow.service.http_server import HttpServer, build_app
@@ -28,9 +29,11 @@ from edgeflow.service.plane import TICK_S, ControlPlane
 from edgeflow.service.preflight import check_model_directory
 from edgeflow.service.status import Phase, ServiceStatus
 from edgeflow.service.supervisor import Supervisor
+from edgeflow.service.tls import Tls
 from edgeflow.service.worker_process import Launch, launch_worker
 
 WORKER_STOP_S = 3.0
+FILES_S = 1.0  # tokens and certificates are looked at so often
 Announce = Callable[[ServiceStatus], None]
 
 
@@ -51,6 +54,9 @@ class Service:
         self.plane = ControlPlane(config, self.supervisor, self._pool, clock, self.health, self.metrics, log)
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
+        self._guard = Guard(config.tokens_file, self.metrics, log)
+        self._tls = Tls(config.tls, log) if config.tls.cert else None
+        self._watch: asyncio.Task[None] | None = None
         self._ticker: asyncio.Task[None] | None = None
 
     @property
@@ -111,14 +117,14 @@ class Service:
         config = self._config
         self._preflight()
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
-        for key, host in (("grpc.host", config.grpc.host), ("http.host", config.http.host)):
-            if not is_loopback(host):
-                self._log.event("warning", text=f"{key} {host} can be reached from outside without TLS or tokens")
+        for text in config.warnings:
+            self._log.event("warning", text=text)
         self.metrics.open()
         self.health.listen(self.metrics.state)
         self.health.listen(lambda state: self._log.event("state", state=state.value))
         await self._listen()
         self._ticker = asyncio.create_task(self._tick(), name="ticker")
+        self._watch = asyncio.create_task(self._watch_files(), name="watch-files")
         ready = await self.supervisor.start()
         gc.collect()
         gc.freeze()
@@ -135,24 +141,25 @@ class Service:
 
     async def _listen(self) -> None:
         config = self._config
-        self._http = HttpServer(config)
-        service = ControlService(self.plane, self.metrics, self._log)
-        self._grpc = GrpcServer(config, service, self.health)
+        self._http = HttpServer(config, self._tls, self.metrics)
+        service = ControlService(self.plane, self._guard, self.metrics, self._log)
+        self._grpc = GrpcServer(config, service, self._guard, self._tls, self.health)
         grpc_port = await self._grpc.start()
-        await self._http.start(build_app(config, self.plane, self.health, self.metrics, self._log))
+        await self._http.start(build_app(config, self.plane, self._guard, self.health, self.metrics, self._log))
         self._tell(
             Phase.STARTING,
             grpc_port=grpc_port,
             http_port=self._http.port,
             grpc_address=address_text(config.grpc.host, grpc_port),
-            http_address=f"http://{address_text(config.http.host, self._http.port)}",
+            http_address=f"{'https' if self._tls else 'http'}://{address_text(config.http.host, self._http.port)}",
         )
 
     async def _release(self) -> None:
-        if self._ticker is not None:
-            self._ticker.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._ticker
+        for task in (self._ticker, self._watch):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         await self.supervisor.stop(WORKER_STOP_S)
         if self._grpc is not None:
             await self._grpc.stop()
@@ -170,6 +177,15 @@ class Service:
             await asyncio.sleep(due - loop.time())
             self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
             self.plane.tick()
+
+    async def _watch_files(self) -> None:
+        """New tokens and certificates hold without a restart; a revoked token ends its sessions."""
+        while True:
+            await asyncio.sleep(FILES_S)
+            if self._tls is not None:
+                self._tls.refresh()
+            self._guard.refresh()
+            self.plane.end_callers(self._guard.may_control)
 
     def _tell(self, phase: Phase, **changes: object) -> None:
         self._status = replace(self._status, phase=phase, **changes)  # type: ignore[arg-type]

@@ -15,13 +15,16 @@ from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.errors import AddressError, EdgeflowError, InvalidArgument, RequestError
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.act import act_once
+from edgeflow.service.auth import CONTROL, Caller, Guard
 from edgeflow.service.codec import Unparsable, parse_act_request, parse_client_message
+from edgeflow.service.grpc_guard import Door, credentials
 from edgeflow.service.health import Health, State
 from edgeflow.service.listen import address_text, refuse_busy
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
 from edgeflow.service.plane import ControlPlane
 from edgeflow.service.stream import Context, StreamCall
+from edgeflow.service.tls import Tls
 from edgeflow.service.wire import action_message, schema_message
 
 SERVICE = "edgeflow.v1.Control"
@@ -36,8 +39,9 @@ Call = Callable[[Any, Context], Awaitable[Any]]
 class ControlService:
     """The two calls. Every failure leaves as a status of ours: typed, or INTERNAL with an incident id."""
 
-    def __init__(self, plane: ControlPlane, metrics: Metrics, log: EventLog) -> None:
+    def __init__(self, plane: ControlPlane, guard: Guard, metrics: Metrics, log: EventLog) -> None:
         self._plane = plane
+        self._guard = guard
         self._metrics = metrics
         self._log = log
 
@@ -73,13 +77,16 @@ class ControlService:
         return guarded
 
     async def _stream(self, _: Any, context: Context) -> None:
-        await StreamCall(self._plane, self._metrics, context).run()
+        await StreamCall(self._plane, self._metrics, context, lambda: self._caller(context)).run()
 
     async def _act(self, request: pb.ActRequest | Unparsable, context: Context) -> pb.ActResponse:
         if isinstance(request, Unparsable):
             raise InvalidArgument("cannot be parsed", field="message", reason="MESSAGE_UNPARSABLE")
-        action, schema = await act_once(self._plane, request, context.peer())
+        action, schema = await act_once(self._plane, request, self._caller(context))
         return pb.ActResponse(action=action_message(action), schema=schema_message(schema))
+
+    def _caller(self, context: Context) -> Caller:
+        return self._guard.check(credentials(context.invocation_metadata()), CONTROL, context.peer())
 
     def _count(self, method: str, code: str) -> None:
         self._metrics.rpc.labels(method, code).inc()
@@ -88,9 +95,12 @@ class ControlService:
 class GrpcServer:
     """Bound at `start`; port 0 becomes the port that was free."""
 
-    def __init__(self, config: ServiceConfig, service: ControlService, state: Health) -> None:
+    def __init__(
+        self, config: ServiceConfig, service: ControlService, guard: Guard, tls: Tls | None, state: Health
+    ) -> None:
         self._config = config
-        self._server = grpc.aio.server(options=_options(config))
+        self._tls = tls
+        self._server = grpc.aio.server(interceptors=[Door(guard)], options=_options(config))
         self._server.add_generic_rpc_handlers((service.handler(),))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -106,7 +116,7 @@ class GrpcServer:
         host, port = self._config.grpc.host, self._config.grpc.port
         refuse_busy("grpc.port", host, port)
         try:
-            bound: int = self._server.add_insecure_port(address_text(host, port))
+            bound = self._bind(address_text(host, port))
         except RuntimeError:
             raise AddressError(f"grpc.port: cannot listen on {address_text(host, port)}") from None
         await self._server.start()
@@ -121,6 +131,13 @@ class GrpcServer:
             self._teller.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._teller
+
+    def _bind(self, address: str) -> int:
+        if self._tls is None:
+            bound: int = self._server.add_insecure_port(address)
+        else:
+            bound = self._server.add_secure_port(address, self._tls.grpc_credentials())
+        return bound
 
     def _on_state(self, _: State) -> None:
         self._updates.put_nowait(self._state.ready)
@@ -144,6 +161,7 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", METADATA_BYTES),
         ("grpc.compression_enabled_algorithms_bitset", IDENTITY_ONLY),
+        ("grpc.server_handshake_timeout_ms", config.timing.handshake_ms),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
         ("grpc.keepalive_permit_without_calls", 1),

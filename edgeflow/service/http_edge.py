@@ -1,16 +1,31 @@
-"""What every HTTP request passes: sizes before bodies, no compressed bodies, and no exception text outwards."""
+"""What every HTTP request passes: token, sizes before bodies, no compressed bodies, no exception text outwards."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgeflow.errors import EdgeflowError, RequestError
+from edgeflow.errors import EdgeflowError, PermissionDenied, RequestError, Unauthenticated
+from edgeflow.service.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
 
+CALLER = "edgeflow.caller"  # the scope's key
+MAX_HEADERS = 64
+MAX_HEADER_BYTES = 16 << 10
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+ROLES: dict[str, frozenset[Role]] = {
+    "/v1/act": CONTROL,
+    "/v1/models": ANY,
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": CHAT,
+    "/metrics": OBSERVE,
+    "/docs": OBSERVE,
+    "/openapi.json": OBSERVE,
+}
 _CODES = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 405: "UNIMPLEMENTED", 413: "RESOURCE_EXHAUSTED"}
 
 
@@ -27,6 +42,13 @@ class UnsupportedEncoding(RequestError):
     http_status = 415
 
 
+class HeadersTooLarge(RequestError):
+    """Too many headers, or too long ones."""
+
+    code = "RESOURCE_EXHAUSTED"
+    http_status = 431
+
+
 def error_body(code: str, message: str, field: str = "") -> dict[str, Any]:
     """The one shape of errors."""
     return {"error": {"code": code, "message": message, "field": field}}
@@ -38,10 +60,11 @@ def error_of_status(status: int, message: str) -> dict[str, Any]:
 
 
 class Edge:
-    """ASGI middleware: whatever the routes raise is answered here."""
+    """ASGI middleware: whatever the routes raise is answered here. Paths without an entry in ROLES need admin."""
 
-    def __init__(self, app: ASGIApp, body_bytes: int, metrics: Metrics, log: EventLog) -> None:
+    def __init__(self, app: ASGIApp, guard: Guard, body_bytes: int, metrics: Metrics, log: EventLog) -> None:
         self._app = app
+        self._guard = guard
         self._body_bytes = body_bytes
         self._metrics = metrics
         self._log = log
@@ -58,8 +81,12 @@ class Edge:
             await send(message)
 
         try:
-            self._check_headers(dict(scope["headers"]))
+            self._check_size(scope["headers"])
+            scope[CALLER] = self._caller(scope)
+            self._check_body_headers(dict(scope["headers"]))
             await self._app(scope, self._limited(receive), tracked)
+        except ClientDisconnect:
+            return
         except EdgeflowError as error:
             await self._answer(send, error) if not started else None
         except Exception as error:
@@ -67,7 +94,24 @@ class Edge:
             if not started:
                 await self._answer(send, EdgeflowError(text))
 
-    def _check_headers(self, headers: dict[bytes, bytes]) -> None:
+    def _check_size(self, headers: list[tuple[bytes, bytes]]) -> None:
+        if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+            self._metrics.limit_rejections.labels("http_headers").inc()
+            text = f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes"
+            raise HeadersTooLarge(text, field="headers", reason="HEADERS_TOO_LARGE")
+
+    def _caller(self, scope: Scope) -> Caller:
+        peer, path = (scope.get("client") or ("",))[0], scope["path"]
+        if path in OPEN_PATHS:
+            return Caller(peer)
+        shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
+        try:
+            return self._guard.check(shown, ROLES.get(path, ADMIN), peer)
+        except (Unauthenticated, PermissionDenied) as error:
+            self._guard.refused(path if path in ROLES else "unknown", peer, error)
+            raise
+
+    def _check_body_headers(self, headers: dict[bytes, bytes]) -> None:
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise UnsupportedEncoding("send the body as it is", field="content-encoding", reason="CONTENT_ENCODING")
         length = headers.get(b"content-length", b"0")
@@ -96,6 +140,8 @@ class Edge:
         field = error.field if isinstance(error, RequestError) else ""
         body = json.dumps(error_body(error.code, error.text, field)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if isinstance(error, Unauthenticated):
+            headers.append((b"www-authenticate", b"Bearer"))
         if isinstance(error, RequestError) and error.retry_after_ms is not None:
             headers.append((b"retry-after", str(-(-error.retry_after_ms // 1000)).encode()))
         await send({"type": "http.response.start", "status": error.http_status, "headers": headers})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import socket
 from collections.abc import Generator
 from typing import Any
 
@@ -16,19 +18,24 @@ from starlette.exceptions import HTTPException
 from edgeflow import __version__
 from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.service.act import act_once
+from edgeflow.service.auth import Guard
 from edgeflow.service.health import Health
 from edgeflow.service.http_act import MSGPACK_TYPES, act_answer, act_request, parse_body
-from edgeflow.service.http_edge import Edge, error_of_status
+from edgeflow.service.http_edge import CALLER, Edge, error_of_status
+from edgeflow.service.http_protocol import BoundedProtocol, Bounds
 from edgeflow.service.http_schema import ACT_BODY, ACT_FAILURES, NOT_SO, ActAnswer, ModelsAnswer, StateAnswer
 from edgeflow.service.listen import bind
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
 from edgeflow.service.plane import ControlPlane
+from edgeflow.service.tls import Tls
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def build_app(config: ServiceConfig, plane: ControlPlane, health: Health, metrics: Metrics, log: EventLog) -> FastAPI:
+def build_app(
+    config: ServiceConfig, plane: ControlPlane, guard: Guard, health: Health, metrics: Metrics, log: EventLog
+) -> FastAPI:
     """The application, its edge inside the framework's own. Pages of documentation only on loopback."""
     docs = "/docs" if is_loopback(config.http.host) else None
     openapi = "/openapi.json" if docs else None
@@ -36,7 +43,7 @@ def build_app(config: ServiceConfig, plane: ControlPlane, health: Health, metric
     app.add_exception_handler(HTTPException, _framework_error)
     _add_act(app, plane)
     _add_state(app, config, plane, health, metrics)
-    app.add_middleware(Edge, body_bytes=config.limits.http_body_bytes, metrics=metrics, log=log)
+    app.add_middleware(Edge, guard=guard, body_bytes=config.limits.http_body_bytes, metrics=metrics, log=log)
     return app
 
 
@@ -46,8 +53,7 @@ def _add_act(app: FastAPI, plane: ControlPlane) -> None:
         """One observation in, one action out."""
         content_type = request.headers.get("content-type", "")
         body = parse_body(content_type, await request.body())
-        peer = request.client.host if request.client else ""
-        answer = act_answer(*await act_once(plane, act_request(body), peer))
+        answer = act_answer(*await act_once(plane, act_request(body), request.scope[CALLER]))
         if content_type.startswith(MSGPACK_TYPES):
             return Response(msgpack.packb(answer), media_type=MSGPACK_TYPES[0])
         return JSONResponse(answer)
@@ -93,18 +99,45 @@ async def _framework_error(_: Request, error: Exception) -> JSONResponse:
 
 
 class _Server(uvicorn.Server):
-    """Signals belong to the service."""
+    """Signals belong to the service; handshakes have a time limit."""
+
+    def __init__(self, settings: uvicorn.Config, bounds: Bounds, tls: Tls | None, handshake_s: float) -> None:
+        super().__init__(settings)
+        self._bounds = bounds
+        self._tls = tls
+        self._handshake_s = handshake_s
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As the library's, for sockets that are bound."""
+        context = self._tls.context if self._tls else None
+        self.servers = [
+            await asyncio.get_running_loop().create_server(
+                self._connection,
+                sock=sock,
+                ssl=context,
+                ssl_handshake_timeout=self._handshake_s if context else None,
+                backlog=self.config.backlog,
+            )
+            for sock in sockets or []
+        ]
+        self.started = True
+
+    def _connection(self) -> BoundedProtocol:
+        return BoundedProtocol(self.config, self.server_state, {}, bounds=self._bounds)
+
 
 class HttpServer:
     """Bound when made; serves between `start` and `stop`."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, tls: Tls | None, metrics: Metrics) -> None:
         self._socket = bind("http.port", config.http.host, config.http.port)
+        self._bounds = Bounds.of(config, metrics)
+        self._handshake_s = config.timing.handshake_ms / 1000
+        self._tls = tls
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -115,6 +148,7 @@ class HttpServer:
 
     async def start(self, app: FastAPI) -> None:
         """Serve until `stop`."""
+        logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # it would write what clients sent to stderr
         settings = uvicorn.Config(
             app,
             log_config=None,
@@ -122,11 +156,10 @@ class HttpServer:
             lifespan="off",
             server_header=False,
             ws="none",
-            h11_max_incomplete_event_size=16 << 10,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=1,
         )
-        self._server = _Server(settings)
+        self._server = _Server(settings, self._bounds, self._tls, self._handshake_s)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http")
 
     async def stop(self) -> None:

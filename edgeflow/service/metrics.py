@@ -129,6 +129,7 @@ class Metrics:
     def _service_metrics(self) -> None:
         self.rpc = self._counter("rpc", "Calls by how they ended", "method", "code")
         self.limit_rejections = self._counter("limit_rejections", "Requests beyond a limit", "limit")
+        self.auth_failures = self._counter("auth_failures", "Calls without the right token", "reason")
         self.watchdog_fired = self._counter("watchdog_fired", "Watchdogs that acted", "which")
         self.health_state = self._gauge("health_state", "1 for the state that holds", "state")
         self.draining = self._gauge("draining", "1 while the service stops")

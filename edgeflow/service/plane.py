@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.admission import Admission, SessionPlan
+from edgeflow.service.auth import Caller
 from edgeflow.service.events import End
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.health import Health
@@ -61,6 +63,7 @@ class ControlPlane:
         self._log = log
         self._rules = _rules(config)
         self._runners: dict[int, SessionRunner] = {}
+        self._callers: dict[int, Caller] = {}
         self._opening: dict[int, asyncio.Future[SessionOpened]] = {}
         self._last_number = 0
         self._admission = Admission(config)
@@ -69,19 +72,21 @@ class ControlPlane:
         self._draining = False
         self._all_closed = asyncio.Event()
 
-    async def open(self, request: OpenRequest, peer: str) -> SessionRunner:
+    async def open(self, request: OpenRequest, caller: Caller) -> SessionRunner:
         """A new session; typed RequestErrors when it cannot be."""
-        self._admit()
+        self._admit(caller)
         limit_ms = self.config.max_action_age_ms
         if request.max_action_age_ns is None and limit_ms:
             request = replace(request, max_action_age_ns=limit_ms * 1_000_000)
         self._last_number += 1
         number = self._last_number
-        plan = await self._plan(number, request)
+        self._callers[number] = caller
         try:
-            return await self._open(number, request, plan, peer)
+            plan = await self._plan(number, request)
+            return await self._open(number, request, plan, caller)
         except BaseException:
             self._admission.leave(number)
+            del self._callers[number]
             raise
 
     async def _plan(self, number: int, request: OpenRequest) -> SessionPlan:
@@ -97,7 +102,7 @@ class ControlPlane:
             self._admission.enter(number, plan)
             return plan
 
-    async def _open(self, number: int, request: OpenRequest, plan: SessionPlan, peer: str) -> SessionRunner:
+    async def _open(self, number: int, request: OpenRequest, plan: SessionPlan, caller: Caller) -> SessionRunner:
         worker = self.worker
         opened = asyncio.get_running_loop().create_future()
         self._opening[number] = opened
@@ -122,7 +127,7 @@ class ControlPlane:
             metrics=self._metrics,
             log=self._log,
         )
-        self._register(runner, peer)
+        self._register(runner, caller)
         return runner
 
     def close(self, runner: SessionRunner) -> None:
@@ -135,6 +140,7 @@ class ControlPlane:
             pass
         self._port.send(CloseSession(session.number))
         self._admission.leave(session.number)
+        del self._callers[session.number]
         if not self._runners:
             self._all_closed.set()
         reason = session.ended.reason if session.ended else ""
@@ -218,6 +224,13 @@ class ControlPlane:
             runner.session.end(end)
             runner.pump()
 
+    def end_callers(self, stays: Callable[[Caller], bool]) -> None:
+        """End the sessions of those whose token was revoked or has expired."""
+        for number, runner in list(self._runners.items()):
+            if not stays(self._callers[number]):
+                runner.session.end(End("UNAUTHENTICATED", "revoked", "the token does not allow this any more"))
+                runner.pump()
+
     def fault(self) -> None:
         """No worker will come any more: STOP."""
         self.end_all(End("UNAVAILABLE", "fault", "no worker can be started", Command.STOP))
@@ -243,19 +256,19 @@ class ControlPlane:
                 self._admission.enter(number, plan)
                 runner.change_plan(plan)
 
-    def _admit(self) -> None:
+    def _admit(self, caller: Caller) -> None:
         try:
-            self._check_admission()
+            self._check_admission(caller)
         except RequestError as error:
             self._metrics.admission_rejected.labels(error.reason).inc()
             raise
 
-    def _check_admission(self) -> None:
+    def _check_admission(self, caller: Caller) -> None:
         if self._draining:
             raise Unavailable("the service is stopping", reason="DRAINING")
         if self.worker is None or not self._health.ready:
             raise _no_worker()
-        if len(self._runners) + len(self._opening) >= self.config.max_sessions:
+        if len(self._callers) >= self.config.max_sessions:
             raise ResourceExhausted(
                 f"all {self.config.max_sessions} sessions are taken",
                 field="max_sessions",
@@ -263,14 +276,27 @@ class ControlPlane:
                 retry_after_ms=RETRY_AFTER_MS,
             )
 
-    def _register(self, runner: SessionRunner, peer: str) -> None:
+        self._check_principal(caller.principal)
+
+    def _check_principal(self, principal: str) -> None:
+        most = self.config.limits.sessions_per_principal
+        if principal and sum(each.principal == principal for each in self._callers.values()) >= most:
+            raise ResourceExhausted(
+                f"{principal} has {most} sessions already",
+                field="limits.sessions_per_principal",
+                reason="PRINCIPAL_SESSIONS",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+
+    def _register(self, runner: SessionRunner, caller: Caller) -> None:
         number = runner.session.number
         self._runners[number] = runner
         self._all_closed.clear()
         self._metrics.sessions.set(len(self._runners))
         self._metrics.sessions_opened.inc()
         plan = runner.plan
-        self._log.event("session_opened", session=number, peer=peer, mode=plan.mode.value, depth=plan.depth)
+        who = {"peer": caller.peer, "principal": caller.principal}
+        self._log.event("session_opened", session=number, **who, mode=plan.mode.value, depth=plan.depth)
 
     def _answer(self, message: FrameResult | FrameDropped) -> None:
         runner = self._runners.get(message.session)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import grpc
 
 from edgeflow.errors import Aborted, DeadlineExceeded, FailedPrecondition, InvalidArgument
 from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.auth import Caller
 from edgeflow.service.codec import Unparsable, check_open, refuse_unknown_fields
 from edgeflow.service.events import End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.faults import error_of_code
@@ -25,12 +27,13 @@ Context: TypeAlias = Any  # grpc.aio.ServicerContext; the library ships no types
 
 
 class StreamCall:
-    """Lives as long as the call."""
+    """Lives as long as the call. caller: who makes it, asked when the session is opened."""
 
-    def __init__(self, plane: ControlPlane, metrics: Metrics, context: Context) -> None:
+    def __init__(self, plane: ControlPlane, metrics: Metrics, context: Context, caller: Callable[[], Caller]) -> None:
         self._plane = plane
         self._metrics = metrics
         self._context = context
+        self._caller = caller
         self._timing = plane.config.timing
         self._runner: SessionRunner | None = None
 
@@ -39,7 +42,7 @@ class StreamCall:
         request = await self._first_open()
         if request is None:
             return
-        runner = self._runner = await self._plane.open(request, self._context.peer())
+        runner = self._runner = await self._plane.open(request, self._caller())
         try:
             await self._send(self._opened(runner))
             await self._serve(runner)

@@ -1,0 +1,191 @@
+"""Who may do what: tokens, of which a file keeps the hashes, with a principal and roles each."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from enum import Enum
+from pathlib import Path
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from edgeflow.errors import ConfigError, PermissionDenied, RequestError, Unauthenticated
+from edgeflow.service.files import read_file, stamp
+from edgeflow.service.log import EventLog
+from edgeflow.service.metrics import Metrics
+
+KEY = "tokens_file"
+SCHEME = "Bearer "
+MAX_CREDENTIAL = 512  # characters
+TOKEN_BYTES = 32  # random ones
+
+
+class Role(str, Enum):
+    """control: open sessions. observe: metrics and documents. chat: the chat plane. admin: everything."""
+
+    CONTROL = "control"
+    OBSERVE = "observe"
+    CHAT = "chat"
+    ADMIN = "admin"
+
+
+ANY = frozenset(Role)
+CONTROL = frozenset({Role.CONTROL})
+OBSERVE = frozenset({Role.OBSERVE})
+CHAT = frozenset({Role.CHAT})
+ADMIN = frozenset({Role.ADMIN})
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a call, and from where. token: its hash; principal and token are empty where none are asked for."""
+
+    peer: str
+    principal: str = ""
+    token: str = field(default="", repr=False)
+
+
+class TokenEntry(BaseModel):
+    """One token: its SHA-256 in hexadecimal, whose it is, what it allows, and until when."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    principal: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    roles: list[Role] = Field(min_length=1)
+    expires: AwareDatetime | None = None
+
+
+_ENTRIES = TypeAdapter(list[TokenEntry])
+
+
+class Guard:
+    """Knows the tokens of a file and reads it again when it changes; lets everybody through without a file."""
+
+    def __init__(
+        self, tokens_file: str, metrics: Metrics, log: EventLog, now: Callable[[], datetime] | None = None
+    ) -> None:
+        self._file = tokens_file
+        self._metrics = metrics
+        self._log = log
+        self._now = now or (lambda: datetime.now(timezone.utc))
+        self._stamp = stamp(tokens_file) if tokens_file else ()
+        self._entries = read_tokens(tokens_file) if tokens_file else []
+
+    @property
+    def asks(self) -> bool:
+        """Whether a token is needed at all."""
+        return bool(self._file)
+
+    def check(self, credentials: Sequence[str], roles: frozenset[Role], peer: str) -> Caller:
+        """The caller behind `authorization` values (one, else it is refused), if one of `roles` is theirs.
+
+        Unauthenticated or PermissionDenied, whose reason is for metrics too; nothing is logged yet.
+        """
+        if not self._file:
+            return Caller(peer)
+        entry = self._entry(credentials)
+        if not roles.union(ADMIN).intersection(entry.roles):
+            wanted = " or ".join(sorted(role.value for role in roles | ADMIN))
+            raise PermissionDenied(f"the token has not the role {wanted}", field="authorization", reason="WRONG_ROLE")
+        return Caller(peer, entry.principal, entry.sha256)
+
+    def refused(self, where: str, peer: str, error: RequestError) -> None:
+        """Count and log a call that was turned away."""
+        self._metrics.auth_failures.labels(error.reason).inc()
+        self._log.event("auth_failed", where=where, peer=peer, reason=error.reason)
+
+    def may_control(self, caller: Caller) -> bool:
+        """Whether the token that a session was opened with still allows it."""
+        if not self._file:
+            return True
+        return any(
+            entry.sha256 == caller.token and not self._expired(entry) and {Role.CONTROL, Role.ADMIN} & set(entry.roles)
+            for entry in self._entries
+        )
+
+    def refresh(self) -> None:
+        """Read the file again if it changed; one that is wrong or gone leaves the tokens as they were."""
+        if not self._file or (now := stamp(self._file)) == self._stamp:
+            return
+        self._stamp = now
+        try:
+            self._entries = read_tokens(self._file)
+        except ConfigError as error:
+            self._log.event("tokens_kept", text=error.text)
+        else:
+            self._log.event("tokens_read", tokens=len(self._entries))
+
+    def _entry(self, credentials: Sequence[str]) -> TokenEntry:
+        if not credentials:
+            raise Unauthenticated(
+                "a token is needed: authorization: Bearer TOKEN", field="authorization", reason="NO_TOKEN"
+            )
+        found = None
+        if len(credentials) == 1 and credentials[0].startswith(SCHEME) and len(credentials[0]) <= MAX_CREDENTIAL:
+            shown = digest(credentials[0].removeprefix(SCHEME).strip())
+            for entry in self._entries:  # all of them: time tells nothing about which is near
+                if hmac.compare_digest(shown, entry.sha256):
+                    found = entry
+        if found is None:
+            raise Unauthenticated("the token is not known here", field="authorization", reason="UNKNOWN_TOKEN")
+        if self._expired(found):
+            raise Unauthenticated("the token has expired", field="authorization", reason="EXPIRED_TOKEN")
+        return found
+
+    def _expired(self, entry: TokenEntry) -> bool:
+        return entry.expires is not None and entry.expires <= self._now()
+
+
+def digest(token: str) -> str:
+    """What the file keeps of a token."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def read_tokens(name: str) -> list[TokenEntry]:
+    """The entries of a tokens file; ConfigError says what is wrong with it."""
+    data = read_file(KEY, name, private=True)
+    try:
+        return _ENTRIES.validate_json(data)
+    except ValidationError as error:
+        detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        where = ".".join(str(part) for part in detail["loc"])
+        raise ConfigError(f"{KEY}: {name} {where}: {detail['msg'].removeprefix('Input ')}") from None
+
+
+def new_token(name: str, principal: str, roles: Sequence[Role], expires: datetime | None) -> str:
+    """A new token, whose hash is added to the file; the token itself is kept nowhere."""
+    path = Path(name).expanduser()
+    entries = read_tokens(name) if path.exists() else []
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    values = {"principal": principal, "sha256": digest(token), "roles": list(roles), "expires": expires}
+    try:
+        entries.append(TokenEntry.model_validate(values))
+    except ValidationError as error:
+        detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        raise ConfigError(f"{detail['loc'][0]}: {detail['msg']}") from None
+    _replace(path, entries)
+    return token
+
+
+def _replace(path: Path, entries: Sequence[TokenEntry]) -> None:
+    """Whole or not at all; for its owner only."""
+    text = json.dumps([entry.model_dump(mode="json", exclude_none=True) for entry in entries], indent=2)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(partial, "x", opener=_private) as stream:
+            stream.write(text + "\n")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(f"{KEY}: cannot write {path}: {error.strerror}") from None
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)

@@ -1,0 +1,144 @@
+"""Certificates: checked at start, and taken over when their files change, without a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from edgeflow.config import TlsConfig
+from edgeflow.errors import ConfigError
+from edgeflow.service.files import Stamp, read_file, stamp
+from edgeflow.service.log import EventLog
+
+DAY_S = 86_400.0
+MAX_FLIGHTS = 8  # of a handshake; TLS needs three
+EXPIRY_DAYS = 14  # said in advance
+_EXPIRED, _NOT_YET = 10, 9  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
+
+
+class Tls:
+    """TLS of both servers, version 1.2 at least. ConfigError when the files cannot be used.
+
+    A new certificate and key hold for connections made from then on. A new client_ca does for gRPC; HTTP takes it
+    with the next start.
+    """
+
+    def __init__(self, config: TlsConfig, log: EventLog, wall: Callable[[], float] = time.time) -> None:
+        self._config = config
+        self._log = log
+        self._wall = wall
+        self._stamp = self._stamp_now()
+        self.context = _server_context(config)
+        self._certificates = self._read()
+        self._told = self._certificates
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """Every handshake asks whether there are other certificates."""
+        return grpc.dynamic_ssl_server_credentials(self._certificates, self._changed, bool(self._config.client_ca))
+
+    def refresh(self) -> None:
+        """Take over what changed; files that cannot be used leave everything as it was."""
+        if (now := self._stamp_now()) == self._stamp:
+            return
+        self._stamp = now
+        try:
+            _server_context(self._config)
+            certificates = self._read()
+            _load_pair(self.context, self._config)
+        except ConfigError as error:
+            self._log.event("certificate_kept", text=error.text)
+        else:
+            self._certificates = certificates
+            self._log.event("certificate_read")
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        config = self._config
+        key, cert = read_file("tls.key", config.key, private=True), read_file("tls.cert", config.cert)
+        if warning := expiry_warning(config, self._wall()):
+            self._log.event("warning", text=warning)
+        roots = read_file("tls.client_ca", config.client_ca) if config.client_ca else None
+        return grpc.ssl_server_certificate_configuration([(key, cert)], roots)
+
+    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC's threads."""
+        now = self._certificates
+        if now is self._told:
+            return None
+        self._told = now
+        return now
+
+    def _stamp_now(self) -> tuple[Stamp | None, ...]:
+        config = self._config
+        return stamp(*(name for name in (config.cert, config.key, config.client_ca) if name))
+
+
+def expiry_warning(config: TlsConfig, now_s: float) -> str:
+    """What clients will think of the certificate's dates, by a handshake with ourselves; empty when all is well."""
+    server = _context(config)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(Path(config.cert).expanduser())
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        until_s = _handshake(server, client)
+    except ssl.SSLCertVerificationError as error:
+        words = {_EXPIRED: "has expired", _NOT_YET: "is not valid yet"}
+        return f"tls.cert: {config.cert} {words.get(error.verify_code, 'cannot be verified')}"
+    days = (until_s - now_s) / DAY_S
+    return f"tls.cert: {config.cert} expires in {days:.0f} days" if days < EXPIRY_DAYS else ""
+
+
+def _server_context(config: TlsConfig) -> ssl.SSLContext:
+    """Everything checked that a start depends on."""
+    read_file("tls.cert", config.cert)
+    read_file("tls.key", config.key, private=True)
+    context = _context(config)
+    if config.client_ca:
+        read_file("tls.client_ca", config.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(Path(config.client_ca).expanduser())
+        except ssl.SSLError:
+            raise ConfigError(f"tls.client_ca: {config.client_ca} holds no certificate in PEM") from None
+    return context
+
+
+def _context(config: TlsConfig) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load_pair(context, config)
+    return context
+
+
+def _load_pair(context: ssl.SSLContext, config: TlsConfig) -> None:
+    def no_password() -> str:
+        raise ConfigError(f"tls.key: {config.key} is encrypted: give it without a password, mode 0600")
+
+    cert, key = Path(config.cert).expanduser(), Path(config.key).expanduser()
+    try:
+        context.load_cert_chain(cert, key, no_password)
+    except ssl.SSLError as error:
+        if "MISMATCH" in (error.reason or ""):
+            raise ConfigError(f"tls.key: {config.key} does not belong to {config.cert}") from None
+        raise ConfigError(f"tls.cert, tls.key: {config.cert} and {config.key} are not both PEM") from None
+    except OSError as error:
+        raise ConfigError(f"tls: cannot read {config.cert} and {config.key}: {error.strerror}") from None
+
+
+def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> float:
+    """Both sides in memory; the end of the server's certificate, in seconds of the epoch."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    theirs, ours = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
+    for _ in range(MAX_FLIGHTS):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            theirs.do_handshake()
+            break
+        with contextlib.suppress(ssl.SSLWantReadError):
+            ours.do_handshake()
+    peer = theirs.getpeercert() or {}
+    return ssl.cert_time_to_seconds(str(peer["notAfter"]))
