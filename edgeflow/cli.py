@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edgeflow.console import ServicePrinter, reporting, table_console
-from edgeflow.errors import ConfigError, DependencyError, EdgeflowError, StartError
+from edgeflow.errors import CheckpointError, ConfigError, DependencyError, EdgeflowError, StartError
 from edgeflow.types import Mode
 
 app = typer.Typer(
@@ -154,6 +154,28 @@ def demo(
     from edgeflow.demo.command import demo_command
 
     raise typer.Exit(demo_command(seconds, profile, out))
+
+
+@app.command()
+def chat(
+    model: Annotated[str, typer.Option(help="Checkpoint directory, hub id, or demo-chat (embedded).")] = "demo-chat",
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    capacity: Annotated[int, typer.Option(min=16, help="Tokens of the whole conversation.")] = 2048,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 256,
+    temperature: Annotated[OptionalFloat, typer.Option(min=0, max=2, help="0 is greedy; else as trained.")] = None,
+) -> None:
+    """Talk to a model in the terminal. Ends with Ctrl-D."""
+    from edgeflow.config import load_config
+    from edgeflow.engine.chat_terminal import converse, open_conversation
+
+    path = load_config(None, {"chat.model": model}).chat_path
+    if path is None:
+        raise CheckpointError("model: the embedded chat model is not installed: name a checkpoint with --model")
+    with Console(stderr=True).status("loading"):
+        conversation = open_conversation(path, device, capacity, max_tokens, temperature, system)
+    prompt = "> " if sys.stdin.isatty() else ""
+    converse(conversation, lambda: input(prompt), lambda text: print(text, end="", flush=True))
 
 
 @app.command()

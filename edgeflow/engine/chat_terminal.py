@@ -1,0 +1,100 @@
+"""`edgeflow chat`: a conversation in the terminal, with the model in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgeflow.engine.build import choose_device, choose_dtype
+from edgeflow.engine.generate import Generation, generate
+from edgeflow.engine.sampling import SamplingParams
+from edgeflow.errors import RequestError
+from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.text.text_stream import TextStream
+
+CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTimes:
+    """Seconds to the first token, tokens in all, seconds of the rest."""
+
+    first_token_s: float
+    tokens: int
+    decode_s: float
+
+    def line(self) -> str:
+        """TTFT and tokens a second, for a person."""
+        rate = (self.tokens - 1) / self.decode_s if self.tokens > 1 and self.decode_s > 0 else 0.0
+        return f"first token after {self.first_token_s * 1e3:.0f} ms, then {rate:.1f} tokens/s ({self.tokens} tokens)"
+
+
+class Conversation:
+    """Turns of one conversation; each answer is computed from all of it."""
+
+    def __init__(self, model: ChatModel, capacity: int, params: SamplingParams, system: str = "") -> None:
+        self._model = model
+        self._kv = model.decoder.kv_slots(1, capacity)
+        self._params = params
+        self._messages = [{"role": "system", "content": system}] if system else []
+        self.times: AnswerTimes | None = None
+
+    def ask(self, text: str) -> Iterator[str]:
+        """Pieces of the answer as they come; `times` afterwards. InvalidArgument when it no longer fits."""
+        started = time.perf_counter()
+        messages = [*self._messages, {"role": "user", "content": text}]
+        prompt = self._model.chat_prompt(self._model.render(messages))
+        generation = Generation(self._model, prompt, self._params, 0, self._kv.capacity)
+        stream = TextStream(self._model.tokenizer, prompt.ids)
+        first, said = 0.0, ""
+        for sampled in generate(self._model, self._kv, generation, CHUNK):
+            if sampled is None:
+                continue
+            first = first or time.perf_counter()
+            piece = stream.push(sampled.token)
+            said += piece
+            yield piece
+        rest = stream.finish()
+        yield rest
+        self.times = AnswerTimes(first - started, len(generation.tokens), time.perf_counter() - first)
+        self._messages = [*messages, {"role": "assistant", "content": said + rest}]
+
+
+def open_conversation(
+    path: Path, device: str, capacity: int, max_tokens: int, temperature: float | None, system: str
+) -> Conversation:
+    """Load the model; typed StartErrors. temperature None: as the checkpoint says."""
+    where = choose_device(device)
+    torch.set_grad_enabled(False)
+    model = load_chat_model(path, choose_dtype("auto", where), where)
+    defaults = model.generation
+    params = SamplingParams(
+        max_tokens,
+        defaults.temperature if temperature is None else temperature,
+        defaults.top_p,
+        defaults.top_k,
+        defaults.min_p,
+        defaults.repetition_penalty,
+    )
+    return Conversation(model, min(capacity, model.config.max_position_embeddings), params, system)
+
+
+def converse(conversation: Conversation, read: Callable[[], str], write: Callable[[str], None]) -> None:
+    """Until `read` raises EOFError; an answer that cannot be is told and the conversation goes on."""
+    while True:
+        try:
+            text = read().strip()
+        except EOFError:
+            return
+        if not text:
+            continue
+        try:
+            for piece in conversation.ask(text):
+                write(piece)
+            write(f"\n[{conversation.times.line() if conversation.times else ''}]\n")
+        except RequestError as error:
+            write(f"\n{error.text}\n")
