@@ -199,8 +199,7 @@ class SessionMachine(RuleBasedStateMachine):
             self.count(event)
             if isinstance(event, ActionEvent):
                 self.act(event, epoch)
-        self.told_last = self.session.ended is not None
-        assert not self.session.has_events
+        self.told_last = self.session.ended is not None and not self.session.has_events
 
     def act(self, event: ActionEvent, epoch: int) -> None:
         if event.command is not Command.ACT:
@@ -244,7 +243,7 @@ class SessionMachine(RuleBasedStateMachine):
             for event in self.session.take(self.now):
                 assert not (isinstance(event, ActionEvent) and event.command is Command.ACT)
                 self.count(event)
-        assert self.disposed == self.offered
+        assert self.disposed == self.offered, self.offered - self.disposed
 
 
 TestSession = SessionMachine.TestCase
