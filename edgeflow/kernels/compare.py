@@ -32,8 +32,8 @@ def deviation(
     dtype: torch.dtype,
 ) -> float:
     """Infinite where shapes, dtypes, whole numbers or NaN differ."""
-    found = case.prepare(function, device, dtype)()
-    expected = case.prepare(reference, device, torch.float32, rounded=dtype)()
+    found = case.problem(device, dtype).given_to(function)()
+    expected = case.problem(device, torch.float32, rounded=dtype).given_to(reference)()
     if len(found) != len(expected):
         return math.inf
     return max(_between(mine, theirs, dtype) for mine, theirs in zip(found, expected, strict=True))

@@ -1,41 +1,33 @@
 """The operator implementation table (EdgeFM section 3.8): which implementation serves an operator, where.
 
 An operator is a name with a signature; its file holds a reference and the candidates. An entry of the table says
-which candidate serves a context; the most specific entry that matches and whose candidate may run there wins, the
-last one of equals, and the reference serves where none does. Lookups happen when a model is built, not when it runs.
+which candidate serves a context, with which parameters; the most specific entry that matches and whose candidate may
+run there wins, the last one of equals, and the reference serves where none does. Lookups happen when a model is
+built; where entries tell shapes or stages apart, once more when a shape is first seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels import packed_attention, rms_norm, rope_write_kv, shift_kv, swiglu
+from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, KINDS, REFERENCE, Hardware, Implementation
+from edgeflow.kernels.shapes import signature
 
-REFERENCE = "reference"
-
-
-@dataclass(frozen=True, slots=True)
-class Implementation:
-    """A candidate. devices, dtypes: where it may run; empty means everywhere."""
-
-    op_name: str
-    impl_id: str
-    function: Callable[..., Any]
-    devices: frozenset[str] = frozenset()
-    dtypes: frozenset[torch.dtype] = frozenset()
-
-    def runs_on(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return (not self.devices or device.type in self.devices) and (not self.dtypes or dtype in self.dtypes)
+Params = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorKey:
-    """A context (EdgeFM table 1). In an entry, "" stands for any; in a lookup, for not known."""
+    """A context (EdgeFM table 1). In an entry, "" stands for any; in a lookup, for not known.
+
+    hw_profile: cpu, cuda, or cuda_sm87, which an entry for cuda matches too.
+    """
 
     op_name: str
     model_name: str = ""
@@ -46,22 +38,48 @@ class OperatorKey:
     shape_sig: str = ""
 
     def matches(self, context: OperatorKey) -> bool:
-        return all(mine in ("", theirs) for mine, theirs in zip(self._values(), context._values(), strict=True))
+        pairs = zip(self.values(), context.values(), strict=True)
+        return all(mine in ("", theirs) for mine, theirs in pairs) or (
+            context.hw_profile.startswith(f"{self.hw_profile}_") and replace(self, hw_profile="").matches(context)
+        )
 
     @property
-    def specificity(self) -> int:
-        return sum(value != "" for value in self._values())
+    def specificity(self) -> tuple[int, int]:
+        """How many dimensions are named; of equals, an architecture counts more than a kind of device."""
+        return sum(value != "" for value in self.values()), self.hw_profile.count("_")
 
-    def _values(self) -> list[str]:
+    def values(self) -> list[str]:
         return [getattr(self, field.name) for field in fields(self)]
+
+    @property
+    def text(self) -> str:
+        """The dimensions that are named, but for the operator."""
+        named = [f"{field.name}={value}" for field, value in zip(fields(self), self.values(), strict=True) if value]
+        return ", ".join(name for name in named if not name.startswith("op_name="))
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where `key` matches, `impl_id` serves."""
+    """Where `key` matches, `impl_id` serves. An empty op_name stands for every operator that has such a candidate."""
 
     key: OperatorKey
     impl_id: str
+    impl_params: Params = field(default_factory=dict)
+    origin: str = "built in"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What serves a context; `why` is for people, `passed_over` names better matches that may not run."""
+
+    implementation: Implementation
+    params: Params
+    why: str
+    passed_over: tuple[str, ...] = ()
+
+    def load(self) -> Callable[..., Any]:
+        function = self.implementation.load()
+        return partial(function, **self.params) if self.params else function
 
 
 class OperatorTable:
@@ -71,7 +89,11 @@ class OperatorTable:
         self._implementations = {(each.op_name, each.impl_id): each for each in implementations}
         self._entries = tuple(entries)
         for entry in self._entries:
-            self.implementation(entry.key.op_name, entry.impl_id)
+            self._check(entry)
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(op_name for op_name, _ in self._implementations))
 
     def implementation(self, op_name: str, impl_id: str) -> Implementation:
         """By name; ConfigError lists what there is."""
@@ -92,44 +114,86 @@ class OperatorTable:
     def forcing(self, **impl_ids: str) -> OperatorTable:
         """A table in which the operators named have one entry: this implementation, everywhere."""
         others = [entry for entry in self._entries if entry.key.op_name not in impl_ids]
-        forced = [Entry(OperatorKey(name), impl_id) for name, impl_id in impl_ids.items()]
+        forced = [Entry(OperatorKey(name), impl_id, origin="forced") for name, impl_id in impl_ids.items()]
         return OperatorTable(self._implementations.values(), [*others, *forced])
 
     def resolve(self, context: OperatorKey, device: torch.device, dtype: torch.dtype) -> Any:
-        """The function that serves a context; the reference where no entry does."""
-        context = replace(context, hw_profile=context.hw_profile or device.type)
-        best = -1
-        chosen = self.implementation(context.op_name, REFERENCE)
-        for entry in self._entries:
-            candidate = self.implementation(entry.key.op_name, entry.impl_id)
-            fits = entry.key.matches(context) and candidate.runs_on(device, dtype)
-            if fits and entry.key.specificity >= best:
-                best, chosen = entry.key.specificity, candidate
-        return chosen.function
+        """The function that serves a context; one that looks at shapes where entries tell shapes or stages apart."""
+        hardware = Hardware.of(device)
+        if context.shape_sig or not self._tells_shapes_apart(_known(context, hardware)):
+            return self.choose(context, hardware, dtype).load()
+        return _ByShape(self, context, hardware, dtype)
+
+    def choose(self, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> Choice:
+        """The most specific entry that may serve; the reference where none does."""
+        context = _known(context, hardware)
+        passed_over: list[str] = []
+        for entry in self._best_first(context):
+            candidate = self.implementation(context.op_name, entry.impl_id)
+            objection = candidate.objection(hardware, dtype, context.shape_sig)
+            if not objection:
+                why = f"{entry.origin}: {entry.key.text or 'everywhere'}"
+                return Choice(candidate, entry.impl_params, why, tuple(passed_over))
+            passed_over.append(f"{entry.impl_id}: {objection}")
+        reference = self.implementation(context.op_name, REFERENCE)
+        return Choice(reference, {}, "no entry serves here", tuple(passed_over))
+
+    def _best_first(self, context: OperatorKey) -> list[Entry]:
+        matching = [entry for entry in self._entries if entry.key.matches(_named_as(entry, context))]
+        matching = [entry for entry in matching if (context.op_name, entry.impl_id) in self._implementations]
+        return sorted(matching, key=lambda entry: entry.key.specificity)[::-1]  # the last of equals first
+
+    def _tells_shapes_apart(self, context: OperatorKey) -> bool:
+        def anywhere(entry: Entry) -> bool:
+            return replace(entry.key, stage="", shape_sig="").matches(_named_as(entry, context))
+
+        return any((entry.key.stage or entry.key.shape_sig) and anywhere(entry) for entry in self._entries)
+
+    def _check(self, entry: Entry) -> None:
+        named = [entry.key.op_name] if entry.key.op_name else self.operators
+        if not any((name, entry.impl_id) in self._implementations for name in named):
+            self.implementation(named[0], entry.impl_id)
+        for name in named:
+            choices = self._implementations.get((name, entry.impl_id))
+            unknown = [each for each in entry.impl_params if choices and each not in choices.choices]
+            if unknown:
+                raise ConfigError(f"operator {name}: {entry.impl_id} has no parameter {', '.join(unknown)}")
 
 
-_BUILT_IN = (
-    Implementation("rms_norm", "reference", rms_norm.reference),
-    Implementation("rms_norm", "fused", rms_norm.fused),
-    Implementation("rope_write_kv", "reference", rope_write_kv.reference),
-    Implementation("rope_write_kv", "indexed", rope_write_kv.indexed),
-    Implementation("packed_attention", "reference", packed_attention.reference),
-    Implementation("packed_attention", "naive_gather", packed_attention.naive_gather),
-    Implementation("packed_attention", "slots_in_place", packed_attention.slots_in_place),
-    Implementation("swiglu", "reference", swiglu.reference),
-    Implementation("swiglu", "fused", swiglu.fused),
-    Implementation("shift_kv", "reference", shift_kv.reference),
-    Implementation("shift_kv", "strided", shift_kv.strided),
-)
-_DEFAULTS = {
-    "rms_norm": "fused",
-    "rope_write_kv": "indexed",
-    "packed_attention": "slots_in_place",
-    "swiglu": "fused",
-    "shift_kv": "strided",
-}
+class _ByShape:
+    """An operator whose implementation follows the sizes it is called with; each is looked up once."""
+
+    def __init__(self, table: OperatorTable, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> None:
+        self._table = table
+        self._context = context
+        self._where = hardware, dtype
+        self._sign = signature(context.op_name)
+        self._found: dict[tuple[str, str], Callable[..., Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        signed = self._sign(*arguments)
+        if signed not in self._found:
+            stage, shape_sig = signed
+            context = replace(self._context, stage=self._context.stage or stage, shape_sig=shape_sig)
+            self._found[signed] = self._table.choose(context, *self._where).load()
+        return self._found[signed](*arguments)
+
+
+def _known(context: OperatorKey, hardware: Hardware) -> OperatorKey:
+    """With what the device and the operator's name say."""
+    kind = context.op_kind or KINDS.get(context.op_name, "")
+    return replace(context, hw_profile=context.hw_profile or hardware.profile, op_kind=kind)
+
+
+def _named_as(entry: Entry, context: OperatorKey) -> OperatorKey:
+    return context if entry.key.op_name else replace(context, op_name="")
 
 
 def built_in_table() -> OperatorTable:
     """What this package brings."""
-    return OperatorTable(_BUILT_IN, [Entry(OperatorKey(name), impl_id) for name, impl_id in _DEFAULTS.items()])
+    entries = [
+        Entry(OperatorKey(op_name, hw_profile=profile), impl_id)
+        for profile, defaults in DEFAULTS.items()
+        for op_name, impl_id in defaults.items()
+    ]
+    return OperatorTable(BUILT_IN, entries)

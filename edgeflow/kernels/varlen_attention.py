@@ -30,11 +30,12 @@ def reference(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
     """torch's own: one batch where all sequences are as long, else one call each."""
     if len(q) == longest * (len(starts) - 1):
-        batch = [each.unflatten(0, (-1, longest)).transpose(1, 2) for each in (q, k, v)]
-        return F.scaled_dot_product_attention(*batch).transpose(1, 2).flatten(0, 1)
+        shape = (-1, longest, *q.shape[1:])
+        a, b, c = (each.reshape(shape).transpose(1, 2) for each in (q, k, v))
+        return F.scaled_dot_product_attention(a, b, c).transpose(1, 2).flatten(0, 1)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     bounds = starts.tolist()
     for first, stop in pairwise(bounds):
-        one = [each[first:stop].transpose(0, 1)[None] for each in (q, k, v)]
-        out[first:stop] = F.scaled_dot_product_attention(*one)[0].transpose(0, 1)
+        a, b, c = (each[first:stop].transpose(0, 1)[None] for each in (q, k, v))
+        out[first:stop] = F.scaled_dot_product_attention(a, b, c)[0].transpose(0, 1)
     return out

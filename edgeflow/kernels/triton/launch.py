@@ -16,3 +16,8 @@ def power_of_two(least: int) -> int:
 def cdiv(count: int, block: int) -> int:
     """Blocks that cover `count`."""
     return -(-count // block)
+
+
+def warps_of(width: int) -> int:
+    """Of an attention tile of 64 queries: its sums of heads wider than 64 do not fit the registers of 4 warps."""
+    return 4 if width <= 64 else 8

@@ -23,7 +23,7 @@ from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.packed_attention import Attend
 from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_tile
-from edgeflow.kernels.triton.launch import INTERPRETED, cdiv, power_of_two
+from edgeflow.kernels.triton.launch import INTERPRETED, cdiv, power_of_two, warps_of
 
 SMALL = 16  # queries: the least a tensor core takes
 SPLIT_KEYS = 256  # keys a part reads at least
@@ -173,10 +173,10 @@ def packed_attention(
     block_m: int = 64,
     block_n: int = 64,
     splits: int = 0,
-    num_warps: int = 4,
+    num_warps: int = 0,
     num_stages: int = 2,
 ) -> Attend:
-    """Tiles of block_m queries by block_n keys."""
+    """Tiles of block_m queries by block_n keys (at most 32 beyond width 128); num_warps 0: by the width of a head."""
     run = _Launch(layout, block_m, block_n, splits, num_warps, num_stages)
 
     def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
@@ -194,13 +194,14 @@ class _Launch:
         self._layout = layout
         self._blocks = block_m, block_n
         self._splits = splits
-        self._options = {"num_warps": num_warps, "num_stages": num_stages}
+        self._warps = num_warps
+        self._stages = num_stages
         self._tiles: Tiles | None = None
         self._room: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, q: Tensor, slots: tuple[Tensor, Tensor], scales: tuple[Tensor, Tensor] | None) -> Tensor:
-        layout, (k_slots, v_slots) = self._layout, slots
-        _, capacity, kv_heads, width = k_slots.shape
+        layout = self._layout
+        _, capacity, kv_heads, width = slots[0].shape
         group = q.shape[1] // kv_heads
         block_m, block_n = self._blocks[0], min(self._blocks[1], 32) if width > 128 else self._blocks[1]
         q = q.contiguous()
@@ -216,7 +217,7 @@ class _Launch:
         _attend[(len(tiles.tiles), kv_heads)](
             q, *slots, *(scales or slots), layout.row_slot, layout.row_position, tiles.tiles, out, *self._room,
             capacity, scale, *shape, block_m, SMALL, block_n, power_of_two(width), scales is not None, wide,
-            **self._options,
+            num_warps=self._warps or warps_of(width), num_stages=self._stages,
         )  # fmt: skip
         if len(tiles.joins):
             _join[(len(tiles.joins), kv_heads)](*self._room, tiles.joins, out, *shape, SMALL, power_of_two(width))
@@ -234,7 +235,7 @@ def packed_attention_int8(
     block_m: int = 64,
     block_n: int = 64,
     splits: int = 0,
-    num_warps: int = 4,
+    num_warps: int = 0,
     num_stages: int = 2,
 ) -> Int8Attend:
     """Over int8 slots and their scales; products in the dtype of the queries."""

@@ -10,12 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_tile
-from edgeflow.kernels.triton.launch import INTERPRETED, cdiv, power_of_two
+from edgeflow.kernels.triton.launch import INTERPRETED, cdiv, power_of_two, warps_of
 
 
 @triton.jit
 def _attend_sequence(
-    q, k, v, starts, out, q_row, q_head, kv_row, kv_head, out_row, out_head, scale, D: tl.constexpr,
+    q, k, v, starts, out, scale,
+    q_row: tl.constexpr, q_head: tl.constexpr, kv_row: tl.constexpr, kv_head: tl.constexpr,
+    out_row: tl.constexpr, out_head: tl.constexpr, D: tl.constexpr,  # known strides: loads of 16 bytes at any width
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
@@ -50,17 +52,18 @@ def varlen_attention(
     *,
     block_m: int = 64,
     block_n: int = 64,
-    num_warps: int = 4,
+    num_warps: int = 0,
     num_stages: int = 2,
 ) -> Tensor:
-    """k and v have the same strides."""
+    """k and v have the same strides; num_warps 0: by the width of a head."""
     rows, heads, width = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if rows:
         block_n = min(block_n, 32) if width > 128 else block_n
         wide = INTERPRETED and q.dtype == torch.bfloat16
         _attend_sequence[(cdiv(longest, block_m), heads, len(starts) - 1)](
-            q, k, v, starts, out, *q.stride()[:2], *k.stride()[:2], *out.stride()[:2], LOG2_E / math.sqrt(width),
-            width, block_m, block_n, power_of_two(width), wide, num_warps=num_warps, num_stages=num_stages,
+            q, k, v, starts, out, LOG2_E / math.sqrt(width), *q.stride()[:2], *k.stride()[:2], *out.stride()[:2],
+            width, block_m, block_n, power_of_two(width), wide,
+            num_warps=num_warps or warps_of(width), num_stages=num_stages,
         )  # fmt: skip
     return out

@@ -1,0 +1,174 @@
+"""Every implementation of every operator, where it may run, and which serves by default."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from edgeflow.errors import ConfigError
+from edgeflow.kernels import (
+    greedy,
+    int8_kv,
+    packed_attention,
+    rms_norm,
+    rope_write_kv,
+    shift_kv,
+    swiglu,
+    varlen_attention,
+)
+
+REFERENCE = "reference"
+KINDS = {
+    "rms_norm": "norm",
+    "add_rms_norm": "norm",
+    "swiglu": "activation",
+    "rope_write_kv": "rope",
+    "rope_write_kv_paired": "rope",
+    "rope_write_kv_int8": "rope",
+    "shift_kv": "kv_cache",
+    "shift_kv_chain": "kv_cache",
+    "packed_attention": "attention",
+    "packed_attention_int8": "attention",
+    "varlen_attention": "attention",
+    "greedy": "sampling",
+}
+"""op_kind of each operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A device as the table sees it. arch: 87 for compute capability 8.7; 0: none, or not known."""
+
+    device_type: str
+    arch: int = 0
+
+    @classmethod
+    def of(cls, device: torch.device) -> Hardware:
+        if device.type == "cuda" and torch.cuda.is_available():
+            major, minor = torch.cuda.get_device_capability(device)
+            return cls("cuda", 10 * major + minor)
+        return cls(device.type)
+
+    @classmethod
+    def named(cls, profile: str) -> Hardware:
+        """cpu, cuda, cuda_sm87; ConfigError otherwise."""
+        device_type, _, arch = profile.partition("_sm")
+        if device_type not in ("cpu", "cuda") or (arch and not arch.isdigit()) or (arch and device_type == "cpu"):
+            raise ConfigError(f"hardware profile {profile!r}: name cpu, cuda, or an architecture as in cuda_sm87")
+        return cls(device_type, int(arch or 0))
+
+    @property
+    def profile(self) -> str:
+        return f"{self.device_type}_sm{self.arch}" if self.arch else self.device_type
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """A candidate. Its function, or where it is ("module:name"), loaded when it is first chosen.
+
+    devices, dtypes: where it may run, empty means everywhere; least_arch: of CUDA devices; needs: libraries;
+    limits: the largest sizes it takes, by their letter in a shape signature; choices: parameters and the values that
+    are worth trying, the first of which is the default.
+    """
+
+    op_name: str
+    impl_id: str
+    function: Callable[..., Any] | str
+    devices: frozenset[str] = frozenset()
+    dtypes: frozenset[torch.dtype] = frozenset()
+    least_arch: int = 0
+    needs: tuple[str, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
+    choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def load(self) -> Callable[..., Any]:
+        if callable(self.function):
+            return self.function
+        module, _, name = self.function.partition(":")
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return function
+
+    def objection(self, hardware: Hardware, dtype: torch.dtype, shape_sig: str = "") -> str:
+        """Why it may not serve there, in a few words; "" when it may."""
+        if self.devices and hardware.device_type not in self.devices:
+            return f"not for {hardware.device_type}"
+        if hardware.arch and hardware.arch < self.least_arch:
+            return f"needs sm_{self.least_arch}"
+        if self.dtypes and dtype not in self.dtypes:
+            return f"not for {str(dtype).removeprefix('torch.')}"
+        for name in self.needs:
+            if importlib.util.find_spec(name) is None:
+                return f"{name} is not installed"
+        sizes = dict(part.split("=") for part in shape_sig.split("|") if "=" in part)
+        over = [f"{letter} over {most}" for letter, most in self.limits.items() if int(sizes.get(letter, 0)) > most]
+        return ", ".join(over)
+
+
+_FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_TILES = {"block_m": (64, 32, 128), "block_n": (64, 32), "num_warps": (0, 4, 8), "num_stages": (2, 3)}
+
+
+def _triton(op_name: str, file: str, limits: Mapping[str, int], **choices: tuple[int, ...]) -> Implementation:
+    """A kernel of kernels/triton/<file>.py, named as its operator."""
+    where = f"edgeflow.kernels.triton.{file}:{op_name}"
+    devices = frozenset({"cuda"})
+    return Implementation(op_name, "triton", where, devices, _FLOATS, 80, ("triton",), limits, choices)
+
+
+BUILT_IN = (
+    Implementation("rms_norm", REFERENCE, rms_norm.reference),
+    Implementation("rms_norm", "fused", rms_norm.fused),
+    _triton("rms_norm", "rms_norm", {"e": 1 << 16}, num_warps=(4, 8, 16)),
+    Implementation("add_rms_norm", REFERENCE, rms_norm.add_reference),
+    Implementation("add_rms_norm", "fused", rms_norm.add_fused),
+    _triton("add_rms_norm", "rms_norm", {"e": 1 << 16}, num_warps=(4, 8, 16)),
+    Implementation("rope_write_kv", REFERENCE, rope_write_kv.reference),
+    Implementation("rope_write_kv", "indexed", rope_write_kv.indexed),
+    _triton("rope_write_kv", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
+    Implementation("rope_write_kv_paired", REFERENCE, rope_write_kv.paired_reference),
+    _triton("rope_write_kv_paired", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
+    Implementation("rope_write_kv_int8", REFERENCE, int8_kv.write),
+    _triton("rope_write_kv_int8", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
+    Implementation("packed_attention", REFERENCE, packed_attention.reference),
+    Implementation("packed_attention", "naive_gather", packed_attention.naive_gather),
+    Implementation("packed_attention", "slots_in_place", packed_attention.slots_in_place),
+    _triton("packed_attention", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4)),
+    Implementation("packed_attention_int8", REFERENCE, int8_kv.attention),
+    _triton("packed_attention_int8", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4)),
+    Implementation("varlen_attention", REFERENCE, varlen_attention.reference),
+    Implementation("varlen_attention", "sdpa", varlen_attention.sdpa),
+    _triton("varlen_attention", "varlen_attention", {"d": 256}, **_TILES),
+    Implementation("swiglu", REFERENCE, swiglu.reference),
+    Implementation("swiglu", "fused", swiglu.fused),
+    _triton("swiglu", "swiglu", {}, block=(1024, 512, 2048)),
+    Implementation("shift_kv", REFERENCE, shift_kv.reference),
+    Implementation("shift_kv", "strided", shift_kv.strided),
+    _triton("shift_kv", "shift_kv", {}),
+    Implementation("shift_kv_chain", REFERENCE, shift_kv.chain_reference),
+    Implementation("shift_kv_chain", "strided", shift_kv.chain_strided),
+    _triton("shift_kv_chain", "shift_kv", {}),
+    Implementation("greedy", REFERENCE, greedy.reference),
+    Implementation("greedy", "reduced", greedy.reduced),
+    _triton("greedy", "greedy", {}, block=(4096, 2048, 8192)),
+)
+
+DEFAULTS = {
+    "": {
+        "rms_norm": "fused",
+        "add_rms_norm": "fused",
+        "rope_write_kv": "indexed",
+        "packed_attention": "slots_in_place",
+        "varlen_attention": "sdpa",
+        "swiglu": "fused",
+        "shift_kv": "strided",
+        "shift_kv_chain": "strided",
+        "greedy": "reduced",
+    },
+    "cuda": {op_name: "triton" for op_name in KINDS if op_name not in ("shift_kv", "varlen_attention")},
+}
+"""impl_id by hardware profile ("" is any) and operator. One move, and equal sequences, torch does as well."""

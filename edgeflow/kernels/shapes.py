@@ -1,0 +1,91 @@
+"""Shape signatures: the sizes of a call as text, `m=512|e=4096`, by which entries of the table tell calls apart.
+
+m: rows, n: heads or sequences, e: hidden, f: mlp hidden, v: vocabulary, t: positions, h: heads, kv: KV heads, d: head
+width. m and t change from call to call and count as the next power of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.layout import PackedLayout, Span
+
+Signed = tuple[str, str]
+"""stage ("" where the arguments do not tell) and shape signature"""
+
+
+def size_class(count: int) -> int:
+    """The power of two that a number of rows counts as: 1, 2, 4, .. at least `count`."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def stage_of(spans: Sequence[Span]) -> str:
+    """prefill: longer spans alone; decode: single rows alone; packed: both."""
+    kinds = {span.length > 1 for span in spans}
+    return "packed" if len(kinds) > 1 else "prefill" if kinds == {True} else "decode"
+
+
+def signature(op_name: str) -> Callable[..., Signed]:
+    """What signs the arguments of an operator; ConfigError for one whose shapes cannot be told apart."""
+    try:
+        return _SIGNATURES[op_name]
+    except KeyError:
+        raise ConfigError(f"operator {op_name}: entries cannot name a stage or a shape_sig") from None
+
+
+def _text(**sizes: int) -> str:
+    sized = {letter: size_class(size) if letter in "mt" else size for letter, size in sizes.items()}
+    return "|".join(f"{letter}={size}" for letter, size in sized.items())
+
+
+def _norm(x: Tensor, *_: Any) -> Signed:
+    if x.dim() == 3:
+        return "", _text(m=x.shape[0], n=x.shape[1], e=x.shape[2])
+    return "", _text(m=x.shape[0], e=x.shape[1])
+
+
+def _swiglu(gate_up: Tensor) -> Signed:
+    return "", _text(m=gate_up.shape[0], f=gate_up.shape[1] // 2)
+
+
+def _greedy(logits: Tensor, first: int, stop: int) -> Signed:
+    return "", _text(m=logits.shape[0], v=stop - first)
+
+
+def _shift(data: Tensor, *_: Any) -> Signed:
+    return "", _text(t=data.shape[3], kv=data.shape[4], d=data.shape[5])
+
+
+def _rope(qkv: Tensor, heads: int, kv_heads: int, *_: Any) -> Signed:
+    width = qkv.shape[1] // (heads + 2 * kv_heads)
+    return "", _text(m=qkv.shape[0], h=heads, kv=kv_heads, d=width)
+
+
+def _attention(layout: PackedLayout, *_: Any) -> Signed:
+    spans = layout.spans
+    longest = max(span.start + span.length for span in spans)
+    return stage_of(spans), _text(m=sum(span.length for span in spans), t=longest)
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Signed:  # noqa: ARG001
+    return "", _text(m=longest, n=len(starts) - 1, h=q.shape[1], d=q.shape[2])
+
+
+_SIGNATURES: dict[str, Callable[..., Signed]] = {
+    "rms_norm": _norm,
+    "add_rms_norm": _norm,
+    "swiglu": _swiglu,
+    "greedy": _greedy,
+    "shift_kv": _shift,
+    "shift_kv_chain": _shift,
+    "rope_write_kv": _rope,
+    "rope_write_kv_paired": _rope,
+    "rope_write_kv_int8": _rope,
+    "packed_attention": _attention,
+    "packed_attention_int8": _attention,
+    "varlen_attention": _varlen,
+}

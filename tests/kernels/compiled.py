@@ -1,0 +1,101 @@
+"""Run by test_triton.py without TRITON_INTERPRET: compiles what a launch would, for GPUs that are not here.
+
+The wrappers run on CPU tensors; instead of being launched, each kernel is compiled for the architecture asked for, with
+the specialisation a launch on such tensors has. A JSON line a kernel: registers, stack, shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from edgeflow.kernels import cases
+from edgeflow.kernels.cases import Case, Heads
+from edgeflow.kernels.layout import Span
+from edgeflow.kernels.table import built_in_table
+
+CPU = torch.device("cpu")
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+SPANS = [Span(0, 0, 70), Span(1, 600, 1)]
+WIDTHS = (64, 72, 80, 96, 128, 256)
+
+
+class Elsewhere:
+    """What the runtime asks its driver, answered for a GPU that is not here."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_device(self) -> int:
+        return self.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+
+def real_cases(every_width: bool) -> Iterator[Case]:
+    """Shapes of served models."""
+    yield cases.rms_norm(3, 4096)
+    yield cases.add_rms_norm(3, 3584)
+    yield cases.swiglu(3, 11008)
+    yield cases.greedy(7, 32064)
+    yield cases.shift_kv_chain(300, [280, 281], Heads(2, 2, 128))
+    yield cases.shift_kv(300, 280, Heads(2, 2, 128))
+    for width in WIDTHS if every_width else (128,):
+        heads = Heads(14, 2, width)
+        yield cases.rope_write_kv(SPANS, heads)
+        yield cases.packed_attention(SPANS, heads)
+        yield cases.varlen_attention([70, 70], Heads(2, 2, width))
+    yield cases.rope_write_kv(SPANS, Heads(4, 4, 128), paired=True)
+    yield cases.rope_write_kv_int8(SPANS, Heads(4, 4, 128))
+    yield cases.packed_attention_int8(SPANS, Heads(4, 4, 128))
+
+
+def main() -> None:
+    arch, every_width = int(sys.argv[1]), sys.argv[2] == "every"
+    built: list[Any] = []
+    plain = JITFunction.run
+
+    def compile_only(self: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = plain(self, *arguments, grid=grid, warmup=True, **options)
+        built.append(kernel)
+        return kernel
+
+    JITFunction.run = compile_only
+    driver.set_active(Elsewhere(arch))
+    table = built_in_table()
+    for case in real_cases(every_width):
+        built.clear()
+        case.problem(CPU, torch.bfloat16).given_to(table.implementation(case.op_name, "triton").load())()
+        _, shape_sig = case.signed()
+        for kernel in built:
+            line = {"op": case.op_name, "shape": shape_sig, "kernel": kernel.name, "shared": kernel.metadata.shared}
+            print(json.dumps(line | usage(kernel.asm["cubin"])), flush=True)
+
+
+def usage(binary: bytes) -> dict[str, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        told = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", told.stdout).groups()
+    return {"registers": int(registers), "stack": int(stack)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Run by test_triton.py with TRITON_INTERPRET=1: every kernel on a CPU against its reference, a JSON line a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import torch
+
+from edgeflow.kernels.catalogue import small_cases
+from edgeflow.kernels.compare import deviation, tolerance
+from edgeflow.kernels.implementations import REFERENCE
+from edgeflow.kernels.table import built_in_table
+
+CPU = torch.device("cpu")
+SPARSE = {"packed_attention", "packed_attention_int8"}  # slow to interpret: half types run every third case
+
+
+def main() -> None:
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    torch.set_num_threads(1)
+    for op_name in sys.argv[1:]:
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            run(op_name, dtype)
+        run_choices(op_name)
+
+
+def run(op_name: str, dtype: torch.dtype) -> None:
+    step = 3 if op_name in SPARSE and dtype != torch.float32 else 1
+    for index, case in list(enumerate(small_cases(op_name)))[::step]:
+        tell(op_name, dtype, index, {})
+
+
+def run_choices(op_name: str) -> None:
+    """Every other value of every parameter, on a few cases."""
+    table = built_in_table()
+    count = len(small_cases(op_name))
+    for name, values in table.implementation(op_name, "triton").choices.items():
+        if name not in ("num_warps", "num_stages"):  # the interpreter knows neither
+            for value in values[1:]:
+                for index in range(1, count, max(1, count // 3)):
+                    tell(op_name, torch.float32, index, {name: value})
+
+
+def tell(op_name: str, dtype: torch.dtype, index: int, params: dict[str, int]) -> None:
+    table, case = built_in_table(), small_cases(op_name)[index]
+    kernel = table.implementation(op_name, "triton").load()
+    reference = table.implementation(op_name, REFERENCE).load()
+    found = deviation(case, lambda *given: kernel(*given, **params), reference, CPU, dtype)
+    name = str(dtype).removeprefix("torch.")
+    line = {"op": op_name, "dtype": name, "case": index, "params": params, "deviation": found}
+    print(json.dumps(line | {"ok": found <= tolerance(case, dtype)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
