@@ -33,6 +33,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="The one JSON file that configures the service.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+token_app = typer.Typer(help="The tokens that a service asks for.", no_args_is_help=True)
+app.add_typer(token_app, name="token")
 
 MODE_HELP = "serial: least age. pipelined: highest rate. depth: between them. auto: highest rate of an allowed age."
 DEPTH_HELP = "Ticks a frame takes in mode depth: 1 (serial) to K (pipelined)."
@@ -42,6 +44,10 @@ OptionalText = Optional[str]  # noqa: UP045
 OptionalInt = Optional[int]  # noqa: UP045
 OptionalFloat = Optional[float]  # noqa: UP045
 OptionalPath = Optional[Path]  # noqa: UP045
+TlsCa = Annotated[OptionalPath, typer.Option(help="Whose certificate the service must show (PEM).")]
+TlsCert = Annotated[OptionalPath, typer.Option(help="Own certificate, for mutual TLS (PEM).")]
+TlsKey = Annotated[OptionalPath, typer.Option(help="Its private key (PEM).")]
+TokenFile = Annotated[OptionalPath, typer.Option(help="Holds the token; else EDGEFLOW_TOKEN may.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
 
 ENDS = (Mode.SERIAL, Mode.PIPELINED)
@@ -81,7 +87,11 @@ def serve(
     grpc_port: Annotated[OptionalInt, typer.Option(help="0 takes a free port.")] = None,
     http_host: Annotated[OptionalText, typer.Option(help="Address of HTTP.")] = None,
     http_port: Annotated[OptionalInt, typer.Option(help="0 takes a free port.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Allow addresses off loopback, without TLS.")] = False,
+    tls_cert: Annotated[OptionalText, typer.Option(help="Certificate (PEM); gRPC and HTTP speak TLS.")] = None,
+    tls_key: Annotated[OptionalText, typer.Option(help="Its private key (PEM).")] = None,
+    tls_client_ca: Annotated[OptionalText, typer.Option(help="Mutual TLS: whose certificates clients show.")] = None,
+    tokens: Annotated[OptionalText, typer.Option(help="Who may do what; see `edgeflow token new`.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Off loopback without TLS or tokens.")] = False,
     ready_file: Annotated[OptionalPath, typer.Option(help="Written when ready: {grpc, http} ports as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -100,9 +110,15 @@ def serve(
         "grpc.port": grpc_port,
         "http.host": http_host,
         "http.port": http_port,
+        "tls.cert": tls_cert,
+        "tls.key": tls_key,
+        "tls.client_ca": tls_client_ca,
+        "tokens_file": tokens,
         "insecure": insecure or None,
     }
     settings = load_config(config, overrides)
+    for text in settings.warnings:
+        print(f"edgeflow: warning: {text}", file=sys.stderr)
     if as_json:
         code = run_service(
             settings, lambda status: print(json.dumps(asdict(status)), flush=True), ready_file=ready_file
@@ -124,9 +140,14 @@ def robot(
     anchored: Annotated[bool, typer.Option(help="Resolve actions against the pose of the frame answered.")] = True,
     frame_hz: Annotated[OptionalFloat, typer.Option(min=1, help="Camera frames a second.")] = None,
     seed: Annotated[int, typer.Option(help="First episode's seed.")] = 0,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
     """Connect the simulated robot to a service and let it work."""
+    from edgeflow.client.credentials import Credentials
     from edgeflow.demo.command import robot_command
     from edgeflow.demo.driver import FRAME_HZ, RunPlan
     from edgeflow.demo.measure import FRESH_SEEDS
@@ -141,7 +162,8 @@ def robot(
         seed=FRESH_SEEDS + seed,
         frame_hz=frame_hz or FRAME_HZ,
     )
-    raise typer.Exit(robot_command(address, plan, as_json))
+    credentials = Credentials.of(tls_ca, tls_cert, tls_key, token_file)
+    raise typer.Exit(robot_command(address, plan, credentials, as_json))
 
 
 @app.command()
@@ -307,6 +329,19 @@ def config_check(path: Annotated[Path, typer.Argument(help="A configuration file
     from edgeflow.config import load_config
 
     print(load_config(path, {}).model_dump_json(indent=2))
+
+
+@token_app.command("new")
+def token_new(
+    principal: Annotated[str, typer.Option(help="Whose it is: letters, digits, . _ - (64 at most).")],
+    role: Annotated[list[str], typer.Option(help="control, observe, chat or admin; repeat for several.")],
+    tokens: Annotated[str, typer.Option(help="The file that keeps its hash.")] = "tokens.json",
+    days: Annotated[OptionalFloat, typer.Option(min=0, max=36500, help="It expires after so many days.")] = None,
+) -> None:
+    """Print a new token, once; the file keeps its SHA-256 only. A running service sees it within a second."""
+    from edgeflow.service.auth import new_token
+
+    print(new_token(tokens, principal, role, days))
 
 
 if __name__ == "__main__":

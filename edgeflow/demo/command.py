@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from edgeflow.client.credentials import Credentials
 from edgeflow.console import reporting, table_console
 from edgeflow.demo.driver import FRAME_HZ, RobotRun, RunPlan, run_robot
 from edgeflow.demo.live import RunView
@@ -18,11 +19,11 @@ from edgeflow.loadtest.report import json_text
 from edgeflow.types import Mode
 
 
-def robot_command(address: str, plan: RunPlan, as_json: bool) -> int:
+def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json: bool) -> int:
     """The simulated robot against any service."""
     view = Console(stderr=True) if as_json else table_console()
     with RunView(view, [plan.mode], f"robot at {address}") as show:
-        run = run_robot(address, plan, show)
+        run = run_robot(address, plan, show, credentials=credentials)
     if as_json:
         result = mode_result(run)
         told = {**conditions(run, "of the service"), "outcomes": [outcome.value for outcome in run.outcomes]}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from edgeflow.client.actions import POSITION, ROTATION, Action, Directive
+from edgeflow.client.credentials import Credentials
 from edgeflow.client.flight import Statistics
 from edgeflow.client.robot import RobotClient
 from edgeflow.clock import Clock, MonotonicClock
@@ -195,7 +196,11 @@ class Robot:
 
 
 def run_robot(
-    address: str, plan: RunPlan, on_update: Callable[[Progress], None], sim: RobotSim | None = None
+    address: str,
+    plan: RunPlan,
+    on_update: Callable[[Progress], None],
+    sim: RobotSim | None = None,
+    credentials: Credentials | None = None,
 ) -> RobotRun:
     """Connect to a service and play the plan.
 
@@ -213,6 +218,7 @@ def run_robot(
             mode=plan.mode,
             depth=plan.depth,
             max_action_age_s=plan.max_action_age_s,
+            credentials=credentials,
         ) as client:
             _check_schema(client.opened.schema)
             return Robot(plan, world, client, clock).run(on_update)

@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from enum import Enum
 from pathlib import Path
 
@@ -159,14 +159,15 @@ def read_tokens(name: str) -> list[TokenEntry]:
         raise ConfigError(f"{KEY}: {name} {where}: {detail['msg'].removeprefix('Input ')}") from None
 
 
-def new_token(name: str, principal: str, roles: Sequence[Role], expires: datetime | None) -> str:
-    """A new token, whose hash is added to the file; the token itself is kept nowhere."""
+def new_token(name: str, principal: str, roles: Sequence[str], days: float | None = None) -> str:
+    """A new token, whose hash is added to the file; the token itself is kept nowhere. ConfigError in one line."""
     path = Path(name).expanduser()
     entries = read_tokens(name) if path.exists() else []
     token = secrets.token_urlsafe(TOKEN_BYTES)
+    expires = (datetime.now(timezone.utc) + timedelta(days=days)).isoformat() if days is not None else None
     values = {"principal": principal, "sha256": digest(token), "roles": list(roles), "expires": expires}
     try:
-        entries.append(TokenEntry.model_validate(values))
+        entries.append(TokenEntry.model_validate_json(json.dumps(values)))
     except ValidationError as error:
         detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
         raise ConfigError(f"{detail['loc'][0]}: {detail['msg']}") from None
