@@ -16,7 +16,6 @@ from edgeflow.ipc.messages import (
     FrameDropped,
     FrameResult,
     Message,
-    OpenSession,
     Pong,
     SessionOpened,
     SessionRefused,
@@ -32,7 +31,7 @@ from edgeflow.service.health import Health
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
 from edgeflow.service.requests import OpenRequest
-from edgeflow.service.runner import SessionRunner, WorkerPort
+from edgeflow.service.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.session import Session, SessionRules
 from edgeflow.types import Command, Mode
 
@@ -107,7 +106,7 @@ class ControlPlane:
         opened = asyncio.get_running_loop().create_future()
         self._opening[number] = opened
         try:
-            self._port.send(_open_session(number, 1, request, plan, request.instruction))
+            self._port.send(open_session(number, 1, request, plan, request.instruction))
             answer: SessionOpened = await opened
             if self.worker is not worker:
                 raise _no_worker()
@@ -156,8 +155,8 @@ class ControlPlane:
         self._metrics.worker_started(ready)
         self._admission.worker_ready(ready)
         self._metrics.predict(self._admission.modes())
-        for number, runner in self._runners.items():
-            self._port.send(_open_session(number, runner.session.epoch, runner.session.request, runner.plan))
+        for runner in self._runners.values():
+            runner.open_ring()
 
     def worker_message(self, message: Message) -> None:
         """An answer of the worker, on its way to the session it is about."""
@@ -331,18 +330,11 @@ def _no_worker() -> Unavailable:
     return Unavailable("no worker is ready", reason="NO_WORKER", retry_after_ms=RETRY_AFTER_MS)
 
 
-def _open_session(
-    number: int, epoch: int, request: OpenRequest, plan: SessionPlan, instruction: str = ""
-) -> OpenSession:
-    return OpenSession(
-        number, epoch, plan.depth, request.unnorm_key, instruction, plan.robot.deadline_ns, plan.robot.period_ns
-    )
-
-
 def _rules(config: ServiceConfig) -> SessionRules:
     return SessionRules(
         action_ttl_ms=config.timing.action_ttl_ms,
         silent_hold_ns=config.timing.silent_hold_ms * 1_000_000,
+        silent_free_ns=config.timing.silent_free_ms * 1_000_000,
         silent_end_ns=config.timing.silent_end_ms * 1_000_000,
         rate_hz=config.limits.rate_hz,
         rate_factor=config.limits.rate_factor,

@@ -10,14 +10,14 @@ from typing import Protocol
 from edgeflow.clock import Clock
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError
-from edgeflow.ipc.messages import ChangeDepth, Message
+from edgeflow.ipc.messages import ChangeDepth, Message, OpenSession
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.admission import SessionPlan
 from edgeflow.service.codec import Unparsable, check_frame, check_text, decode_frame, refuse_unknown_fields
 from edgeflow.service.events import ActionEvent, End, Event
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
-from edgeflow.service.requests import CheckedFrame
+from edgeflow.service.requests import CheckedFrame, OpenRequest
 from edgeflow.service.session import Session
 from edgeflow.types import CameraSpec, Command
 
@@ -98,11 +98,18 @@ class SessionRunner:
             self.session.notify("depth", f"pass times changed: depth {plan.depth} instead of {depth}")
             self.pump()
 
+    def open_ring(self) -> None:
+        """Ask the worker for the session's ring: it has none since a silence, or is a new worker."""
+        self.session.ring_asked()
+        self._port.send(open_session(self.session.number, self.session.epoch, self.session.request, self.plan))
+
     def pump(self) -> None:
         """Move on whatever can move: commands, frames to the worker, frames to the decoder, events to the stream."""
         session = self.session
         while session.commands:
             self._port.send(session.commands.popleft())
+        if session.wants_ring:
+            self.open_ring()
         if self._port.writable and (ready := session.start_sending(self._clock.now_ns())) is not None:
             self._port.send(ready)
         if (frame := session.start_decoding()) is not None:
@@ -161,6 +168,15 @@ class SessionRunner:
         if self._last_frame_ns is not None:
             self._metrics.ingress_gap.observe((now_ns - self._last_frame_ns) / 1e9)
         self._last_frame_ns = now_ns
+
+
+def open_session(
+    number: int, epoch: int, request: OpenRequest, plan: SessionPlan, instruction: str = ""
+) -> OpenSession:
+    """What the worker is told of a session. instruction: checked there, not kept."""
+    return OpenSession(
+        number, epoch, plan.depth, request.unnorm_key, instruction, plan.robot.deadline_ns, plan.robot.period_ns
+    )
 
 
 def _timed_decode(frame: CheckedFrame, camera: CameraSpec) -> tuple[bytes | RequestError, int]:

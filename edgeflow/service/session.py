@@ -15,6 +15,10 @@ Rules that the contract leaves open:
   epoch of its own.
 - A frame above the permitted rate is used when nothing newer comes before its turn; otherwise it is refused with
   RESOURCE_EXHAUSTED instead of superseded. Such refusals do not count towards ending the stream.
+- A robot that was silent for a second and has nothing under way gives its ring back to the worker. Its next frame
+  waits until the worker opened it again, and is served.
+- Three invalid outputs in a row put the session in fault: STOP, and every frame is refused until the robot says
+  `Reset`. These refusals do not count towards ending the stream either.
 """
 
 from __future__ import annotations
@@ -23,12 +27,20 @@ from collections import deque
 from dataclasses import dataclass
 
 from edgeflow.errors import RequestError
-from edgeflow.ipc.messages import INSTRUCTION_TOO_LONG, FrameDropped, FrameResult, ResetSession, SubmitFrame
+from edgeflow.ipc.messages import (
+    INSTRUCTION_TOO_LONG,
+    CloseSession,
+    FrameDropped,
+    FrameResult,
+    ResetSession,
+    SubmitFrame,
+)
 from edgeflow.service.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.gate import within_limits
 from edgeflow.service.ordering import FrameOrder, RateGauge, RefusalCount
 from edgeflow.service.outbox import Outbox
 from edgeflow.service.requests import CheckedFrame, OpenRequest
+from edgeflow.service.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, Track
 from edgeflow.types import ActionSchema, Command, Disposition, StageTimings
 
 PERIODS_SILENT = 5
@@ -40,34 +52,12 @@ class SessionRules:
 
     action_ttl_ms: int
     silent_hold_ns: int
+    silent_free_ns: int
     silent_end_ns: int
     rate_hz: float
     rate_factor: float
     rejected_frames: int
     session_age_ns: int
-
-
-@dataclass(slots=True)
-class _Track:
-    """A frame inside the service."""
-
-    frame: CheckedFrame
-    epoch: int
-    received_ns: int
-    over_rate: bool
-    payload: bytes = b""
-    decode_ns: int = 0
-    sent_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """An action that was not handed out yet."""
-
-    track: _Track
-    values: tuple[float, ...]
-    token_ids: tuple[int, ...]
-    timings: StageTimings
 
 
 class Session:
@@ -82,7 +72,7 @@ class Session:
         self.epoch = 1
         self.instruction = self._proven_instruction = request.instruction
         self.ended: End | None = None
-        self.commands: deque[ResetSession] = deque()
+        self.commands: deque[ResetSession | CloseSession] = deque()
         self.valid_for_ms = rules.action_ttl_ms
         period_hz = 1e9 / request.control_period_ns
         self._rules = rules
@@ -90,15 +80,17 @@ class Session:
         self._rate = RateGauge(min(rules.rate_factor * period_hz, max(rules.rate_hz, period_hz)), now_ns)
         self._refusals = RefusalCount(rules.rejected_frames)
         self._hold_after_ns = max(PERIODS_SILENT * request.control_period_ns, rules.silent_hold_ns)
+        self._free_after_ns = max(self._hold_after_ns, rules.silent_free_ns)
         self._opened_ns = self._heard_ns = now_ns
-        self._silent = self._draining = self._input_ended = False
-        self._worker_up = True
-        self._arrived: _Track | None = None
-        self._decoding: _Track | None = None
+        self._silent = self._draining = self._input_ended = self._lost = False
+        self._ring = Ring.HELD
+        self._guard = OutputGuard()
+        self._arrived: Track | None = None
+        self._decoding: Track | None = None
         self._decoder_busy = False
-        self._decoded: _Track | None = None
-        self._sent: dict[int, _Track] = {}
-        self._ready: _Ready | None = None
+        self._decoded: Track | None = None
+        self._sent: dict[int, Track] = {}
+        self._ready: Ready | None = None
         self._outbox = Outbox()
 
     # What the robot does.
@@ -120,24 +112,33 @@ class Session:
     def offer(self, frame: CheckedFrame, now_ns: int) -> None:
         """An admitted frame whose header is good; the newest waits for the decoder."""
         self._silent = False
+        if self._guard.fault:
+            refused = Disposition.REJECTED
+            text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
+            self._outbox.note(StatusEvent(frame.seq, refused, "FAILED_PRECONDITION", "FAULT", text))
+            return
         if frame.instruction is not None and frame.instruction != self.instruction:
             self.reset(frame.instruction)
-        track = _Track(frame, self.epoch, now_ns, self._rate.over(now_ns))
+        track = Track(frame, self.epoch, now_ns, self._rate.over(now_ns))
         if self._draining or self._input_ended:
             self._leave(track, Disposition.DROPPED, "UNAVAILABLE", "DRAINING", "the service is stopping")
-        elif not self._worker_up:
+        elif self._ring is Ring.LOST:
             self._leave(track, Disposition.DROPPED, "UNAVAILABLE", "WORKER_RESTARTING", "the worker is restarting")
         else:
             self._supersede(self._arrived)
             self._arrived = track
+            if self._ring is Ring.FREED:
+                self._ring = Ring.WANTED
 
     def reset(self, instruction: str = "") -> None:
-        """A new epoch: everything under way leaves, nothing of it is sent any more."""
+        """A new epoch: everything under way leaves, nothing of it is sent any more. It ends a fault."""
+        if self._guard.rearm():
+            self._outbox.safe = None
         self.instruction = instruction or self.instruction
         self.epoch += 1
         text = "the instruction or episode changed while this frame was under way"
         self._drop_all("ABORTED", "EPOCH_CHANGED", text)
-        if self._worker_up:
+        if self._ring in (Ring.HELD, Ring.ASKED):
             self.commands.append(ResetSession(self.number, self.epoch))
         self._outbox.note(NoticeEvent("epoch", self.epoch, text="a new instruction or episode"))
 
@@ -180,9 +181,9 @@ class Session:
 
     def start_sending(self, now_ns: int) -> SubmitFrame | None:
         """The frame to send to the worker now, if one waits."""
-        track, self._decoded = self._decoded, None
-        if track is None:
+        if self._decoded is None or self._ring is not Ring.HELD:
             return None
+        track, self._decoded = self._decoded, None
         camera = self.request.cameras[0]
         track.sent_ns = now_ns
         self._sent[track.frame.seq] = track
@@ -201,13 +202,16 @@ class Session:
             text = "the policy's output was not finite or outside the action limits"
             self._leave(track, Disposition.DROPPED, "INTERNAL", "POLICY_OUTPUT_INVALID", text)
             self.hold("POLICY_OUTPUT_INVALID")
+            if self._guard.refused():
+                self._fault()
         else:
+            self._guard.passed()
             self._supersede(self._ready.track if self._ready else None)
             front_wait_ns = track.sent_ns - track.received_ns - track.decode_ns
             timings = StageTimings(
                 track.decode_ns, message.queue_ns + max(front_wait_ns, 0), message.inference_ns, message.passes
             )
-            self._ready = _Ready(track, tuple(message.values), tuple(message.token_ids), timings)
+            self._ready = Ready(track, tuple(message.values), tuple(message.token_ids), timings)
             self._outbox.safe = None
         self._finish_if_idle()
 
@@ -229,7 +233,7 @@ class Session:
         """The worker is gone: HOLD until there is another. An ended session has been told its last."""
         if self.ended is not None:
             return
-        self._worker_up = False
+        self._ring, self._lost = Ring.LOST, True
         self.commands.clear()
         text = "the worker process was lost and is being replaced"
         self._drop_all("UNAVAILABLE", "WORKER_LOST", text)
@@ -237,10 +241,21 @@ class Session:
         self.hold("WORKER_LOST")
         self._finish_if_idle()
 
+    @property
+    def wants_ring(self) -> bool:
+        """Whether a frame waits for a ring that was given back."""
+        return self._ring is Ring.WANTED
+
+    def ring_asked(self) -> None:
+        """The worker is asked for a ring, in the present epoch."""
+        self._ring = Ring.ASKED
+
     def worker_ready(self) -> None:
-        """A new worker has this session, in the present epoch."""
-        self._worker_up = True
-        self.notify("worker_ready")
+        """The worker has this session, in the epoch that it was asked for."""
+        self._ring = Ring.HELD
+        if self._lost:
+            self._lost = False
+            self.notify("worker_ready")
 
     # What time and the service do.
 
@@ -257,13 +272,17 @@ class Session:
         elif silence_ns > self._hold_after_ns and not self._silent and not self._input_ended:
             self._silent = True
             self.hold("INGRESS_SILENT")
+        elif silence_ns > self._free_after_ns and self._ring is Ring.HELD and not self._busy:
+            self._ring = Ring.FREED
+            self.commands.append(CloseSession(self.number))
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
-        """Tell the robot to stop moving; an action that was not taken yet is withdrawn."""
+        """Tell the robot to stop moving; an action that was not taken yet is withdrawn. A fault's STOP stays."""
         if self._ready is not None:
             self._leave(self._ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn, the robot holds")
             self._ready = None
-        self._outbox.safe = ActionEvent(self.epoch, command, reason, self.valid_for_ms)
+        if command is Command.STOP or not self._guard.fault:
+            self._outbox.safe = ActionEvent(self.epoch, command, reason, self.valid_for_ms)
 
     def notify(self, kind: str, text: str = "") -> None:
         """Something the robot may want to know."""
@@ -302,28 +321,12 @@ class Session:
         self._withdraw_if_old(now_ns)
         events = self._outbox.take()
         if self._ready is not None:
-            events += self._act(self._ready, now_ns)
+            track = self._ready.track
+            delay_ns = self._order.delay_ns(track.frame.stamp_ns, track.received_ns)
+            events += self._ready.events(now_ns, delay_ns, self.valid_for_ms)
             self._ready = None
         self._finish_if_idle()
         return events
-
-    def _act(self, ready: _Ready, now_ns: int) -> list[Event]:
-        frame = ready.track.frame
-        server_ns = now_ns - ready.track.received_ns
-        action = ActionEvent(
-            ready.track.epoch,
-            Command.ACT,
-            "",
-            self.valid_for_ms,
-            frame.seq,
-            frame.stamp_ns,
-            ready.values,
-            ready.token_ids,
-            ready.timings,
-            server_ns,
-            server_ns + self._order.delay_ns(frame.stamp_ns, ready.track.received_ns),
-        )
-        return [action, StatusEvent(frame.seq, Disposition.ACTED)]
 
     def _withdraw_if_old(self, now_ns: int) -> None:
         limit_ns = self.request.max_action_age_ns
@@ -336,19 +339,25 @@ class Session:
             self._leave(track, Disposition.DROPPED, "DEADLINE_EXCEEDED", "ACTION_TOO_OLD", text)
             self.hold("ACTION_TOO_OLD")
 
-    def _leave_decoder(self) -> _Track | None:
+    def _fault(self) -> None:
+        text = f"{INVALID_IN_A_ROW} invalid outputs in a row"
+        self._drop_all("INTERNAL", "FAULT", text)
+        self._outbox.note(NoticeEvent("fault", self.epoch, "INTERNAL", f"{text}: the robot must reset"))
+        self.hold("FAULT", Command.STOP)
+
+    def _leave_decoder(self) -> Track | None:
         track, self._decoding = self._decoding, None
         self._decoder_busy = False
         return track
 
-    def _pop_sent(self, seq: int, epoch: int) -> _Track | None:
+    def _pop_sent(self, seq: int, epoch: int) -> Track | None:
         """The frame an answer is about; None when it left before, with its epoch or its worker."""
         track = self._sent.get(seq)
         if track is None or track.epoch != epoch:
             return None
         return self._sent.pop(seq)
 
-    def _supersede(self, track: _Track | None) -> None:
+    def _supersede(self, track: Track | None) -> None:
         if track is None:
             return
         if track.over_rate:
@@ -365,13 +374,16 @@ class Session:
         self._sent.clear()
         self._arrived = self._decoding = self._decoded = self._ready = None
 
-    def _leave(self, track: _Track, disposition: Disposition, code: str, reason: str, text: str) -> None:
+    def _leave(self, track: Track, disposition: Disposition, code: str, reason: str, text: str) -> None:
         self._outbox.note(StatusEvent(track.frame.seq, disposition, code, reason, text))
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._arrived or self._decoding or self._decoded or self._sent or self._ready)
 
     def _finish_if_idle(self) -> None:
         """While stopping: the end comes when nothing is under way any more."""
-        busy = self._arrived or self._decoding or self._decoded or self._sent or self._ready
-        if busy or self.ended is not None:
+        if self._busy or self.ended is not None:
             return
         if self._draining:
             self.end(End("UNAVAILABLE", "draining", "the service is stopping"))

@@ -24,6 +24,7 @@ MS = 1_000_000
 RULES = SessionRules(
     action_ttl_ms=250,
     silent_hold_ns=300 * MS,
+    silent_free_ns=1_000 * MS,
     silent_end_ns=30_000 * MS,
     rate_hz=60.0,
     rate_factor=2.0,
@@ -171,6 +172,14 @@ class SessionMachine(RuleBasedStateMachine):
         self.session.reset(instruction)
         assert self.session.epoch == epoch + 1
         self.stopped = False
+
+    @precondition(lambda self: self.worker_up and self.session.wants_ring)
+    @rule()
+    def wake(self) -> None:
+        """The ring that was given back in a silence is asked for and opened again."""
+        self.session.commands.clear()
+        self.session.ring_asked()
+        self.session.worker_ready()
 
     @precondition(lambda self: self.worker_up)
     @rule()

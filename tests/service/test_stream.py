@@ -211,7 +211,7 @@ async def test_a_slow_reader_loses_its_session_and_is_told_when_it_reads(checkpo
 async def test_an_unexpected_failure_becomes_an_incident(checkpoint, monkeypatch):
     async with serving(checkpoint, incidents=1) as served:
         secret = "the task text"
-        monkeypatch.setattr(served.service.plane, "_admit", lambda: (_ for _ in ()).throw(RuntimeError(secret)))
+        monkeypatch.setattr(served.service.plane, "_admit", lambda *_: (_ for _ in ()).throw(RuntimeError(secret)))
         robot = served.robot()
         with pytest.raises(AssertionError, match="INTERNAL"):
             await robot.open()

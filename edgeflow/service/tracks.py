@@ -1,0 +1,87 @@
+"""Frames inside the service, and what a session's ring in the worker and its right to act are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from edgeflow.service.events import ActionEvent, Event, StatusEvent
+from edgeflow.service.requests import CheckedFrame
+from edgeflow.types import Command, Disposition, StageTimings
+
+INVALID_IN_A_ROW = 3  # answers that the gate refuses, one after another, before a person must look
+
+
+@dataclass(slots=True)
+class Track:
+    """A frame inside the service."""
+
+    frame: CheckedFrame
+    epoch: int
+    received_ns: int
+    over_rate: bool
+    payload: bytes = b""
+    decode_ns: int = 0
+    sent_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """An action that was not handed out yet."""
+
+    track: Track
+    values: tuple[float, ...]
+    token_ids: tuple[int, ...]
+    timings: StageTimings
+
+    def events(self, now_ns: int, delay_ns: int, valid_for_ms: int) -> list[Event]:
+        """Handed out now. delay_ns: how much longer than the session's quickest frame this one took to reach us."""
+        frame = self.track.frame
+        server_ns = now_ns - self.track.received_ns
+        action = ActionEvent(
+            self.track.epoch,
+            Command.ACT,
+            "",
+            valid_for_ms,
+            frame.seq,
+            frame.stamp_ns,
+            self.values,
+            self.token_ids,
+            self.timings,
+            server_ns,
+            server_ns + delay_ns,
+        )
+        return [action, StatusEvent(frame.seq, Disposition.ACTED)]
+
+
+class Ring(Enum):
+    """What the worker holds for a session."""
+
+    HELD = "held"
+    FREED = "freed"  # given back in a silence, asked for again with the next frame
+    WANTED = "wanted"  # a frame waits for it
+    ASKED = "asked"  # OpenSession is on its way
+    LOST = "lost"  # with its worker; the next one is asked by the plane
+
+
+class OutputGuard:
+    """Counts what the gate refuses; INVALID_IN_A_ROW of them are a fault, which only `rearm` ends."""
+
+    def __init__(self) -> None:
+        self.fault = False
+        self._in_a_row = 0
+
+    def passed(self) -> None:
+        """A good output."""
+        self._in_a_row = 0
+
+    def refused(self) -> bool:
+        """An invalid output; True when it is the one that makes the fault."""
+        self._in_a_row += 1
+        self.fault = self._in_a_row >= INVALID_IN_A_ROW
+        return self.fault
+
+    def rearm(self) -> bool:
+        """Start anew; True when there was a fault."""
+        was, self.fault, self._in_a_row = self.fault, False, 0
+        return was
