@@ -13,12 +13,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from fastapi import FastAPI
+
 from edgeflow import __version__
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, is_hub_id, resolve_model
 from edgeflow.errors import ConfigError
-from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
+from edgeflow.ipc.messages import (
+    ChatDone,
+    ChatReady,
+    ChatRefused,
+    ChatToken,
+    Message,
+    WarmupProgress,
+    WorkerReady,
+)
 from edgeflow.service.auth import Guard
+from edgeflow.service.chat.desk import ChatDesk
+from edgeflow.service.chat.routes import ChatFront
 from edgeflow.service.grpc_server import ControlService, GrpcServer
 from edgeflow.service.health import Health, State
 from edgeflow.service.http_server import HttpServer, build_app
@@ -52,6 +64,8 @@ class Service:
         launch = launch or (lambda: launch_worker(config))
         self.supervisor = Supervisor(launch, clock, config.timing, self, log)
         self.plane = ControlPlane(config, self.supervisor, self._pool, clock, self.health, self.metrics, log)
+        self._desk = ChatDesk(config.chat, self.supervisor, clock, self.metrics)
+        self._chat = ChatFront(config, self._desk, clock, self.metrics)
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._guard = Guard(config.tokens_file, self.metrics, log)
@@ -76,7 +90,9 @@ class Service:
         """Drain in the contract's order: unready, refuse, tell, finish, end streams, end the worker."""
         self.health.move(State.DRAINING)
         self._tell(Phase.DRAINING)
+        self._desk.drain()
         await self.plane.drain(self._config.timing.drain_ms)
+        await self._desk.finish(self._config.timing.drain_ms)
         await self._release()
         self.health.move(State.STOPPED)
         self._tell(Phase.STOPPED)
@@ -96,7 +112,13 @@ class Service:
         self.health.move(State.READY)
 
     def worker_message(self, message: Message) -> None:
-        self.plane.worker_message(message)
+        match message:
+            case ChatReady():
+                self._desk.worker_ready(message)
+            case ChatToken() | ChatDone() | ChatRefused():
+                self._desk.worker_message(message)
+            case _:
+                self.plane.worker_message(message)
 
     def worker_writable(self) -> None:
         self.plane.worker_writable()
@@ -107,6 +129,7 @@ class Service:
         if cause == "hung":
             self.metrics.watchdog_fired.labels("worker").inc()
         self.plane.worker_lost()
+        self._desk.worker_lost()
 
     def worker_fault(self, text: str) -> None:
         self.health.move(State.FAULT)
@@ -122,6 +145,7 @@ class Service:
         self.metrics.open()
         self.health.listen(self.metrics.state)
         self.health.listen(lambda state: self._log.event("state", state=state.value))
+        await self._chat.load()
         await self._listen()
         self._ticker = asyncio.create_task(self._tick(), name="ticker")
         self._watch = asyncio.create_task(self._watch_files(), name="watch-files")
@@ -145,7 +169,7 @@ class Service:
         service = ControlService(self.plane, self._guard, self.metrics, self._log)
         self._grpc = GrpcServer(config, service, self._guard, self._tls, self.health)
         grpc_port = await self._grpc.start()
-        await self._http.start(build_app(config, self.plane, self._guard, self.health, self.metrics, self._log))
+        await self._http.start(self._app())
         self._tell(
             Phase.STARTING,
             grpc_port=grpc_port,
@@ -153,6 +177,9 @@ class Service:
             grpc_address=address_text(config.grpc.host, grpc_port),
             http_address=f"{'https' if self._tls else 'http'}://{address_text(config.http.host, self._http.port)}",
         )
+
+    def _app(self) -> FastAPI:
+        return build_app(self._config, self.plane, self._chat, self._guard, self.health, self.metrics, self._log)
 
     async def _release(self) -> None:
         for task in (self._ticker, self._watch):

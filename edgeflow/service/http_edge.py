@@ -22,9 +22,19 @@ ROLES: dict[str, frozenset[Role]] = {
     "/v1/models": ANY,
     "/v1/chat/completions": CHAT,
     "/v1/completions": CHAT,
+    "/tokenize": CHAT,
     "/metrics": OBSERVE,
     "/docs": OBSERVE,
     "/openapi.json": OBSERVE,
+}
+_TYPES = {
+    "INVALID_ARGUMENT": "invalid_request_error",
+    "FAILED_PRECONDITION": "invalid_request_error",
+    "NOT_FOUND": "invalid_request_error",
+    "UNIMPLEMENTED": "invalid_request_error",
+    "UNAUTHENTICATED": "authentication_error",
+    "PERMISSION_DENIED": "permission_error",
+    "RESOURCE_EXHAUSTED": "rate_limit_error",
 }
 _CODES = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 405: "UNIMPLEMENTED", 413: "RESOURCE_EXHAUSTED"}
 
@@ -50,8 +60,9 @@ class HeadersTooLarge(RequestError):
 
 
 def error_body(code: str, message: str, field: str = "") -> dict[str, Any]:
-    """The one shape of errors."""
-    return {"error": {"code": code, "message": message, "field": field}}
+    """The one shape of errors; type and param are for clients of OpenAI's API."""
+    kind = _TYPES.get(code, "server_error")
+    return {"error": {"message": message, "type": kind, "param": field or None, "code": code, "field": field}}
 
 
 def error_of_status(status: int, message: str) -> dict[str, Any]:

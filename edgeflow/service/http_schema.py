@@ -16,10 +16,12 @@ class _Answer(BaseModel):
 
 
 class ErrorDetail(_Answer):
-    """code: a gRPC status name. field: what in the request is at fault, or empty."""
+    """code: a gRPC status name. field, param: what in the request is at fault; empty or null where nothing is."""
 
-    code: str
     message: str
+    type: str
+    param: str | None
+    code: str
     field: str
 
 

@@ -19,6 +19,7 @@ from edgeflow import __version__
 from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.service.act import act_once
 from edgeflow.service.auth import Guard
+from edgeflow.service.chat.routes import ChatFront, add_chat
 from edgeflow.service.health import Health
 from edgeflow.service.http_act import MSGPACK_TYPES, act_answer, act_request, parse_body
 from edgeflow.service.http_edge import CALLER, Edge, error_of_status
@@ -34,7 +35,13 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def build_app(
-    config: ServiceConfig, plane: ControlPlane, guard: Guard, health: Health, metrics: Metrics, log: EventLog
+    config: ServiceConfig,
+    plane: ControlPlane,
+    chat: ChatFront,
+    guard: Guard,
+    health: Health,
+    metrics: Metrics,
+    log: EventLog,
 ) -> FastAPI:
     """The application, its edge inside the framework's own. Pages of documentation only on loopback."""
     docs = "/docs" if is_loopback(config.http.host) else None
@@ -42,7 +49,8 @@ def build_app(
     app = FastAPI(title="edgeflow", version=__version__, docs_url=docs, redoc_url=None, openapi_url=openapi)
     app.add_exception_handler(HTTPException, _framework_error)
     _add_act(app, plane)
-    _add_state(app, config, plane, health, metrics)
+    _add_state(app, config, plane, chat, health, metrics)
+    add_chat(app, chat)
     app.add_middleware(Edge, guard=guard, body_bytes=config.limits.http_body_bytes, metrics=metrics, log=log)
     return app
 
@@ -59,7 +67,9 @@ def _add_act(app: FastAPI, plane: ControlPlane) -> None:
         return JSONResponse(answer)
 
 
-def _add_state(app: FastAPI, config: ServiceConfig, plane: ControlPlane, health: Health, metrics: Metrics) -> None:
+def _add_state(
+    app: FastAPI, config: ServiceConfig, plane: ControlPlane, chat: ChatFront, health: Health, metrics: Metrics
+) -> None:
     @app.get("/healthz", response_model=StateAnswer, responses=NOT_SO)
     async def healthz() -> JSONResponse:
         """Whether the process is alive: restart it when not."""
@@ -77,8 +87,8 @@ def _add_state(app: FastAPI, config: ServiceConfig, plane: ControlPlane, health:
 
     @app.get("/v1/models", response_model=ModelsAnswer)
     async def models() -> JSONResponse:
-        """The one model that is served."""
-        return JSONResponse({"object": "list", "data": [_model(config, plane)]})
+        """The policy, and the chat model by all its names."""
+        return JSONResponse({"object": "list", "data": [_model(config, plane), *chat.models]})
 
 
 def _model(config: ServiceConfig, plane: ControlPlane) -> dict[str, Any]:

@@ -7,6 +7,7 @@ away is stopped at the worker within one step.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ class ChatDesk:
         self._tickets: dict[int, _Ticket] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._busy = False
+        self._idle = asyncio.Event()
         self._draining = False
         self._last = 0
 
@@ -72,8 +74,11 @@ class ChatDesk:
             if not future.done():
                 future.set_exception(Unavailable("the service is stopping", reason="DRAINING"))
 
-    def end_all(self) -> None:
-        """What still runs ends now."""
+    async def finish(self, timeout_ms: int) -> None:
+        """Until nothing runs; what still does at the timeout ends then."""
+        if self._busy:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout_ms / 1000)
         self._fail(Unavailable("the service is stopping", reason="DRAINING"))
 
     # What clients ask.
@@ -128,6 +133,7 @@ class ChatDesk:
         self.check()
         if not self._busy:
             self._busy = True
+            self._idle.clear()
             self._metrics.chat_running.set(1)
             return
         if len(self._waiting) >= self.config.queue:
@@ -156,6 +162,7 @@ class ChatDesk:
                 turn.set_result(None)
                 return
         self._busy = False
+        self._idle.set()
         self._metrics.chat_running.set(0)
 
     def _full(self, text: str, reason: str) -> RequestError:

@@ -38,7 +38,7 @@ class _Asked:
     shape: shapes.Shape
 
 
-class ChatPlane:
+class ChatFront:
     """The chat half of the front. `text` is None where no chat model is configured."""
 
     def __init__(self, config: ServiceConfig, desk: ChatDesk, clock: Clock, metrics: Metrics) -> None:
@@ -88,42 +88,42 @@ class ChatPlane:
         return answering.pieces(of_choice(asked.message, index), asked.body.stops)
 
 
-def add_chat(app: FastAPI, plane: ChatPlane) -> None:
+def add_chat(app: FastAPI, front: ChatFront) -> None:
     """The routes."""
 
     @app.post("/v1/chat/completions", responses=shapes.FAILURES, openapi_extra=shapes.body_of(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation; with `stream`, as server-sent events."""
-        return await _answer(plane, request, parse(ChatBody, _type(request), await request.body()))
+        return await _answer(front, request, parse(ChatBody, _type(request), await request.body()))
 
     @app.post("/v1/completions", responses=shapes.FAILURES, openapi_extra=shapes.body_of(CompletionBody))
     async def completions(request: Request) -> Response:
         """A text that goes on from a prompt; with `stream`, as server-sent events."""
-        return await _answer(plane, request, parse(CompletionBody, _type(request), await request.body()))
+        return await _answer(front, request, parse(CompletionBody, _type(request), await request.body()))
 
     @app.post("/tokenize", responses=shapes.FAILURES, openapi_extra=shapes.body_of(TokenizeBody))
     async def tokenize(request: Request) -> JSONResponse:
         """The token ids of a text or of messages."""
         body = parse(TokenizeBody, _type(request), await request.body())
-        text = plane.loaded()
+        text = front.loaded()
         text.slot(body.model, None)
         if body.messages is not None:
             ids = await asyncio.to_thread(text.count, body.messages)
         else:
             ids = await asyncio.to_thread(text.encode, body.prompt or "")
-        ready = plane.desk.ready
+        ready = front.desk.ready
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": ready.capacity if ready else None})
 
 
-async def _answer(plane: ChatPlane, request: Request, body: ChatBody | CompletionBody) -> Response:
+async def _answer(front: ChatFront, request: Request, body: ChatBody | CompletionBody) -> Response:
     request_id = _request_id(request)
-    asked = await plane.ask(body, request_id)
+    asked = await front.ask(body, request_id)
     headers = {"x-request-id": request_id}
     if body.stream:
-        events = _events(plane, asked)
+        events = _events(front, asked)
         first = await anext(events)  # what cannot be answered is an error with a status, not an event
         return StreamingResponse(_sent(first, events), media_type="text/event-stream", headers=headers)
-    collecting = asyncio.create_task(_collect(plane, asked))
+    collecting = asyncio.create_task(_collect(front, asked))
     leaving = asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -136,20 +136,20 @@ async def _answer(plane: ChatPlane, request: Request, body: ChatBody | Completio
         await asyncio.gather(collecting, leaving, return_exceptions=True)
 
 
-async def _collect(plane: ChatPlane, asked: _Asked) -> dict[str, Any]:
+async def _collect(front: ChatFront, asked: _Asked) -> dict[str, Any]:
     choices, dones = [], []
     for index in range(asked.body.n):
-        pieces = [piece async for piece in plane.pieces(asked, index)]
+        pieces = [piece async for piece in front.pieces(asked, index)]
         dones += [piece.done for piece in pieces if piece.done is not None]
         choices.append(asked.shape.choice(index, pieces))
     return asked.shape.whole(choices, usage(dones))
 
 
-async def _events(plane: ChatPlane, asked: _Asked) -> AsyncIterator[str]:
+async def _events(front: ChatFront, asked: _Asked) -> AsyncIterator[str]:
     dones: list[ChatDone] = []
     for index in range(asked.body.n):
         opening = asked.shape.opening(index)
-        async for piece in plane.pieces(asked, index):
+        async for piece in front.pieces(asked, index):
             if opening is not None:
                 yield _event(opening)
                 opening = None
