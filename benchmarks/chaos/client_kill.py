@@ -1,0 +1,189 @@
+"""Robots killed in the middle of a frame while two others act at 20 Hz.
+
+    .venv/bin/python -m benchmarks.chaos client-kill --trials 100 --json benchmarks/results/chaos-client-kill.json
+
+All slots are taken when a robot is killed: the slot counts as free once another robot has it. Blocks of killed robots
+take turns with blocks of robots that do the same and leave politely; the ages of the two others' actions are compared
+between these blocks, so that neither the machine's drift nor the coming and going of robots is in the difference.
+Frames of the killed robots are 921,600 bytes each; half of the kills come within 3 ms of the start of a write, the
+others anywhere in the period.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+
+import grpc
+
+from benchmarks.chaos.proc import wait_for
+from benchmarks.chaos.report import Report, parser, progress
+from benchmarks.chaos.robots import ANY_RATE, LARGE, SMALL, Channel, RawRobot, RobotProcess, opening, told_to_stop
+from benchmarks.chaos.rules import Row, percentile, rise_percent, spread
+from benchmarks.chaos.service import ServiceUnderTest
+from edgeflow.rpc import control_pb2 as pb
+
+OTHERS, OTHERS_HZ, VICTIM_HZ = 2, 20.0, 10.0
+BLOCK = 5  # robots
+WARM_UP = 5
+MID_WRITE_S = 0.003
+SETTLE_S = 20.0
+CONFIG = {"max_sessions": OTHERS + 1, "limits": ANY_RATE}
+
+
+@dataclass(slots=True)
+class Measured:
+    """blocks: (start, end, whether its robots were killed), nanoseconds."""
+
+    freed_ms: list[float] = field(default_factory=list)
+    blocks: list[tuple[int, int, bool]] = field(default_factory=list)
+
+
+def main() -> int:
+    """The exit code."""
+    arguments = parser(__doc__, 100).parse_args()
+    report = Report("client-kill", arguments)
+    generator = random.Random(arguments.seed)
+    with ServiceUnderTest(CONFIG, ["--tasks"]) as service, RobotProcess(_bystanders, service.address) as others:
+        others.hear()
+        _blocks(service, generator, WARM_UP, Measured(), "warm-up")
+        before = _settled(service)
+        measured = Measured()
+        _blocks(service, generator, arguments.trials, measured, "robots killed or leaving")
+        leaked = _leaks(service, before)
+        others.link.send("stop")
+        ages = others.hear()
+        others.process.join()
+        wait_for(lambda: service.metrics()["edgeflow_sessions"] == 0, SETTLE_S, 0.2)
+        last = service.metrics()
+    killed, polite = (_of_blocks(ages, measured.blocks, kind) for kind in (True, False))
+    rows = [
+        Row("robots killed", len(measured.freed_ms)),
+        *spread("kill to slot taken by another", measured.freed_ms, "ms", p99=250, max=1000),
+        Row("age of the others' actions, p99, robots leave", percentile(polite, 99), "ms"),
+        Row("age of the others' actions, p99, robots killed", percentile(killed, 99), "ms"),
+        Row("rise of the others' p99", rise_percent(killed, polite, 99), "%", 10),
+        *leaked,
+        Row("sessions opened and not closed", last["edgeflow_sessions_opened_total"] - _closed(last), "", 0),
+        Row("sessions that the service counts as open", last["edgeflow_sessions"], "", 0),
+    ]
+    return report.finish(rows, **asdict(measured), ages_ms={"killed": killed, "polite": polite})
+
+
+def _closed(metrics: dict[str, float]) -> float:
+    return metrics.get("edgeflow_sessions_closed_total", 0.0)
+
+
+def _blocks(service: ServiceUnderTest, generator: random.Random, robots: int, into: Measured, what: str) -> None:
+    starts = range(0, robots, BLOCK)
+    turns = [kill for at in starts for kill in (True, False) for _ in range(min(BLOCK, robots - at))]
+    with progress() as bar:
+        for kill in bar.track(turns, description=what):
+            started_ns = time.monotonic_ns()
+            freed_s = _one(service.address, generator, kill)
+            into.blocks.append((started_ns, time.monotonic_ns(), kill))
+            if kill:
+                into.freed_ms.append(freed_s * 1e3)
+
+
+def _one(address: str, generator: random.Random, kill: bool) -> float:
+    """A robot comes, works and goes; seconds until another has its slot."""
+    with RobotProcess(_victim, address) as victim:
+        victim.hear()
+        victim.link.send("write")
+        victim.hear()
+        within_s = MID_WRITE_S if generator.random() < 0.5 else 1 / VICTIM_HZ
+        time.sleep(generator.uniform(0, within_s))
+        if not kill:
+            victim.link.send("stop")
+            victim.process.join()
+        went = time.monotonic()
+        victim.kill()
+        _take_slot(address)
+        freed_s = time.monotonic() - went
+        victim.close()
+    return freed_s
+
+
+def _take_slot(address: str) -> None:
+    """Open a session as soon as one is free, and close it."""
+    channel = Channel(address)
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        done = threading.Event()
+        call = channel.stream(_until(done))
+        try:
+            next(call)
+            break
+        except grpc.RpcError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.002)
+        finally:
+            done.set()
+    for _ in call:
+        pass
+    channel.channel.close()
+
+
+def _until(done: threading.Event) -> Iterator[pb.ClientMessage]:
+    yield opening(SMALL)
+    done.wait()
+
+
+def _settled(service: ServiceUnderTest) -> dict[str, float]:
+    """What front and worker hold, once only the others are there."""
+    wait_for(lambda: service.metrics()["edgeflow_sessions"] == OTHERS, SETTLE_S, 0.1)
+    held: dict[str, float] = {
+        f"{name} {what}": value for name, each in service.held().items() for what, value in asdict(each).items()
+    }
+    metrics = service.metrics()
+    held["front threads"] -= metrics["asyncio_pool_threads"]  # that pool is bounded and fills by chance
+    return {**held, "front tasks": metrics["asyncio_tasks"]}
+
+
+def _leaks(service: ServiceUnderTest, before: dict[str, float]) -> list[Row]:
+    wait_for(lambda: all(_settled(service)[key] <= value for key, value in before.items()), SETTLE_S, 0.2)
+    after = _settled(service)
+    return [Row(f"{key} after minus before", after[key] - value, "", 0) for key, value in before.items()]
+
+
+def _of_blocks(ages: object, blocks: list[tuple[int, int, bool]], kind: bool) -> list[float]:
+    spans = [(start, end) for start, end, killed in blocks if killed == kind]
+    return [age / 1e6 for at, age in ages if any(start <= at < end for start, end in spans)]  # type: ignore[attr-defined]
+
+
+def _bystanders(link: Connection, address: str) -> None:
+    robots = [RawRobot(address, OTHERS_HZ) for _ in range(OTHERS)]
+    for robot in robots:
+        robot.wait_opened()
+        robot.acted.wait()
+    link.send("acting")
+    link.recv()
+    for robot in robots:
+        robot.leave()
+    link.send([pair for robot in robots for pair in robot.ages])
+
+
+def _victim(link: Connection, address: str) -> None:
+    """Says when it acts; told to write, says when the next write begins; told to stop, leaves."""
+    armed, said = threading.Event(), threading.Event()
+
+    def before_write(seq: int) -> None:  # noqa: ARG001
+        if armed.is_set() and not said.is_set():
+            said.set()
+            link.send("writing")
+
+    robot = RawRobot(address, VICTIM_HZ, LARGE, before_write)
+    robot.wait_opened()
+    robot.acted.wait()
+    link.send("acting")
+    link.recv()
+    armed.set()
+    while not told_to_stop(link, 1.0):
+        pass
+    robot.leave()

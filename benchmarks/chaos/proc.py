@@ -1,0 +1,71 @@
+"""What /proc tells about a process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process holds that it could leak."""
+
+    descriptors: int
+    threads: int
+
+
+def held(pid: int) -> Held:
+    """Open descriptors and threads."""
+    folder = Path(f"/proc/{pid}")
+    return Held(len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir())))
+
+
+def memory(pid: int) -> dict[str, int]:
+    """Bytes: VmRSS, VmHWM, Pss."""
+    folder = Path(f"/proc/{pid}")
+    lines = (folder / "status").read_text().splitlines() + (folder / "smaps_rollup").read_text().splitlines()
+    wanted = {"VmRSS", "VmHWM", "Pss"}
+    pairs = (line.split(":", 1) for line in lines if ":" in line)
+    return {key: int(value.split()[0]) * KIB for key, value in pairs if key in wanted}
+
+
+def children(pid: int) -> list[int]:
+    """Processes that any thread of this one started and that still run."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            found += [int(each) for each in (task / "children").read_text().split()]
+        except OSError:
+            continue
+    return [each for each in found if alive(each)]
+
+
+def alive(pid: int) -> bool:
+    """Whether it still runs; one that only waits to be reaped holds nothing any more."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
+
+
+def started_at(pid: int) -> float:
+    """When it was started, on the wall clock; to a tick of the kernel (10 ms)."""
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time() - (since_boot - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.005) -> float | None:
+    """Seconds until it holds, None when it did not in time."""
+    started = time.monotonic()
+    while not condition():
+        if time.monotonic() - started > timeout_s:
+            return None
+        time.sleep(every_s)
+    return time.monotonic() - started

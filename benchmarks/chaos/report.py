@@ -1,0 +1,60 @@
+"""How a scenario is run from the command line and how its figures are told."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.chaos.rules import Row
+from benchmarks.machine import machine_facts
+from edgeflow.console import progress_bar, table_console
+
+
+def parser(description: str | None, trials: int) -> argparse.ArgumentParser:
+    """The options that all scenarios have."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--trials", type=int, default=trials)
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--json", type=Path, help="write the figures here")
+    return made
+
+
+def progress() -> Progress:
+    """A bar on standard error."""
+    return progress_bar(Console(stderr=True))
+
+
+class Report:
+    """Made at the start, so that the load it tells is that of the machine before the run."""
+
+    def __init__(self, scenario: str, arguments: argparse.Namespace) -> None:
+        self._scenario = scenario
+        self._path: Path | None = arguments.json
+        options = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
+        self._head: dict[str, object] = {"scenario": scenario, **machine_facts(), "options": options}
+
+    def finish(self, rows: Sequence[Row], **samples: object) -> int:
+        """Print the table, write the file; 1 when a bar is missed."""
+        table = Table("figure", "value", "bar", "", title=f"{self._scenario}, load {os.getloadavg()[0]:.1f}")
+        for row in rows:
+            verdict = "" if row.bar is None else "[green]met[/]" if row.met else "[red]NOT MET[/]"
+            bar = "" if row.bar is None else f"≤ {row.bar:g} {row.unit}"
+            table.add_row(row.what, f"{row.value:.4g} {row.unit}", bar, verdict)
+        table_console().print(table)
+        if self._path is not None:
+            self._write(self._path, rows, samples)
+        return 0 if all(row.met for row in rows) else 1
+
+    def _write(self, path: Path, rows: Sequence[Row], samples: dict[str, object]) -> None:
+        figures = [
+            {"what": row.what, "value": row.value, "unit": row.unit, "bar": row.bar, "met": row.met} for row in rows
+        ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**self._head, "figures": figures, "samples": samples}, indent=2) + "\n")

@@ -1,0 +1,217 @@
+"""Robots of the benchmarks: a plain stream that keeps account of every frame, and processes to kill.
+
+Processes are forked from a helper that has imported everything already, so that starting one hardly loads the machine.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from types import TracebackType
+
+import grpc
+import numpy as np
+from PIL import Image
+
+from edgeflow.client.robot import RobotClient
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.types import CameraSpec, ImageFormat
+
+STREAM = "/edgeflow.v1.Control/Stream"
+INSTRUCTION = "grasp the red handle"
+SMALL = CameraSpec("wrist", 96, 96, ImageFormat.JPEG)
+LARGE = CameraSpec("wrist", 640, 480, ImageFormat.RGB8)  # takes long enough to write to be killed in the middle
+DECLARED_MS = 1000  # of robots that send faster than they say: admission then takes more than the device can do
+ANY_RATE = {"rate_factor": 60.0}  # the service's limit that permits it
+OPEN_S = 10.0
+
+
+def picture(camera: CameraSpec = SMALL, seed: int = 0) -> bytes:
+    """A random image, encoded as the camera says."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (camera.height, camera.width, 3), np.uint8)
+    if camera.format is ImageFormat.RGB8:
+        return pixels.tobytes()
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=80)
+    return file.getvalue()
+
+
+class Channel:
+    """A connection of its own; the library shares them otherwise."""
+
+    def __init__(self, address: str) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        self.channel = grpc.insecure_channel(address, options)
+
+    def stream(self, messages: Iterator[pb.ClientMessage]) -> grpc.Call:
+        """Start Control.Stream."""
+        call = self.channel.stream_stream(STREAM, pb.ClientMessage.SerializeToString, pb.ServerMessage.FromString)
+        return call(messages)
+
+
+def opening(camera: CameraSpec) -> pb.ClientMessage:
+    """The first message of a stream."""
+    number = pb.IMAGE_FORMAT_JPEG if camera.format is ImageFormat.JPEG else pb.IMAGE_FORMAT_RGB8
+    spec = pb.Camera(name=camera.name, width=camera.width, height=camera.height, format=number)
+    return pb.ClientMessage(
+        open=pb.Open(cameras=[spec], instruction=INSTRUCTION, control_period_ms=DECLARED_MS, mode=pb.MODE_PIPELINED)
+    )
+
+
+class RawRobot:
+    """Sends frames at a rate until `leave`; everything it was told can be read afterwards.
+
+    before_write: called with each frame's number right before the library writes it.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        rate_hz: float,
+        camera: CameraSpec = SMALL,
+        before_write: Callable[[int], None] | None = None,
+    ) -> None:
+        self.session = self.sent = 0
+        self.told: Counter[int] = Counter()
+        self.ages: list[tuple[int, int]] = []  # (received, age), nanoseconds
+        self.notices: list[str] = []
+        self.last_command = pb.COMMAND_UNSPECIFIED
+        self.code = ""
+        self.acted = threading.Event()
+        self._opened = threading.Event()
+        self._leaving = threading.Event()
+        self._ended = threading.Event()
+        self._period_s, self._camera = 1 / rate_hz, camera
+        self._before_write = before_write
+        self._image = picture(camera)
+        self._channel = Channel(address)
+        self._call = self._channel.stream(self._messages())
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def wait_opened(self) -> None:
+        """TimeoutError with the status when the service does not take the robot."""
+        if not self._opened.wait(OPEN_S) or not self.session:
+            raise TimeoutError(f"no session: {self.code or 'no answer'}")
+
+    def leave(self) -> None:
+        """Say Close, read what is still told, and disconnect."""
+        self._leaving.set()
+        self.wait_ended(OPEN_S)
+        self._call.cancel()
+        self._channel.channel.close()
+        self._thread.join()
+
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Whether the service ended the stream."""
+        return self._ended.wait(timeout_s)
+
+    def _messages(self) -> Iterator[pb.ClientMessage]:
+        yield opening(self._camera)
+        self._opened.wait()
+        due = time.monotonic()
+        while not self._leaving.wait(max(due - time.monotonic(), 0)) and not self._ended.is_set():
+            due = max(due + self._period_s, time.monotonic())
+            self.sent += 1
+            if self._before_write is not None:
+                self._before_write(self.sent)
+            image = pb.Image(data=self._image)
+            yield pb.ClientMessage(frame=pb.Frame(seq=self.sent, stamp_ns=time.monotonic_ns(), images=[image]))
+        if not self._ended.is_set():
+            yield pb.ClientMessage(close=pb.Close())
+
+    def _listen(self) -> None:
+        try:
+            for message in self._call:
+                self._hear(message)
+            self.code = "OK"
+        except grpc.RpcError as error:
+            self.code = error.code().name
+        finally:
+            self._ended.set()
+            self._opened.set()
+
+    def _hear(self, message: pb.ServerMessage) -> None:
+        match message.WhichOneof("kind"):
+            case "opened":
+                self.session = message.opened.session
+                self._opened.set()
+            case "action":
+                self._hear_action(message.action)
+            case "frame_status":
+                status = message.frame_status
+                self.told.update(range(status.seq, max(status.last_seq, status.seq) + 1))
+            case "notice":
+                self.notices.append(message.notice.kind)
+
+    def _hear_action(self, action: pb.Action) -> None:
+        self.last_command = action.command
+        if action.command == pb.COMMAND_ACT:
+            now_ns = time.monotonic_ns()
+            self.ages.append((now_ns, now_ns - action.stamp_ns))
+            self.acted.set()
+
+
+def client(address: str, period_s: float, **options: object) -> RobotClient:
+    """The SDK, as the benchmarks use it: it may act again after any interruption."""
+    return RobotClient(
+        address,
+        cameras=[SMALL],
+        instruction=INSTRUCTION,
+        control_period_s=period_s,
+        resume_within_s=86_400.0,
+        open_timeout_s=30.0,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+class RobotProcess:
+    """`work(connection, *arguments)` in a process of its own; leaving the context kills it."""
+
+    def __init__(self, work: Callable[..., None], *arguments: object) -> None:
+        context = _context()
+        self.link, theirs = context.Pipe()
+        self.process: ForkServerProcess = context.Process(target=work, args=(theirs, *arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def __enter__(self) -> RobotProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL; it may be gone already."""
+        self.process.kill()
+
+    def close(self) -> None:
+        """Kill it and forget it."""
+        self.kill()
+        self.process.join()
+        self.link.close()
+
+    def hear(self, timeout_s: float = 30.0) -> object:
+        """The next thing it says."""
+        if not self.link.poll(timeout_s):
+            raise TimeoutError(f"a robot said nothing for {timeout_s:g} s")
+        return self.link.recv()
+
+
+def told_to_stop(link: Connection, wait_s: float = 0.0) -> bool:
+    """In a robot's process: whether the benchmark said something, which is to stop, or is gone."""
+    return link.poll(wait_s)
+
+
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.chaos.robots"])
+    return context

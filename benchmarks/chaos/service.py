@@ -1,0 +1,146 @@
+"""The service as its users run it: `edgeflow serve` in processes of its own, seen from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchmarks.chaos.proc import Held, alive, children, held, wait_for
+from edgeflow.config import schema_json
+
+ROOT = Path(__file__).parents[2]
+START_S = 120.0
+EXIT_S = 30.0
+SAMPLE = re.compile(r"^([a-z_]+)(\{.*\})? ([-+.\deEinfNa]+)$")
+
+
+class ServiceUnderTest:
+    """Starts with the context, ends with it at the latest. probes: options of benchmarks.chaos.launch."""
+
+    def __init__(self, config: dict[str, Any], probes: Sequence[str] = ()) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="edgeflow-chaos-")
+        self._path = Path(self._folder.name)
+        (self._path / "config.json").write_text(json.dumps(config))
+        program = ["-m", "benchmarks.chaos.launch", *probes, "--"] if probes else ["-m", "edgeflow.cli"]
+        self._command = [sys.executable, *program, "serve", "--config", str(self._path / "config.json"), "--json"]
+        self._command += ["--grpc-port", "0", "--http-port", "0", "--ready-file", str(self._path / "ready.json")]
+        self._ports: dict[str, int] = {}
+
+    def __enter__(self) -> ServiceUnderTest:
+        with (self._path / "log").open("w") as log:
+            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=log)
+        try:
+            self._wait_ready()
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._release()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._ports['grpc']}"
+
+    @property
+    def pid(self) -> int:
+        """Of the front."""
+        return self._process.pid
+
+    def worker(self) -> int:
+        """The worker's process id; RuntimeError when there is none."""
+        found = children(self.pid)
+        if len(found) != 1:
+            raise RuntimeError(f"the front has {len(found)} children, not one")
+        return found[0]
+
+    def held(self) -> dict[str, Held]:
+        """What front and worker hold."""
+        return {"front": held(self.pid), "worker": held(self.worker())}
+
+    def events(self, name: str, since: float = 0.0, **values: str) -> list[dict[str, Any]]:
+        """Lines of the service's log with this name and these values, from `since` on (wall clock)."""
+        found = []
+        for line in (self._path / "log").read_text().splitlines():
+            if line.startswith("{") and line.endswith("}"):
+                event = json.loads(line)
+                fits = event.get("event") == name and all(event.get(key) == value for key, value in values.items())
+                if fits and event["time"] >= since - 0.0005:  # times are rounded to milliseconds
+                    found.append(event)
+        return found
+
+    def wait_event(self, name: str, since: float, timeout_s: float, **values: str) -> float:
+        """Wall time of the first such event; TimeoutError when none comes."""
+        if wait_for(lambda: bool(self.events(name, since, **values)), timeout_s, 0.02) is None:
+            raise TimeoutError(f"no {name} {values} within {timeout_s:g} s")
+        return float(self.events(name, since, **values)[0]["time"])
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics by name, summed over their labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports['http']}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        totals: dict[str, float] = {}
+        for line in text.splitlines():
+            if found := SAMPLE.match(line):
+                totals[found[1]] = totals.get(found[1], 0.0) + float(found[3])
+        return totals
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the front."""
+        self._process.send_signal(number)
+
+    def wait_exit(self, timeout_s: float) -> int | None:
+        """The front's exit code; None when it still runs."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _wait_ready(self) -> None:
+        ready = self._path / "ready.json"
+        if wait_for(lambda: ready.exists() or self._process.poll() is not None, START_S, 0.02) is None:
+            raise TimeoutError(f"the service was not ready within {START_S:g} s")
+        if not ready.exists():
+            raise RuntimeError(f"the service ended at its start:\n{(self._path / 'log').read_text()[-2000:]}")
+        self._ports = json.loads(ready.read_text())
+
+    def _release(self) -> None:
+        """Whatever state the scenario left it in."""
+        workers = children(self.pid) if alive(self.pid) else []
+        if self._process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+            if self.wait_exit(EXIT_S) is None:
+                self._process.kill()
+                self._process.wait()
+        for pid in filter(alive, workers):
+            os.kill(pid, signal.SIGKILL)
+        self._folder.cleanup()
+
+
+def crash_budget(config: dict[str, Any]) -> dict[str, Any]:
+    """The same configuration with room for many crashes, where the service counts them."""
+    timing = json.loads(schema_json())["$defs"]["TimingConfig"]["properties"]
+    if "crash_limit" in timing:
+        limit = timing["crash_limit"].get("maximum", 100_000)
+        config = {**config, "timing": {**config.get("timing", {}), "crash_limit": limit}}
+    return config
+
+
+def wall() -> float:
+    """The clock of the service's log."""
+    return time.time()
