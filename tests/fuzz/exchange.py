@@ -48,12 +48,13 @@ class Conversation:
         assert action.command == pb.COMMAND_ACT and action.stamp_ns == frame.stamp_ns
         return tuple(action.token_ids), tuple(action.values)
 
-    async def bad(self, kind: Kind, rng: Random) -> str:
-        """Send a spoilt frame; what is wrong with the answer, or nothing."""
+    async def bad(self, kind: Kind, rng: Random) -> tuple[str, int]:
+        """Send a spoilt frame; what is wrong with the answer, or nothing, and how long it took."""
         data = kind.spoil(self._next(rng.randrange(PICTURES)), rng)
+        start_ns = time.perf_counter_ns()
         await self.robot.send(data)
         answer = await self.robot.until(_is_refusal)
-        return problem(kind, data, answer)
+        return problem(kind, data, answer), time.perf_counter_ns() - start_ns
 
     async def close(self) -> None:
         await self.robot.send(pb.ClientMessage(close=pb.Close()))
@@ -89,12 +90,11 @@ async def run_kind(connect: Connect, name: str, count: int, seed: int, clean: An
 
 async def _turn(conversation: Conversation, kind: Kind, rng: Random, clean: Answers, report: Report) -> None:
     picture = rng.randrange(PICTURES)
+    wrong, reply_ns = await conversation.bad(kind, rng)
     start_ns = time.perf_counter_ns()
-    wrong = await conversation.bad(kind, rng)
-    replied_ns = time.perf_counter_ns()
     answer = await conversation.good(picture)
-    report.acted_ns.append(time.perf_counter_ns() - replied_ns)
-    report.reply_ns.append(replied_ns - start_ns)
+    report.acted_ns.append(time.perf_counter_ns() - start_ns)
+    report.reply_ns.append(reply_ns)
     report.sent += 1
     if answer != clean[picture]:
         wrong = wrong or f"the next good frame's answer {answer} differs from a clean run's {clean[picture]}"

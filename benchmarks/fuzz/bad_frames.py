@@ -1,0 +1,112 @@
+"""Every kind of bad frame many times over a real socket, a good frame after each, the embedded policy behind it.
+
+    .venv/bin/python -m benchmarks.fuzz.bad_frames --count 1000 --json benchmarks/results/bad-frames.json
+
+Each must be refused in band with its own status; the good frame after it must be acted on with the tokens and values of
+a clean run. Exit code 1 where one was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.fuzz.serving import Serving, serving
+from benchmarks.machine import machine_facts
+from edgeflow.console import table_console
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.grpc_server import SERVICE
+from tests.fuzz.exchange import Connect, Report, clean_run, run_kind
+from tests.fuzz.kinds import KINDS, PERIOD_MS
+from tests.service.harness import Robot
+
+ANSWERED_MS = 2 * PERIOD_MS  # the next good frame
+REPLY_MS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind. wrong: how many answers were not the ones that had to come, examples: some of them."""
+
+    kind: str
+    sent: int
+    wrong: int
+    reply_ms_p50: float
+    reply_ms_p99: float
+    next_action_ms_p99: float
+    examples: tuple[str, ...]
+
+
+def connector(channel: grpc.aio.Channel) -> Connect:
+    """Opens streams that take any bytes."""
+    stream = channel.stream_stream(
+        f"/{SERVICE}/Stream", request_serializer=bytes, response_deserializer=pb.ServerMessage.FromString
+    )
+    return lambda: Robot(stream())
+
+
+async def run(service: Serving, names: list[str], count: int, seed: int) -> list[Row]:
+    """All kinds, one after another."""
+    async with grpc.aio.insecure_channel(service.address) as channel:
+        connect = connector(channel)
+        clean = await clean_run(connect)
+        rows = []
+        with Progress() as progress:
+            task = progress.add_task("bad frames", total=len(names))
+            for name in names:
+                progress.update(task, description=name)
+                rows.append(_row(name, await run_kind(connect, name, count, seed, clean)))
+                progress.advance(task)
+    return rows
+
+
+def _row(name: str, report: Report) -> Row:
+    reply_ms, action_ms = np.array(report.reply_ns) / 1e6, np.array(report.acted_ns) / 1e6
+    figures = (np.percentile(reply_ms, 50), np.percentile(reply_ms, 99), np.percentile(action_ms, 99))
+    rounded = [round(float(figure), 3) for figure in figures]
+    return Row(name, report.sent, len(report.problems), *rounded, tuple(report.problems[:3]))
+
+
+def show(rows: list[Row]) -> None:
+    """The table."""
+    table = Table("kind", "sent", "wrong", "reply p50 ms", "reply p99 ms", "next action p99 ms")
+    for row in rows:
+        figures = (row.reply_ms_p50, row.reply_ms_p99, row.next_action_ms_p99)
+        table.add_row(row.kind, str(row.sent), str(row.wrong), *[f"{figure:.2f}" for figure in figures])
+    table_console().print(table)
+
+
+def main() -> int:
+    """Run, show, write; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000, help="bad frames of each kind")
+    parser.add_argument("--kind", choices=list(KINDS), action="append", help="only this one; may be repeated")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    facts = machine_facts()
+    with serving() as service:
+        rows = asyncio.run(run(service, arguments.kind or list(KINDS), arguments.count, arguments.seed))
+        complaints = service.complaints()
+    show(rows)
+    wrong = sum(row.wrong for row in rows)
+    slow = [row.kind for row in rows if row.reply_ms_p99 > REPLY_MS or row.next_action_ms_p99 > ANSWERED_MS]
+    print(f"{wrong} wrong answers, {len(complaints)} complaints in the log, slower than the bar: {slow or 'none'}")
+    summary = {"wrong": wrong, "complaints": complaints[:5], "slow": slow, "seed": arguments.seed}
+    if arguments.json:
+        document = {"machine": facts, **summary, "kinds": [asdict(row) for row in rows]}
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    return 1 if wrong or complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

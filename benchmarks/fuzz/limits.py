@@ -1,0 +1,153 @@
+"""What hostile sizes cost: memory of the front after bombs and oversized messages, and odd image sizes.
+
+    .venv/bin/python -m benchmarks.fuzz.limits --count 1000 --json benchmarks/results/limits.json
+
+Exit code 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+import grpc
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.fuzz.bad_frames import connector
+from benchmarks.fuzz.serving import Serving, serving
+from benchmarks.machine import machine_facts
+from edgeflow.console import table_console
+from edgeflow.rpc import control_pb2 as pb
+from tests.fuzz import pictures, wire
+from tests.fuzz.exchange import BAD_A_STREAM, Connect, Conversation
+from tests.fuzz.kinds import HEIGHT, PERIOD_MS, WIDTH, good_frame, message
+from tests.service.harness import Robot
+
+LIMIT_BYTES = 4 << 20
+WARM_UP = 100
+AT_ONCE = 8  # streams that send something oversized side by side
+MAX_PIXELS = 4_000_000
+SIDES = (*range(1, 10), *range(63, 66), *range(223, 226), *range(4095, 4098))
+Attack = Callable[[Connect, Random, int], Awaitable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One attack. wrong: answers that were not the ones that had to come. growth_mib: of the front, after warm-up."""
+
+    attack: str
+    sent: int
+    wrong: int
+    growth_mib: float
+    bar_mib: float
+
+    @property
+    def met(self) -> bool:
+        return self.wrong == 0 and self.growth_mib <= self.bar_mib
+
+
+async def bombs(connect: Connect, rng: Random, count: int) -> int:
+    """Small images that claim or demand a lot."""
+    wrong = 0
+    for begin in range(0, count, BAD_A_STREAM):
+        conversation = Conversation(connect())
+        await conversation.open()
+        for seq in range(1, min(BAD_A_STREAM, count - begin) + 1):
+            images = [pb.Image(data=pictures.bomb(pictures.picture(WIDTH, HEIGHT), rng)) for _ in range(2)]
+            await conversation.robot.send(message(good_frame(seq, seq), images=images))
+            wrong += (await conversation.robot.status(seq)).code != "INVALID_ARGUMENT"
+        await conversation.close()
+    return wrong
+
+
+async def oversized(connect: Connect, _: Random, count: int) -> int:
+    """One byte more than a message may have; each ends its stream."""
+    data = wire.sized(100, bytes(LIMIT_BYTES))[: LIMIT_BYTES + 1]
+    codes: list[grpc.StatusCode] = []
+
+    async def one() -> None:
+        robot = connect()
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await robot.send(data)
+        codes.append((await robot.rest())[0])
+
+    for begin in range(0, count, AT_ONCE):
+        await asyncio.gather(*[one() for _ in range(min(AT_ONCE, count - begin))])
+    return sum(code is not grpc.StatusCode.RESOURCE_EXHAUSTED for code in codes)
+
+
+async def sizes(connect: Connect, _: Random, count: int) -> int:
+    """Every pair of odd sizes is served, or refused when the session is opened."""
+    wrong = 0
+    for width, height in list(itertools.product(SIDES, SIDES))[:count]:
+        wrong += not await _size_is_handled(connect(), width, height)
+    return wrong
+
+
+async def _size_is_handled(robot: Robot, width: int, height: int) -> bool:
+    camera = pb.Camera(name="camera", width=width, height=height, format=pb.IMAGE_FORMAT_JPEG)
+    opened = pb.Open(cameras=[camera], instruction="grasp the red handle", control_period_ms=PERIOD_MS)
+    await robot.send(pb.ClientMessage(open=opened))
+    if width * height > MAX_PIXELS:
+        code, text = await robot.rest()
+        return code is grpc.StatusCode.INVALID_ARGUMENT and text.startswith("open.cameras[0]: ")
+    await robot.until(lambda answer: answer.WhichOneof("kind") == "opened")
+    picture = pictures.picture.__wrapped__(width, height)
+    await robot.send(pb.ClientMessage(frame=pb.Frame(seq=1, stamp_ns=1, images=[pb.Image(data=picture)])))
+    action = await robot.action(1)
+    await robot.send(pb.ClientMessage(close=pb.Close()))
+    await robot.rest()
+    return action.command == pb.COMMAND_ACT
+
+
+async def run(service: Serving, count: int, seed: int) -> list[Row]:
+    """All attacks, one after another."""
+    plan: list[tuple[str, Attack, int, int, float]] = [
+        ("bombs", bombs, WARM_UP, count, 8.0),
+        ("oversized messages", oversized, WARM_UP, count, 1.0),
+        ("odd sizes", sizes, len(SIDES) ** 2, len(SIDES) ** 2, 8.0),
+    ]
+    rows = []
+    async with grpc.aio.insecure_channel(service.address) as channel:
+        for name, attack, warm_up, number, bar_mib in track(plan, "attacks"):
+            await attack(connector(channel), Random(seed), warm_up)
+            before = service.resident()
+            wrong = await attack(connector(channel), Random(seed + 1), number)
+            growth_mib = (service.resident() - before) / (1 << 20)
+            rows.append(Row(name, number, wrong, round(growth_mib, 2), bar_mib))
+    return rows
+
+
+def main() -> int:
+    """Run, show, write; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000, help="bombs, and oversized messages")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    facts = machine_facts()
+    with serving() as service:
+        rows = asyncio.run(run(service, arguments.count, arguments.seed))
+        complaints = service.complaints()
+    table = Table("attack", "sent", "wrong", "growth MiB", "bar MiB", "")
+    for row in rows:
+        figures = [str(figure) for figure in (row.sent, row.wrong, row.growth_mib, row.bar_mib)]
+        table.add_row(row.attack, *figures, "met" if row.met else "not met")
+    table_console().print(table)
+    if arguments.json:
+        document = {"machine": facts, "complaints": complaints[:5], "attacks": [asdict(row) for row in rows]}
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    return 0 if all(row.met for row in rows) and not complaints else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

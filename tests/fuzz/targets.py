@@ -1,0 +1,84 @@
+"""What is fuzzed: bytes in, and nothing out but refusals of ours. Anything else that is raised is a finding."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from random import Random
+
+from edgeflow.config import LimitsConfig
+from edgeflow.errors import RequestError
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.codec import Unparsable, check_frame, check_open, parse_client_message, refuse_unknown_fields
+from edgeflow.service.http_act import JSON_TYPE, MSGPACK_TYPES, act_request, parse_body
+from edgeflow.service.images import check_image, decode_jpeg
+from edgeflow.service.jpeg import read_jpeg
+from edgeflow.types import CameraSpec, ImageFormat
+from tests.fuzz import pictures
+from tests.fuzz.kinds import KINDS, OPEN, good_frame
+
+LIMITS = LimitsConfig()
+OPENED = check_open(OPEN, "demo", LIMITS)
+MAX_PIXELS = 1 << 14  # larger images only take longer to decode
+SEED_BYTES = 8192
+Target = Callable[[bytes], None]
+
+
+def parser(data: bytes) -> None:
+    """A stream message, as the service reads and checks it."""
+    message = parse_client_message(data)
+    if isinstance(message, Unparsable):
+        return
+    with contextlib.suppress(RequestError):
+        refuse_unknown_fields(message, "message")
+    with contextlib.suppress(RequestError):
+        if message.WhichOneof("kind") == "frame":
+            frame = check_frame(message.frame, OPENED, LIMITS)
+            assert len(frame.images) == len(OPENED.cameras) and all(frame.images)
+        elif message.WhichOneof("kind") == "open":
+            opened = check_open(message.open, "demo", LIMITS)
+            assert opened.instruction.strip() and 1 <= len(opened.cameras) <= LIMITS.cameras
+
+
+def image(data: bytes) -> None:
+    """An image that was opened with the size it declares: what the gate lets through, the decoder takes or refuses."""
+    with contextlib.suppress(RequestError):
+        header = read_jpeg(data, "image")
+        if header.width * header.height <= MAX_PIXELS:
+            camera = CameraSpec("camera", header.width, header.height, ImageFormat.JPEG)
+            check_image(data, camera, "image")
+            pixels = decode_jpeg(data, camera, "image")
+            assert pixels.shape == (header.height, header.width, 3) and pixels.dtype == "uint8"
+
+
+def body(data: bytes) -> None:
+    """An HTTP body; its first byte says of which type."""
+    kind = JSON_TYPE if data[:1] < b"\x80" else MSGPACK_TYPES[0]
+    with contextlib.suppress(RequestError):
+        request = act_request(parse_body(kind, data[1:]))
+        request.open.control_period_ms = 1000
+        check_frame(request.frame, check_open(request.open, "demo", LIMITS), LIMITS)
+
+
+TARGETS: dict[str, Target] = {"parser": parser, "image": image, "body": body}
+
+
+def seeds(name: str) -> list[bytes]:
+    """Where a run starts: real messages, and every kind of bad one."""
+    rng = Random(0)
+    frame = good_frame(2, 1_000_000)
+    if name == "parser":
+        opened = pb.ClientMessage(open=OPEN).SerializeToString()
+        others = [pb.ClientMessage(reset=pb.Reset(instruction="again")), pb.ClientMessage(close=pb.Close())]
+        found = [opened, *[message.SerializeToString() for message in others]]
+        found += [kind.spoil(frame, rng) for kind in KINDS.values() for _ in range(3)]
+    elif name == "image":
+        picture = frame.images[0].data
+        found = [picture, pictures.picture(8, 8), pictures.with_scans(picture, 3)]
+        found += [pictures.saved(16, 8, mode, "JPEG") for mode in ("L", "RGB", "CMYK")]
+        found += [pictures.bomb(picture, rng) for _ in range(3)]
+    else:
+        found = [b'\x00{"image": "gICA", "format": "rgb8", "width": 1, "height": 1, "instruction": "go"}']
+        found += [b"\x00" + b'{"image": "/9j/", "instruction": "\\ud800", "proprio": {"a": 1e999}, "mode": "serial"}']
+        found += [b"\xff\x83\xa5image\xc4\x03\xff\xd8\xff\xabinstruction\xa2go\xa7proprio\x81\xa1a\xcb?\xf0" + bytes(6)]
+    return [seed for seed in found if len(seed) <= SEED_BYTES]
