@@ -155,8 +155,8 @@ def read_tokens(name: str) -> list[TokenEntry]:
         return _ENTRIES.validate_json(data)
     except ValidationError as error:
         detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in detail["loc"])
-        raise ConfigError(f"{KEY}: {name} {where}: {detail['msg'].removeprefix('Input ')}") from None
+        where = ".".join([name, *(str(part) for part in detail["loc"])])
+        raise ConfigError(f"{KEY}: {where}: {detail['msg'].removeprefix('Input ')}") from None
 
 
 def new_token(name: str, principal: str, roles: Sequence[str], days: float | None = None) -> str:
