@@ -18,7 +18,7 @@ from edgeflow.kernels.int8_kv import quantised
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.rope_write_kv import RotaryTable, RowPlaces
-from edgeflow.kernels.shapes import Signed, signature
+from edgeflow.kernels.shapes import SIGNATURES, Signed
 
 Outputs = tuple[Tensor, ...]
 
@@ -79,7 +79,7 @@ class Case:
 
     def signed(self) -> Signed:
         """Stage and shape signature, as the table sees its call."""
-        return signature(self.op_name)(*self.problem(torch.device("meta"), torch.float32).arguments)
+        return SIGNATURES[self.op_name](*self.problem(torch.device("meta"), torch.float32).arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +127,17 @@ def swiglu(rows: int, width: int) -> Case:
 
 
 def greedy(rows: int, vocabulary: int, first: int = 0, stop: int = 0) -> Case:
-    """Rows with plain numbers, and where there are enough: ties, NaN, infinities."""
+    """The largest logit first or last in its slice, plain numbers, ties, NaN, infinities; NaN outside the slice."""
 
     def build(make: Numbers) -> Problem:
         logits = make.normal(rows, vocabulary)
+        logits[:, :first] = torch.nan
+        logits[:, stop or vocabulary :] = torch.nan
+        logits[:1, (stop or vocabulary) - 1] = 9.0
+        logits[6:7, first] = 9.0
         for row, value in enumerate((4.0, torch.nan, torch.inf, -torch.inf), start=1):
             if row < rows:
-                logits[row, first + row :: 3] = value
+                logits[row, first + row : stop or vocabulary : 3] = value
         if rows > 5:
             logits[5] = -torch.inf
         return Problem((logits, first, stop or vocabulary), tuple)

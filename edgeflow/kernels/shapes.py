@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.layout import PackedLayout, Span
 
 Signed = tuple[str, str]
@@ -27,14 +26,6 @@ def stage_of(spans: Sequence[Span]) -> str:
     """prefill: longer spans alone; decode: single rows alone; packed: both."""
     kinds = {span.length > 1 for span in spans}
     return "packed" if len(kinds) > 1 else "prefill" if kinds == {True} else "decode"
-
-
-def signature(op_name: str) -> Callable[..., Signed]:
-    """What signs the arguments of an operator; ConfigError for one whose shapes cannot be told apart."""
-    try:
-        return _SIGNATURES[op_name]
-    except KeyError:
-        raise ConfigError(f"operator {op_name}: entries cannot name a stage or a shape_sig") from None
 
 
 def _text(**sizes: int) -> str:
@@ -75,7 +66,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Si
     return "", _text(m=longest, n=len(starts) - 1, h=q.shape[1], d=q.shape[2])
 
 
-_SIGNATURES: dict[str, Callable[..., Signed]] = {
+SIGNATURES: dict[str, Callable[..., Signed]] = {
     "rms_norm": _norm,
     "add_rms_norm": _norm,
     "swiglu": _swiglu,
@@ -89,3 +80,4 @@ _SIGNATURES: dict[str, Callable[..., Signed]] = {
     "packed_attention_int8": _attention,
     "varlen_attention": _varlen,
 }
+"""What signs the arguments of an operator."""

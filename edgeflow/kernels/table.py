@@ -17,7 +17,7 @@ import torch
 
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, KINDS, REFERENCE, Hardware, Implementation
-from edgeflow.kernels.shapes import signature
+from edgeflow.kernels.shapes import SIGNATURES, Signed
 
 Params = dict[str, Any]
 
@@ -120,9 +120,10 @@ class OperatorTable:
     def resolve(self, context: OperatorKey, device: torch.device, dtype: torch.dtype) -> Any:
         """The function that serves a context; one that looks at shapes where entries tell shapes or stages apart."""
         hardware = Hardware.of(device)
-        if context.shape_sig or not self._tells_shapes_apart(_known(context, hardware)):
+        sign = SIGNATURES.get(context.op_name)
+        if sign is None or not self._depends_on_the_call(_known(context, hardware)):
             return self.choose(context, hardware, dtype).load()
-        return _ByShape(self, context, hardware, dtype)
+        return _ByShape(sign, lambda key: self.choose(key, hardware, dtype).load(), context)
 
     def choose(self, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> Choice:
         """The most specific entry that may serve; the reference where none does."""
@@ -143,11 +144,16 @@ class OperatorTable:
         matching = [entry for entry in matching if (context.op_name, entry.impl_id) in self._implementations]
         return sorted(matching, key=lambda entry: entry.key.specificity)[::-1]  # the last of equals first
 
-    def _tells_shapes_apart(self, context: OperatorKey) -> bool:
-        def anywhere(entry: Entry) -> bool:
-            return replace(entry.key, stage="", shape_sig="").matches(_named_as(entry, context))
+    def _depends_on_the_call(self, context: OperatorKey) -> bool:
+        """Whether entries tell apart what the context leaves open."""
 
-        return any((entry.key.stage or entry.key.shape_sig) and anywhere(entry) for entry in self._entries)
+        def open_to(entry: Entry) -> bool:
+            key = entry.key
+            known = {name: getattr(key, name) if getattr(context, name) else "" for name in ("stage", "shape_sig")}
+            closed = replace(key, **known)
+            return closed != key and closed.matches(_named_as(entry, context))
+
+        return any(open_to(entry) for entry in self._entries)
 
     def _check(self, entry: Entry) -> None:
         named = [entry.key.op_name] if entry.key.op_name else self.operators
@@ -163,19 +169,20 @@ class OperatorTable:
 class _ByShape:
     """An operator whose implementation follows the sizes it is called with; each is looked up once."""
 
-    def __init__(self, table: OperatorTable, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> None:
-        self._table = table
+    def __init__(
+        self, sign: Callable[..., Signed], find: Callable[[OperatorKey], Callable[..., Any]], context: OperatorKey
+    ) -> None:
+        self._sign = sign
+        self._find = find
         self._context = context
-        self._where = hardware, dtype
-        self._sign = signature(context.op_name)
-        self._found: dict[tuple[str, str], Callable[..., Any]] = {}
+        self._found: dict[Signed, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         signed = self._sign(*arguments)
         if signed not in self._found:
             stage, shape_sig = signed
             context = replace(self._context, stage=self._context.stage or stage, shape_sig=shape_sig)
-            self._found[signed] = self._table.choose(context, *self._where).load()
+            self._found[signed] = self._find(context)
         return self._found[signed](*arguments)
 
 

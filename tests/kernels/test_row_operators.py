@@ -21,7 +21,7 @@ def implementations(op_name: str) -> list:
     return [
         pytest.param(table.implementation(op_name, impl_id).function, id=impl_id)
         for impl_id in table.candidates(op_name)
-        if impl_id != "reference"
+        if impl_id not in ("reference", "triton")
     ]
 
 

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.table import Entry, Implementation, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.implementations import KINDS, Hardware, Implementation
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
+
+INT8_ATTENTION = "packed_attention_int8"
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -51,7 +56,8 @@ def test_hardware_is_the_device_unless_named(table):
     changed = table.overlaid(Entry(OperatorKey("op", hw_profile="cuda"), "gpu"))
     assert serving(changed, OperatorKey("op"), CUDA) == "gpu"
     assert serving(changed, OperatorKey("op"), CPU) == "plain"
-    assert serving(changed, OperatorKey("op", hw_profile="cuda_sm87"), CUDA) == "plain"
+    assert serving(changed, OperatorKey("op", hw_profile="cuda_sm87"), CUDA) == "gpu"
+    assert serving(changed, OperatorKey("op", hw_profile="cudax"), CUDA) == "plain"
 
 
 def test_a_candidate_that_cannot_run_is_passed_over(table):
@@ -76,9 +82,97 @@ def test_unknown_names_are_told(table):
         table.forcing(other="plain")
 
 
-def test_every_built_in_operator_has_a_reference_and_a_default():
+def test_an_architecture_wins_over_a_kind_of_device(table):
+    entries = [Entry(OperatorKey("op", hw_profile=profile), name) for profile, name in
+               (("cuda_sm87", "gpu"), ("cuda", "half"))]  # fmt: skip
+    changed = table.overlaid(*entries)
+    assert serving(changed, OperatorKey("op", hw_profile="cuda_sm87"), CUDA, torch.bfloat16) == "gpu"
+    assert serving(changed, OperatorKey("op", hw_profile="cuda_sm90"), CUDA, torch.bfloat16) == "half"
+
+
+def test_an_entry_without_an_operator_serves_all_of_a_kind():
+    table = built_in_table().overlaid(Entry(OperatorKey("", op_kind="norm"), "reference"))
+    chosen = table.choose(OperatorKey("rms_norm"), Hardware("cpu"), torch.float32)
+    assert (chosen.implementation.impl_id, chosen.why) == ("reference", "built in: op_kind=norm")
+    assert table.choose(OperatorKey("swiglu"), Hardware("cpu"), torch.float32).implementation.impl_id == "fused"
+
+
+def test_parameters_reach_the_implementation(table):
+    implementations = [Implementation("op", "reference", lambda size=1: size, choices={"size": (1, 2)})]
+    tuned = OperatorTable(implementations, [Entry(OperatorKey("op"), "reference", {"size": 2})])
+    assert serving(tuned, OperatorKey("op")) == 2
+    with pytest.raises(ConfigError, match="reference has no parameter color"):
+        OperatorTable(implementations, [Entry(OperatorKey("op"), "reference", {"color": 2})])
+
+
+def test_entries_for_shapes_are_looked_up_when_a_shape_is_first_seen():
+    calls: list[str] = []
+    implementations = [
+        Implementation("swiglu", name, lambda x, name=name: calls.append(name)) for name in ("reference", "small")
+    ]
+    table = OperatorTable(implementations, [Entry(OperatorKey("swiglu", shape_sig="m=4|f=8"), "small")])
+    function = table.resolve(OperatorKey("swiglu"), CPU, torch.float32)
+    for rows in (3, 4, 5, 3):
+        function(torch.empty(rows, 16))
+    assert calls == ["small", "small", "reference", "small"]
+
+
+def test_entries_for_stages_follow_the_spans():
+    table = built_in_table().overlaid(Entry(OperatorKey("packed_attention", stage="decode"), "reference"))
+    function = table.resolve(OperatorKey("packed_attention"), CPU, torch.float32)
+    kv = KVSlots(1, 2, 4, 1, 8, torch.float32, CPU)
+    names = [
+        function(PackedLayout.of(spans, CPU), kv).__qualname__.split(".")[0]
+        for spans in ([Span(0, 2, 1)], [Span(0, 0, 3), Span(1, 3, 1)])
+    ]
+    assert names == ["row_by_row", "slots_in_place"]
+
+
+def test_a_choice_says_what_was_passed_over():
+    chosen = built_in_table().choose(OperatorKey("rms_norm"), Hardware("cuda", 75), torch.bfloat16)
+    assert chosen.implementation.impl_id == "fused"
+    assert chosen.passed_over == ("triton: needs sm_80",)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "dtype", "shape", "objection"),
+    [
+        (Hardware("cpu"), torch.float32, "", "not for cpu"),
+        (Hardware("cuda", 75), torch.float32, "", "needs sm_80"),
+        (Hardware("cuda", 87), torch.float64, "", "not for float64"),
+        (Hardware("cuda", 87), torch.bfloat16, "m=1|d=512", "d over 256"),
+        (Hardware("cuda", 87), torch.bfloat16, "m=1|d=256", ""),
+        (Hardware("cuda"), torch.bfloat16, "", ""),
+    ],
+)
+def test_constraints(hardware, dtype, shape, objection):
+    pytest.importorskip("triton")
+    candidate = built_in_table().implementation("varlen_attention", "triton")
+    assert candidate.objection(hardware, dtype, shape) == objection
+
+
+def test_a_library_that_is_missing_is_told():
+    candidate = Implementation("op", "fast", "nowhere:fast", needs=("no_such_library",))
+    assert candidate.objection(Hardware("cpu"), torch.float32) == "no_such_library is not installed"
+
+
+@pytest.mark.parametrize("profile", ["tpu", "cpu_sm80", "cuda_smx", "cuda87"])
+def test_hardware_that_is_not_known_is_refused(profile):
+    with pytest.raises(ConfigError, match="hardware profile"):
+        Hardware.named(profile)
+
+
+def test_hardware_has_a_name():
+    assert [Hardware.named(name).profile for name in ("cpu", "cuda", "cuda_sm87")] == ["cpu", "cuda", "cuda_sm87"]
+    assert Hardware.of(CPU) == Hardware("cpu")
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA])
+def test_every_built_in_operator_has_a_reference_and_a_default(device):
     table = built_in_table()
-    for name in ("rms_norm", "rope_write_kv", "packed_attention", "swiglu", "shift_kv"):
-        assert len(table.candidates(name)) >= 2
-        reference = table.implementation(name, "reference").function
-        assert table.resolve(OperatorKey(name), CPU, torch.float32) is not reference
+    assert set(table.operators) == set(KINDS)
+    for name in table.operators:
+        assert "reference" in table.candidates(name)
+        chosen = table.choose(OperatorKey(name), Hardware(device.type), torch.bfloat16).implementation.impl_id
+        slow = chosen == "reference"
+        assert slow == (device == CPU and name in ("rope_write_kv_paired", "rope_write_kv_int8", INT8_ATTENTION))

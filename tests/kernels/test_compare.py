@@ -1,0 +1,218 @@
+"""The proof of an operator is worth something: candidates pass it, and implementations that are a little wrong fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from edgeflow.kernels import cases, greedy, int8_kv, packed_attention, rms_norm, rope_write_kv, shift_kv, swiglu
+from edgeflow.kernels import varlen_attention as varlen
+from edgeflow.kernels.cases import Heads
+from edgeflow.kernels.catalogue import small_cases
+from edgeflow.kernels.compare import deviation, tolerance
+from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.table import built_in_table
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+TABLE = built_in_table()
+ON_CPU = [
+    (op_name, impl_id)
+    for op_name in TABLE.operators
+    for impl_id in TABLE.candidates(op_name)
+    if impl_id not in ("reference", "triton")
+]
+
+
+def reference(op_name: str) -> Callable:
+    return TABLE.implementation(op_name, "reference").load()
+
+
+def worst(op_name: str, function: Callable, dtype: torch.dtype) -> float:
+    """The largest deviation over what is tolerated."""
+    found = []
+    for case in small_cases(op_name):
+        found.append(deviation(case, function, reference(op_name), CPU, dtype) / tolerance(case, dtype))
+    return max(found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("op_name", "impl_id"), ON_CPU)
+def test_candidates_pass(op_name, impl_id, dtype):
+    assert worst(op_name, TABLE.implementation(op_name, impl_id).load(), dtype) <= 1
+
+
+@pytest.mark.parametrize("op_name", TABLE.operators)
+def test_every_operator_has_problems_the_table_can_sign(op_name):
+    assert len(small_cases(op_name)) >= 3
+    for case in small_cases(op_name):
+        stage, shape_sig = case.signed()
+        assert case.op_name == op_name and "m=" in shape_sig + "m=" * ("shift" in op_name)
+        assert stage in ("", "prefill", "decode", "packed")
+
+
+def shifted(layout: PackedLayout, by: int) -> PackedLayout:
+    """A mask that is off: every row but a slot's first sees `by` keys more."""
+    place = layout.row_position
+    spans = tuple(Span(span.slot, span.start, span.length) for span in layout.spans)
+    return replace(layout, spans=spans, row_position=torch.where(place > 0, place + by, place))
+
+
+def other_slot(layout: PackedLayout, kv) -> Callable:
+    """The last row reads the slot of the first."""
+    slots = layout.row_slot.clone()
+    slots[-1] = slots[0]
+    return packed_attention.reference(replace(layout, row_slot=slots), kv)
+
+
+def other_scale(layout: PackedLayout, kv) -> Callable:
+    attend = packed_attention.reference(layout, kv)
+    return lambda q, k, v: attend(q * 1.1, k, v)
+
+
+def heads_in_turns(layout: PackedLayout, kv) -> Callable:
+    """Query head h reads KV head h mod KH, not h // group."""
+    attend = packed_attention.reference(layout, kv)
+
+    def wrong(q, k, v):
+        kv_heads = k.shape[2]
+        order = torch.arange(q.shape[1]).view(-1, kv_heads).t().flatten()
+        return attend(q[:, order], k, v)[:, order.argsort()]
+
+    return wrong
+
+
+def rope(change: Callable) -> Callable:
+    """The reference with other places or another input."""
+    return lambda qkv, heads, kv_heads, rows, k, v: rope_write_kv.reference(*change(qkv, heads, kv_heads, rows), k, v)
+
+
+def backwards(qkv, heads, kv_heads, rows):
+    return qkv, heads, kv_heads, replace(rows, sin=-rows.sin)
+
+
+def next_row(qkv, heads, kv_heads, rows):
+    return qkv, heads, kv_heads, replace(rows, cos=rows.cos.roll(1, 0), sin=rows.sin.roll(1, 0))
+
+
+def one_place_on(qkv, heads, kv_heads, rows):
+    return qkv, heads, kv_heads, replace(rows, flat=rows.flat + 1)
+
+
+def rounded_down(qkv, heads, kv_heads, rows, slots, scales):
+    q = int8_kv.write(qkv, heads, kv_heads, rows, slots, scales)
+    slots[0].flatten(0, 1)[rows.flat] -= (torch.rand(rows.flat.shape[0], *slots[0].shape[2:]) < 0.5).to(torch.int8)
+    return q
+
+
+def no_rotation(qkv, heads, kv_heads, rows, slots, scales):
+    still = replace(rows, cos=torch.ones_like(rows.cos), sin=torch.zeros_like(rows.sin))
+    return int8_kv.write(qkv, heads, kv_heads, still, slots, scales)
+
+
+def without_value_scale(layout):
+    attend = int8_kv.attention(layout)
+    return lambda q, slots, scales: attend(q, slots, (scales[0], scales[0]))
+
+
+def off_by_one_int8(layout):
+    return int8_kv.attention(shifted(layout, -1))
+
+
+def first_key_missing(q, k, v, starts, longest):
+    return varlen.reference(q, k, v.masked_fill((torch.arange(len(v)) == starts[0])[:, None, None], 0), starts, longest)
+
+
+def one_sequence(q, k, v, starts, longest):
+    return varlen.reference(q, k, v, starts[[0, -1]], longest)
+
+
+def last_of_equals(logits, first, stop):
+    ids, finite = greedy.reference(logits.flip(1), logits.shape[1] - stop, logits.shape[1] - first)
+    return logits.shape[1] - 1 - ids, finite
+
+
+def blind_to_nan(logits, first, stop):
+    return greedy.reference(logits, first, stop)[0], greedy.reference(logits.nan_to_num(0.0), first, stop)[1]
+
+
+def youngest_first(data, moves):
+    shift_kv.chain_reference(data, moves.flip(0))
+
+
+def one_row_short(data, source, target, length):
+    shift_kv.reference(data, source, target, max(length - 1, 0))
+
+
+WRONG = {
+    "rms_norm: eps": ("rms_norm", lambda x, w, eps: rms_norm.reference(x, w, eps * 1.5)),
+    "rms_norm: mean over one more": (
+        "rms_norm",
+        lambda x, w, eps: rms_norm.reference(x, w, eps) * ((x.shape[-1] + 1) / x.shape[-1]) ** 0.5,
+    ),
+    "add_rms_norm: no residual": ("add_rms_norm", lambda x, r, w, eps: rms_norm.add_reference(x, 0 * r, w, eps)),
+    "add_rms_norm: sum not kept": (
+        "add_rms_norm",
+        lambda x, r, w, eps: (rms_norm.add_reference(x, r, w, eps)[0], x),
+    ),
+    "swiglu: halves exchanged": ("swiglu", lambda x: swiglu.reference(x.roll(x.shape[1] // 2, 1))),
+    "swiglu: a block's last column": ("swiglu", lambda x: swiglu.reference(x).roll(1, 1)),
+    "greedy: last of equals": ("greedy", last_of_equals),
+    "greedy: NaN": ("greedy", blind_to_nan),
+    "greedy: a column short": ("greedy", lambda x, a, b: greedy.reference(x, a, max(b - 1, a + 1))),
+    "shift_kv: a row short": ("shift_kv", one_row_short),
+    "shift_kv_chain: order": ("shift_kv_chain", youngest_first),
+    "rope: backwards": ("rope_write_kv", rope(backwards)),
+    "rope: another row's angle": ("rope_write_kv", rope(next_row)),
+    "rope: the next place": ("rope_write_kv", rope(one_place_on)),
+    "rope: pairs side by side": ("rope_write_kv", rope_write_kv.paired_reference),
+    "rope paired: half-split": ("rope_write_kv_paired", rope_write_kv.reference),
+    "int8: rounded down": ("rope_write_kv_int8", rounded_down),
+    "int8: no rotation": ("rope_write_kv_int8", no_rotation),
+    "attention: one key fewer": ("packed_attention", lambda la, kv: packed_attention.reference(shifted(la, -1), kv)),
+    "attention: one key more": ("packed_attention", lambda la, kv: packed_attention.reference(shifted(la, 1), kv)),
+    "attention: another slot": ("packed_attention", other_slot),
+    "attention: scale": ("packed_attention", other_scale),
+    "attention: heads in turns": ("packed_attention", heads_in_turns),
+    "int8 attention: value scales": ("packed_attention_int8", without_value_scale),
+    "int8 attention: one key fewer": ("packed_attention_int8", off_by_one_int8),
+    "varlen: a key missing": ("varlen_attention", first_key_missing),
+    "varlen: one sequence": ("varlen_attention", one_sequence),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_implementation_fails(name, dtype):
+    op_name, function = WRONG[name]
+    assert worst(op_name, function, dtype) > 1.5
+
+
+def test_one_wrong_row_of_many_counts():
+    def wrong(x):
+        out = swiglu.reference(x)
+        out[-1, 0] += 0.5
+        return out
+
+    case = cases.swiglu(500, 8)
+    assert deviation(case, wrong, swiglu.reference, CPU, torch.bfloat16) > tolerance(case, torch.bfloat16)
+
+
+def test_a_row_that_must_not_be_written_counts():
+    """Memory beyond the rows of a pass is NaN and stays so."""
+
+    def wrong(qkv, heads, kv_heads, rows, k, v):
+        q = rope_write_kv.reference(qkv, heads, kv_heads, rows, k, v)
+        k[-1, -1] = 0
+        return q
+
+    case = cases.rope_write_kv([Span(0, 0, 3)], Heads(2, 2, 8))
+    assert deviation(case, wrong, rope_write_kv.reference, CPU, torch.float32) == float("inf")
+
+
+def test_a_missing_row_counts():
+    case = cases.swiglu(3, 8)
+    assert deviation(case, lambda x: swiglu.reference(x)[:2], swiglu.reference, CPU, torch.float32) == float("inf")
