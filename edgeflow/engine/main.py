@@ -1,21 +1,14 @@
-"""The worker process, started by the front with `--fd N --config FILE`.
+"""The worker process behind its entry in start.py.
 
 It owns the device, speaks edgeflow.ipc over the inherited socket, and is disposable: any failure ends it.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import ctypes
-import faulthandler
 import gc
-import os
-import signal
 import socket
-import sys
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
@@ -33,34 +26,19 @@ from edgeflow.ipc.messages import WarmupProgress, WorkerFailed, WorkerReady, sch
 from edgeflow.scheduler.cost import PassTimes
 from edgeflow.scheduler.scheduler import Scheduler
 
-_PR_SET_PDEATHSIG = 1
 
-
-def main() -> int:
-    """Build, prove, serve; the exit code of the process."""
-    parser = argparse.ArgumentParser(description="edgeflow worker process; started by `edgeflow serve`")
-    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the front")
-    parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
-    arguments = parser.parse_args()
-    _die_with_parent()
-    faulthandler.enable()
-    channel = BlockingChannel(socket.socket(fileno=arguments.fd))
+def main(fd: int, config: Path) -> int:
+    """Build, prove, serve; the exit code of the process. fd: of the socket to the front."""
+    torch.set_grad_enabled(False)
+    channel = BlockingChannel(socket.socket(fileno=fd))
     try:
-        return _serve(load_config(arguments.config, {}), channel)
+        return _serve(load_config(config, {}), channel)
     except ChannelClosed:
         return 0
     except EdgeflowError as error:
         with contextlib.suppress(ChannelClosed):
             channel.send(WorkerFailed(type(error).__name__, error.text))
         return 2
-
-
-def run() -> NoReturn:
-    """The whole life of the process."""
-    exit_code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)  # tearing down the interpreter and torch can outlast the front's patience on a busy machine
 
 
 def _serve(config: ServiceConfig, channel: BlockingChannel) -> int:
@@ -116,14 +94,3 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes) -> Worke
         decode_ns=times.decode_ns,
         decodes_ns=times.decodes_ns,
     )
-
-
-def _die_with_parent() -> None:
-    """The front's death must end the worker; Ctrl-C and SIGTERM are the front's to handle (it says Shutdown)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:
-            os._exit(0)
-    torch.set_grad_enabled(False)

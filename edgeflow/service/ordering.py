@@ -69,16 +69,17 @@ class RateGauge:
         return False
 
 
-class RefusalCount:
-    """Refused frames of the last ten seconds."""
+class RollingCount:
+    """How often something happened lately."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, window_ns: int = REFUSAL_WINDOW_NS) -> None:
         self._limit = limit
+        self._window_ns = window_ns
         self._times_ns: deque[int] = deque()
 
     def exceeded(self, now_ns: int) -> bool:
-        """Count a refusal; True when there are more than the limit."""
+        """Count it; True when it happened more often than the limit within the window."""
         self._times_ns.append(now_ns)
-        while self._times_ns[0] <= now_ns - REFUSAL_WINDOW_NS:
+        while self._times_ns[0] <= now_ns - self._window_ns:
             self._times_ns.popleft()
         return len(self._times_ns) > self._limit

@@ -37,7 +37,7 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.service.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.gate import within_limits
-from edgeflow.service.ordering import FrameOrder, RateGauge, RefusalCount
+from edgeflow.service.ordering import FrameOrder, RateGauge, RollingCount
 from edgeflow.service.outbox import Outbox
 from edgeflow.service.requests import CheckedFrame, OpenRequest
 from edgeflow.service.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, Track
@@ -78,7 +78,7 @@ class Session:
         self._rules = rules
         self._order = FrameOrder()
         self._rate = RateGauge(min(rules.rate_factor * period_hz, max(rules.rate_hz, period_hz)), now_ns)
-        self._refusals = RefusalCount(rules.rejected_frames)
+        self._refusals = RollingCount(rules.rejected_frames)
         self._hold_after_ns = max(PERIODS_SILENT * request.control_period_ns, rules.silent_hold_ns)
         self._free_after_ns = max(self._hold_after_ns, rules.silent_free_ns)
         self._opened_ns = self._heard_ns = now_ns

@@ -16,7 +16,7 @@ from edgeflow.service.codec import Unparsable, check_open, refuse_unknown_fields
 from edgeflow.service.events import End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.metrics import Metrics
-from edgeflow.service.ordering import RefusalCount
+from edgeflow.service.ordering import RollingCount
 from edgeflow.service.plane import ControlPlane
 from edgeflow.service.requests import OpenRequest
 from edgeflow.service.runner import SessionRunner
@@ -55,7 +55,7 @@ class StreamCall:
     async def _first_open(self) -> OpenRequest | None:
         """Open comes first; what comes before it is refused in band. None when the robot left."""
         config = self._plane.config
-        refusals = RefusalCount(config.limits.rejected_frames)
+        refusals = RollingCount(config.limits.rejected_frames)
         while True:
             message = await self._read_before_open()
             if message is grpc.aio.EOF:

@@ -9,16 +9,18 @@ from typing import Protocol
 from edgeflow.clock import Clock
 from edgeflow.config import TimingConfig
 from edgeflow.errors import StartError
-from edgeflow.ipc.messages import Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
+from edgeflow.ipc.messages import ChatReady, Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.service.faults import start_error
 from edgeflow.service.log import EventLog
+from edgeflow.service.ordering import RollingCount
+from edgeflow.service.progress import Progress
 from edgeflow.service.worker_link import WorkerLink
 from edgeflow.service.worker_process import KILL_WAIT_S, Launch, Process
 
 PING_S = 1.0
-SLOWEST_PASSES = 10  # this many of the slowest pass seen may go by without a sign of life
-RETRIES = 5  # starts that may fail one after another
-BACKOFF_S = 0.2
+CHECK_S = 0.1
+BACKOFF_S = 0.2  # after a start that failed, doubled with each
+LONGEST_BACKOFF_S = 10.0
 
 
 class WorkerListener(Protocol):
@@ -54,8 +56,7 @@ class WorkerLife:
         self._listener = listener
         self._link = WorkerLink(self._receive, listener.worker_writable, self._on_lost)
         self._process: Process | None = None
-        self._heard_ns = clock.now_ns()
-        self._slowest_ns = 0
+        self._progress = Progress(timing.worker_progress_ms * 1_000_000)
 
     @property
     def writable(self) -> bool:
@@ -83,15 +84,22 @@ class WorkerLife:
 
     async def watch(self) -> str:
         """Ping until it is lost; why."""
-        nonce = 0
+        nonce, ping_at_ns = 0, 0
         while not self.lost.done():
-            nonce += 1
-            self._link.send(Ping(nonce))
-            await asyncio.wait({self.lost}, timeout=PING_S)
-            if not self.lost.done() and self._clock.now_ns() - self._heard_ns > self._deadline_ns():
+            now_ns = self._clock.now_ns()
+            if now_ns >= ping_at_ns:
+                nonce, ping_at_ns = nonce + 1, now_ns + int(PING_S * 1e9)
+                self._link.send(Ping(nonce))
+            await asyncio.wait({self.lost}, timeout=CHECK_S)
+            listened_ns = min(self._clock.now_ns() - now_ns, int(2e9 * CHECK_S))
+            if not self.lost.done() and self._progress.listened(listened_ns):
                 self._link.close("hung")
                 await self.lost
         return self.lost.result()
+
+    async def stacks(self) -> list[str]:
+        """What its threads are doing, or did when it crashed."""
+        return await self._process.stacks() if self._process is not None else []
 
     async def shut_down(self, timeout_s: float) -> str:
         """Ask it to leave, then make it; how it ended."""
@@ -99,35 +107,34 @@ class WorkerLife:
         await asyncio.wait({self.lost}, timeout=timeout_s)
         return await self.reap()
 
-    async def reap(self) -> str:
-        """Make sure that it is gone; how it ended."""
+    async def reap(self, patience_s: float = 0.2) -> str:
+        """Make sure that it is gone; how it ended. patience_s: before it is killed."""
         if not self.ready.cancel() and not self.ready.cancelled():
             self.ready.exception()  # whoever waited for it may be gone
         self._link.close()
         if self._process is None:
             return "never started"
-        ended = await self._process.wait(0.2)
+        ended = await self._process.wait(patience_s)
         if ended is None:
             self._process.kill()
             ended = await self._process.wait(KILL_WAIT_S)
         return ended or f"still running {KILL_WAIT_S:g} s after SIGKILL"
 
-    def _deadline_ns(self) -> int:
-        return max(self._timing.worker_progress_ms * 1_000_000, SLOWEST_PASSES * self._slowest_ns)
-
     def _receive(self, message: Message) -> None:
-        self._heard_ns = self._clock.now_ns()
+        self._progress.heard()
         match message:
             case WarmupProgress():
                 self._listener.worker_progress(message)
             case WorkerReady():
-                self._slowest_ns = max(message.prefill_ns, message.decode_ns, message.packed_ns)
+                self._progress.heard((message.prefill_ns, message.decode_ns, message.packed_ns))
                 self._settle(message)
             case WorkerFailed():
                 self._settle(start_error(message.kind, message.text))
             case _:
                 if isinstance(message, Pong):
-                    self._slowest_ns = max([self._slowest_ns, *message.pass_ns])
+                    self._progress.heard(message.pass_ns)
+                elif isinstance(message, ChatReady):
+                    self._progress.heard((message.step_ns,))
                 self._listener.worker_message(message)
 
     def _settle(self, outcome: WorkerReady | StartError) -> None:
@@ -155,6 +162,7 @@ class Supervisor:
         self._timing = timing
         self._listener = listener
         self._log = log
+        self._losses = RollingCount(timing.crash_limit, int(timing.crash_window_s * 1e9))
         self._life: WorkerLife | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -201,19 +209,30 @@ class Supervisor:
         while self._life is not None:
             cause = await self._life.watch()
             self._listener.worker_lost(cause)
-            ended = await self._life.reap()
-            self._log.event("worker_lost", cause=cause, ended=ended)
-            if not await self._replace():
+            ended, stacks = await self._bury(self._life, hung=cause == "hung")
+            self._log.event("worker_lost", cause=cause, ended=ended, stacks=stacks)
+            if not await self._replace(cause):
                 return
 
-    async def _replace(self) -> bool:
-        """Start another, several times if need be; False after the last attempt."""
-        for attempt in range(RETRIES):
+    async def _bury(self, life: WorkerLife, *, hung: bool) -> tuple[str, list[str]]:
+        """How it ended and what its threads did: asked of one that hangs, left behind by one that crashed."""
+        if hung:
+            stacks = await life.stacks()
+            return await life.reap(0), stacks
+        ended = await life.reap()
+        return ended, await life.stacks()
+
+    async def _replace(self, why: str) -> bool:
+        """Start another, as often as workers may be lost; False when that was too often."""
+        backoff_s = BACKOFF_S
+        while not self._losses.exceeded(self._clock.now_ns()):
             try:
                 await self._start_one()
                 return True
             except StartError as error:
-                text = error.text
-                await asyncio.sleep(BACKOFF_S * 2**attempt)
-        self._listener.worker_fault(text)
+                why = error.text
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+        losses, window_s = self._timing.crash_limit + 1, self._timing.crash_window_s
+        self._listener.worker_fault(f"{losses} workers were lost within {window_s:g} s, the last: {why}")
         return False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import signal
 import socket
 import subprocess
@@ -10,11 +12,17 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from edgeflow.config import ServiceConfig
 
 KILL_WAIT_S = 5.0
+STACKS_SIGNAL = signal.SIGUSR1  # the same as in engine/leash.py
+STACKS_S = 0.3
+STACKS_QUIET_S = 0.05
+STACKS_BYTES = 64 << 10
+STACKS_LINES = 200
 
 
 class Process(Protocol):
@@ -24,6 +32,10 @@ class Process(Protocol):
 
     async def wait(self, timeout_s: float) -> str | None:
         """How it ended, or None when it still runs after the timeout."""
+        ...
+
+    async def stacks(self) -> list[str]:
+        """What its threads are doing, or what they did when it crashed: functions, files and lines."""
         ...
 
 
@@ -41,8 +53,10 @@ Launch: TypeAlias = Callable[[], Launched]
 class WorkerProcess:
     """A child process. It must be started from a thread that outlives it: it dies with that thread."""
 
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], stacks: int) -> None:
         self._popen = popen
+        self._stacks = os.fdopen(stacks, "rb", buffering=0)
+        self._last_words: list[str] = []
 
     @property
     def pid(self) -> int:
@@ -59,27 +73,58 @@ class WorkerProcess:
             code = await asyncio.to_thread(self._popen.wait, timeout_s)
         except subprocess.TimeoutExpired:
             return None
+        if not self._stacks.closed:
+            self._last_words = await asyncio.to_thread(self._read_stacks)
+            self._stacks.close()
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    async def stacks(self) -> list[str]:
+        """What its threads are doing, or what they did when it crashed: functions, files and lines."""
+        if self._stacks.closed:
+            return self._last_words
+        if _is_stopped(self._popen.pid):
+            return ["the process is stopped by a signal and cannot tell"]
+        self._popen.send_signal(STACKS_SIGNAL)
+        return await asyncio.to_thread(self._read_stacks)
+
+    def _read_stacks(self) -> list[str]:
+        """Whatever is in the pipe once nothing follows any more."""
+        told, patience_s = b"", STACKS_S
+        while len(told) < STACKS_BYTES and select.select([self._stacks], [], [], patience_s)[0]:
+            if not (more := self._stacks.read(STACKS_BYTES)):
+                break
+            told, patience_s = told + more, STACKS_QUIET_S
+        return told.decode(errors="replace").splitlines()[:STACKS_LINES]
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal holds it (where /proc tells)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def _worker_code() -> str:
     """Imports come from where ours come from: `-m` would look into the present directory first."""
-    return f"import sys; sys.path[:] = {sys.path!r}; from edgeflow.engine.main import run; run()"
+    return f"import sys; sys.path[:] = {sys.path!r}; from edgeflow.engine.start import run; run()"
 
 
 def launch_worker(config: ServiceConfig) -> Launched:
     """Start edgeflow.engine.main with one end of a socket pair and the resolved configuration."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs, tempfile.TemporaryFile() as file:
+    stacks, worker_stacks = os.pipe()
+    with theirs, os.fdopen(worker_stacks, "wb"), tempfile.TemporaryFile() as file:
         file.write(config.model_dump_json().encode())
         file.flush()
         file.seek(0)
-        command = [sys.executable, "-c", _worker_code()]
-        command += ["--fd", str(theirs.fileno()), "--config", f"/dev/fd/{file.fileno()}"]
+        command = [sys.executable, "-c", _worker_code(), "--parent", str(os.getpid())]
+        command += ["--fd", str(theirs.fileno()), "--stacks", str(worker_stacks)]
+        command += ["--config", f"/dev/fd/{file.fileno()}"]
         popen = subprocess.Popen(
             command,
-            pass_fds=(theirs.fileno(), file.fileno()),
+            pass_fds=(theirs.fileno(), worker_stacks, file.fileno()),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # a signal to our process group is ours to handle
         )
-    return Launched(ours, WorkerProcess(popen))
+    return Launched(ours, WorkerProcess(popen, stacks))

@@ -40,7 +40,7 @@ def start(tmp_path):
             [
                 sys.executable,
                 "-c",
-                "from edgeflow.engine.main import run; run()",
+                "from edgeflow.engine.start import run; run()",
                 "--fd",
                 str(theirs.fileno()),
                 "--config",

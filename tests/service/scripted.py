@@ -101,6 +101,9 @@ class ScriptedWorker:
         await asyncio.to_thread(self._thread.join, timeout_s)
         return None if self._thread.is_alive() else "exit code 0"
 
+    async def stacks(self) -> list[str]:
+        return ["scripted"]
+
     def release(self, count: int = 1) -> None:
         """Answer the oldest held frames."""
         with self._lock:

@@ -13,7 +13,7 @@ from edgeflow.service.events import NoticeEvent, StatusEvent
 from edgeflow.service.gate import within_limits
 from edgeflow.service.health import Health, State
 from edgeflow.service.log import EventLog
-from edgeflow.service.ordering import SEQ_WINDOW, STAMP_TOLERANCE_NS, FrameOrder, RateGauge, RefusalCount
+from edgeflow.service.ordering import SEQ_WINDOW, STAMP_TOLERANCE_NS, FrameOrder, RateGauge, RollingCount
 from edgeflow.service.outbox import Outbox
 from edgeflow.types import Disposition
 from tests.service.scripted import SCHEMA
@@ -56,7 +56,7 @@ def test_a_second_s_worth_may_come_at_once_then_the_rate_holds():
 
 
 def test_refusals_are_forgotten_after_ten_seconds():
-    count = RefusalCount(2)
+    count = RollingCount(2)
     assert [count.exceeded(now) for now in (0, 1, 2)] == [False, False, True]
     assert not count.exceeded(11 * SECOND)
 

@@ -49,7 +49,7 @@ async def test_a_killed_worker_is_replaced_and_the_same_stream_acts_again(checkp
 async def test_frames_while_the_worker_restarts_are_dropped_by_name(checkpoint, monkeypatch):
     monkeypatch.setattr(supervisor, "BACKOFF_S", 0.01)
     script = Script()
-    async with serving(checkpoint, script) as served:
+    async with serving(checkpoint, script, timing__crash_limit=1000) as served:
         robot = served.robot()
         await robot.open()
         script.fail = WorkerFailed("StartError", "no device")

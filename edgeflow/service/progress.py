@@ -1,0 +1,36 @@
+"""How long a worker may be silent before it counts as hung."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+SLOW_PASSES = 10  # this many passes of the slowest hundredth may go by without a sign of life
+KEPT_PASSES = 1000
+
+
+class Progress:
+    """Silence, counted only while somebody listens: a front that was stopped itself accuses nobody."""
+
+    def __init__(self, least_ns: int) -> None:
+        self._least_ns = least_ns
+        self._silent_ns = 0
+        self._passes_ns: deque[int] = deque(maxlen=KEPT_PASSES)
+
+    @property
+    def deadline_ns(self) -> int:
+        """The longest silence."""
+        if not self._passes_ns:
+            return self._least_ns
+        slow_ns = sorted(self._passes_ns)[len(self._passes_ns) * 99 // 100]
+        return max(self._least_ns, SLOW_PASSES * slow_ns)
+
+    def heard(self, passes_ns: Iterable[int] = ()) -> None:
+        """A sign of life, and how long its passes took."""
+        self._silent_ns = 0
+        self._passes_ns.extend(passes_ns)
+
+    def listened(self, elapsed_ns: int) -> bool:
+        """So long nothing came; True when that is too long."""
+        self._silent_ns += elapsed_ns
+        return self._silent_ns > self.deadline_ns
