@@ -128,6 +128,7 @@ class ChatConfig(_Section):
     model: str = Field(EMBEDDED_CHAT, min_length=1, description="directory, hub id, or demo-chat (the embedded model)")
     alias: str = Field("", max_length=128, description="the name clients use; the last part of model if not given")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["float", "int8"] = Field("float", description="int8: decode rows meet 8-bit weights (CPU)")
     capacity: int = Field(2048, ge=16, le=131_072, description="positions of a slot: prompt and answer together")
     slots: list[ChatSlot] = Field(default_factory=list, max_length=16)
     max_tokens: int = Field(256, ge=1, description="of an answer, when the request does not say")

@@ -17,6 +17,7 @@ from edgeflow.engine.generate import FixedPrefix, Prefill, run_pass
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.messages import ChatReady, Message
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.linear import Float, Int8OneRow, MakeLinear
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 
@@ -68,7 +69,10 @@ def load_chat(config: ServiceConfig, progress: Progress) -> BuiltChat | None:
     if path is None:
         return None
     device = choose_device(config.device)
-    model = load_chat_model(path, choose_dtype(config.chat.dtype, device), device)
+    if config.chat.weights == "int8" and device.type != "cpu":
+        raise ConfigError("chat.weights: int8 is for a CPU")
+    linear: MakeLinear = Int8OneRow if config.chat.weights == "int8" else Float
+    model = load_chat_model(path, choose_dtype(config.chat.dtype, device), device, linear=linear)
     return build_chat(config.chat, model, fingerprint(path), progress)
 
 

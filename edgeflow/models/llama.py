@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout
+from edgeflow.kernels.linear import Float, Linear, MakeLinear
 from edgeflow.kernels.packed_attention import Attend, PackedAttention
 from edgeflow.kernels.rms_norm import RmsNorm
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces
@@ -96,19 +97,18 @@ class LlamaConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """qkv [(H + 2 KH) D, E] and its bias; head_norms: of queries and keys [D]; gate_up [2F, E]; others as published."""
+    """qkv: [(H + 2 KH) D, E]; head_norms: of queries and keys [D]; gate_up: [2F, E]; others as published."""
 
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Linear
     head_norms: tuple[Tensor, Tensor] | None
-    output: Tensor
+    output: Linear
     post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Linear
+    down: Linear
 
     @classmethod
-    def of(cls, config: LlamaConfig, weights: Weights) -> _Layer:
+    def of(cls, config: LlamaConfig, weights: Weights, linear: MakeLinear) -> _Layer:
         """weights: those below `model.layers.<index>.`; projections that read the same rows are fused."""
         width, inner = config.hidden_size, config.intermediate_size
         rows = {"q": config.q_width, "k": config.kv_width, "v": config.kv_width}
@@ -118,13 +118,12 @@ class _Layer:
         gate_up = [weights.take(f"mlp.{name}_proj.weight", inner, width) for name in ("gate", "up")]
         return cls(
             input_norm=weights.take("input_layernorm.weight", width),
-            qkv=torch.cat(qkv),
-            qkv_bias=torch.cat(bias) if bias else None,
+            qkv=linear(torch.cat(qkv), torch.cat(bias) if bias else None),
             head_norms=_head_norms(weights, config.head_dim) if config.head_norm else None,
-            output=weights.take("self_attn.o_proj.weight", width, config.q_width),
+            output=linear(weights.take("self_attn.o_proj.weight", width, config.q_width), None),
             post_norm=weights.take("post_attention_layernorm.weight", width),
-            gate_up=torch.cat(gate_up),
-            down=weights.take("mlp.down_proj.weight", width, inner),
+            gate_up=linear(torch.cat(gate_up), None),
+            down=linear(weights.take("mlp.down_proj.weight", width, inner), None),
         )
 
 
@@ -157,6 +156,7 @@ class LlamaDecoder:
     """weights: names as published (model.layers.0.self_attn.q_proj.weight, …); all but the head's begin with `stem`.
 
     name: of the model, by which operators are looked up. attention: serves instead of the table's choice (ablations).
+    linear: what serves every projection and the head.
     """
 
     def __init__(
@@ -168,15 +168,16 @@ class LlamaDecoder:
         name: str = "llama",
         table: OperatorTable | None = None,
         attention: PackedAttention | None = None,
+        linear: MakeLinear = Float,
     ) -> None:
         self.config = config
         vocab, width = config.vocab_size, config.hidden_size
         self._embedding = weights.take(f"{stem}embed_tokens.weight", vocab, width)
         tied = config.tie_word_embeddings
-        self._head = self._embedding if tied else weights.take("lm_head.weight", vocab, width)
+        self._head = linear(self._embedding if tied else weights.take("lm_head.weight", vocab, width), None)
         self._norm = weights.take(f"{stem}norm.weight", width)
         layers = range(config.num_hidden_layers)
-        self._layers = [_Layer.of(config, weights.under(f"{stem}layers.{index}.")) for index in layers]
+        self._layers = [_Layer.of(config, weights.under(f"{stem}layers.{index}."), linear) for index in layers]
         self._operators = _Operators.of(table or built_in_table(), name, self._embedding, attention)
         self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
 
@@ -201,7 +202,7 @@ class LlamaDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head of the rows asked for: [n, E] → [n, V]"""
-        return F.linear(self.final_norm(hidden), self._head)
+        return self._head(self.final_norm(hidden))
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         """What the head reads: [n, E] → [n, E]"""
@@ -212,14 +213,14 @@ class LlamaDecoder:
     ) -> Tensor:
         config, operators = self.config, self._operators
         x = operators.rms_norm(hidden, layer.input_norm, config.rms_norm_eps)
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+        qkv = layer.qkv(x)
         if layer.head_norms is not None:
             qkv = self._norm_heads(qkv, *layer.head_norms)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         q = operators.rope_write_kv(qkv, heads, kv_heads, rows, k_slots, v_slots)
-        hidden = torch.addmm(hidden, attend(q, k_slots, v_slots).flatten(1), layer.output.t())
+        hidden = layer.output(attend(q, k_slots, v_slots).flatten(1), hidden)
         x = operators.rms_norm(hidden, layer.post_norm, config.rms_norm_eps)
-        return torch.addmm(hidden, operators.swiglu(F.linear(x, layer.gate_up)), layer.down.t())
+        return layer.down(operators.swiglu(layer.gate_up(x)), hidden)
 
     def _norm_heads(self, qkv: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
         """Each head's query and key by itself; values as they are."""
