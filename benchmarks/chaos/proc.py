@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KIB = 1024
+POOL = "event_engine"  # threads of gRPC's own pool, which grows and shrinks by itself within bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +21,10 @@ class Held:
 
 
 def held(pid: int) -> Held:
-    """Open descriptors and threads."""
+    """Open descriptors, and threads but for those of POOL."""
     folder = Path(f"/proc/{pid}")
-    return Held(len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir())))
+    names = [(task / "comm").read_text().strip() for task in (folder / "task").iterdir()]
+    return Held(len(list((folder / "fd").iterdir())), sum(name != POOL for name in names))
 
 
 def memory(pid: int) -> dict[str, int]:

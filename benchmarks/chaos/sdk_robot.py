@@ -1,0 +1,86 @@
+"""A robot with the SDK, in a process of its own: tells every change between acting and holding."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from benchmarks.chaos.robots import client, picture, told_to_stop
+from edgeflow.client.actions import Directive
+from edgeflow.errors import EdgeflowError
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What the robot does from at_ns (monotonic clock) on: act, hold or stop.
+
+    late_ns: for what follows an action, how long after the end of that action's validity; negative = before it.
+    """
+
+    at_ns: int
+    command: str
+    reason: str
+    late_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """overdue: how often `latest` gave out an action past its validity. sessions: all that it ever had."""
+
+    sessions: tuple[int, ...]
+    reconnects: int
+    asked: int
+    overdue: int
+
+
+class Watch:
+    """Called by the SDK with every directive; sends changes of the command."""
+
+    def __init__(self, link: Connection) -> None:
+        self._link = link
+        self._lock = threading.Lock()
+        self._command = ""
+        self._valid_until_ns = 0
+
+    def __call__(self, directive: Directive) -> None:
+        now_ns = time.monotonic_ns()
+        command = directive.command.value.lower()
+        if command != self._command:
+            self._command = command
+            self.send(Change(now_ns, command, directive.reason, now_ns - self._valid_until_ns))
+        if directive.action is not None:
+            self._valid_until_ns = directive.action.valid_until_ns
+
+    def send(self, message: object) -> None:
+        """Of any thread."""
+        with self._lock:
+            self._link.send(message)
+
+
+def sdk_robot(link: Connection, address: str, rate_hz: float, poll_s: float = 0.004) -> None:
+    """Push at a rate and ask `latest` every poll_s, until the benchmark says something."""
+    watch, image = Watch(link), picture()
+    sessions: list[int] = []
+    asked = overdue = 0
+    with client(address, 1.0, on_action=watch) as robot:
+        due = time.monotonic()
+        while not told_to_stop(link, poll_s):
+            if time.monotonic() >= due:
+                due += 1 / rate_hz
+                _push(robot, image)
+            before_ns = time.monotonic_ns()
+            action = robot.latest().action
+            asked += 1
+            overdue += action is not None and before_ns >= action.valid_until_ns
+            if robot.opened.session not in sessions:
+                sessions.append(robot.opened.session)
+        watch.send(Summary(tuple(sessions), robot.statistics().reconnects, asked, overdue))
+
+
+def _push(robot: object, image: bytes) -> None:
+    try:
+        robot.push(image)  # type: ignore[attr-defined]
+    except EdgeflowError:
+        time.sleep(0.01)  # the service does not take the session back
