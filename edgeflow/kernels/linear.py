@@ -1,6 +1,6 @@
 """LINEAR: rows times a weight. An implementation is made once for a weight and then called by every pass.
 
-make(weight [N, M], bias [N] or None) → linear(x [n, M], residual [n, N] or None) → [n, N] = x weight^T + bias + residual.
+make(weight [N, M], bias [N] or None) → linear(x [n, M], residual [n, N] or None) → [n, N]: x weight^T + bias + residual
 """
 
 from __future__ import annotations

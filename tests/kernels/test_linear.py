@@ -23,14 +23,19 @@ def error(made: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 @given(
-    rows=st.integers(1, 5), inputs=st.integers(8, 96), outputs=st.integers(1, 70), bias=st.booleans(), seed=st.integers(0, 9)
-)  # fmt: skip
-@pytest.mark.parametrize(("make", "tolerance"), [(Float, 1e-6), (Int8OneRow, 0.03)])
+    rows=st.integers(1, 5),
+    inputs=st.integers(8, 96),
+    outputs=st.integers(1, 70),
+    bias=st.booleans(),
+    seed=st.integers(0, 9),
+)
+@pytest.mark.parametrize(("make", "tolerance"), [(Float, 1e-6), (Int8OneRow, 0.01)])
 def test_it_is_the_formula(make: MakeLinear, tolerance: float, rows, inputs, outputs, bias, seed):
     x, weight, offset, residual = problem(rows, inputs, outputs, bias=bias, seed=seed)
     made, wanted = make(weight, offset), Reference(weight, offset)
-    assert error(made(x), wanted(x)) < tolerance
-    assert error(made(x, residual.clone()), wanted(x, residual)) < tolerance
+    allowed = tolerance * (x.norm(dim=1, keepdim=True) * weight.norm(dim=1) + 1)
+    assert ((made(x) - wanted(x)).abs() <= allowed).all()
+    assert ((made(x, residual.clone()) - wanted(x, residual)).abs() <= allowed).all()
 
 
 def test_one_row_is_in_eight_bits_and_more_rows_are_exact():
