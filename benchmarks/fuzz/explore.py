@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,7 +30,7 @@ SECONDS_PER_INPUT = 5
 SEED = "seed-"
 KEPT = 30
 STATUS = re.compile(r"#(\d+)\s+\S+\s+cov: (\d+) ft: (\d+)")
-DONE = re.compile(r"Done (\d+) runs in (\d+) second")
+DONE = re.compile(r"Done (\d+) runs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +75,18 @@ def explore(target: str, seconds: int, seed: int, keep: bool) -> Figures:
     with tempfile.TemporaryDirectory() as directory:
         grown = Path(directory)
         options = [f"-max_total_time={seconds}", f"-seed={seed}", f"-artifact_prefix={CORPUS / target}/"]
+        start = time.monotonic()
         log = _run(target, [*options, str(grown), str(CORPUS / target)])
+        took = max(round(time.monotonic() - start), 1)
         fresh = sorted((path for path in grown.iterdir() if not path.name.startswith(SEED)), key=_size)
         for path in fresh[:KEPT] if keep else ():
             shutil.copyfile(path, CORPUS / target / path.name)
     found = {path.name for path in (CORPUS / target).iterdir()} - before
     findings = sorted(name for name in found if name.startswith(("crash-", "timeout-", "oom-", "slow-unit-")))
     *_, (_, edges, features) = STATUS.findall(log)
-    ((runs, took),) = DONE.findall(log) or [(STATUS.findall(log)[-1][0], str(seconds))]
-    rate = int(runs) // max(int(took), 1)
+    runs = int((DONE.findall(log) or [found[0] for found in STATUS.findall(log)])[-1])
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    counts = (int(took), int(runs), rate, int(edges), int(features), len(fresh))
+    counts = (took, runs, runs // took, int(edges), int(features), len(fresh))
     return Figures(target, now, platform.python_version(), *counts, tuple(findings))
 
 

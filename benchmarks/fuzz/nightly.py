@@ -48,6 +48,7 @@ def steps(count: int, minutes: float, out: Path) -> dict[str, list[str]]:
         "limits": [python, "-m", "benchmarks.fuzz.limits", f"--count={count}", f"--json={out}/limits.json"],
         "properties": [python, "-m", "pytest", "-q", "--timeout=3000", "--hypothesis-profile=nightly", *PROPERTIES],
     }
+    plan["stress"] = [python, "-m", "benchmarks.fuzz.stress", f"--minutes={6 * minutes}", f"--json={out}/stress.json"]
     for target in TARGETS:
         plan[f"fuzz-{target}"] = ["scripts/fuzz", target, f"--minutes={minutes}", f"--json={out}/fuzz.json"]
     return plan
@@ -66,7 +67,9 @@ def main() -> int:
     """Run all; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000, help="bad frames of each kind, bombs, oversized messages")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of fuzzing, each target")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="of fuzzing, each target; six times as many of stress"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "nightly", help="folder of logs and results")
     parser.add_argument("--step", action="append", help="only this one; may be repeated")
     arguments = parser.parse_args()

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+import grpc
+
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.codec import Unparsable, parse_client_message
-from tests.fuzz.kinds import KINDS, OPEN, Kind, good_frame
+from tests.fuzz.kinds import KINDS, OPEN, PERIOD_MS, Kind, good_frame
 from tests.service.harness import Robot
 
 PICTURES = 4
@@ -17,6 +19,10 @@ BAD_A_STREAM = 80  # a hundred refusals in ten seconds would end it
 NO_NUMBER = {"MESSAGE_UNPARSABLE", "MESSAGE_EMPTY"}
 Answers = dict[int, tuple[tuple[int, ...], tuple[float, ...]]]  # picture → tokens, values
 Connect = Callable[[], Robot]
+
+
+class Refused(Exception):
+    """No room for another session at the moment."""
 
 
 @dataclass(slots=True)
@@ -36,13 +42,22 @@ class Conversation:
         self.robot = robot
         self._seq = 0
 
-    async def open(self) -> None:
-        await self.robot.send(pb.ClientMessage(open=OPEN))
-        await self.robot.until(lambda m: m.WhichOneof("kind") == "opened")
+    async def open(self, period_ms: int = PERIOD_MS) -> None:
+        """OPEN with another control period, when one is given. Refused when there is no room."""
+        opened = pb.Open()
+        opened.CopyFrom(OPEN)
+        opened.control_period_ms = period_ms
+        await self.robot.send(pb.ClientMessage(open=opened))
+        try:
+            await self.robot.until(lambda m: m.WhichOneof("kind") == "opened")
+        except AssertionError:
+            if await self.robot.call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise Refused from None
+            raise
 
     async def good(self, picture: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """A good frame's tokens and values."""
-        frame = self._next(picture)
+        frame = self.next(picture)
         await self.robot.send(pb.ClientMessage(frame=frame))
         action = await self.robot.action(frame.seq)
         assert action.command == pb.COMMAND_ACT and action.stamp_ns == frame.stamp_ns
@@ -50,7 +65,7 @@ class Conversation:
 
     async def bad(self, kind: Kind, rng: Random) -> tuple[str, int]:
         """Send a spoilt frame; what is wrong with the answer, or nothing, and how long it took."""
-        data = kind.spoil(self._next(rng.randrange(PICTURES)), rng)
+        data = kind.spoil(self.next(rng.randrange(PICTURES)), rng)
         start_ns = time.perf_counter_ns()
         await self.robot.send(data)
         answer = await self.robot.until(_is_refusal)
@@ -60,7 +75,8 @@ class Conversation:
         await self.robot.send(pb.ClientMessage(close=pb.Close()))
         await self.robot.rest()
 
-    def _next(self, picture: int) -> pb.Frame:
+    def next(self, picture: int) -> pb.Frame:
+        """The next good frame, which the caller sends."""
         self._seq += 1
         return good_frame(self._seq, time.monotonic_ns(), picture)
 

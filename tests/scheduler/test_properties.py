@@ -159,6 +159,6 @@ class CopyMachine(SchedulerMachine):
 
 
 TestRotate = SchedulerMachine.TestCase
-TestRotate.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestRotate.settings = settings(stateful_step_count=60)
 TestCopy = CopyMachine.TestCase
-TestCopy.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestCopy.settings = settings(stateful_step_count=60)

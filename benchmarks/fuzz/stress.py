@@ -1,0 +1,292 @@
+"""A mixed stress: robots that do everything that robots do wrong, beside robots that do not, against one service.
+
+    .venv/bin/python -m benchmarks.fuzz.stress --minutes 60 --json benchmarks/results/stress.json
+
+Scenarios are drawn from a seeded source, several at a time; the same seed draws the same ones. None may fail: every
+action must be the one that a clean run gets for the same picture, whoever else is served. Exit code 1 otherwise.
+A robot for which there is no room tries again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import grpc
+from rich.table import Table
+
+from benchmarks.fuzz.bad_frames import connector
+from benchmarks.fuzz.serving import Serving, serving
+from benchmarks.machine import machine_facts
+from edgeflow.console import table_console
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.grpc_server import SERVICE
+from tests.fuzz import pictures
+from tests.fuzz.exchange import PICTURES, Answers, Connect, Conversation, Refused, clean_run
+from tests.fuzz.kinds import HEIGHT, KINDS, OPEN, WIDTH, good_frame
+
+PERIOD_MS = 500  # declared, so that all of them are admitted
+AT_ONCE = 4
+LEAST_OF_EACH = 10
+PATIENCE_S = 60.0
+RETRY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a scenario has: a way to connect, what clean runs answer, and its share of chance."""
+
+    connect: Connect
+    channel: grpc.aio.Channel
+    clean: Answers
+    rng: Random
+
+    async def session(self) -> Conversation:
+        """A stream that was opened."""
+        conversation = Conversation(self.connect())
+        await conversation.open(PERIOD_MS)
+        return conversation
+
+    async def right(self, conversation: Conversation, frames: int = 1) -> None:
+        """Good frames get the answers of a clean run."""
+        for _ in range(frames):
+            picture = self.rng.randrange(PICTURES)
+            answer = await conversation.good(picture)
+            assert answer == self.clean[picture], f"picture {picture}: {answer}"
+
+
+async def steady(world: World) -> None:
+    """A robot as it should be."""
+    conversation = await world.session()
+    await world.right(conversation, 10)
+    await conversation.close()
+
+
+async def mistakes(world: World) -> None:
+    """Bad frames of all kinds between good ones."""
+    conversation = await world.session()
+    await world.right(conversation)
+    for kind in world.rng.choices(list(KINDS.values()), k=8):
+        wrong, _ = await conversation.bad(kind, world.rng)
+        assert not wrong, wrong
+        await world.right(conversation)
+    await conversation.close()
+
+
+async def nonsense(world: World) -> None:
+    """More refusals than are allowed."""
+    conversation = await world.session()
+    for _ in range(101):
+        await conversation.robot.send(b"\xff")
+    code, _ = await conversation.robot.rest()
+    assert code is grpc.StatusCode.ABORTED, code
+
+
+async def resets(world: World) -> None:
+    """A new episode before every frame."""
+    conversation = await world.session()
+    for _ in range(5):
+        await conversation.robot.send(pb.ClientMessage(reset=pb.Reset()))
+        await world.right(conversation)
+    await conversation.close()
+
+
+async def another_task(world: World) -> None:
+    """The instruction changes and changes back."""
+    conversation = await world.session()
+    for text in ("grasp the blue handle", OPEN.instruction):
+        await conversation.robot.send(pb.ClientMessage(reset=pb.Reset(instruction=text)))
+        if text != OPEN.instruction:
+            await conversation.good(0)
+    await world.right(conversation)
+    await conversation.close()
+
+
+async def burst(world: World) -> None:
+    """Many frames at once: each gets one disposition, the newest is acted on."""
+    conversation = await world.session()
+    frames = [conversation.next(0) for _ in range(30)]
+    for frame in frames:
+        await conversation.robot.send(pb.ClientMessage(frame=frame))
+    await conversation.robot.action(frames[-1].seq)
+    await conversation.robot.status(frames[-1].seq)
+    told = Counter(seq for seq, _ in conversation.robot.dispositions())
+    assert told == Counter(frame.seq for frame in frames), told
+    await conversation.close()
+
+
+async def vanish(world: World) -> None:
+    """A robot that is gone in the middle of a frame."""
+    conversation = await world.session()
+    await conversation.robot.send(pb.ClientMessage(frame=conversation.next(0)))
+    conversation.robot.call.cancel()
+
+
+async def half_close(world: World) -> None:
+    """The last frame is answered though no more will come."""
+    conversation = await world.session()
+    frame = conversation.next(1)
+    await conversation.robot.send(pb.ClientMessage(frame=frame))
+    await conversation.robot.call.done_writing()
+    assert tuple((await conversation.robot.action(frame.seq)).token_ids) == world.clean[1][0]
+    assert (await conversation.robot.rest())[0] is grpc.StatusCode.OK
+
+
+async def bad_open(world: World) -> None:
+    """A session that is none."""
+    robot = world.connect()
+    changes = world.rng.choice([{"model": "other"}, {"instruction": "\a"}, {"control_period_ms": 1}, {"mode": 99}])
+    opened = pb.Open()
+    opened.CopyFrom(OPEN)
+    opened.MergeFrom(pb.Open(**changes))
+    await robot.send(pb.ClientMessage(open=opened))
+    code, text = await robot.rest()
+    assert code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT) and "open." in text, (code, text)
+
+
+async def too_early(world: World) -> None:
+    """Frames before the session is opened."""
+    conversation = Conversation(world.connect())
+    for _ in range(3):
+        await conversation.robot.send(pb.ClientMessage(frame=conversation.next(0)))
+    assert (await conversation.robot.status(3)).reason == "NOT_OPEN"
+    await conversation.open(PERIOD_MS)
+    await world.right(conversation)
+    await conversation.close()
+
+
+async def bombs(world: World) -> None:
+    """Images that declare more than they have."""
+    conversation = await world.session()
+    for seq in range(1, 10):
+        frame = conversation.next(0)
+        frame.images[1].data = pictures.bomb(pictures.picture(WIDTH, HEIGHT), world.rng)
+        await conversation.robot.send(pb.ClientMessage(frame=frame))
+        assert (await conversation.robot.status(seq)).code == "INVALID_ARGUMENT"
+    await world.right(conversation)
+    await conversation.close()
+
+
+async def single(world: World) -> None:
+    """One observation by the unary call, a good one or a bad one."""
+    call = world.channel.unary_unary(
+        f"/{SERVICE}/Act", request_serializer=bytes, response_deserializer=pb.ActResponse.FromString
+    )
+    request = pb.ActRequest(open=OPEN, frame=good_frame(1, 1, 2))
+    request.open.control_period_ms = PERIOD_MS
+    try:
+        answer = await call(request.SerializeToString(), timeout=PATIENCE_S)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise Refused from None
+        raise
+    assert tuple(answer.action.token_ids) == world.clean[2][0]
+    request.frame.images[0].data = b"no image"
+    try:
+        await call(request.SerializeToString(), timeout=PATIENCE_S)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED), error.code()
+    else:
+        raise AssertionError("a bad observation was acted on")
+
+
+async def silence(world: World) -> None:
+    """Nothing for longer than five periods: HOLD, and then on with it."""
+    conversation = await world.session()
+    await world.right(conversation)
+    await conversation.robot.hold("INGRESS_SILENT")
+    await world.right(conversation)
+    await conversation.close()
+
+
+Scenario = Callable[[World], Awaitable[None]]
+SCENARIOS: dict[Scenario, int] = {
+    steady: 4,
+    mistakes: 4,
+    nonsense: 1,
+    resets: 2,
+    another_task: 1,
+    burst: 2,
+    vanish: 3,
+    half_close: 2,
+    bad_open: 2,
+    too_early: 1,
+    bombs: 2,
+    single: 2,
+    silence: 1,
+}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was run, by name. refused: how often there was no room."""
+
+    runs: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+async def robot(world: World, until: float, tally: Tally) -> None:
+    """One scenario after another until the time is over; first some of each."""
+    names = list(SCENARIOS)
+    first = names * -(-LEAST_OF_EACH // AT_ONCE)
+    while first or time.monotonic() < until:
+        scenario = first.pop() if first else world.rng.choices(names, list(SCENARIOS.values()))[0]
+        try:
+            await asyncio.wait_for(scenario(world), PATIENCE_S)
+            tally.runs[scenario.__name__] += 1
+        except Refused:
+            tally.refused += 1
+            first.append(scenario)
+            await asyncio.sleep(RETRY_S)
+        except (AssertionError, asyncio.TimeoutError, grpc.aio.AioRpcError) as error:
+            tally.failures.append(f"{scenario.__name__}: {type(error).__name__} {error}"[:500])
+
+
+async def run(service: Serving, minutes: float, seed: int) -> Tally:
+    """All robots side by side."""
+    tally = Tally()
+    async with grpc.aio.insecure_channel(service.address) as channel:
+        connect = connector(channel)
+        clean = await clean_run(connect)
+        until = time.monotonic() + minutes * 60
+        worlds = [World(connect, channel, clean, Random(f"{seed} {number}")) for number in range(AT_ONCE)]
+        await asyncio.gather(*[robot(world, until, tally) for world in worlds])
+    return tally
+
+
+def main() -> int:
+    """Run, show, write; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    facts = machine_facts()
+    with serving() as service:
+        tally = asyncio.run(run(service, arguments.minutes, arguments.seed))
+        complaints = service.complaints()
+    table = Table("scenario", "runs")
+    for name, runs in sorted(tally.runs.items()):
+        table.add_row(name, str(runs))
+    table_console().print(table)
+    for failure in tally.failures[:10] + complaints[:5]:
+        print(failure)
+    print(f"{len(tally.failures)} failures, {len(complaints)} complaints in the log, no room {tally.refused} times")
+    if arguments.json:
+        document = {"machine": facts, "minutes": arguments.minutes, "seed": arguments.seed, "runs": tally.runs}
+        document |= {"no_room": tally.refused, "failures": tally.failures[:50], "complaints": complaints[:5]}
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    return 1 if tally.failures or complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
