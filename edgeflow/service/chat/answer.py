@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeflow.clock import Clock
 from edgeflow.ipc.messages import ChatDone, ChatReady, ChatStart, ChatToken
 from edgeflow.service.chat.body import ChatBody, CompletionBody
-from edgeflow.service.chat.desk import ChatDesk
+from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.text import PreparedPrompt
 from edgeflow.service.metrics import Metrics
 from edgeflow.text.text_stream import TextStream
@@ -74,32 +75,29 @@ class Answering:
         self._clock = clock
         self._metrics = metrics
 
-    async def pieces(self, message: ChatStart, stops: tuple[str, ...]) -> AsyncIterator[Piece]:
-        """Text as it comes; the last piece has `done`."""
+    async def pieces(self, message: ChatStart, stops: tuple[str, ...], turn: Turn) -> AsyncGenerator[Piece, None]:
+        """Text as it comes; the last piece has `done`. Tokens after a stop string are neither told nor counted."""
         text = TextStream(self._tokenizer, message.ids, stops)
-        last_ns, first = self._clock.now_ns(), True
-        stopping = False
-        answers = self._desk.answer(message)
-        try:
+        told, last_ns = 0, turn.asked_ns
+        async with contextlib.aclosing(self._desk.answer(message, turn)) as answers:
             async for answer in answers:
                 if isinstance(answer, ChatDone):
-                    self._count(answer)
-                    yield Piece("" if stopping else text.finish(), None, answer, _finish(answer))
+                    rest = text.finish()
+                    reason = "stop" if text.stopped else answer.reason
+                    done = replace(answer, reason=reason, answer_tokens=told)
+                    self._count(done)
+                    yield Piece(rest, None, done, "length" if reason == "length" else "stop")
                     return
-                if stopping:
+                if text.stopped:
                     continue
                 now_ns = self._clock.now_ns()
-                (self._metrics.chat_first_token if first else self._metrics.chat_token_gap).observe(
-                    (now_ns - last_ns) / 1e9
-                )
-                last_ns, first = now_ns, False
+                seconds = self._metrics.chat_token_gap if told else self._metrics.chat_first_token
+                seconds.observe((now_ns - last_ns) / 1e9)
+                told, last_ns = told + 1, now_ns
                 new = text.push(answer.token)
                 if text.stopped:
-                    stopping = True
                     self._desk.stop(answer)
                 yield Piece(new, _token_text(answer))
-        finally:
-            await answers.aclose()  # type: ignore[attr-defined]
 
     def _count(self, done: ChatDone) -> None:
         self._metrics.chat_tokens.labels("prompt").inc(done.prompt_tokens)
@@ -123,10 +121,6 @@ def usage(dones: list[ChatDone]) -> dict[str, Any]:
             "slot": dones[0].slot,
         },
     }
-
-
-def _finish(done: ChatDone) -> str:
-    return "length" if done.reason == "length" else "stop"
 
 
 def _token_text(answer: ChatToken) -> TokenText | None:

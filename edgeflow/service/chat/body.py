@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edgeflow.errors import InvalidArgument
 
 MAX_DEPTH = 32
+MAX_VALUES = 1 << 16
 MAX_FIELD = 100  # characters of a name that an answer repeats
 MAX_MESSAGES = 64
 MAX_IMAGES = 4
@@ -78,7 +80,7 @@ class _Sampling(_Body):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     n: int = Field(1, ge=1, le=4)
-    stop: Stop | list[Stop] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=256)
@@ -127,6 +129,12 @@ class TokenizeBody(_Body):
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
 
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give prompt or messages")
+        return self
+
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -136,7 +144,7 @@ def parse(kind: type[Kind], content_type: str, data: bytes) -> Kind:
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise InvalidArgument("is application/json", field="content-type", reason="CONTENT_TYPE")
     try:
-        values = json.loads(_shallow(data).decode("utf-8"))
+        values = json.loads(_bounded(data).decode("utf-8"))
     except (ValueError, RecursionError):
         raise InvalidArgument("is not JSON in UTF-8", field="body", reason="BODY_UNPARSABLE") from None
     if not isinstance(values, dict):
@@ -153,30 +161,30 @@ def _told(error: ValidationError) -> InvalidArgument:
     return InvalidArgument(detail["msg"].removeprefix("Value error, "), field=field, reason="BODY_FIELD")
 
 
-def _shallow(data: bytes) -> bytes:
-    """The same bytes, when no brackets lie deeper than the limit; strings and escapes are skipped."""
-    depth = deepest = 0
-    inside = escaped = False
-    for byte in data.translate(None, _PLAIN) if len(data) > _LONG else data:
-        if inside:
-            if escaped:
-                escaped = False
-            elif byte == _BACKSLASH:
-                escaped = True
-            elif byte == _QUOTE:
-                inside = False
-        elif byte == _QUOTE:
-            inside = True
-        elif byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"]}":
-            depth -= 1
-    if deepest > MAX_DEPTH:
-        raise InvalidArgument(f"is nested deeper than {MAX_DEPTH}", field="body", reason="BODY_DEPTH")
+def _bounded(data: bytes) -> bytes:
+    """The same bytes, when they hold few enough values and are nested shallowly enough to be read.
+
+    Escapes go first, then strings; what is left is structure. Every step is linear and keeps no list of a length that
+    the sender chooses.
+    """
+    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') > 2 * MAX_VALUES:
+        raise _too_many()
+    structure = _STRINGS.sub(b"", bare)
+    brackets = structure.translate(None, _NO_BRACKET)
+    if structure.count(b",") > MAX_VALUES or len(brackets) > 2 * MAX_VALUES:
+        raise _too_many()
+    depth = 0
+    for bracket in brackets:
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise InvalidArgument(f"is nested deeper than {MAX_DEPTH}", field="body", reason="BODY_DEPTH")
     return data
 
 
-_QUOTE, _BACKSLASH = ord('"'), ord("\\")
-_LONG = 4096
-_PLAIN = bytes(byte for byte in range(256) if byte not in b'[]{}"\\')
+def _too_many() -> InvalidArgument:
+    return InvalidArgument(f"holds more than {MAX_VALUES} values", field="body", reason="BODY_VALUES")
+
+
+_STRINGS = re.compile(rb'"[^"]*"?')
+_NO_BRACKET = bytes(byte for byte in range(256) if byte not in b"[]{}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -23,6 +23,19 @@ from edgeflow.service.runner import WorkerPort
 
 Answer: TypeAlias = ChatToken | ChatDone
 RETRY_AFTER_MS = 1000
+
+
+@dataclass(slots=True)
+class Turn:
+    """The right to be answered now. asked_ns: when it was asked for, then when its last answer ended."""
+
+    asked_ns: int
+    started_ns: int
+
+    @property
+    def waited_ns(self) -> int:
+        """In the queue."""
+        return max(self.started_ns - self.asked_ns, 0)
 
 
 @dataclass(slots=True)
@@ -91,25 +104,36 @@ class ChatDesk:
             raise _no_worker()
         return self.ready
 
-    async def answer(self, message: ChatStart) -> AsyncIterator[Answer]:
-        """Wait for the turn, then tokens and the end. Closing the iterator stops the request."""
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[Turn]:
+        """Wait for the turn; it goes to the next at the end. ResourceExhausted when too many wait, or for too long."""
+        asked_ns = self._clock.now_ns()
         await self._turn()
-        started_ns = self._clock.now_ns()
+        try:
+            self.check()
+            yield Turn(asked_ns, self._clock.now_ns())
+        finally:
+            self._pass_on()
+
+    async def answer(self, message: ChatStart, turn: Turn) -> AsyncGenerator[Answer, None]:
+        """Tokens and the end of one answer of the turn. Closing the iterator stops the request."""
+        self.check()
         self._last += 1
         number = self._last
         ticket = self._tickets[number] = _Ticket()
         done = False
         try:
-            self.check()
             self._port.send(replace(message, request=number))
-            async for answer in self._answers(ticket, started_ns):
-                done = isinstance(answer, ChatDone)
+            async for answer in self._answers(ticket, turn.started_ns):
+                if isinstance(answer, ChatDone):
+                    done = True
+                    answer = replace(answer, queue_ns=answer.queue_ns + turn.waited_ns)
+                    turn.asked_ns = self._clock.now_ns()
                 yield answer
         finally:
             del self._tickets[number]
             if not done:
                 self._port.send(ChatStop(number, cancelled=True))
-            self._pass_on()
 
     def stop(self, answer: ChatToken) -> None:
         """The text is complete (a stop string): the worker ends the request and says ChatDone."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
@@ -20,12 +22,13 @@ from edgeflow.errors import EdgeflowError, Unavailable
 from edgeflow.ipc.messages import ChatDone, ChatStart
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage
-from edgeflow.service.chat.body import ChatBody, CompletionBody, TokenizeBody, parse
-from edgeflow.service.chat.desk import ChatDesk
+from edgeflow.service.chat.body import ChatBody, CompletionBody, Kind, TokenizeBody, parse
+from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.text import ChatText
 from edgeflow.service.http_edge import error_body
 from edgeflow.service.metrics import Metrics
 
+Value = TypeVar("Value")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -82,10 +85,10 @@ class ChatFront:
         shape_of = shapes.ChatShape if isinstance(body, ChatBody) else shapes.TextShape
         return _Asked(message, body, shape_of(request_id, int(time.time()), ready.model, text.tokenizer))
 
-    def pieces(self, asked: _Asked, index: int) -> AsyncIterator[Piece]:
+    def pieces(self, asked: _Asked, index: int, turn: Turn) -> AsyncGenerator[Piece, None]:
         """One choice."""
         answering = Answering(self.desk, self.loaded().tokenizer, self._clock, self._metrics)
-        return answering.pieces(of_choice(asked.message, index), asked.body.stops)
+        return answering.pieces(of_choice(asked.message, index), asked.body.stops, turn)
 
 
 def add_chat(app: FastAPI, front: ChatFront) -> None:
@@ -94,17 +97,17 @@ def add_chat(app: FastAPI, front: ChatFront) -> None:
     @app.post("/v1/chat/completions", responses=shapes.FAILURES, openapi_extra=shapes.body_of(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation; with `stream`, as server-sent events."""
-        return await _answer(front, request, parse(ChatBody, _type(request), await request.body()))
+        return await _answer(front, request, await _body(ChatBody, request))
 
     @app.post("/v1/completions", responses=shapes.FAILURES, openapi_extra=shapes.body_of(CompletionBody))
     async def completions(request: Request) -> Response:
         """A text that goes on from a prompt; with `stream`, as server-sent events."""
-        return await _answer(front, request, parse(CompletionBody, _type(request), await request.body()))
+        return await _answer(front, request, await _body(CompletionBody, request))
 
     @app.post("/tokenize", responses=shapes.FAILURES, openapi_extra=shapes.body_of(TokenizeBody))
     async def tokenize(request: Request) -> JSONResponse:
         """The token ids of a text or of messages."""
-        body = parse(TokenizeBody, _type(request), await request.body())
+        body = await _body(TokenizeBody, request)
         text = front.loaded()
         text.slot(body.model, None)
         if body.messages is not None:
@@ -119,60 +122,82 @@ async def _answer(front: ChatFront, request: Request, body: ChatBody | Completio
     request_id = _request_id(request)
     asked = await front.ask(body, request_id)
     headers = {"x-request-id": request_id}
-    if body.stream:
-        events = _events(front, asked)
-        first = await anext(events)  # what cannot be answered is an error with a status, not an event
-        return StreamingResponse(_sent(first, events), media_type="text/event-stream", headers=headers)
-    collecting = asyncio.create_task(_collect(front, asked))
+    if not body.stream:
+        return JSONResponse(await _unless_gone(request, _collect(front, asked)), headers=headers)
+    events = _events(front, asked)
+    try:
+        first = await _unless_gone(request, _first(events))  # what cannot be answered is a status, not an event
+    except BaseException:
+        await events.aclose()
+        raise
+    return StreamingResponse(_sent(first, events), media_type="text/event-stream", headers=headers)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
+    """The work's result; ClientDisconnect as soon as nobody waits for it, and the work is over then."""
+    working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnected(request))
     try:
-        await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not collecting.done():
-            return Response(status_code=499)  # nobody reads it
-        return JSONResponse(collecting.result(), headers=headers)
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
     finally:
-        for task in (collecting, leaving):
+        for task in (working, leaving):
             task.cancel()
-        await asyncio.gather(collecting, leaving, return_exceptions=True)
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 async def _collect(front: ChatFront, asked: _Asked) -> dict[str, Any]:
     choices, dones = [], []
-    for index in range(asked.body.n):
-        pieces = [piece async for piece in front.pieces(asked, index)]
-        dones += [piece.done for piece in pieces if piece.done is not None]
-        choices.append(asked.shape.choice(index, pieces))
+    async with front.desk.turn() as turn:
+        for index in range(asked.body.n):
+            pieces = [piece async for piece in front.pieces(asked, index, turn)]
+            dones += [piece.done for piece in pieces if piece.done is not None]
+            choices.append(asked.shape.choice(index, pieces))
     return asked.shape.whole(choices, usage(dones))
 
 
-async def _events(front: ChatFront, asked: _Asked) -> AsyncIterator[str]:
+async def _events(front: ChatFront, asked: _Asked) -> AsyncGenerator[str, None]:
     dones: list[ChatDone] = []
-    for index in range(asked.body.n):
-        opening = asked.shape.opening(index)
-        async for piece in front.pieces(asked, index):
-            if opening is not None:
-                yield _event(opening)
-                opening = None
-            if piece.done is not None:
-                dones.append(piece.done)
-            if piece.text or piece.token or piece.done:
-                yield _event(asked.shape.chunk(index, piece))
+    async with front.desk.turn() as turn:
+        for index in range(asked.body.n):
+            async with contextlib.aclosing(front.pieces(asked, index, turn)) as pieces:
+                async for chunk in _chunks(asked, index, pieces, dones):
+                    yield _event(chunk)
     options = asked.body.stream_options
     if options is not None and options.include_usage:
         yield _event(asked.shape.last(usage(dones)))
     yield "data: [DONE]\n\n"
 
 
-async def _sent(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]:
+async def _chunks(
+    asked: _Asked, index: int, pieces: AsyncIterator[Piece], dones: list[ChatDone]
+) -> AsyncIterator[dict[str, Any]]:
+    opening = asked.shape.opening(index)
+    async for piece in pieces:
+        if opening is not None:
+            yield opening
+            opening = None
+        if piece.done is not None:
+            dones.append(piece.done)
+        if piece.text or piece.token or piece.done:
+            yield asked.shape.chunk(index, piece)
+
+
+async def _first(events: AsyncGenerator[str, None]) -> str:
+    return await anext(events)
+
+
+async def _sent(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
     """The rest of a stream that began well; an error on the way is its last event."""
-    yield first
-    try:
-        async for event in events:
-            yield event
-    except EdgeflowError as error:
-        yield _event(error_body(error.code, error.text, getattr(error, "field", "")))
-    finally:
-        await events.aclose()  # type: ignore[attr-defined]
+    async with contextlib.aclosing(events):
+        yield first
+        try:
+            async for event in events:
+                yield event
+        except EdgeflowError as error:
+            yield _event(error_body(error.code, error.text, getattr(error, "field", "")))
 
 
 async def _disconnected(request: Request) -> None:
@@ -184,8 +209,10 @@ def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-def _type(request: Request) -> str:
-    return request.headers.get("content-type", "")
+async def _body(kind: type[Kind], request: Request) -> Kind:
+    """Parsed in a thread: a large body must not keep robots waiting."""
+    data = await request.body()
+    return await asyncio.to_thread(parse, kind, request.headers.get("content-type", ""), data)
 
 
 def _request_id(request: Request) -> str:
