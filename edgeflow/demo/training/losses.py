@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import torch
 import torch.nn.functional as F
@@ -118,8 +118,7 @@ def language_loss(
 def _looks(network: PolicyNetwork, state: Tensor, positions: Tensor, shared: int) -> Tensor:
     """Attention scores `[B, rows, patches]` of the first head of the pointing layer, from the rows after the
     shared prefix to the image: what is taught to look at the named handle."""
-    layer = network.language_model.model.layers[_POINTING_LAYER]
-    assert isinstance(layer, Layer)
+    layer = cast("Layer", network.language_model.model.layers[_POINTING_LAYER])
     turn = network.language_model.turn(positions)
     q, k, _ = layer.self_attn.heads_of(layer.input_layernorm(state), turn)
     patches = k[:, 0, 1 : 1 + network.size.towers[0].patches]
