@@ -1,0 +1,181 @@
+"""`train_chat`: conversations made as they are needed, one network, the checkpoint. Resumable at any point."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from edgeflow.demo.chat.batches import ASIDE, Batcher, ChatBatch
+from edgeflow.demo.chat.dialogs import DialogSource
+from edgeflow.demo.chat.export import write_chat_checkpoint
+from edgeflow.demo.chat.network import ChatNetwork, ChatSize
+from edgeflow.demo.chat.state import MAX_OBJECTS
+from edgeflow.demo.chat.tokenizer import train_tokenizer
+from edgeflow.errors import ConfigError
+
+FULL_MINUTES: Final = 25.0  # of one core, what STEPS take; another budget scales them
+STEPS: Final = 4_000
+ROWS: Final = 8
+TURNS: Final = 8
+POOL: Final = 8  # batches drawn together
+_MATRIX_RATE, _VECTOR_RATE = 0.02, 2e-3  # peak learning rates: Muon's of hidden matrices, AdamW's of all else
+_WARM_UP, _DECAY = 60, 0.45  # steps; share of the run over which the rate falls to nothing
+_SHORT: Final = 0.08  # share of the run with few objects
+_MAX_NORM: Final = 1.0
+_SAVE_EVERY: Final = 60.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """How long is trained."""
+
+    steps: int = STEPS
+    rows: int = ROWS
+    turns: int = TURNS
+
+
+def plan_for(minutes: float | None) -> ChatPlan:
+    """The full plan, or one scaled to a budget in minutes of one core."""
+    if minutes is None:
+        return ChatPlan()
+    if minutes <= 0:
+        raise ConfigError(f"minutes must be above 0, got {minutes}")
+    return ChatPlan(steps=max(1, round(STEPS * minutes / FULL_MINUTES)))
+
+
+class ChatTrainer:
+    """Network and optimisers; one `step` is one batch, the same for the same seed, plan and step number."""
+
+    def __init__(self, plan: ChatPlan, seed: int, size: ChatSize, device: str) -> None:
+        torch.manual_seed(seed)
+        self.tokenizer = train_tokenizer(seed)
+        self.network = ChatNetwork(size).to(device)
+        self.done_steps, self.cpu_seconds = 0, 0.0
+        self._plan, self._seed, self._device = plan, seed, torch.device(device)
+        self._batcher = Batcher(self.tokenizer)
+        self._waiting: list[ChatBatch] = []
+        self._named = dict(self.network.named_parameters())
+        hidden = [value for name, value in self._named.items() if ".layers." in name and value.ndim == 2]
+        others = [value for name, value in self._named.items() if not (".layers." in name and value.ndim == 2)]
+        self._optimisers: dict[float, torch.optim.Optimizer] = {
+            _MATRIX_RATE: torch.optim.Muon(hidden, weight_decay=0.01, adjust_lr_fn="original"),
+            _VECTOR_RATE: torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
+        }
+
+    def step(self) -> float:
+        """Train on one batch; its loss."""
+        batch = self._batch()
+        with torch.autocast(self._device.type, torch.bfloat16):
+            loss = answer_loss(self.network, batch, self._device)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.network.parameters(), _MAX_NORM)
+        for rate, optimiser in self._optimisers.items():
+            for group in optimiser.param_groups:
+                group["lr"] = rate * rate_share(self.done_steps, self._plan.steps)
+            optimiser.step()
+            optimiser.zero_grad()
+        self.done_steps += 1
+        return float(loss.detach())
+
+    def _batch(self) -> ChatBatch:
+        """Batches of a pool come in random order; after `load`, its next ones."""
+        pool, place = divmod(self.done_steps, POOL)
+        if not self._waiting or place == 0:
+            most = 2 if self.done_steps < _SHORT * self._plan.steps else MAX_OBJECTS
+            source = DialogSource(f"{self._seed} {pool}", most_objects=most)
+            self._waiting = self._batcher.draw(source, POOL, self._plan.rows, self._plan.turns)
+            random.Random(pool).shuffle(self._waiting)
+        return self._waiting[place]
+
+    def save(self, path: Path) -> None:
+        """Everything `load` needs, in one safetensors file, replaced as a whole."""
+        tensors = {name: value.detach() for name, value in self._named.items()}
+        for name, parameter in self._named.items():
+            for optimiser in self._optimisers.values():
+                for moment, value in optimiser.state.get(parameter, {}).items():
+                    tensors[f"optimiser.{moment}.{name}"] = value
+        facts = {"steps": str(self.done_steps), "cpu_seconds": f"{self.cpu_seconds:.3f}", "seed": str(self._seed)}
+        partial = path.with_suffix(".partial")
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, facts)
+        partial.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Go on where `save` was called."""
+        with safe_open(path, "pt") as file:
+            facts = file.metadata()
+            if facts["seed"] != str(self._seed):
+                raise ConfigError(f"seed is {self._seed}, but {path} was trained with seed {facts['seed']}")
+            saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name, parameter in self._named.items():
+            parameter.data.copy_(saved[name])
+        for optimiser in self._optimisers.values():
+            self._load_moments(optimiser, saved)
+        self.done_steps, self.cpu_seconds = int(facts["steps"]), float(facts["cpu_seconds"])
+
+    def _load_moments(self, optimiser: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
+        names = {parameter: name for name, parameter in self._named.items()}
+        for group in optimiser.param_groups:
+            for parameter in group["params"]:
+                ending = f".{names[parameter]}"
+                moments = {
+                    key.removeprefix("optimiser.").removesuffix(ending): value.to(self._device)
+                    for key, value in saved.items()
+                    if key.startswith("optimiser.") and key.endswith(ending)
+                }
+                optimiser.state[parameter] = moments
+
+
+def answer_loss(network: ChatNetwork, batch: ChatBatch, device: torch.device) -> Tensor:
+    """Mean cross-entropy of the tokens of answers."""
+    targets = batch.targets.to(device)
+    learned = targets != ASIDE
+    logits = network.logits(network.hidden(batch.ids.to(device))[learned])
+    return F.cross_entropy(logits.float(), targets[learned])
+
+
+def rate_share(step: int, steps: int) -> float:
+    """Share of the peak learning rate: a warm-up, a plateau, a straight fall."""
+    return min(1.0, (step + 1) / _WARM_UP, (steps - step) / max(1.0, _DECAY * steps))
+
+
+def train_chat(out: Path, minutes: float | None, seed: int, resume: bool, device: str) -> Path:
+    """Make the demo chat model from nothing; the folder of the checkpoint, `out/chat`.
+
+    minutes: budget of one core, None for the full plan. resume: go on from `out/chat-state.safetensors`.
+    """
+    plan, state = plan_for(minutes), out / "chat-state.safetensors"
+    out.mkdir(parents=True, exist_ok=True)
+    trainer = ChatTrainer(plan, seed, ChatSize(), _device(device))
+    if resume and state.exists():
+        trainer.load(state)
+    _train(trainer, plan, state)
+    trainer.save(state)
+    return write_chat_checkpoint(out / "chat", trainer.network, trainer.tokenizer)
+
+
+def _train(trainer: ChatTrainer, plan: ChatPlan, state: Path) -> None:
+    cpu_before, saved_at = time.process_time() - trainer.cpu_seconds, time.monotonic()
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[note]}")) as progress:
+        bar = progress.add_task("training", total=plan.steps, note="", completed=trainer.done_steps)
+        while trainer.done_steps < plan.steps:
+            loss = trainer.step()
+            trainer.cpu_seconds = time.process_time() - cpu_before
+            progress.update(bar, completed=trainer.done_steps, note=f"loss {loss:.4f}")
+            if time.monotonic() - saved_at > _SAVE_EVERY:
+                trainer.save(state)
+                saved_at = time.monotonic()
+
+
+def _device(name: str) -> str:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

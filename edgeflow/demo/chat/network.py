@@ -1,0 +1,137 @@
+"""The chat model as one compact module for training; parameter names are those of published Qwen2 checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+EPS: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSize:
+    """Dimensions; the head's matrix is the embedding's."""
+
+    vocab: int = 1024
+    hidden: int = 192
+    mlp: int = 448
+    layers: int = 4
+    heads: int = 6
+    theta: float = 10_000.0
+
+
+class Norm(nn.Module):
+    """RMS norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), EPS)
+
+
+class Attention(nn.Module):
+    """Causal, rotary. x [B, L, E]; turns: cos and sin, each [L, D]."""
+
+    def __init__(self, size: ChatSize) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.q_proj = nn.Linear(size.hidden, size.hidden)
+        self.k_proj = nn.Linear(size.hidden, size.hidden)
+        self.v_proj = nn.Linear(size.hidden, size.hidden)
+        self.o_proj = nn.Linear(size.hidden, size.hidden, bias=False)
+
+    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed = F.scaled_dot_product_attention(_turned(q, turns), _turned(k, turns), v, is_causal=True)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, size: ChatSize) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size.hidden, size.mlp, bias=False)
+        self.up_proj = nn.Linear(size.hidden, size.mlp, bias=False)
+        self.down_proj = nn.Linear(size.mlp, size.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each behind a norm and beside a residual path."""
+
+    def __init__(self, size: ChatSize) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(size.hidden)
+        self.self_attn = Attention(size)
+        self.post_attention_layernorm = Norm(size.hidden)
+        self.mlp = MLP(size)
+
+    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), turns)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, last norm."""
+
+    def __init__(self, size: ChatSize) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(size.vocab, size.hidden)
+        self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
+        self.norm = Norm(size.hidden)
+
+
+class ChatNetwork(nn.Module):
+    """ids [B, L] to hidden rows, hidden rows to logits."""
+
+    def __init__(self, size: ChatSize) -> None:
+        super().__init__()
+        self.size = size
+        self.model = Decoder(size)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.ndim == 2:
+                deep = name.endswith(("o_proj.weight", "down_proj.weight"))
+                nn.init.normal_(parameter, std=0.04 / (2 * size.layers) ** 0.5 if deep else 0.04)
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """[B, L, E], after the last norm."""
+        x = self.model.embed_tokens(ids)
+        turns = rotary(ids.shape[1], self.size)
+        for layer in self.model.layers:
+            x = layer(x, turns)
+        out: Tensor = self.model.norm(x)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., V]"""
+        return F.linear(hidden, self.model.embed_tokens.weight)
+
+
+def rotary(length: int, size: ChatSize) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions 0 .. length, [L, D] each, halves side by side."""
+    width = size.hidden // size.heads
+    rates = size.theta ** (-torch.arange(0, width, 2).float() / width)
+    angles = torch.outer(torch.arange(length).float(), rates).repeat(1, 2)
+    return angles.cos(), angles.sin()
+
+
+def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return (x * turns[0] + torch.cat((-second, first), dim=-1) * turns[1]).to(x.dtype)

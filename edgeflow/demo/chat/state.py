@@ -1,0 +1,150 @@
+"""The robot's state as the chat model reads it: a fixed-format report, one line a subject.
+
+Lengths are whole centimetres in the robot's frame (x forward, y to its left, z up); d is an object's distance from the
+arm. Every number has a fixed width, so that a digit's place says what it counts.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from math import dist
+from typing import Final
+
+TITLE: Final = "Robot state"
+COLOURS: Final = ("red", "green", "blue", "orange", "purple", "yellow", "white", "black")
+SHAPES: Final = ("cube", "ball", "plate", "cup", "box", "ring")
+MODES: Final = ("serial", "pipelined", "depth", "auto")
+COMMANDS: Final = ("act", "hold", "stop")
+FAULTS: Final = ("joint limit", "camera lost", "motor hot", "link lost", "gripper jam", "worker lost", "low power")
+VERBS: Final = ("reach", "grasp", "push", "lift", "watch")
+MAX_OBJECTS: Final = 5
+OPTIONAL_LINES: Final = ("battery", "command", "faults", "task", "age", "mode")
+
+Point = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """An object: colour and shape name it. place: x, y, z. distance: from the arm."""
+
+    colour: str
+    shape: str
+    place: Point
+    distance: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.colour} {self.shape}"
+
+
+@dataclass(frozen=True, slots=True)
+class RobotState:
+    """pose: x, y, z of the arm. holding, task, fault: empty for none. age_ms: of the last action.
+
+    silent: lines that the report leaves out.
+    """
+
+    pose: Point
+    gripper: str
+    holding: str
+    things: tuple[Thing, ...]
+    task: str
+    mode: str
+    fps: int
+    age_ms: int
+    command: str
+    battery: int
+    fault: str
+    silent: frozenset[str] = frozenset()
+
+    def report(self) -> str:
+        """The text that goes into a prompt."""
+        lines = {
+            "pose": f"pose {place_text(self.pose)}",
+            "gripper": f"gripper {self.gripper}",
+            "holding": f"holding {self.holding or 'nothing'}",
+            "objects": "\n".join([f"objects {len(self.things)}", *map(_thing_line, self.things)]),
+            "task": f"task {self.task or 'none'}",
+            "mode": f"mode {self.mode}",
+            "fps": f"fps {self.fps:02d}",
+            "age": f"age {self.age_ms:03d} ms",
+            "command": f"command {self.command}",
+            "battery": f"battery {self.battery:02d} %",
+            "faults": f"faults {self.fault or 'none'}",
+        }
+        return "\n".join([TITLE, *(line for name, line in lines.items() if name not in self.silent)])
+
+
+def place_text(place: Point) -> str:
+    """As "x+12 y-03 z07"."""
+    x, y, z = place
+    return f"x{x:+03d} y{y:+03d} z{z:02d}"
+
+
+def _thing_line(thing: Thing) -> str:
+    return f"{thing.name} {place_text(thing.place)} d{thing.distance:02d}"
+
+
+def held_out_number(value: int) -> bool:
+    """Of the sizes that no training state holds: every tenth, spread over all digits."""
+    return (abs(value) * 37 + abs(value) // 10 * 3) % 10 == 1
+
+
+class StateSource:
+    """Draws states. held_out: False for training; True mixes in the sizes that training never shows."""
+
+    def __init__(self, rng: random.Random, *, held_out: bool) -> None:
+        self.rng = rng
+        self._held_out = held_out
+
+    def draw(self, most: int = MAX_OBJECTS) -> RobotState:
+        """A state of at most `most` objects."""
+        rng = self.rng
+        pose = (self.number(-25, 25), self.number(-25, 25), self.number(5, 30))
+        things = self._things(pose, rng.randint(0 if rng.random() < 0.15 else 1, most))
+        held = rng.choice(things).name if things and rng.random() < 0.35 else ""
+        task = f"{rng.choice(VERBS)} the {rng.choice(things).name}" if things and rng.random() < 0.85 else ""
+        state = RobotState(
+            pose=pose,
+            gripper="closed" if held else rng.choice(("open", "closed")),
+            holding=held,
+            things=things,
+            task=task,
+            mode=rng.choice(MODES),
+            fps=self.number(2, 60),
+            age_ms=self.number(10, 999),
+            command=rng.choice(COMMANDS),
+            battery=self.number(1, 99),
+            fault=rng.choice(FAULTS) if rng.random() < 0.5 else "",
+        )
+        return self._silenced(state) if rng.random() < 0.15 else state
+
+    def _silenced(self, state: RobotState) -> RobotState:
+        return replace(state, silent=frozenset(self.rng.sample(OPTIONAL_LINES, self.rng.randint(1, 3))))
+
+    def _things(self, pose: Point, count: int) -> tuple[Thing, ...]:
+        names = self.rng.sample([(colour, shape) for colour in COLOURS for shape in SHAPES], count)
+        if self.rng.random() < 0.4:  # several of one colour or one shape, so that they must be told apart
+            names = self._alike(count)
+        return tuple(self._thing(colour, shape, pose) for colour, shape in names)
+
+    def _alike(self, count: int) -> list[tuple[str, str]]:
+        colours, shapes = self.rng.sample(COLOURS, 3), self.rng.sample(SHAPES, 2)
+        return self.rng.sample([(colour, shape) for colour in colours for shape in shapes], count)
+
+    def _thing(self, colour: str, shape: str, pose: Point) -> Thing:
+        while True:
+            height = self.number(0, 30) if self.rng.random() < 0.7 else 2
+            place = (self.number(-35, 35), self.number(-35, 35), height)
+            distance = round(dist(place, pose))
+            if distance < 100 and (self._held_out or not held_out_number(distance)):
+                return Thing(colour, shape, place, distance)
+
+    def number(self, low: int, high: int) -> int:
+        """Training never draws held-out numbers; held-out states draw them every second time."""
+        wanted = self._held_out and self.rng.random() < 0.5
+        while True:
+            value = self.rng.randint(low, high)
+            if held_out_number(value) == wanted:
+                return value
