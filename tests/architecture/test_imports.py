@@ -31,7 +31,9 @@ ALLOWED: dict[str, set[str]] = {
     "loadtest": LEAVES | {"rpc", "client"},
     "service": LEAVES | {"config", "rpc", "ipc", "scheduler", "text"},
     "demo": LEAVES | {"config", "console", "client", "loadtest", "engine", "scheduler", "models", "ipc"},
-    "cli": LEAVES | {"config", "client", "loadtest", "service", "engine", "demo", "models", "doctor", "console"},
+    "bench": LEAVES | {"console", "engine", "kernels", "models", "scheduler"},
+    "cli": LEAVES
+    | {"config", "client", "loadtest", "service", "engine", "bench", "demo", "models", "doctor", "console"},
 }
 NO_TORCH = {"types", "errors", "clock", "config", "rpc", "ipc", "scheduler", "client", "loadtest", "service", "text"}
 HEAVY = {"torch", "transformers"}

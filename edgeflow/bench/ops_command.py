@@ -1,0 +1,73 @@
+"""`edgeflow ops` and `edgeflow tune`: what they show."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edgeflow.console import reporting, table_console
+from edgeflow.engine.build import choose_device
+from edgeflow.engine.operators import dtype_named, model_shape, regress, serving, tune
+from edgeflow.kernels.implementations import Hardware
+
+DEFAULT_OUT = "operators-{profile}.json"
+
+
+def ops_command(model: str, hardware: str, dtype: str, rows: int, overlay: Path | None, *, as_json: bool) -> None:
+    """Which implementation serves each operator, and why."""
+    where = Hardware.named(hardware) if hardware else Hardware.of(choose_device("auto"))
+    lines = serving(model_shape(model, rows), where, dtype_named(dtype, where), overlay)
+    if as_json:
+        print(json.dumps([asdict(line) for line in lines], indent=2))
+        return
+    table = Table("operator", "stage", "shape", "implementation", "why", title=escape(f"{model} on {where.profile}"))
+    for line in lines:
+        params = " ".join(f"{name}={value}" for name, value in line.impl_params.items())
+        why = "; ".join((line.why, *line.passed_over))
+        table.add_row(line.op_name, line.stage, line.shape_sig, escape(f"{line.impl_id} {params}".strip()), escape(why))
+    table_console().print(table)
+
+
+def tune_command(
+    model: str, device: str, dtype: str, rows: int, out: Path | None, samples: int, again: bool, *, as_json: bool
+) -> int:
+    """Write an overlay, or look at one again; exit code 1 when that complains."""
+    here = choose_device(device)
+    number = dtype_named(dtype, Hardware.of(here))
+    path = out or Path(DEFAULT_OUT.format(profile=Hardware.of(here).profile))
+    if again:
+        return _regress_command(path, here, number, samples, as_json=as_json)
+    with reporting(Console(stderr=True)) as report:
+        overlay = tune(model_shape(model, rows), here, number, path, samples, report)
+    if as_json:
+        print(overlay.model_dump_json(indent=2))
+        return 0
+    table = Table("operator", "stage", "shape", "implementation", "µs", "before", title=escape(f"{path}"))
+    for entry in overlay.entries:
+        params = " ".join(f"{name}={value}" for name, value in entry.impl_params.items())
+        times = f"{entry.us:.1f}", f"{entry.default_us:.1f}"
+        table.add_row(entry.op_name, entry.stage, entry.shape_sig, escape(f"{entry.impl_id} {params}".strip()), *times)
+    table_console().print(table)
+    return 0
+
+
+def _regress_command(path: Path, device: torch.device, dtype: torch.dtype, samples: int, *, as_json: bool) -> int:
+    with reporting(Console(stderr=True)) as report:
+        verdicts = list(regress(path, device, dtype, samples, report))
+    complaints = sum(bool(verdict.complaint) for verdict in verdicts)
+    if as_json:
+        print(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
+        return 1 if complaints else 0
+    table = Table("operator", "stage", "shape", "implementation", "µs", "default", "", title=escape(f"{path}, again"))
+    for verdict in verdicts:
+        key, times = verdict.key, (f"{verdict.us:.1f}", f"{verdict.default_us:.1f}")
+        mark = f"[red]{escape(verdict.complaint)}[/]" if verdict.complaint else "[green]ok[/]"
+        table.add_row(key.op_name, key.stage, key.shape_sig, verdict.impl_id, *times, mark)
+    table_console().print(table)
+    return 1 if complaints else 0

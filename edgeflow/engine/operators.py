@@ -1,0 +1,140 @@
+"""What `edgeflow ops` and `edgeflow tune` do: the operator table seen for a model and a device, and its tuner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgeflow.config import EMBEDDED_MODEL, resolve_model
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.implementations import Hardware
+from edgeflow.kernels.model_cases import ModelShape, model_cases, preset
+from edgeflow.kernels.overlay import (
+    Overlay,
+    OverlayEntry,
+    Shape,
+    Stamp,
+    current_stamp,
+    load_entries,
+    read_overlay,
+    refuse_stale,
+    write_overlay,
+)
+from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.tune import Tuned, Tuner, Verdict
+from edgeflow.text.checkpoint_json import read_json
+
+Report = Callable[[str, int, int], None]
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ROWS = 280  # of a prefill, unless told
+DIMENSIONS = ("op_kind", "op_name", "model_name", "hw_profile", "layer_role", "stage", "shape_sig")
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A line of `edgeflow ops`."""
+
+    op_name: str
+    stage: str
+    shape_sig: str
+    impl_id: str
+    impl_params: dict[str, int]
+    why: str
+    passed_over: tuple[str, ...]
+
+
+def model_shape(model: str, rows: int) -> ModelShape:
+    """Of a checkpoint's directory, `demo`, or one of the presets."""
+    if model != EMBEDDED_MODEL and not Path(model).is_dir():
+        return preset(model)
+    config = read_json(resolve_model(model) / "config.json")
+    decoder = config.get("text_config", config)
+    if not isinstance(decoder, dict):
+        raise ConfigError(f"{model}: text_config in config.json must be an object")
+    return ModelShape.of_config(decoder, rows)
+
+
+def dtype_named(name: str, hardware: Hardware) -> torch.dtype:
+    """ "" is what the service takes there."""
+    if not name:
+        return torch.bfloat16 if hardware.device_type == "cuda" else torch.float32
+    if name not in DTYPES:
+        raise ConfigError(f"dtype {name!r}: one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def serving(shape: ModelShape, hardware: Hardware, dtype: torch.dtype, overlay: Path | None) -> list[Serving]:
+    """Every operator as it is looked up for a model, then each problem of its passes."""
+    table = _table(overlay, dtype)
+    keys = [OperatorKey(name, shape.family) for name in table.operators]
+    for case in model_cases(shape):
+        stage, shape_sig = case.signed()
+        keys.append(OperatorKey(case.op_name, shape.family, stage=stage, shape_sig=shape_sig))
+    return [_serving(table, key, hardware, dtype) for key in keys]
+
+
+def tune(
+    shape: ModelShape, device: torch.device, dtype: torch.dtype, out: Path, samples: int, report: Report
+) -> Overlay:
+    """Search what `out` does not hold yet; it is written after every problem, so that a run can go on later."""
+    stamp = current_stamp(device, dtype)
+    sizes = Shape(**{name: getattr(shape, name) for name in Shape.model_fields})
+    overlay = _begun(out, stamp, sizes)
+    tuner = Tuner(built_in_table(), shape.family, device, dtype, samples)
+    problems = model_cases(shape)
+    for index, case in enumerate(problems):
+        key = tuner.key(case)
+        report(f"{key.op_name} {key.shape_sig}", index, len(problems))
+        if key not in [entry.key for entry in overlay.entries]:
+            overlay = overlay.model_copy(update={"entries": [*overlay.entries, _entry(tuner.tune(case))]})
+            write_overlay(out, overlay)
+    return overlay
+
+
+def regress(path: Path, device: torch.device, dtype: torch.dtype, samples: int, report: Report) -> Iterator[Verdict]:
+    """Every entry of an overlay again: is it right, is it still no slower than what is built in?"""
+    overlay = read_overlay(path)
+    if overlay.stamp is None or overlay.model is None:
+        raise ConfigError(f"operator overlay {path}: it was not written by `edgeflow tune`, nothing can be re-checked")
+    refuse_stale(path, overlay.stamp, current_stamp(device, dtype))
+    shape = overlay.model.model
+    tuner = Tuner(built_in_table(), shape.family, device, dtype, samples)
+    problems = {tuner.key(case): case for case in model_cases(shape)}
+    for index, entry in enumerate(overlay.entries):
+        report(f"{entry.op_name} {entry.shape_sig}", index, len(overlay.entries))
+        if entry.key in problems:
+            yield tuner.check(problems[entry.key], entry.impl_id, dict(entry.impl_params))
+        else:
+            yield Verdict(entry.key, entry.impl_id, 0.0, 0.0, "no problem of this model has this shape")
+
+
+def _table(overlay: Path | None, dtype: torch.dtype) -> OperatorTable:
+    if overlay is None:
+        return built_in_table()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return built_in_table().overlaid(*load_entries(overlay, device, dtype))
+
+
+def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> Serving:
+    chosen = table.choose(key, hardware, dtype)
+    impl_id = chosen.implementation.impl_id
+    return Serving(key.op_name, key.stage, key.shape_sig, impl_id, dict(chosen.params), chosen.why, chosen.passed_over)
+
+
+def _begun(out: Path, stamp: Stamp, sizes: Shape) -> Overlay:
+    """What an earlier run on this machine, for this model, has left; anything else is refused."""
+    if not out.exists():
+        return Overlay(stamp=stamp, model=sizes)
+    overlay = read_overlay(out)
+    if overlay.stamp != stamp or overlay.model != sizes:
+        raise ConfigError(f"{out} holds results of another machine, version or model: name another file or remove it")
+    return overlay
+
+
+def _entry(tuned: Tuned) -> OverlayEntry:
+    named = {name: getattr(tuned.key, name) for name in DIMENSIONS}
+    times = {"us": round(tuned.us, 3), "default_us": round(tuned.default_us, 3)}
+    return OverlayEntry(**named, impl_id=tuned.impl_id, impl_params=tuned.params, **times)

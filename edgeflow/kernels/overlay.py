@@ -1,0 +1,170 @@
+"""Overlays: JSON files of entries that win over the built-in ones, without a change of code.
+
+A file that the tuner wrote carries the stamp of the machine it was measured on, and elsewhere it is refused; a file
+without a stamp, written by hand, serves everywhere.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from edgeflow import __version__
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.implementations import Hardware
+from edgeflow.kernels.model_cases import ModelShape
+from edgeflow.kernels.table import Entry, OperatorKey
+
+DRIVER_TIMEOUT_S = 10
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Stamp(_Strict):
+    """What a measurement holds for; "" where there is none."""
+
+    device: str
+    hw_profile: str
+    dtype: str
+    driver: str
+    torch: str
+    triton: str
+    flashinfer: str
+    edgeflow: str
+
+
+class OverlayEntry(_Strict):
+    """The nine dimensions, and what was measured: median microseconds of this and of what served before."""
+
+    model_name: str = ""
+    hw_profile: str = ""
+    op_kind: str = ""
+    layer_role: str = ""
+    op_name: str = ""
+    stage: Literal["", "prefill", "decode", "packed"] = ""
+    shape_sig: str = Field("", pattern=r"^([a-z]+=\d+(\|[a-z]+=\d+)*)?$")
+    impl_id: str
+    impl_params: dict[str, int] = {}
+    us: float | None = None
+    default_us: float | None = None
+
+    @property
+    def key(self) -> OperatorKey:
+        return OperatorKey(
+            self.op_name, self.model_name, self.hw_profile, self.op_kind, self.layer_role, self.stage, self.shape_sig
+        )
+
+
+class Shape(_Strict):
+    """What was tuned: a `ModelShape`."""
+
+    family: str
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    rows: int
+    stages: int
+
+    @property
+    def model(self) -> ModelShape:
+        return ModelShape(**self.model_dump())
+
+
+class Overlay(_Strict):
+    """The file."""
+
+    format: Literal[1] = 1
+    stamp: Stamp | None = None
+    model: Shape | None = None
+    entries: list[OverlayEntry] = []
+
+
+def read_overlay(path: Path) -> Overlay:
+    """ConfigError names the field at fault."""
+    try:
+        return Overlay.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"operator overlay {path}: {error.strerror or 'unreadable'}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ConfigError(f"operator overlay {path}: {where}: {first['msg']}") from None
+
+
+def write_overlay(path: Path, overlay: Overlay) -> None:
+    """Whole or not at all."""
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(overlay.model_dump_json(indent=2, exclude_defaults=False) + "\n")
+    draft.replace(path)
+
+
+def load_entries(path: Path, device: torch.device, dtype: torch.dtype) -> Sequence[Entry]:
+    """Entries for `OperatorTable.overlaid`; ConfigError where the stamp is of another machine or version."""
+    overlay = read_overlay(path)
+    if overlay.stamp is not None:
+        refuse_stale(path, overlay.stamp, current_stamp(device, dtype))
+    origin = path.name
+    return [Entry(each.key, each.impl_id, dict(each.impl_params), origin) for each in overlay.entries]
+
+
+def refuse_stale(path: Path, stamp: Stamp, now: Stamp) -> None:
+    for name, theirs in stamp.model_dump().items():
+        mine = getattr(now, name)
+        if theirs != mine:
+            raise ConfigError(
+                f"operator overlay {path}: tuned with {name} {theirs or 'none'}, here it is {mine or 'none'}: "
+                f"run `edgeflow tune --out {path}` again"
+            )
+
+
+def current_stamp(device: torch.device, dtype: torch.dtype) -> Stamp:
+    return Stamp(
+        device=_device_name(device),
+        hw_profile=Hardware.of(device).profile,
+        dtype=str(dtype).removeprefix("torch."),
+        driver=_driver() if device.type == "cuda" else "",
+        torch=torch.__version__,
+        triton=_version("triton"),
+        flashinfer=_version("flashinfer-python"),
+        edgeflow=__version__,
+    )
+
+
+def schema() -> str:
+    """JSON schema of an overlay file."""
+    return json.dumps(Overlay.model_json_schema(), indent=2)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} x{torch.get_num_threads()}"
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return told.stdout.split("\n")[0].strip()
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,91 @@
+"""`edgeflow ops` and `edgeflow tune`, through the command line, on this machine's CPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from edgeflow.cli import app
+from edgeflow.errors import ConfigError
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    config = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def run(*arguments: str) -> str:
+    result = RUNNER.invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_ops_says_what_serves_and_why():
+    lines = json.loads(run("ops", "--model", "openvla-7b", "--hardware", "cuda_sm75", "--json"))
+    norm = next(line for line in lines if line["op_name"] == "rms_norm")
+    assert (norm["impl_id"], norm["why"]) == ("fused", "built in: everywhere")
+    assert norm["passed_over"] == ["triton: needs sm_80"]
+    stages = {line["stage"] for line in lines if line["op_name"] == "packed_attention"}
+    assert stages == {"", "prefill", "decode", "packed"}
+
+
+def test_ops_shows_a_table():
+    assert "slots_in_place" in run("ops", "--hardware", "cpu")
+
+
+def test_tune_writes_goes_on_and_is_served(checkpoint, tmp_path):
+    out = tmp_path / "tuned.json"
+    arguments = ("tune", "--model", str(checkpoint), "--rows", "6", "--samples", "1", "--device", "cpu")
+    first = json.loads(run(*arguments, "--out", str(out), "--json"))
+    assert first["stamp"]["hw_profile"] == "cpu" and first["model"]["hidden"] == 64
+    keys = [(entry["op_name"], entry["stage"], entry["shape_sig"]) for entry in first["entries"]]
+    assert len(keys) == len(set(keys)) >= 10 and all(entry["us"] > 0 for entry in first["entries"])
+
+    cut_off = first | {"entries": first["entries"][:3]}
+    out.write_text(json.dumps(cut_off))
+    again = json.loads(run(*arguments, "--out", str(out), "--json"))
+    assert again["entries"][:3] == first["entries"][:3], "what was measured is measured again"
+    assert [(entry["op_name"], entry["stage"], entry["shape_sig"]) for entry in again["entries"]] == keys
+
+    shown = ("ops", "--model", str(checkpoint), "--rows", "6", "--hardware", "cpu", "--overlay", str(out), "--json")
+    told = [line for line in json.loads(run(*shown)) if line["shape_sig"]]
+    assert all(line["why"].startswith("tuned.json: model_name=llama, hw_profile=cpu") for line in told)
+
+
+def test_tune_refuses_the_file_of_another_model(checkpoint, tmp_path):
+    out = tmp_path / "tuned.json"
+    run("tune", "--model", str(checkpoint), "--rows", "2", "--samples", "1", "--device", "cpu", "--out", str(out))
+    with pytest.raises(ConfigError, match="another machine, version or model"):
+        run("tune", "--model", str(checkpoint), "--rows", "3", "--samples", "1", "--device", "cpu", "--out", str(out))
+
+
+def test_regress_complains_of_a_choice_that_is_slower(checkpoint, tmp_path):
+    out = tmp_path / "tuned.json"
+    arguments = ("--model", str(checkpoint), "--rows", "60", "--samples", "3", "--device", "cpu", "--out", str(out))
+    overlay = json.loads(run("tune", *arguments, "--json"))
+    chosen = next(
+        each for each in overlay["entries"] if each["op_name"] == "rope_write_kv" and "m=64" in each["shape_sig"]
+    )
+    overlay["entries"] = [chosen | {"impl_id": "reference"}]
+    out.write_text(json.dumps(overlay))
+    result = RUNNER.invoke(app, ["tune", "--regress", *arguments, "--json"], catch_exceptions=False)
+    (verdict,) = json.loads(result.stdout)
+    assert result.exit_code == 1 and verdict["complaint"].startswith("slower than the default")
+
+
+def test_regress_refuses_what_was_not_tuned(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="was not written by `edgeflow tune`"):
+        run("tune", "--regress", "--device", "cpu", "--out", str(path))
+
+
+def test_an_unknown_model_is_told():
+    with pytest.raises(ConfigError, match="none of openvla-7b"):
+        run("ops", "--model", "gpt-9")

@@ -1,0 +1,76 @@
+"""Overlay files: read strictly, refused where they are stale, and served above the built-in entries."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.implementations import Hardware
+from edgeflow.kernels.overlay import Overlay, current_stamp, load_entries, read_overlay, schema, write_overlay
+from edgeflow.kernels.table import OperatorKey, built_in_table
+
+CPU = torch.device("cpu")
+HARDWARE = Hardware("cpu")
+
+
+def written(path, **changes):
+    path.write_text(json.dumps({"entries": [{"op_name": "swiglu", "impl_id": "reference"}]} | changes))
+    return path
+
+
+def test_a_file_written_by_hand_serves_everywhere(tmp_path):
+    path = written(tmp_path / "mine.json")
+    table = built_in_table().overlaid(*load_entries(path, CPU, torch.float32))
+    chosen = table.choose(OperatorKey("swiglu"), HARDWARE, torch.float32)
+    assert (chosen.implementation.impl_id, chosen.why) == ("reference", "mine.json: everywhere")
+
+
+@pytest.mark.parametrize("field", ["device", "driver", "torch", "triton", "flashinfer", "dtype", "edgeflow"])
+def test_a_stale_stamp_is_refused_with_what_to_run(tmp_path, field):
+    stamp = current_stamp(CPU, torch.float32)
+    path = tmp_path / "tuned.json"
+    write_overlay(path, Overlay(stamp=stamp))
+    assert load_entries(path, CPU, torch.float32) == []
+    write_overlay(path, Overlay(stamp=stamp.model_copy(update={field: "other"})))
+    with pytest.raises(ConfigError, match=f"tuned with {field} other, here .*: run `edgeflow tune --out .*tuned.json`"):
+        load_entries(path, CPU, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "the file: Invalid JSON"),
+        ('{"format": 2}', "format: Input should be 1"),
+        ('{"entries": [{"op_name": "swiglu"}]}', "entries.0.impl_id: Field required"),
+        ('{"entries": [{"op_name": "swiglu", "impl_id": "x", "color": 1}]}', "entries.0.color: Extra inputs"),
+        ('{"entries": [{"impl_id": "x", "stage": "late"}]}', "entries.0.stage: Input should be"),
+        ('{"entries": [{"impl_id": "x", "shape_sig": "big"}]}', "entries.0.shape_sig: String should match"),
+        ('{"entries": [{"impl_id": "x", "impl_params": {"block": "a"}}]}', "entries.0.impl_params.block: Input"),
+    ],
+)
+def test_a_wrong_file_says_where(tmp_path, content, said):
+    path = tmp_path / "wrong.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=re.escape(f"wrong.json: {said}")):
+        read_overlay(path)
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="none.json: No such file"):
+        read_overlay(tmp_path / "none.json")
+
+
+def test_unknown_implementations_are_refused(tmp_path):
+    path = written(tmp_path / "mine.json", entries=[{"op_name": "swiglu", "impl_id": "fastest"}])
+    with pytest.raises(ConfigError, match="operator swiglu: no implementation 'fastest'"):
+        built_in_table().overlaid(*load_entries(path, CPU, torch.float32))
+
+
+def test_the_schema_names_the_nine_dimensions():
+    entry = json.loads(schema())["$defs"]["OverlayEntry"]["properties"]
+    assert {"model_name", "hw_profile", "op_kind", "layer_role", "op_name", "stage", "shape_sig"} < set(entry)
+    assert {"impl_id", "impl_params"} < set(entry)
