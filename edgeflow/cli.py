@@ -22,6 +22,7 @@ from rich.table import Table
 
 from edgeflow.console import ServicePrinter, reporting, table_console
 from edgeflow.errors import CheckpointError, ConfigError, DependencyError, EdgeflowError, StartError
+from edgeflow.loadtest.options import loadtest
 from edgeflow.types import Mode
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="The one JSON file that configures the service.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.command()(loadtest)
 token_app = typer.Typer(help="The tokens that a service asks for.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
 

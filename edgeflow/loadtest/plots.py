@@ -33,9 +33,9 @@ class Snapshot:
 
 def plot_series(path: Path, series: Mapping[str, TimeSeries]) -> None:
     """Rate above, age below, over the recorded time; one line a mode."""
-    figure = _figure(8.0, 5.0)
+    figure = figure_of(8.0, 5.0)
     rate, age = figure.subplots(2, 1, sharex=True)
-    for colour, (mode, run) in zip(_colours(len(series)), series.items(), strict=True):
+    for colour, (mode, run) in zip(colours(len(series)), series.items(), strict=True):
         rate.plot(run.seconds, run.fps, color=colour, label=mode)
         age.plot(run.seconds, run.age_ms, color=colour, label=mode)
     rate.set_ylabel("actions a second")
@@ -45,28 +45,28 @@ def plot_series(path: Path, series: Mapping[str, TimeSeries]) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     rate.legend()
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_ages(path: Path, ages_ms: Mapping[str, Series]) -> None:
     """Histogram of the ages of all actions; one colour a mode."""
-    figure = _figure(8.0, 3.6)
+    figure = figure_of(8.0, 3.6)
     axes = figure.subplots()
     everything = np.concatenate([np.zeros(1), *ages_ms.values()])
     edges = np.linspace(0.0, max(float(np.percentile(everything, 99.5)), 1.0), 60)
-    for colour, (mode, ages) in zip(_colours(len(ages_ms)), ages_ms.items(), strict=True):
+    for colour, (mode, ages) in zip(colours(len(ages_ms)), ages_ms.items(), strict=True):
         axes.hist(ages, bins=edges.tolist(), color=colour, alpha=0.6, label=f"{mode} ({ages.size} actions)")
     axes.set_xlabel("age of an action when it arrived, ms")
     axes.set_ylabel("actions")
     axes.legend()
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_success(path: Path, results: Sequence[ModeResult]) -> None:
     """Success by mode, with the 95 % interval."""
-    figure = _figure(1.5 + 1.6 * len(results), 3.6)
+    figure = figure_of(1.5 + 1.6 * len(results), 3.6)
     axes = figure.subplots()
-    for index, (colour, result) in enumerate(zip(_colours(len(results)), results, strict=True)):
+    for index, (colour, result) in enumerate(zip(colours(len(results)), results, strict=True)):
         success = result.success
         if result.episodes:
             value, low, high = 100 * success.value, 100 * success.low, 100 * success.high
@@ -76,12 +76,12 @@ def plot_success(path: Path, results: Sequence[ModeResult]) -> None:
     axes.set_xticks(range(len(results)), labels)
     axes.set_ylim(0, 105)
     axes.set_ylabel("success, %")
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_strip(path: Path, snapshots: Sequence[Snapshot]) -> None:
     """Camera frames side by side; the arrow is the commanded shift, one image width for 0.3 m."""
-    figure = _figure(1.9 * max(len(snapshots), 1), 2.2)
+    figure = figure_of(1.9 * max(len(snapshots), 1), 2.2)
     for index, snapshot in enumerate(snapshots):
         axes = figure.add_subplot(1, len(snapshots), index + 1)
         height, width, _ = snapshot.image.shape
@@ -92,17 +92,17 @@ def plot_strip(path: Path, snapshots: Sequence[Snapshot]) -> None:
         axes.annotate("", xy=(centre[0] + right, centre[1] - up), xytext=centre, arrowprops=arrow)
         axes.set_title(snapshot.caption, fontsize=7)
         axes.set_axis_off()
-    _save(figure, path)
+    save(figure, path)
 
 
-def _figure(width: float, height: float) -> Figure:
+def figure_of(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
 
 
-def _colours(count: int) -> list[str]:
+def colours(count: int) -> list[str]:
     return [_COLOURS[index % len(_COLOURS)] for index in range(count)]
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     FigureCanvasAgg(figure)
     figure.savefig(path, format="png")

@@ -1,0 +1,110 @@
+"""`edgeflow loadtest`: the run in an event loop, the report, the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from edgeflow.client.credentials import Credentials
+from edgeflow.errors import ConfigError, InvalidArgument
+from edgeflow.loadtest.frames import frames_for
+from edgeflow.loadtest.live import LiveView
+from edgeflow.loadtest.plan import LoadPlan
+from edgeflow.loadtest.results import Results, results_json, results_of, write_csv
+from edgeflow.loadtest.run import LoadRun, Measurement
+from edgeflow.loadtest.tables import print_results
+
+WIDE = 140  # columns of a table that goes to a file or a pipe
+
+
+def loadtest_command(
+    plan: LoadPlan, limits: Mapping[str, float], credentials: Credentials, as_json: bool, out: Path | None
+) -> int:
+    """Exit code 0 or 1; StartError when the test cannot run. limits: see verdict.FIGURES."""
+    folder = _prepare(out)
+    terminal = Console(stderr=True)
+    with terminal.status("encoding frames"):
+        images = frames_for(plan.session.camera, plan.frames, plan.distinct, plan.seed)
+    with LiveView(plan, terminal) as view:
+        run = run_plan(plan, images, credentials, view)
+    results = results_of(run, limits)
+    if as_json:
+        print(results_json(results))
+    else:
+        print_results(results, Console(width=None if sys.stdout.isatty() else WIDE))
+    if folder is not None:
+        write_folder(folder, run, results)
+    return 0 if results.met else 1
+
+
+def run_plan(
+    plan: LoadPlan, images: Sequence[bytes], credentials: Credentials | None, view: LiveView | None = None
+) -> Measurement:
+    """The run, on uvloop where there is one. The first Ctrl-C ends the measurement, a second one everything."""
+    loop = _new_loop()
+    try:
+        return loop.run_until_complete(_measure(plan, images, credentials, view))
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def write_folder(folder: Path, run: Measurement, results: Results) -> None:
+    """report.json, frames.csv and the pictures."""
+    from edgeflow.loadtest.pictures import draw
+
+    (folder / "report.json").write_text(results_json(results) + "\n")
+    write_csv(folder / "frames.csv", run)
+    draw(folder, run)
+
+
+def credentials_of(ca: Path | None, cert: Path | None, key: Path | None, token_file: Path | None) -> Credentials:
+    """ConfigError when they do not fit together or cannot be read."""
+    try:
+        return Credentials.of(ca, cert, key, token_file)
+    except InvalidArgument as error:
+        raise ConfigError(error.text) from None
+
+
+def _prepare(out: Path | None) -> Path | None:
+    """The folder is made before the run: what cannot be kept is not measured."""
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"out: {out}: {error.strerror}") from None
+    return out
+
+
+async def _measure(
+    plan: LoadPlan, images: Sequence[bytes], credentials: Credentials | None, view: LiveView | None
+) -> Measurement:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def interrupt() -> None:
+        stop.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or no POSIX
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+    run = LoadRun(plan, images, credentials, view or _no_view)
+    return await run.measure(stop)
+
+
+def _no_view(run: Measurement, now_ns: int) -> None:
+    """Nobody looks."""
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

@@ -1,0 +1,80 @@
+"""Frames to send, encoded before the run: moving synthetic pictures, or the images of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from edgeflow.errors import ConfigError
+from edgeflow.types import CameraSpec, ImageFormat
+
+Pixels: TypeAlias = "NDArray[np.uint8]"
+
+SUFFIXES = {".jpg", ".jpeg", ".png"}
+MAX_RECORDED_PIXELS = 50_000_000
+MAX_TOTAL_BYTES = 1 << 30
+JPEG_QUALITY = 90
+_BLOBS = 12
+_NOISE = 6.0  # standard deviation: the bytes of a synthetic JPEG are about those of a camera's
+
+
+def frames_for(camera: CameraSpec, folder: Path | None, distinct: int, seed: int) -> list[bytes]:
+    """As many encoded frames as there are images in the folder, or `distinct` synthetic ones.
+
+    ConfigError when a folder has no images, an image cannot be read, or all together are too large.
+    """
+    data: list[bytes] = []
+    total = 0
+    for pixels in _recorded(folder, camera) if folder else _synthetic(camera, distinct, seed):
+        data.append(encode(pixels, camera.format))
+        total += len(data[-1])
+        if total > MAX_TOTAL_BYTES:
+            raise ConfigError(f"frames: more than {MAX_TOTAL_BYTES >> 20} MiB when encoded; take fewer or smaller ones")
+    return data
+
+
+def encode(pixels: Pixels, form: ImageFormat) -> bytes:
+    """The bytes that travel, of RGB `[height, width, 3]` uint8."""
+    if form is ImageFormat.RGB8:
+        return pixels.tobytes()
+    data: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality=JPEG_QUALITY, colorspace="RGB")
+    return data
+
+
+def _recorded(folder: Path, camera: CameraSpec) -> Iterator[Pixels]:
+    """The images below a folder in the order of their paths, stretched to the camera's size."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise ConfigError(f"frames: {folder} has no {', '.join(sorted(SUFFIXES))} files")
+    for path in paths:
+        try:
+            with Image.open(path) as image:
+                if image.width * image.height > MAX_RECORDED_PIXELS:
+                    raise ConfigError(f"frames: {path} has more than {MAX_RECORDED_PIXELS} pixels")
+                fitted = image.convert("RGB").resize((camera.width, camera.height), Image.Resampling.BILINEAR)
+        except (UnidentifiedImageError, OSError, SyntaxError):
+            raise ConfigError(f"frames: {path} is not an image that can be read") from None
+        yield np.asarray(fitted, dtype=np.uint8)
+
+
+def _synthetic(camera: CameraSpec, distinct: int, seed: int) -> Iterator[Pixels]:
+    """Coloured blobs that move over a gradient, with sensor noise: no two are equal, compression is realistic."""
+    rng = np.random.default_rng(seed)
+    rows, columns = np.mgrid[0 : camera.height, 0 : camera.width].astype(np.float32)
+    backdrop = np.stack([columns / camera.width, rows / camera.height, 0.5 + 0 * rows], axis=-1) * 120 + 60
+    colours = rng.uniform(0, 255, (_BLOBS, 3)).astype(np.float32)
+    starts, steps = rng.uniform(0, 1, (_BLOBS, 2)), rng.normal(0, 0.02, (_BLOBS, 2))
+    radii = rng.uniform(0.03, 0.15, _BLOBS) * min(camera.height, camera.width)
+    for index in range(distinct):
+        picture = backdrop.copy()
+        places = (starts + index * steps) % 1.0 * (camera.height, camera.width)
+        for (row, column), radius, colour in zip(places, radii, colours, strict=True):
+            picture[(rows - row) ** 2 + (columns - column) ** 2 < radius**2] = colour
+        picture += rng.normal(0, _NOISE, picture.shape[:2])[..., None]
+        yield picture.clip(0, 255).astype(np.uint8)

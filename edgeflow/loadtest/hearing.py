@@ -1,0 +1,34 @@
+"""What the service says, written into a ledger."""
+
+from __future__ import annotations
+
+from edgeflow.client.wire import COMMANDS, DISPOSITIONS, timings_of
+from edgeflow.loadtest.ledger import Ledger
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.types import Command, Disposition
+
+
+def hear(ledger: Ledger, message: pb.ServerMessage, first: int, now_ns: int) -> None:
+    """first: frames of the ledger that were offered before this stream."""
+    match message.WhichOneof("kind"):
+        case "action":
+            _hear_action(ledger, message.action, first, now_ns)
+        case "frame_status":
+            status = message.frame_status
+            disposition = DISPOSITIONS.get(status.disposition, Disposition.DROPPED)
+            reason = status.reason or status.code
+            last = max(status.seq, status.last_seq)
+            ledger.dispose(status.seq + first, last + first, disposition, reason, now_ns)
+        case "notice":
+            ledger.happen(now_ns, "notice", message.notice.kind, message.notice.text)
+        case kind:
+            ledger.happen(now_ns, "contradicted", "UNEXPECTED_MESSAGE", str(kind))
+
+
+def _hear_action(ledger: Ledger, action: pb.Action, first: int, now_ns: int) -> None:
+    command = COMMANDS.get(action.command, Command.HOLD)
+    if command is Command.ACT:
+        timings = timings_of(action.timings)
+        ledger.act(action.seq + first, action.stamp_ns, now_ns, action.valid_for_ms, action.timings.server_ns, timings)
+    else:
+        ledger.happen(now_ns, command.value, action.reason)

@@ -1,0 +1,97 @@
+"""Pictures of a load test: age over time, its distribution, rate, and what became of the frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from edgeflow.loadtest.ledger import Fate
+from edgeflow.loadtest.plots import colours, figure_of, save
+from edgeflow.loadtest.run import Measurement
+from edgeflow.loadtest.summary import received_of
+
+FATE_COLOURS = {
+    Fate.ACTED: "#4a9b5f",
+    Fate.SUPERSEDED: "#c9b458",
+    Fate.REJECTED: "#d1495b",
+    Fate.DROPPED: "#8a6fae",
+    Fate.UNANSWERED: "#555555",
+}
+WINDOWS = 60
+
+
+def draw(folder: Path, run: Measurement) -> None:
+    """age.png, age-distribution.png, rate.png, dispositions.png."""
+    draw_ages(folder / "age.png", run)
+    draw_distribution(folder / "age-distribution.png", run)
+    draw_rates(folder / "rate.png", run)
+    draw_dispositions(folder / "dispositions.png", run)
+
+
+def draw_ages(path: Path, run: Measurement) -> None:
+    """Each action a dot."""
+    figure = figure_of(8.0, 3.6)
+    axes = figure.subplots()
+    for colour, ledger in zip(colours(len(run.ledgers)), run.ledgers, strict=True):
+        frames = received_of(run, ledger)
+        seconds = [(frame.received_ns - run.begin_ns) / 1e9 for frame in frames]
+        axes.plot(seconds, [frame.age_ns / 1e6 for frame in frames], ".", color=colour, markersize=2)
+    _label(axes, "seconds", "age, ms")
+    save(figure, path)
+
+
+def draw_distribution(path: Path, run: Measurement) -> None:
+    """The share of actions that were at most so old."""
+    figure = figure_of(8.0, 3.6)
+    axes = figure.subplots()
+    ages = np.sort([frame.age_ns / 1e6 for ledger in run.ledgers for frame in received_of(run, ledger)])
+    if ages.size:
+        axes.step(ages, (np.arange(ages.size) + 1) / ages.size, where="post")
+    _label(axes, "age, ms", "share of actions")
+    axes.set_ylim(0, 1.02)
+    save(figure, path)
+
+
+def draw_rates(path: Path, run: Measurement) -> None:
+    """Offered and acted frames a second."""
+    figure = figure_of(8.0, 3.6)
+    axes = figure.subplots()
+    edges = _edges(run)
+    offered = [frame.scheduled_ns for ledger in run.ledgers for frame in ledger.frames]
+    acted = [frame.received_ns for ledger in run.ledgers for frame in received_of(run, ledger)]
+    for name, instants in (("offered", offered), ("acted", acted)):
+        counts, _ = np.histogram((np.array(instants, np.float64) - run.begin_ns) / 1e9, edges)
+        axes.step(edges[:-1], counts / np.diff(edges), where="post", label=name)
+    _label(axes, "seconds", "frames a second")
+    axes.legend()
+    save(figure, path)
+
+
+def draw_dispositions(path: Path, run: Measurement) -> None:
+    """What became of the frames that were due in each stretch of time."""
+    figure = figure_of(8.0, 3.6)
+    axes = figure.subplots()
+    edges = _edges(run)
+    frames = [frame for ledger in run.ledgers for frame in ledger.frames]
+    below = np.zeros(len(edges) - 1)
+    for fate, colour in FATE_COLOURS.items():
+        due = np.array([frame.scheduled_ns for frame in frames if frame.fate is fate], np.float64)
+        counts, _ = np.histogram((due - run.begin_ns) / 1e9, edges)
+        axes.bar(edges[:-1], counts, np.diff(edges), bottom=below, align="edge", color=colour, label=fate.value)
+        below = below + counts
+    _label(axes, "seconds", "frames")
+    axes.legend()
+    save(figure, path)
+
+
+def _edges(run: Measurement) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.linspace(0.0, (run.end_ns - run.begin_ns) / 1e9, WINDOWS + 1)
+
+
+def _label(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)

@@ -1,0 +1,64 @@
+"""Where a service stops following: offered against acted rate, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgeflow.loadtest.ledger import Fate, Ledger
+from edgeflow.loadtest.measure import Distribution, distribution
+from edgeflow.loadtest.plan import Ramp
+
+FOLLOWS = 0.95  # share of the offered rate that must be acted on
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A stretch of a ramp; rate_hz is that of one robot."""
+
+    rate_hz: float
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Frames a second of all robots together; age of the actions received in the step."""
+
+    rate_hz: float
+    offered_hz: float
+    acted_hz: float
+    age_ms: Distribution
+
+    @property
+    def followed(self) -> bool:
+        return self.acted_hz >= FOLLOWS * self.offered_hz
+
+
+def step_of(pattern: Ramp, index: int, begin_ns: int) -> Step:
+    """The index-th step of a ramp that began at begin_ns."""
+    step_ns = round(pattern.step_s * 1e9)
+    return Step(pattern.rates_hz[index], begin_ns + index * step_ns, begin_ns + (index + 1) * step_ns)
+
+
+def step_result(step: Step, ledgers: Sequence[Ledger]) -> StepResult:
+    """Offered counts by when frames were due, acted by when actions arrived."""
+    frames = [frame for ledger in ledgers for frame in ledger.frames]
+    offered = sum(step.begin_ns <= frame.scheduled_ns < step.end_ns for frame in frames)
+    acted = [frame for frame in frames if frame.fate is Fate.ACTED and step.begin_ns <= frame.received_ns < step.end_ns]
+    seconds = (step.end_ns - step.begin_ns) / 1e9
+    ages = distribution([frame.age_ns / 1e6 for frame in acted])
+    return StepResult(step.rate_hz, offered / seconds, len(acted) / seconds, ages)
+
+
+def follows(step: Step, ledgers: Sequence[Ledger]) -> bool:
+    """Whether the acted rate kept up with the offered one."""
+    return step_result(step, ledgers).followed
+
+
+def knee(steps: Sequence[StepResult]) -> StepResult | None:
+    """The last step before the first that was not followed; None when already the first was not."""
+    for index, step in enumerate(steps):
+        if not step.followed:
+            return steps[index - 1] if index else None
+    return steps[-1] if steps else None

@@ -1,0 +1,136 @@
+"""A finished run as one value, and that value as report.json and frames.csv."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeflow.loadtest.plan import LoadPlan, Ramp
+from edgeflow.loadtest.ramp import StepResult, knee, step_of, step_result
+from edgeflow.loadtest.report import json_text
+from edgeflow.loadtest.run import Measurement
+from edgeflow.loadtest.summary import (
+    Generator,
+    Prediction,
+    Summary,
+    generator_of,
+    prediction_of,
+    summarise,
+)
+from edgeflow.loadtest.verdict import Check, judge
+
+CSV_COLUMNS = (
+    *("robot", "frame", "due_ms", "late_ms", "fate", "reason", "age_ms", "server_ms"),
+    *("decode_ms", "queue_ms", "inference_ms", "passes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """robots, predictions, refusals: one entry a robot. steps: of a ramp, else empty."""
+
+    plan: LoadPlan
+    seconds: float
+    interrupted: bool
+    total: Summary
+    robots: list[Summary]
+    predictions: list[Prediction | None]
+    refusals: list[str]
+    generator: Generator
+    steps: list[StepResult]
+    checks: list[Check]
+
+    @property
+    def met(self) -> bool:
+        return all(check.met for check in self.checks)
+
+    @property
+    def knee(self) -> StepResult | None:
+        """The highest rate that was followed."""
+        return knee(self.steps)
+
+
+def results_of(run: Measurement, limits: Mapping[str, float]) -> Results:
+    """limits: thresholds by name, see verdict.FIGURES."""
+    total = summarise(run, run.ledgers)
+    robots = [summarise(run, [ledger]) for ledger in run.ledgers]
+    predictions = [prediction_of(forecast, robot) for forecast, robot in zip(run.forecasts, robots, strict=True)]
+    refused = sum(map(bool, run.refusals))
+    return Results(
+        plan=run.plan,
+        seconds=(run.end_ns - run.begin_ns) / 1e9,
+        interrupted=run.interrupted,
+        total=total,
+        robots=robots,
+        predictions=predictions,
+        refusals=run.refusals,
+        generator=generator_of(run),
+        steps=_steps(run),
+        checks=judge(limits, total, robots, refused),
+    )
+
+
+def results_json(results: Results) -> str:
+    """Everything, as strict JSON: what is no finite number is null."""
+    predictions = [
+        each and {**asdict(each), "fps_deviation": each.fps_deviation, "age_deviation": each.age_deviation}
+        for each in results.predictions
+    ]
+    plan = asdict(results.plan)
+    plan |= {"pattern": {"kind": type(results.plan.pattern).__name__.lower(), **plan["pattern"]}}
+    plan |= {"frames": str(results.plan.frames) if results.plan.frames else None}
+    best = results.knee
+    content: dict[str, Any] = {
+        "plan": plan,
+        "seconds": results.seconds,
+        "interrupted": results.interrupted,
+        "total": _summary(results.total),
+        "robots": [_summary(robot) for robot in results.robots],
+        "predictions": predictions,
+        "refusals": results.refusals,
+        "generator": {**asdict(results.generator), "is_bottleneck": results.generator.is_bottleneck},
+        "steps": [{**asdict(step), "followed": step.followed} for step in results.steps],
+        "knee": best and asdict(best),
+        "thresholds": [{**asdict(check), "met": check.met} for check in results.checks],
+        "met": results.met,
+    }
+    return json_text(content)
+
+
+def write_csv(path: Path, run: Measurement) -> None:
+    """Every frame of the run, the warm-up's too: times in ms from the beginning of the measurement."""
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(CSV_COLUMNS)
+        for ledger in run.ledgers:
+            writer.writerows(_csv_row(run, ledger.robot, index) for index in range(len(ledger.frames)))
+
+
+def _csv_row(run: Measurement, robot: int, index: int) -> Sequence[object]:
+    frame = run.ledgers[robot].frames[index]
+    timings = frame.timings
+    late_ns = frame.sent_ns - frame.scheduled_ns if frame.sent_ns else None
+    age_ns = frame.age_ns if frame.received_ns else None
+    due_ns = frame.scheduled_ns - run.begin_ns
+    times = [_ms(each) for each in (age_ns, frame.server_ns, timings.decode_ns, timings.queue_ns, timings.inference_ns)]
+    head = (robot, frame.number, _ms(due_ns), _ms(late_ns), frame.fate.value, frame.reason)
+    return (*head, *times, timings.passes)
+
+
+def _ms(nanoseconds: int | None) -> str:
+    return "" if nanoseconds is None else f"{nanoseconds / 1e6:.3f}"
+
+
+def _summary(summary: Summary) -> dict[str, Any]:
+    return {**asdict(summary), "jitter_ms": summary.jitter_ms, "pass_jitter": summary.pass_jitter}
+
+
+def _steps(run: Measurement) -> list[StepResult]:
+    pattern = run.plan.pattern
+    if not isinstance(pattern, Ramp):
+        return []
+    steps = [step_of(pattern, index, run.begin_ns) for index in range(len(pattern.rates_hz))]
+    return [step_result(step, run.ledgers) for step in steps if step.end_ns <= run.end_ns]

@@ -1,0 +1,191 @@
+"""The figures of a run: arithmetic over ledgers, for a robot and for all together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from edgeflow.loadtest.ledger import Fate, FrameRecord, Ledger
+from edgeflow.loadtest.measure import Distribution, distribution
+from edgeflow.loadtest.run import Forecast, Measurement
+
+LATE_MS = 5.0  # p99; beyond it the generator is no measure of a service any more
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Every offered frame is in exactly one of the others; the mappings count by reason."""
+
+    offered: int
+    acted: int
+    superseded: int
+    rejected: dict[str, int]
+    dropped: dict[str, int]
+    unanswered: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One robot's figures, or those of all.
+
+    fps: actions received a second. age: due to received, on the client's clock. service, decode, queue, inference:
+    as the service says; transport: age less service. interval: between actions of one robot. pass: inference over
+    passes. misses: actions older than the permitted age, or than their validity where none was given. gaps: intervals
+    longer than the validity. hold, stop, notices, losses, contradictions: by reason.
+    """
+
+    robots: int
+    frames: Frames
+    fps: float
+    age_ms: Distribution
+    service_ms: Distribution
+    decode_ms: Distribution
+    queue_ms: Distribution
+    inference_ms: Distribution
+    transport_ms: Distribution
+    interval_ms: Distribution
+    pass_ms: Distribution
+    misses: int
+    gaps: int
+    longest_gap_ms: float
+    hold: dict[str, int] = field(default_factory=dict)
+    stop: dict[str, int] = field(default_factory=dict)
+    notices: dict[str, int] = field(default_factory=dict)
+    losses: dict[str, int] = field(default_factory=dict)
+    contradictions: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def jitter_ms(self) -> float:
+        """Of the action interval: its deviation."""
+        return self.interval_ms.deviation
+
+    @property
+    def pass_jitter(self) -> float:
+        """p99 over p50 of the pass time."""
+        return self.pass_ms.p99 / self.pass_ms.p50 if self.pass_ms.p50 > 0 else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """How late the load test itself was. lateness: from due to the beginning of the write; lag: of the event loop."""
+
+    lateness_ms: Distribution
+    lag_ms: Distribution
+
+    @property
+    def is_bottleneck(self) -> bool:
+        return self.lateness_ms.p99 > LATE_MS or self.lag_ms.p99 > LATE_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the service foretold, beside what was measured; deviations are (measured / predicted - 1), in per cent.
+
+    age: mean time inside the service, as the service means it.
+    """
+
+    mode: str
+    depth: int
+    fps: float
+    measured_fps: float
+    age_ms: float
+    measured_age_ms: float
+
+    @property
+    def fps_deviation(self) -> float:
+        return 100 * (self.measured_fps / self.fps - 1)
+
+    @property
+    def age_deviation(self) -> float:
+        return 100 * (self.measured_age_ms / self.age_ms - 1)
+
+
+def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
+    """Frames that were due in the measured time, and what happened in it."""
+    offered = [frame for ledger in ledgers for frame in ledger.frames if _inside(frame.scheduled_ns, run)]
+    acted = [frame for frame in offered if frame.fate is Fate.ACTED]
+    received = [frame for ledger in ledgers for frame in received_of(run, ledger)]
+    waits = np.concatenate([np.zeros((0, 2)), *(_intervals_ms(received_of(run, ledger)) for ledger in ledgers)])
+    intervals_ms, gaps = waits[:, 0], waits[waits[:, 0] > waits[:, 1], 0]
+    limit_s = run.plan.session.max_action_age_s
+    timings = [frame.timings for frame in acted]
+    return Summary(
+        robots=len(ledgers),
+        frames=_frames(offered),
+        fps=len(received) / ((run.end_ns - run.begin_ns) / 1e9),
+        age_ms=distribution([frame.age_ns / 1e6 for frame in acted]),
+        service_ms=distribution([frame.server_ns / 1e6 for frame in acted]),
+        decode_ms=distribution([each.decode_ns / 1e6 for each in timings]),
+        queue_ms=distribution([each.queue_ns / 1e6 for each in timings]),
+        inference_ms=distribution([each.inference_ns / 1e6 for each in timings]),
+        transport_ms=distribution([(frame.age_ns - frame.server_ns) / 1e6 for frame in acted]),
+        interval_ms=distribution(intervals_ms),
+        pass_ms=distribution([each.inference_ns / each.passes / 1e6 for each in timings if each.passes]),
+        misses=sum(frame.age_ns / 1e6 > (limit_s * 1e3 if limit_s else frame.valid_for_ms) for frame in acted),
+        gaps=gaps.size,
+        longest_gap_ms=float(gaps.max()) if gaps.size else 0.0,
+        hold=_happenings(run, ledgers, "hold"),
+        stop=_happenings(run, ledgers, "stop"),
+        notices=_happenings(run, ledgers, "notice"),
+        losses=_happenings(run, ledgers, "lost"),
+        contradictions=_happenings(run, ledgers, "contradicted"),
+    )
+
+
+def generator_of(run: Measurement) -> Generator:
+    """From all robots' frames and the samples of the event loop."""
+    sent = [frame for ledger in run.ledgers for frame in ledger.frames if frame.sent_ns]
+    late = [(frame.sent_ns - frame.scheduled_ns) / 1e6 for frame in sent if _inside(frame.scheduled_ns, run)]
+    return Generator(distribution(late), distribution([lag / 1e6 for lag in run.lags_ns]))
+
+
+def prediction_of(forecast: Forecast | None, summary: Summary) -> Prediction | None:
+    """One robot's; None when the service foretold nothing or gave no action."""
+    if forecast is None or not (forecast.fps > 0 and forecast.age_ms > 0 and summary.frames.acted):
+        return None
+    measured = summary.service_ms.mean
+    return Prediction(forecast.mode, forecast.depth, forecast.fps, summary.fps, forecast.age_ms, measured)
+
+
+def received_of(run: Measurement, ledger: Ledger) -> list[FrameRecord]:
+    """Frames whose actions arrived in the measured time, in the order of arrival."""
+    acted = (frame for frame in ledger.frames if frame.fate is Fate.ACTED and _inside(frame.received_ns, run))
+    return sorted(acted, key=lambda frame: frame.received_ns)
+
+
+def _frames(offered: Sequence[FrameRecord]) -> Frames:
+    reasons = {fate: Counter(frame.reason for frame in offered if frame.fate is fate) for fate in Fate}
+    return Frames(
+        offered=len(offered),
+        acted=reasons[Fate.ACTED].total(),
+        superseded=reasons[Fate.SUPERSEDED].total(),
+        rejected=dict(reasons[Fate.REJECTED]),
+        dropped=dict(reasons[Fate.DROPPED]),
+        unanswered=dict(reasons[Fate.UNANSWERED]),
+    )
+
+
+def _intervals_ms(received: Sequence[FrameRecord]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """`[N-1, 2]`: from one action to the next, and how long the first was valid."""
+    rows = [
+        ((after.received_ns - before.received_ns) / 1e6, before.valid_for_ms) for before, after in pairwise(received)
+    ]
+    return np.array(rows, dtype=np.float64).reshape(-1, 2)
+
+
+def _happenings(run: Measurement, ledgers: Sequence[Ledger], kind: str) -> dict[str, int]:
+    reasons = (
+        each.reason
+        for ledger in ledgers
+        for each in ledger.happenings
+        if each.kind == kind and _inside(each.at_ns, run)
+    )
+    return dict(Counter(reasons))
+
+
+def _inside(instant_ns: int, run: Measurement) -> bool:
+    return run.begin_ns <= instant_ns < run.end_ns

@@ -1,0 +1,137 @@
+"""A finished run for a person: tables and sentences on a console."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edgeflow.loadtest.measure import Distribution
+from edgeflow.loadtest.results import Results
+from edgeflow.loadtest.summary import Frames, Summary
+
+TIMES = {
+    "age": "age_ms",
+    "service": "service_ms",
+    "  decode": "decode_ms",
+    "  queue": "queue_ms",
+    "  inference": "inference_ms",
+    "transport": "transport_ms",
+    "action interval": "interval_ms",
+    "pass": "pass_ms",
+}
+
+
+def print_results(results: Results, console: Console) -> None:
+    """Frames and rates by robot, times of all together, then what a person should know."""
+    title = f"{escape(results.plan.address)}, {results.seconds:.1f} s" + (", interrupted" * results.interrupted)
+    console.print(_frames_table(results, title))
+    console.print(_times_table(results.total))
+    if any(results.predictions):
+        console.print(_predictions_table(results))
+    if results.steps:
+        console.print(_steps_table(results))
+    for line in _sentences(results):
+        console.print(line, highlight=False)
+    for check in results.checks:
+        console.print(f"[{'green' if check.met else 'red'}]{check.text}[/]", highlight=False)
+
+
+def _frames_table(results: Results, title: str) -> Table:
+    table = Table(title=title)
+    headings = ("robot", "offered", "acted", "superseded", "rejected", "dropped", "unanswered")
+    for heading in (*headings, "FPS", "age p50", "age p99", "jitter", "misses", "gaps"):
+        table.add_column(heading, justify="right")
+    if len(results.robots) > 1:
+        for number, robot in enumerate(results.robots):
+            table.add_row(str(number), *_robot_cells(robot))
+        table.add_section()
+    table.add_row("all", *_robot_cells(results.total))
+    return table
+
+
+def _robot_cells(summary: Summary) -> list[str]:
+    frames, age = summary.frames, summary.age_ms
+    refusals = (frames.rejected, frames.dropped, frames.unanswered)
+    counts = [frames.offered, frames.acted, frames.superseded, *(sum(each.values()) for each in refusals)]
+    times = [_ms(age.p50), _ms(age.p99), _ms(summary.jitter_ms)]
+    return [*map(str, counts), f"{summary.fps:.1f}", *times, str(summary.misses), str(summary.gaps)]
+
+
+def _times_table(total: Summary) -> Table:
+    table = Table("times, ms", *(), title="all robots")
+    for heading in ("p50", "p90", "p99", "p99.9", "max"):
+        table.add_column(heading, justify="right")
+    for name, key in TIMES.items():
+        times: Distribution = getattr(total, key)
+        table.add_row(name, *(_number(each) for each in (times.p50, times.p90, times.p99, times.p999, times.max)))
+    return table
+
+
+def _predictions_table(results: Results) -> Table:
+    table = Table("robot", "mode", title="as the service foretold")
+    for heading in ("FPS foretold", "measured", "off by", "mean age foretold, ms", "measured", "off by"):
+        table.add_column(heading, justify="right")
+    for number, each in enumerate(results.predictions):
+        if each is not None:
+            mode = f"{each.mode} (depth {each.depth})" if each.depth else each.mode
+            fps = (f"{each.fps:.1f}", f"{each.measured_fps:.1f}", f"{each.fps_deviation:+.0f} %")
+            age = (_number(each.age_ms), _number(each.measured_age_ms), f"{each.age_deviation:+.0f} %")
+            table.add_row(str(number), mode, *fps, *age)
+    return table
+
+
+def _steps_table(results: Results) -> Table:
+    table = Table(title="ramp")
+    for heading in ("rate of a robot", "offered, Hz", "acted, Hz", "age p50", "age p99", "followed"):
+        table.add_column(heading, justify="right")
+    for step in results.steps:
+        rates = (f"{step.rate_hz:.1f}", f"{step.offered_hz:.1f}", f"{step.acted_hz:.1f}")
+        table.add_row(*rates, _ms(step.age_ms.p50), _ms(step.age_ms.p99), "yes" if step.followed else "no")
+    return table
+
+
+def _sentences(results: Results) -> list[str]:
+    total = results.total
+    lines = [f"pass-time jitter p99 / p50: {_number(total.pass_jitter)}"]
+    lines += [f"{name}: {_reasons(counts)}" for name, counts in _by_reason(total.frames).items() if counts]
+    told = {"HOLD": total.hold, "STOP": total.stop, "notices": total.notices, "streams lost": total.losses}
+    lines += [f"{name}: {_reasons(counts)}" for name, counts in told.items() if counts]
+    if total.gaps:
+        lines.append(f"{total.gaps} times a robot was without a valid action, {total.longest_gap_ms:.0f} ms at most")
+    if total.contradictions:
+        lines.append(f"[red]against the protocol: {_reasons(total.contradictions)}[/]")
+    refused = {number: text for number, text in enumerate(results.refusals) if text}
+    lines += [f"[red]robot {number} was refused: {escape(text)}[/]" for number, text in refused.items()]
+    if results.steps:
+        best = results.knee
+        lines.append(f"knee: {best.acted_hz:.1f} actions a second" if best else "knee: below the first rate")
+    return lines + _generator_sentence(results)
+
+
+def _generator_sentence(results: Results) -> list[str]:
+    generator = results.generator
+    late, lag = generator.lateness_ms.p99, generator.lag_ms.p99
+    text = f"load generator: frames left {_ms(late)} late, its loop was {_ms(lag)} late (p99)"
+    if not generator.is_bottleneck:
+        return [text]
+    return [f"[yellow]{text}: it was itself a bottleneck; offer less, or from an idle machine[/]"]
+
+
+def _by_reason(frames: Frames) -> dict[str, Mapping[str, int]]:
+    return {"rejected": frames.rejected, "dropped": frames.dropped, "unanswered": frames.unanswered}
+
+
+def _reasons(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{escape(reason) or 'no reason'} {count}" for reason, count in sorted(counts.items()))
+
+
+def _ms(value: float) -> str:
+    return f"{_number(value)} ms" if math.isfinite(value) else "-"
+
+
+def _number(value: float) -> str:
+    return f"{value:.{2 if abs(value) < 10 else 1}f}" if math.isfinite(value) else "-"

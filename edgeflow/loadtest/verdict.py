@@ -1,0 +1,57 @@
+"""Thresholds: what a run must keep, so that a machine can judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edgeflow.loadtest.summary import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One threshold and what was measured. A figure that does not exist (NaN) is not met."""
+
+    name: str
+    limit: float
+    measured: float
+    unit: str
+
+    @property
+    def met(self) -> bool:
+        if self.name.startswith("min-"):
+            return self.measured >= self.limit
+        return self.measured <= self.limit
+
+    @property
+    def text(self) -> str:
+        relation = "at least" if self.name.startswith("min-") else "at most"
+        verdict = "met" if self.met else "NOT MET"
+        return f"{self.name}: {self.measured:.4g}{self.unit}, {relation} {self.limit:.4g}{self.unit}: {verdict}"
+
+
+Figure = Callable[[Summary, Sequence[Summary]], float]
+
+FIGURES: Mapping[str, tuple[str, Figure]] = {
+    "max-age-p50": (" ms", lambda total, _: total.age_ms.p50),
+    "max-age-p90": (" ms", lambda total, _: total.age_ms.p90),
+    "max-age-p99": (" ms", lambda total, _: total.age_ms.p99),
+    "max-age-p999": (" ms", lambda total, _: total.age_ms.p999),
+    "max-service-p99": (" ms", lambda total, _: total.service_ms.p99),
+    "max-jitter": (" ms", lambda total, _: total.jitter_ms),
+    "min-fps": ("", lambda _, robots: min(robot.fps for robot in robots)),
+    "max-misses": ("", lambda total, _: total.misses),
+    "max-gaps": ("", lambda total, _: total.gaps),
+    "max-superseded": ("", lambda total, _: total.frames.superseded),
+    "max-rejected": ("", lambda total, _: sum(total.frames.rejected.values())),
+    "max-dropped": ("", lambda total, _: sum(total.frames.dropped.values())),
+    "max-unanswered": ("", lambda total, _: sum(total.frames.unanswered.values())),
+}
+
+
+def judge(limits: Mapping[str, float], total: Summary, robots: Sequence[Summary], refused: int) -> list[Check]:
+    """limits: by the names of FIGURES, times in ms. A robot that the service refused is never what was asked for."""
+    checks = [Check(name, limit, FIGURES[name][1](total, robots), FIGURES[name][0]) for name, limit in limits.items()]
+    if refused:
+        checks.append(Check("max-refused", 0, refused, " robots"))
+    return checks
