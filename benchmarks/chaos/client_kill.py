@@ -22,7 +22,7 @@ import grpc
 
 from benchmarks.chaos.proc import wait_for
 from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import ANY_RATE, LARGE, SMALL, Channel, RawRobot, RobotProcess, opening, told_to_stop
+from benchmarks.chaos.robots import LARGE, OVERCOMMIT, SMALL, Channel, RawRobot, RobotProcess, opening, told_to_stop
 from benchmarks.chaos.rules import Row, percentile, rise_percent, spread
 from benchmarks.chaos.service import ServiceUnderTest
 from edgeflow.rpc import control_pb2 as pb
@@ -33,7 +33,7 @@ WARM_UP = 5
 MID_WRITE_S = 0.003
 SETTLE_S = 20.0
 READINGS = 10
-CONFIG = {"max_sessions": OTHERS + 1, "limits": ANY_RATE}
+CONFIG = {"max_sessions": OTHERS + 1, **OVERCOMMIT}
 
 
 @dataclass(slots=True)

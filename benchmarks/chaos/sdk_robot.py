@@ -47,6 +47,8 @@ class Watch:
     def __call__(self, directive: Directive) -> None:
         now_ns = time.monotonic_ns()
         command = directive.command.value.lower()
+        if directive.reason == "CLOSED":  # by ourselves
+            return
         if command != self._command:
             self._command = command
             self.send(Change(now_ns, command, directive.reason, now_ns - self._valid_until_ns))
@@ -64,7 +66,7 @@ def sdk_robot(link: Connection, address: str, rate_hz: float, poll_s: float = 0.
     watch, image = Watch(link), picture()
     sessions: list[int] = []
     asked = overdue = 0
-    with client(address, 1.0, on_action=watch) as robot:
+    with client(address, on_action=watch) as robot:
         due = time.monotonic()
         while not told_to_stop(link, poll_s):
             if time.monotonic() >= due:

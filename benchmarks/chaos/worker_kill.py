@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 
 from benchmarks.chaos.proc import started_at
 from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import ANY_RATE, RobotProcess
+from benchmarks.chaos.robots import OVERCOMMIT, RobotProcess
 from benchmarks.chaos.rules import Row, percentile, spread
 from benchmarks.chaos.sdk_robot import Change, Summary, sdk_robot
 from benchmarks.chaos.service import ServiceUnderTest, crash_budget
@@ -29,7 +29,7 @@ ROBOTS, HZ = 4, 10.0
 POLL_S = 0.02  # robots that ask more often take processor time from the worker that starts
 COLD_STARTS = 3
 RECOVERY_S = 120.0
-CONFIG = {"max_sessions": ROBOTS, "limits": ANY_RATE}
+CONFIG = {"max_sessions": ROBOTS, **OVERCOMMIT}
 
 
 @dataclass(slots=True)

@@ -1,0 +1,64 @@
+"""The front killed: the worker must leave by itself.
+
+    .venv/bin/python -m benchmarks.chaos front-kill --trials 20 --json benchmarks/results/chaos-front-kill.json
+
+One robot acts at 10 Hz. Half of the kills come while the worker serves, half while the service's second worker still
+starts: the first one was killed just before.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+from benchmarks.chaos.proc import alive, children, wait_for
+from benchmarks.chaos.report import Report, parser, progress
+from benchmarks.chaos.robots import OVERCOMMIT, RawRobot
+from benchmarks.chaos.rules import Row, spread
+from benchmarks.chaos.service import ServiceUnderTest
+
+BAR_S, GIVE_UP_S, HZ = 2.0, 20.0, 10.0
+CONFIG = {"max_sessions": 1, **OVERCOMMIT}
+
+
+def main() -> int:
+    """The exit code."""
+    arguments = parser(__doc__, 20).parse_args()
+    report = Report("front-kill", arguments)
+    generator = random.Random(arguments.seed)
+    with progress() as bar:
+        turns = bar.track(range(arguments.trials), description="fronts killed")
+        gone_s = [_one(generator, starting=index % 2 == 1) for index in turns]
+    found = [each for each in gone_s if each is not None]
+    rows = [
+        Row("fronts killed", len(gone_s)),
+        Row(f"workers still there after {GIVE_UP_S:g} s", len(gone_s) - len(found), "", 0),
+        *spread("front killed to worker gone", found, "s", max=BAR_S),
+    ]
+    return report.finish(rows, gone_s=gone_s)
+
+
+def _one(generator: random.Random, starting: bool) -> float | None:
+    """Seconds until no worker is left; None when one stayed."""
+    with ServiceUnderTest(CONFIG) as service:
+        robot = RawRobot(service.address, HZ)
+        robot.wait_opened()
+        robot.acted.wait()
+        workers = [service.worker()]
+        if starting:
+            workers.append(_second_worker(service, workers[0]))
+        time.sleep(generator.uniform(0.1, 1.0))
+        service.signal(signal.SIGKILL)
+        gone_s = wait_for(lambda: not any(alive(pid) for pid in workers), GIVE_UP_S)
+        for pid in filter(alive, workers):
+            os.kill(pid, signal.SIGKILL)
+        robot.leave()
+    return gone_s
+
+
+def _second_worker(service: ServiceUnderTest, first: int) -> int:
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: any(pid != first for pid in children(service.pid)), GIVE_UP_S)
+    return service.worker()

@@ -1,0 +1,159 @@
+"""SIGTERM under eight robots at 30 Hz.
+
+    .venv/bin/python -m benchmarks.chaos sigterm --trials 50 --json benchmarks/results/chaos-sigterm.json
+
+Every trial starts a service. Robots declare a lower rate than they send, so that admission takes all eight where the
+device cannot keep up: most frames are superseded, and the pipeline is full when the signal comes. Which frames were
+accepted is written down inside the service, at the door of the session; each of them must have been told to the robot
+exactly once. A ninth robot uses the SDK: its last action must end in HOLD.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from benchmarks.chaos.proc import alive, wait_for
+from benchmarks.chaos.report import Report, parser, progress
+from benchmarks.chaos.robots import OVERCOMMIT, RawRobot, RobotProcess
+from benchmarks.chaos.rules import Account, Row, account, spread
+from benchmarks.chaos.sdk_robot import Change, Summary, sdk_robot
+from benchmarks.chaos.service import ServiceUnderTest
+from edgeflow.rpc import control_pb2 as pb
+
+ROBOTS, HZ = 8, 30.0
+PROCESSES = 2  # that the robots are in
+BAR_S, GIVE_UP_S = 5.0, 20.0
+CONFIG = {"max_sessions": ROBOTS + 1, **OVERCOMMIT, "mode": "pipelined"}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a robot was told until its stream ended. held: HOLD was the last command. told: dispositions by frame."""
+
+    session: int
+    sent: int
+    told: dict[int, int]
+    drain: bool
+    held: bool
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """exit_s, exit_code: of the front after SIGTERM; None when it stayed. sdk_held: HOLD in time at the SDK's robot."""
+
+    exit_s: float
+    exit_code: int | None
+    orphans: int
+    accounts: list[Account]
+    without_drain: int
+    without_hold: int
+    codes: list[str]
+    sent: int
+    sdk_held: bool
+
+
+def main() -> int:
+    """The exit code."""
+    arguments = parser(__doc__, 50).parse_args()
+    report = Report("sigterm", arguments)
+    generator = random.Random(arguments.seed)
+    with progress() as bar:
+        turns = bar.track(range(arguments.trials), description="services stopped")
+        trials = [_one(generator) for _ in turns]
+    accounts = [each for trial in trials for each in trial.accounts]
+    rows = [
+        Row("services stopped", len(trials)),
+        Row("frames sent", sum(trial.sent for trial in trials)),
+        Row("frames accepted", sum(each.accepted for each in accounts)),
+        Row("accepted frames without a disposition", sum(len(each.untold) for each in accounts), "", 0),
+        Row("frames with more than one", sum(len(each.repeated) for each in accounts), "", 0),
+        Row("dispositions of frames not accepted", sum(len(each.strange) for each in accounts), "", 0),
+        Row("robots without notice of the drain", sum(trial.without_drain for trial in trials), "", 0),
+        Row("robots whose last command is not HOLD", sum(trial.without_hold for trial in trials), "", 0),
+        Row("SDK robots that did not hold in time", sum(not trial.sdk_held for trial in trials), "", 0),
+        Row("exit codes other than 0", sum(trial.exit_code != 0 for trial in trials), "", 0),
+        *spread("SIGTERM to exit", [trial.exit_s for trial in trials], "s", max=BAR_S),
+        Row("processes left behind", sum(trial.orphans for trial in trials), "", 0),
+    ]
+    return report.finish(rows, trials=[asdict(trial) for trial in trials])
+
+
+def _one(generator: random.Random) -> Trial:
+    with tempfile.TemporaryDirectory(prefix="edgeflow-chaos-") as folder:
+        path = Path(folder) / "accepted.json"
+        with ServiceUnderTest(CONFIG, ["--accepted", str(path)]) as service:
+            return _stopped(service, path, generator.uniform(0.5, 1.5))
+
+
+def _stopped(service: ServiceUnderTest, path: Path, after_s: float) -> Trial:
+    groups = [RobotProcess(_robots, service.address, ROBOTS // PROCESSES) for _ in range(PROCESSES)]
+    sdk = RobotProcess(sdk_robot, service.address, HZ, 0.02)
+    while not (isinstance(said := sdk.hear(), Change) and said.command == "act"):
+        pass
+    for group in groups:
+        group.hear()
+    time.sleep(after_s)
+    worker = service.worker()
+    asked = time.monotonic()
+    service.signal(signal.SIGTERM)
+    code = service.wait_exit(GIVE_UP_S)
+    exit_s = time.monotonic() - asked
+    orphan = wait_for(lambda: not alive(worker), 0.5) is None
+    told: list[Told] = [each for group in groups for each in group.hear()]  # type: ignore[attr-defined]
+    held = _sdk_held(sdk)
+    for robot in (*groups, sdk):
+        robot.close()
+    accepted = json.loads(path.read_text()) if path.exists() else {}
+    return Trial(
+        exit_s,
+        code,
+        int(orphan),
+        [account(accepted.get(str(each.session), []), each.told) for each in told],
+        sum(not each.drain for each in told),
+        sum(not each.held for each in told),
+        sorted(each.code for each in told),
+        sum(each.sent for each in told),
+        held,
+    )
+
+
+def _sdk_held(sdk: RobotProcess) -> bool:
+    """Its last change is HOLD, not later than 20 ms after its last action's validity, and nothing was overdue."""
+    sdk.link.send("stop")
+    last: Change | None = None
+    while not isinstance(said := sdk.hear(), Summary):
+        last = said if isinstance(said, Change) else last
+    return last is not None and last.command == "hold" and last.late_ns <= 20_000_000 and said.overdue == 0
+
+
+def _robots(link: Connection, address: str, count: int) -> None:
+    """Send until the service ends the streams; then tell."""
+    robots = [RawRobot(address, HZ) for _ in range(count)]
+    for robot in robots:
+        robot.wait_opened()
+        robot.acted.wait()
+    link.send("acting")
+    for robot in robots:
+        robot.wait_ended(2 * GIVE_UP_S)
+    link.send(
+        [
+            Told(
+                robot.session,
+                robot.sent,
+                dict(robot.told),
+                "drain" in robot.notices,
+                robot.last_command == pb.COMMAND_HOLD,
+                robot.code,
+            )
+            for robot in robots
+        ]
+    )
+    link.poll(GIVE_UP_S)
