@@ -294,11 +294,64 @@ def train_demo(
     seed: Annotated[int, typer.Option(help="Of data, initial weights and batches.")] = 0,
     resume: Annotated[bool, typer.Option(help="Go on from the folder's state.")] = True,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    chat: Annotated[bool, typer.Option("--chat", help="Train the chat model, not the policy.")] = False,
 ) -> None:
-    """Train the embedded policy from nothing: data from the scripted expert, then behaviour cloning."""
-    from edgeflow.demo.training.loop import train_demo as train
+    """Train an embedded model from nothing.
+
+    The policy: data from the scripted expert, then behaviour cloning. With --chat: the chat model, from generated
+    questions about the robot's state.
+    """
+    if chat:
+        from edgeflow.demo.chat.loop import train_chat as train
+    else:
+        from edgeflow.demo.training.loop import train_demo as train
 
     train(out, minutes, seed, resume, device)
+
+
+@app.command("eval-chat")
+def eval_chat(
+    model: Annotated[OptionalPath, typer.Option(help="Checkpoint directory; the embedded chat model if none.")] = None,
+    questions: Annotated[int, typer.Option(min=1, help="Held-out questions.")] = 500,
+    seed: Annotated[str, typer.Option(help="Of the questions.")] = "held out",
+    as_json: Json = False,
+) -> None:
+    """Exact match of the embedded chat model on held-out questions. Exit code 1 below what shipping needs."""
+    from edgeflow.demo.chat.command import eval_chat_command
+
+    raise typer.Exit(eval_chat_command(model, questions, seed, as_json=as_json))
+
+
+@app.command()
+def ops(
+    model: Annotated[str, typer.Option(help="Directory, demo, or a shape such as openvla-7b, qwen2.5-0.5b.")] = "demo",
+    hardware: Annotated[str, typer.Option(help="cpu, cuda, or an architecture as in cuda_sm87.")] = "",
+    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "",
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a prefill.")] = 280,
+    overlay: Annotated[OptionalPath, typer.Option(help="JSON file of entries that win over the built-in ones.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which implementation serves each operator of a model on a device, and why."""
+    from edgeflow.bench.ops_command import ops_command
+
+    ops_command(model, hardware, dtype, rows, overlay, as_json=as_json)
+
+
+@app.command()
+def tune(
+    model: Annotated[str, typer.Option(help="Directory, demo, or a shape such as openvla-7b, qwen2.5-0.5b.")] = "demo",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "",
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a prefill.")] = 280,
+    out: Annotated[OptionalPath, typer.Option(help="The overlay; a run that was cut off goes on from it.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Timings of each candidate; their median counts.")] = 15,
+    regress: Annotated[bool, typer.Option("--regress", help="Check the overlay again: right, and not slower?")] = False,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest correct implementation of each operator on this machine and write them as an overlay."""
+    from edgeflow.bench.ops_command import tune_command
+
+    raise typer.Exit(tune_command(model, device, dtype, rows, out, samples, regress, as_json=as_json))
 
 
 @app.command()
