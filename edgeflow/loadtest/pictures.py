@@ -19,7 +19,7 @@ FATE_COLOURS = {
     Fate.DROPPED: "#8a6fae",
     Fate.UNANSWERED: "#555555",
 }
-WINDOWS = 60
+MAX_WINDOWS = 60
 
 
 def draw(folder: Path, run: Measurement) -> None:
@@ -87,7 +87,8 @@ def draw_dispositions(path: Path, run: Measurement) -> None:
 
 
 def _edges(run: Measurement) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.linspace(0.0, (run.end_ns - run.begin_ns) / 1e9, WINDOWS + 1)
+    seconds = (run.end_ns - run.begin_ns) / 1e9
+    return np.linspace(0.0, seconds, min(max(int(seconds), 1), MAX_WINDOWS) + 1)
 
 
 def _label(axes: Axes, x: str, y: str) -> None:

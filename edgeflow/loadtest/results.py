@@ -57,7 +57,7 @@ def results_of(run: Measurement, limits: Mapping[str, float]) -> Results:
     """limits: thresholds by name, see verdict.FIGURES."""
     total = summarise(run, run.ledgers)
     robots = [summarise(run, [ledger]) for ledger in run.ledgers]
-    predictions = [prediction_of(forecast, robot) for forecast, robot in zip(run.forecasts, robots, strict=True)]
+    predictions = [prediction_of(run.plan, each, robot) for each, robot in zip(run.forecasts, robots, strict=True)]
     refused = sum(map(bool, run.refusals))
     return Results(
         plan=run.plan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import numpy as np
 
 from edgeflow.loadtest.ledger import Fate, FrameRecord, Ledger
 from edgeflow.loadtest.measure import Distribution, distribution
+from edgeflow.loadtest.plan import Fixed, LoadPlan
 from edgeflow.loadtest.run import Forecast, Measurement
 
 LATE_MS = 5.0  # p99; beyond it the generator is no measure of a service any more
@@ -66,7 +68,7 @@ class Summary:
     @property
     def pass_jitter(self) -> float:
         """p99 over p50 of the pass time."""
-        return self.pass_ms.p99 / self.pass_ms.p50 if self.pass_ms.p50 > 0 else float("nan")
+        return self.pass_ms.p99 / self.pass_ms.p50 if self.pass_ms.p50 > 0 else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,10 @@ class Generator:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the service foretold, beside what was measured; deviations are (measured / predicted - 1), in per cent.
+    """What the service foretold for a robot that keeps its declared period, beside what was measured.
 
-    age: mean time inside the service, as the service means it.
+    age: mean time inside the service, as the service means it. kept: whether the robot kept that period; only then
+    there are deviations, (measured / foretold - 1) in per cent, else NaN.
     """
 
     mode: str
@@ -94,14 +97,15 @@ class Prediction:
     measured_fps: float
     age_ms: float
     measured_age_ms: float
+    kept: bool
 
     @property
     def fps_deviation(self) -> float:
-        return 100 * (self.measured_fps / self.fps - 1)
+        return 100 * (self.measured_fps / self.fps - 1) if self.kept else math.nan
 
     @property
     def age_deviation(self) -> float:
-        return 100 * (self.measured_age_ms / self.age_ms - 1)
+        return 100 * (self.measured_age_ms / self.age_ms - 1) if self.kept else math.nan
 
 
 def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
@@ -143,12 +147,20 @@ def generator_of(run: Measurement) -> Generator:
     return Generator(distribution(late), distribution([lag / 1e6 for lag in run.lags_ns]))
 
 
-def prediction_of(forecast: Forecast | None, summary: Summary) -> Prediction | None:
+def prediction_of(plan: LoadPlan, forecast: Forecast | None, summary: Summary) -> Prediction | None:
     """One robot's; None when the service foretold nothing or gave no action."""
     if forecast is None or not (forecast.fps > 0 and forecast.age_ms > 0 and summary.frames.acted):
         return None
-    measured = summary.service_ms.mean
-    return Prediction(forecast.mode, forecast.depth, forecast.fps, summary.fps, forecast.age_ms, measured)
+    kept = isinstance(plan.pattern, Fixed) and abs(plan.pattern.rate_hz * plan.session.control_period_s - 1) < 0.03
+    return Prediction(
+        mode=forecast.mode,
+        depth=forecast.depth,
+        fps=forecast.fps,
+        measured_fps=summary.fps,
+        age_ms=forecast.age_ms,
+        measured_age_ms=summary.service_ms.mean,
+        kept=kept,
+    )
 
 
 def received_of(run: Measurement, ledger: Ledger) -> list[FrameRecord]:

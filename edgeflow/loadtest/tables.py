@@ -72,14 +72,15 @@ def _times_table(total: Summary) -> Table:
 
 
 def _predictions_table(results: Results) -> Table:
-    table = Table("robot", "mode", title="as the service foretold")
+    period_ms = 1000 * results.plan.session.control_period_s
+    table = Table("robot", "mode", title=f"as the service foretold for a frame every {period_ms:.0f} ms")
     for heading in ("FPS foretold", "measured", "off by", "mean age foretold, ms", "measured", "off by"):
         table.add_column(heading, justify="right")
     for number, each in enumerate(results.predictions):
         if each is not None:
             mode = f"{each.mode} (depth {each.depth})" if each.depth else each.mode
-            fps = (f"{each.fps:.1f}", f"{each.measured_fps:.1f}", f"{each.fps_deviation:+.0f} %")
-            age = (_number(each.age_ms), _number(each.measured_age_ms), f"{each.age_deviation:+.0f} %")
+            fps = (f"{each.fps:.1f}", f"{each.measured_fps:.1f}", _deviation(each.fps_deviation))
+            age = (_number(each.age_ms), _number(each.measured_age_ms), _deviation(each.age_deviation))
             table.add_row(str(number), mode, *fps, *age)
     return table
 
@@ -135,3 +136,7 @@ def _ms(value: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.{2 if abs(value) < 10 else 1}f}" if math.isfinite(value) else "-"
+
+
+def _deviation(per_cent: float) -> str:
+    return f"{per_cent:+.0f} %" if math.isfinite(per_cent) else "-"
