@@ -97,7 +97,20 @@ class TimingConfig(_Section):
     handshake_ms: int = Field(2_000, ge=100, le=60_000, description="TLS, and the start of HTTP/2, on a connection")
     http_headers_ms: int = Field(5_000, ge=100, le=60_000, description="from a request's first byte to its body")
     http_body_ms: int = Field(10_000, ge=100, le=600_000, description="a request's body, at least 1 KiB a second")
-    drain_ms: int = Field(5_000, ge=0, description="time for what is under way when the service stops")
+    drain_ms: int = Field(3_000, ge=0, description="time for what is under way when the service stops")
+
+
+class RealtimeConfig(_Section):
+    """CPUs, priorities and locked memory; what is not permitted is told at start, and the service goes on.
+
+    Priorities: 0 ordinary, -20 to -1 a nice level, 1 to 99 SCHED_FIFO.
+    """
+
+    front_cpus: list[int] = Field(default_factory=list, description="CPUs of the front; empty = any")
+    worker_cpus: list[int] = Field(default_factory=list, description="CPUs of the worker; empty = any")
+    front_priority: int = Field(0, ge=-20, le=99)
+    worker_priority: int = Field(0, ge=-20, le=99)
+    lock_memory: bool = Field(False, description="keep the front's pages in memory")
 
 
 class ChatMessage(_Section):
@@ -178,6 +191,7 @@ class ServiceConfig(_Section):
     http: HttpConfig = HttpConfig()
     limits: LimitsConfig = LimitsConfig()
     timing: TimingConfig = TimingConfig()
+    realtime: RealtimeConfig = RealtimeConfig()
     chat: ChatConfig = ChatConfig()
     tls: TlsConfig = TlsConfig()
     tokens_file: str = Field("", description="who may do what (`edgeflow token new`); empty = whoever connects")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 Report = Callable[[str, int, int], None]
@@ -32,6 +33,8 @@ class Status(Protocol):
     def model(self) -> str: ...
     @property
     def device(self) -> str: ...
+    @property
+    def warnings(self) -> Sequence[str]: ...
     @property
     def forecasts(self) -> Sequence[tuple[str, float, float]]: ...
 
@@ -89,6 +92,8 @@ class ServicePrinter:
                         f"  {mode:>9}: one robot alone gets {fps:.1f} actions a second, {age_ms:.0f} ms old",
                         highlight=False,
                     )
+                for warning in status.warnings:
+                    self._console.print(f"  [yellow]{escape(warning)}[/]", highlight=False)
             case phase:
                 self._progress.stop()
                 self._console.print(phase)

@@ -62,13 +62,15 @@ class BlockingChannel:
         return decode(header, self._read(payload_bytes) if payload_bytes else b"")
 
     def read_forever(self, deliver: Callable[[Message], None], closed: Callable[[], None]) -> threading.Thread:
-        """Deliver messages from a daemon thread until the front goes; then call `closed`."""
+        """Deliver messages from a daemon thread until the front goes or makes no sense; then call `closed`."""
 
         def loop() -> None:
             try:
                 while True:
                     deliver(self.receive())
-            except ChannelClosed:
+            except (ChannelClosed, WorkerError):
+                pass
+            finally:
                 closed()
 
         thread = threading.Thread(target=loop, name="channel-reader", daemon=True)

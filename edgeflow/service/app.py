@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import os
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,7 +16,7 @@ from fastapi import FastAPI
 from edgeflow import __version__
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, is_hub_id, resolve_model
-from edgeflow.errors import ConfigError
+from edgeflow.errors import WorkerError
 from edgeflow.ipc.messages import (
     ChatDone,
     ChatReady,
@@ -36,15 +34,18 @@ from edgeflow.service.health import Health, State
 from edgeflow.service.http_server import HttpServer, build_app
 from edgeflow.service.listen import address_text, refuse_busy
 from edgeflow.service.log import EventLog
+from edgeflow.service.loop_watch import LoopWatch
 from edgeflow.service.metrics import Metrics
 from edgeflow.service.plane import TICK_S, ControlPlane
 from edgeflow.service.preflight import check_model_directory
+from edgeflow.service.process import clear_ready_file, new_loop, no_core_dumps, stop_signal, write_ready_file
+from edgeflow.service.realtime import lock_memory, settle
 from edgeflow.service.status import Phase, ServiceStatus
 from edgeflow.service.supervisor import Supervisor
 from edgeflow.service.tls import Tls
 from edgeflow.service.worker_process import Launch, launch_worker
 
-WORKER_STOP_S = 3.0
+WORKER_STOP_S = 1.0
 FILES_S = 1.0  # tokens and certificates are looked at so often
 Announce = Callable[[ServiceStatus], None]
 
@@ -64,7 +65,7 @@ class Service:
         launch = launch or (lambda: launch_worker(config))
         self.supervisor = Supervisor(launch, clock, config.timing, self, log)
         self.plane = ControlPlane(config, self.supervisor, self._pool, clock, self.health, self.metrics, log)
-        self._desk = ChatDesk(config.chat, self.supervisor, clock, self.metrics)
+        self._desk = ChatDesk(config.chat, self.supervisor, clock, self.metrics, log)
         self._chat = ChatFront(config, self._desk, clock, self.metrics)
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
@@ -72,6 +73,9 @@ class Service:
         self._tls = Tls(config.tls, log) if config.tls.cert else None
         self._watch: asyncio.Task[None] | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._loop_watch = LoopWatch(self._loop_stalled, self._loop_resumed, self._loop_lost)
+        self.fault = ""
+        self.faulted = asyncio.Event()
 
     @property
     def status(self) -> ServiceStatus:
@@ -91,8 +95,8 @@ class Service:
         self.health.move(State.DRAINING)
         self._tell(Phase.DRAINING)
         self._desk.drain()
-        await self.plane.drain(self._config.timing.drain_ms)
-        await self._desk.finish(self._config.timing.drain_ms)
+        drain_ms = self._config.timing.drain_ms
+        await asyncio.gather(self.plane.drain(drain_ms), self._desk.finish(drain_ms))
         await self._release()
         self.health.move(State.STOPPED)
         self._tell(Phase.STOPPED)
@@ -109,6 +113,7 @@ class Service:
         if self.health.state is State.STARTING:
             self.health.move(State.WARMING)
         self.plane.worker_ready(ready)
+        _freeze()
         self.health.move(State.READY)
 
     def worker_message(self, message: Message) -> None:
@@ -134,7 +139,10 @@ class Service:
     def worker_fault(self, text: str) -> None:
         self.health.move(State.FAULT)
         self._log.event("fault", text=text)
+        self._tell(Phase.FAULT)
         self.plane.fault()
+        self.fault = text
+        self.faulted.set()
 
     async def _start(self) -> None:
         config = self._config
@@ -142,7 +150,9 @@ class Service:
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
         for text in config.warnings:
             self._log.event("warning", text=text)
+        warnings = self._settle()
         self.metrics.open()
+        self._loop_watch.start()
         self.health.listen(self.metrics.state)
         self.health.listen(lambda state: self._log.event("state", state=state.value))
         await self._chat.load()
@@ -150,10 +160,20 @@ class Service:
         self._ticker = asyncio.create_task(self._tick(), name="ticker")
         self._watch = asyncio.create_task(self._watch_files(), name="watch-files")
         ready = await self.supervisor.start()
-        gc.collect()
-        gc.freeze()
         forecasts = tuple((mode, seen.fps, seen.age_ns / 1e6) for mode, seen in self.plane.modes.items())
-        self._tell(Phase.READY, device=ready.device, step="", done=0, total=0, forecasts=forecasts)
+        warnings += self.supervisor.warnings
+        self._tell(
+            Phase.READY, device=ready.device, step="", done=0, total=0, forecasts=forecasts, warnings=tuple(warnings)
+        )
+
+    def _settle(self) -> list[str]:
+        """The front's CPUs, priority and memory; what was not permitted."""
+        wanted = self._config.realtime
+        told = settle("front", 0, wanted.front_cpus, wanted.front_priority)
+        told += lock_memory() if wanted.lock_memory else []
+        for text in told:
+            self._log.event("warning", text=text)
+        return told
 
     def _preflight(self) -> None:
         """What can be told at once, before anything is logged or started."""
@@ -187,11 +207,9 @@ class Service:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        await self.supervisor.stop(WORKER_STOP_S)
-        if self._grpc is not None:
-            await self._grpc.stop()
-        if self._http is not None:
-            await self._http.stop()
+        servers = [server.stop() for server in (self._grpc, self._http) if server is not None]
+        await asyncio.gather(self.supervisor.stop(WORKER_STOP_S), *servers)
+        self._loop_watch.stop()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self.metrics.close()
 
@@ -203,7 +221,21 @@ class Service:
             due = max(due + TICK_S, loop.time() - TICK_S)
             await asyncio.sleep(due - loop.time())
             self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
+            self._loop_watch.beat()
             self.plane.tick()
+
+    def _loop_stalled(self, stack: list[str]) -> None:
+        self.health.stalled = True
+        self.metrics.watchdog_fired.labels("loop").inc()
+        self._log.event("loop_stalled", stack=stack)
+
+    def _loop_resumed(self) -> None:
+        self.health.stalled = False
+        self._log.event("loop_resumed")
+
+    def _loop_lost(self) -> None:
+        self._log.event("loop_lost", text="the service's loop does not turn any more: leaving")
+        os._exit(1)  # the worker follows; nothing in this process can be trusted to end it in order
 
     async def _watch_files(self) -> None:
         """New tokens and certificates hold without a restart; a revoked token ends its sessions."""
@@ -219,18 +251,26 @@ class Service:
         self._announce(self._status)
 
 
+def _freeze() -> None:
+    """What is here now stays: the collector need not look at it again. Of what an earlier freeze kept, the dead go."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 def run_service(
     config: ServiceConfig, announce: Announce, *, ready_file: Path | None = None, launch: Launch | None = None
 ) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. StartError when it cannot start.
+    """Serve until SIGTERM or SIGINT; the exit code. StartError when it cannot start, WorkerError when it cannot go on.
 
     announce: called with every phase, and with the progress of the warm-up; "ready" has the bound addresses.
     ready_file: gets {"grpc": port, "http": port} once robots can connect.
-    launch: another way to start a worker than a process of edgeflow.engine.main.
+    launch: another way to start a worker than a process of edgeflow.engine.start.
     """
     if ready_file is not None:
-        _clear_ready_file(ready_file)
-    loop = _new_loop()
+        clear_ready_file(ready_file)
+    no_core_dumps()
+    loop = new_loop()
     asyncio.set_event_loop(loop)
     try:
         return loop.run_until_complete(_serve(config, announce, ready_file, launch))
@@ -243,7 +283,7 @@ def run_service(
 
 async def _serve(config: ServiceConfig, announce: Announce, ready_file: Path | None, launch: Launch | None) -> int:
     service = Service(config, announce, EventLog(MonotonicClock()), launch)
-    stop = _stop_signal()
+    stop = stop_signal()
     start = asyncio.create_task(service.start())
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -257,51 +297,15 @@ async def _serve(config: ServiceConfig, announce: Announce, ready_file: Path | N
     except BaseException:
         stopped.cancel()
         raise
+    faulted = asyncio.create_task(service.faulted.wait())
     try:
         if ready_file is not None:
-            _write_ready_file(ready_file, service.status)
-        await stopped
+            write_ready_file(ready_file, grpc=service.status.grpc_port, http=service.status.http_port)
+        await asyncio.wait({stopped, faulted}, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        stopped.cancel()
+        faulted.cancel()
         await service.stop()
+    if service.fault:
+        raise WorkerError(service.fault)
     return 0
-
-
-def _stop_signal() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; a second one has its ordinary effect."""
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-
-    def on_signal() -> None:
-        stop.set()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(each)
-
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, on_signal)
-    return stop
-
-
-def _clear_ready_file(path: Path) -> None:
-    """One of an earlier service would lead robots to its ports."""
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"ready_file: {path.parent} is no directory that can be written to")
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(f"ready_file: {path} cannot be replaced: {error.strerror}") from None
-
-
-def _write_ready_file(path: Path, status: ServiceStatus) -> None:
-    """Appears whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps({"grpc": status.grpc_port, "http": status.http_port}) + "\n")
-    partial.replace(path)
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop

@@ -33,9 +33,10 @@ _NEXT = {
 
 
 class Health:
-    """Holds the state; listeners hear every change, in the caller's thread."""
+    """Holds the state; listeners hear every change, in the caller's thread. stalled: the loop does not turn."""
 
     def __init__(self) -> None:
+        self.stalled = False
         self._state = State.STARTING
         self._listeners: list[Callable[[State], None]] = []
 
@@ -46,12 +47,12 @@ class Health:
     @property
     def live(self) -> bool:
         """Whether restarting this process would not help."""
-        return self._state is not State.FAULT
+        return self._state is not State.FAULT and not self.stalled
 
     @property
     def ready(self) -> bool:
-        """Whether a robot that opens a session now gets actions: the worker is there and nothing is ending."""
-        return self._state is State.READY
+        """Whether a robot that opens a session now gets actions: the worker makes progress and nothing is ending."""
+        return self._state is State.READY and not self.stalled
 
     def listen(self, listener: Callable[[State], None]) -> None:
         """Call `listener` with the present state and with every later one."""

@@ -13,6 +13,7 @@ from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.health import State
+from edgeflow.service.page_faults import PageFaults
 from edgeflow.types import Command
 
 CONTROL_BUCKETS = (
@@ -26,6 +27,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self.registry.register(PageFaults())
         self._session_metrics()
         self._time_metrics()
         self._service_metrics()

@@ -14,6 +14,7 @@ class Phase(str, Enum):
     READY = "ready"
     DRAINING = "draining"
     STOPPED = "stopped"
+    FAULT = "fault"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class ServiceStatus:
     """One announcement. step, done, total: progress of the start; ports: the bound ones, 0 before that.
 
     forecasts: (mode, actions a second, age in ms) of one robot alone at full rate, from measured pass times.
+    warnings: what was asked for and is not permitted here.
     """
 
     phase: Phase
@@ -34,3 +36,4 @@ class ServiceStatus:
     model: str = ""
     device: str = ""
     forecasts: tuple[tuple[str, float, float], ...] = ()
+    warnings: tuple[str, ...] = ()

@@ -50,6 +50,7 @@ class WorkerLife:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[WorkerReady] = loop.create_future()
         self.lost: asyncio.Future[str] = loop.create_future()
+        self.warnings: tuple[str, ...] = ()
         self._launch = launch
         self._clock = clock
         self._timing = timing
@@ -74,7 +75,7 @@ class WorkerLife:
     async def start(self) -> WorkerReady:
         """Launch and wait until it proved itself; StartError when it does not."""
         launched = self._launch()
-        self._process = launched.process
+        self._process, self.warnings = launched.process, launched.warnings
         await self._link.connect(launched.sock)
         timeout_s = self._timing.worker_start_s
         await asyncio.wait({self.ready}, timeout=timeout_s)  # wait_for of Python 3.11 may swallow a cancellation
@@ -171,6 +172,11 @@ class Supervisor:
         """Whether a frame sent now leaves at once."""
         return self._life is not None and self._life.writable
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the present worker was not permitted to have."""
+        return self._life.warnings if self._life is not None else ()
+
     def send(self, message: Message) -> None:
         """Queue a message for the present worker, if there is one."""
         if self._life is not None:
@@ -201,6 +207,8 @@ class Supervisor:
             ended = await life.reap()
             self._log.event("worker_failed", error=type(error).__name__, ended=ended)
             raise
+        for text in life.warnings:
+            self._log.event("warning", text=text)
         self._log.event("worker_ready", device=ready.device, model=ready.model_fingerprint[:12])
         self._listener.worker_ready(ready)
         return ready

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from edgeflow.config import ServiceConfig
+from edgeflow.service.realtime import settle
 
 KILL_WAIT_S = 5.0
 STACKS_SIGNAL = signal.SIGUSR1  # the same as in engine/leash.py
@@ -41,10 +42,11 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A worker that was started: our end of its socket, and the process."""
+    """A worker that was started: our end of its socket, the process, and what it was not permitted to have."""
 
     sock: socket.socket
     process: Process
+    warnings: tuple[str, ...] = ()
 
 
 Launch: TypeAlias = Callable[[], Launched]
@@ -105,20 +107,20 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def _worker_code() -> str:
+def _worker_code(entry: str) -> str:
     """Imports come from where ours come from: `-m` would look into the present directory first."""
-    return f"import sys; sys.path[:] = {sys.path!r}; from edgeflow.engine.start import run; run()"
+    return f"import sys; sys.path[:] = {sys.path!r}; from {entry} import run; run()"
 
 
-def launch_worker(config: ServiceConfig) -> Launched:
-    """Start edgeflow.engine.main with one end of a socket pair and the resolved configuration."""
+def launch_worker(config: ServiceConfig, entry: str = "edgeflow.engine.start") -> Launched:
+    """Start `run` of a module with one end of a socket pair and the resolved configuration."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     stacks, worker_stacks = os.pipe()
     with theirs, os.fdopen(worker_stacks, "wb"), tempfile.TemporaryFile() as file:
         file.write(config.model_dump_json().encode())
         file.flush()
         file.seek(0)
-        command = [sys.executable, "-c", _worker_code(), "--parent", str(os.getpid())]
+        command = [sys.executable, "-c", _worker_code(entry), "--parent", str(os.getpid())]
         command += ["--fd", str(theirs.fileno()), "--stacks", str(worker_stacks)]
         command += ["--config", f"/dev/fd/{file.fileno()}"]
         popen = subprocess.Popen(
@@ -127,4 +129,6 @@ def launch_worker(config: ServiceConfig) -> Launched:
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # a signal to our process group is ours to handle
         )
-    return Launched(ours, WorkerProcess(popen, stacks))
+    wanted = config.realtime
+    warnings = settle("worker", popen.pid, wanted.worker_cpus, wanted.worker_priority)
+    return Launched(ours, WorkerProcess(popen, stacks), tuple(warnings))

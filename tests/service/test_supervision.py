@@ -147,7 +147,7 @@ async def test_a_drain_lets_the_step_finish_then_holds_and_ends(checkpoint):
         await robot.frame(1)
         await eventually(lambda: bool(script.worker.held))
         stopping = asyncio.create_task(served.service.stop())
-        assert (await robot.notice("drain")).deadline_ms == 5000
+        assert (await robot.notice("drain")).deadline_ms == 3000
         refused = served.robot()
         with pytest.raises(AssertionError, match="UNAVAILABLE"):
             await refused.open()

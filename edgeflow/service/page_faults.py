@@ -1,0 +1,17 @@
+"""Pages that had to come from disk: in a real-time process there are none once it is warm."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+
+class PageFaults(Collector):
+    """Of this process, since its start."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        count = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        yield CounterMetricFamily("edgeflow_major_page_faults", "Pages read from disk by the front", value=count)

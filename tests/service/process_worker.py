@@ -1,0 +1,79 @@
+"""A worker process without torch that does what an instruction says: `hang`, `hang in c`, `stop`, `crash`."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import threading
+
+from edgeflow.engine.inbox import Inbox
+from edgeflow.engine.leash import bind_to_front
+from edgeflow.ipc.channel import BlockingChannel
+from edgeflow.ipc.messages import (
+    FrameResult,
+    Message,
+    OpenSession,
+    Ping,
+    Pong,
+    SessionOpened,
+    Shutdown,
+    SubmitFrame,
+    WarmupProgress,
+    schema_fields,
+)
+from tests.service.scripted import SCHEMA, good_values, ready_message
+
+FOREVER_S = 3600
+
+
+def hang() -> None:
+    threading.Event().wait(FOREVER_S)
+
+
+def obey(instruction: str) -> None:
+    match instruction:
+        case "hang":
+            hang()
+        case "hang in c":
+            ctypes.PyDLL(None).sleep(FOREVER_S)  # keeps the interpreter lock, as a stuck driver call may
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "crash":
+            ctypes.string_at(0)
+
+
+def answer(message: Message, channel: BlockingChannel) -> None:
+    match message:
+        case OpenSession():
+            channel.send(SessionOpened(message.session, schema_fields(SCHEMA)))
+        case SubmitFrame():
+            obey(message.instruction)
+            values = good_values(message)
+            channel.send(FrameResult(message.session, message.epoch, message.seq, values, [1], True, 1, 1, 1))
+        case Ping():
+            channel.send(Pong(message.nonce, 1, 1, 1, [1000], [1], [0]))
+
+
+def run() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("--fd", "--parent", "--stacks"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--config")
+    arguments = parser.parse_args()
+    bind_to_front(arguments.parent, arguments.fd, arguments.stacks)
+    channel = BlockingChannel(socket.socket(fileno=arguments.fd))
+    channel.send(WarmupProgress("loading", 0, 2))
+    obey(os.environ.get("EDGEFLOW_TEST_START", ""))
+    channel.send(ready_message())
+    inbox = Inbox()
+    channel.read_forever(inbox.put, inbox.close)
+    while not inbox.closed:
+        inbox.wait(None)
+        for message in inbox.drain()[0]:
+            if isinstance(message, Shutdown):
+                os._exit(0)
+            answer(message, channel)
+    os._exit(0)

@@ -1,0 +1,51 @@
+"""Worker and front processes of tests: who they are, and that they are gone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from edgeflow.config import ServiceConfig
+from edgeflow.service.worker_process import Launched, WorkerProcess, launch_worker
+
+ENTRY = "tests.service.process_worker"
+
+
+class Launcher:
+    """Starts worker processes and remembers them."""
+
+    def __init__(self, settings: ServiceConfig, entry: str = ENTRY) -> None:
+        self.pids: list[int] = []
+        self._settings = settings
+        self._entry = entry
+
+    def launch(self) -> Launched:
+        launched = launch_worker(self._settings, self._entry)
+        assert isinstance(launched.process, WorkerProcess)
+        self.pids.append(launched.process.pid)
+        return launched
+
+
+def runs(pid: int) -> bool:
+    """A process that ended and was not waited for by its parent runs no more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def seconds_until_gone(pid: int, limit_s: float = 20.0) -> float:
+    started = time.monotonic()
+    while runs(pid):
+        assert time.monotonic() - started < limit_s, f"process {pid} is still there"
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -1,0 +1,216 @@
+"""Worker processes that hang, are stopped, crash, or lose their front."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from edgeflow.clock import MonotonicClock
+from edgeflow.errors import WorkerError
+from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
+from edgeflow.ipc.messages import OpenSession, SessionOpened, SubmitFrame, WarmupProgress, WorkerFailed, WorkerReady
+from edgeflow.service import supervisor
+from edgeflow.service.app import run_service
+from edgeflow.service.log import EventLog
+from edgeflow.service.progress import SLOW_PASSES, Progress
+from edgeflow.service.supervisor import Supervisor
+from edgeflow.service.worker_process import launch_worker
+from tests.service.harness import config, eventually, serving
+from tests.service.processes import ENTRY, Launcher, seconds_until_gone
+from tests.service.scripted import Script
+
+MS = 1_000_000
+SECOND = 1000 * MS
+
+
+@pytest.mark.parametrize(
+    ("instruction", "told"),
+    [
+        ("hang", "in hang"),
+        ("hang in c", "in obey"),
+        ("stop", "is stopped by a signal"),
+    ],
+)
+async def test_a_hung_worker_is_noticed_asked_and_replaced(checkpoint, monkeypatch, instruction: str, told: str):
+    monkeypatch.setattr(supervisor, "PING_S", 0.05)
+    monkeypatch.setattr(supervisor, "CHECK_S", 0.02)
+    launcher = Launcher(config())
+    async with serving(checkpoint, launcher, timing__worker_progress_ms=500) as served:
+        robot = served.robot()
+        await robot.open()
+        await robot.frame(1, instruction=instruction)
+        await robot.hold("WORKER_LOST")
+        await robot.notice("worker_ready")
+        await robot.frame(2, instruction="grasp")
+        await robot.action(2)
+        lost = served.events("worker_lost")
+        assert [(event["cause"], event["ended"]) for event in lost] == [("hung", "signal SIGKILL")]
+        assert told in "\n".join(lost[0]["stacks"])
+        assert len(launcher.pids) == 2
+
+
+async def test_a_worker_stopped_while_idle_is_noticed_by_its_silence(checkpoint):
+    launcher = Launcher(config())
+    async with serving(checkpoint, launcher) as served:
+        robot = served.robot()
+        await robot.open()
+        stopped = time.monotonic()
+        os.kill(launcher.pids[0], signal.SIGSTOP)
+        await robot.hold("WORKER_LOST")
+        assert 1 < time.monotonic() - stopped < 5, "2.5 s on an idle machine"
+        await robot.notice("worker_ready")
+        await robot.frame(1)
+        await robot.action(1)
+
+
+async def test_a_crash_leaves_its_stack_in_the_log(checkpoint):
+    launcher = Launcher(config())
+    async with serving(checkpoint, launcher) as served:
+        robot = served.robot()
+        await robot.open()
+        await robot.frame(1, instruction="crash")
+        await robot.notice("worker_ready")
+        (lost,) = served.events("worker_lost")
+        assert (lost["cause"], lost["ended"]) == ("eof", "signal SIGSEGV")
+        assert "in obey" in "\n".join(lost["stacks"])
+
+
+def test_silence_counts_only_while_somebody_listens():
+    progress = Progress(2 * SECOND)
+    assert not progress.listened(2 * SECOND)
+    assert progress.listened(1)
+    progress.heard()
+    assert not progress.listened(2 * SECOND)
+
+
+def test_slow_passes_allow_a_longer_silence_but_one_odd_pass_does_not():
+    progress = Progress(2 * SECOND)
+    progress.heard([10 * MS] * 999 + [600 * SECOND])
+    assert progress.deadline_ns == 2 * SECOND
+    progress.heard([SECOND] * 1000)
+    assert progress.deadline_ns == SLOW_PASSES * SECOND
+
+
+class Listener:
+    """What a supervisor tells."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        self.lost: list[str] = []
+        self.ready = 0
+
+    def worker_progress(self, message: WarmupProgress) -> None: ...
+
+    def worker_ready(self, ready: WorkerReady) -> None:
+        self.ready += 1
+
+    def worker_message(self, message: object) -> None: ...
+
+    def worker_writable(self) -> None: ...
+
+    def worker_lost(self, cause: str) -> None:
+        self.lost.append(cause)
+
+    def worker_fault(self, text: str) -> None:
+        self.faults.append(text)
+
+
+async def supervised(script: Script, tmp_path: Path, **timing) -> tuple[Supervisor, Listener]:
+    listener = Listener()
+    settings = config(**{f"timing__{key}": value for key, value in timing.items()}).timing
+    with (tmp_path / "log").open("a") as stream:
+        made = Supervisor(script.launch, MonotonicClock(), settings, listener, EventLog(MonotonicClock(), stream))
+        await made.start()
+    made._log = EventLog(MonotonicClock())
+    return made, listener
+
+
+async def test_more_losses_than_the_budget_are_a_fault(tmp_path: Path):
+    script = Script()
+    keeper, heard = await supervised(script, tmp_path)
+    for losses in range(1, 5):
+        script.worker.kill()
+        await eventually(lambda losses=losses: len(heard.lost) == losses)
+        if losses < 4:
+            await eventually(lambda losses=losses: heard.ready == losses + 1)
+    await eventually(lambda: bool(heard.faults))
+    assert heard.faults == ["4 workers were lost within 300 s, the last: eof"]
+    assert len(script.workers) == 4
+    await keeper.stop(1)
+
+
+async def test_losses_are_forgotten_after_the_window(tmp_path: Path):
+    script = Script()
+    keeper, heard = await supervised(script, tmp_path, crash_limit=1, crash_window_s=0.05)
+    for losses in range(1, 4):
+        script.worker.kill()
+        await eventually(lambda losses=losses: heard.ready == losses + 1)
+        await asyncio.sleep(0.06)
+    assert not heard.faults
+    await keeper.stop(1)
+
+
+async def test_starts_that_fail_count(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(supervisor, "BACKOFF_S", 0.001)
+    script = Script()
+    keeper, heard = await supervised(script, tmp_path)
+    script.fail = WorkerFailed("StartError", "no device")
+    script.worker.kill()
+    await eventually(lambda: bool(heard.faults))
+    assert heard.faults == ["4 workers were lost within 300 s, the last: no device"]
+    assert len(script.workers) == 4
+    await keeper.stop(1)
+
+
+def test_a_service_whose_workers_keep_dying_ends_with_an_error_of_one_line(checkpoint, monkeypatch):
+    monkeypatch.setattr(supervisor, "BACKOFF_S", 0.001)
+    script = Script()
+    phases: list[str] = []
+
+    def announce(status) -> None:
+        phases.append(status.phase.value)
+        if status.phase.value == "ready":
+            script.fail = WorkerFailed("StartError", "no device")
+            script.worker.kill()
+
+    with pytest.raises(WorkerError, match="4 workers were lost within 300 s, the last: no device"):
+        run_service(config(model=str(checkpoint)), announce, launch=script.launch)
+    assert phases[-3:] == ["fault", "draining", "stopped"]
+
+
+def started(tmp_path: Path, monkeypatch, start: str = ""):
+    """A worker process whose other end is ours."""
+    monkeypatch.setenv("EDGEFLOW_TEST_START", start)
+    launched = launch_worker(config(model=str(tmp_path)), ENTRY)
+    channel = BlockingChannel(launched.sock)
+    assert isinstance(channel.receive(), WarmupProgress)
+    return launched.process, channel
+
+
+@pytest.mark.parametrize("phase", ["loading", "idle", "in a pass"])
+async def test_a_worker_whose_front_has_gone_leaves(tmp_path: Path, monkeypatch, phase: str):
+    process, channel = started(tmp_path, monkeypatch, "hang" if phase == "loading" else "")
+    if phase != "loading":
+        assert isinstance(channel.receive(), WorkerReady)
+    if phase == "in a pass":
+        channel.send(OpenSession(1, 1, 1, ""))
+        assert isinstance(channel.receive(), SessionOpened)
+        channel.send(SubmitFrame(1, 1, 1, 1, 1, "hang", b"rgb"))
+    channel.close()
+    assert seconds_until_gone(process.pid) < 5, "2 s on an idle machine"
+    assert await process.wait(5) == "exit code 0"
+
+
+async def test_a_worker_that_hears_nonsense_leaves(tmp_path: Path, monkeypatch):
+    process, channel = started(tmp_path, monkeypatch)
+    assert isinstance(channel.receive(), WorkerReady)
+    channel._sock.sendall(b"\x02\0\0\0\0\0\0\0\xc1\xc1")
+    assert await process.wait(10) == "exit code 0"
+    with pytest.raises(ChannelClosed):
+        channel.receive()
+    channel.close()
