@@ -78,7 +78,7 @@ class Answering:
     async def pieces(self, message: ChatStart, stops: tuple[str, ...], turn: Turn) -> AsyncGenerator[Piece, None]:
         """Text as it comes; the last piece has `done`. Tokens after a stop string are neither told nor counted."""
         text = TextStream(self._tokenizer, message.ids, stops)
-        told, last_ns = 0, turn.asked_ns
+        told, last_ns, stopping = 0, turn.asked_ns, False
         async with contextlib.aclosing(self._desk.answer(message, turn)) as answers:
             async for answer in answers:
                 if isinstance(answer, ChatDone):
@@ -88,14 +88,15 @@ class Answering:
                     self._count(done)
                     yield Piece(rest, None, done, "length" if reason == "length" else "stop")
                     return
-                if text.stopped:
+                if stopping:
                     continue
                 now_ns = self._clock.now_ns()
                 seconds = self._metrics.chat_token_gap if told else self._metrics.chat_first_token
                 seconds.observe((now_ns - last_ns) / 1e9)
                 told, last_ns = told + 1, now_ns
                 new = text.push(answer.token)
-                if text.stopped:
+                stopping = text.stopped
+                if stopping:
                     self._desk.stop(answer)
                 yield Piece(new, _token_text(answer))
 

@@ -18,6 +18,7 @@ from edgeflow.config import ChatConfig
 from edgeflow.errors import DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
 from edgeflow.ipc.messages import ChatDone, ChatReady, ChatRefused, ChatStart, ChatStop, ChatToken
 from edgeflow.service.faults import error_of_code
+from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
 from edgeflow.service.runner import WorkerPort
 
@@ -48,12 +49,13 @@ class _Ticket:
 class ChatDesk:
     """Runs on the loop. `ready` is the worker's chat model, None while there is none."""
 
-    def __init__(self, config: ChatConfig, port: WorkerPort, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, config: ChatConfig, port: WorkerPort, clock: Clock, metrics: Metrics, log: EventLog) -> None:
         self.ready: ChatReady | None = None
         self.config = config
         self._port = port
         self._clock = clock
         self._metrics = metrics
+        self._log = log
         self._tickets: dict[int, _Ticket] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._busy = False
@@ -65,6 +67,9 @@ class ChatDesk:
 
     def worker_ready(self, ready: ChatReady) -> None:
         self.ready = ready
+        slots = 1 + len(ready.slots)
+        memory = {"slots": slots, "slot_bytes": ready.kv_bytes // slots, "kv_bytes": ready.kv_bytes}
+        self._log.event("chat_ready", model=ready.model, family=ready.family, capacity=ready.capacity, **memory)
 
     def worker_message(self, message: ChatToken | ChatDone | ChatRefused) -> None:
         ticket = self._tickets.get(message.request)

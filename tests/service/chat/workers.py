@@ -1,0 +1,158 @@
+"""Real workers in threads of the test's process: loops, engines and chat planes as in the worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import httpx
+import torch
+
+from edgeflow.clock import MonotonicClock
+from edgeflow.config import ServiceConfig
+from edgeflow.engine.chat import ChatPlane
+from edgeflow.engine.chat_build import build_chat
+from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.worker import Worker
+from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
+from edgeflow.ipc.messages import schema_fields
+from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.service.worker_process import Launched
+from tests.service.harness import Served, config, serving
+from tests.service.scripted import ready_message
+
+CPU = torch.device("cpu")
+WAIT_S = 30
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Models, and where they came from."""
+
+    policy_path: Path
+    path: Path
+    policy: OpenVLAPolicy
+    chat: ChatModel
+
+
+def load(policy_path: Path, path: Path) -> Loaded:
+    policy = OpenVLAPolicy.load(policy_path, torch.float32, CPU)
+    return Loaded(policy_path, path, policy, load_chat_model(path, torch.float32, CPU))
+
+
+class Gate:
+    """Lets chat steps through: all of them, or as many as were granted."""
+
+    def __init__(self) -> None:
+        self._granted = threading.Semaphore(0)
+        self.open = True
+        self.steps = 0
+
+    def close(self) -> None:
+        self.open = False
+
+    def grant(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            self._granted.release()
+
+    def release(self) -> None:
+        self.open = True
+        self._granted.release()
+
+    def passes(self) -> bool:
+        """Whether a step may run now."""
+        through = self.open or self._granted.acquire(timeout=0.01)
+        self.steps += through
+        return through
+
+
+@dataclass
+class Launcher:
+    """Starts a worker in a thread for each launch of the supervisor."""
+
+    loaded: Loaded
+    settings: ServiceConfig
+    gate: Gate = field(default_factory=Gate)
+    workers: list[ThreadWorker] = field(default_factory=list)
+
+    def launch(self) -> Launched:
+        ours, theirs = socket.socketpair()
+        self.workers.append(ThreadWorker(self, theirs))
+        self.workers[-1].thread.start()
+        return Launched(ours, self.workers[-1])
+
+    @property
+    def worker(self) -> ThreadWorker:
+        return self.workers[-1]
+
+
+class ThreadWorker:
+    """One life; a kill closes its socket."""
+
+    def __init__(self, launcher: Launcher, sock: socket.socket) -> None:
+        self.plane: ChatPlane | None = None
+        self._launcher = launcher
+        self._channel = BlockingChannel(sock)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def busy(self) -> bool:
+        return self.plane is not None and self.plane.busy
+
+    def kill(self) -> None:
+        self._channel.close()
+
+    async def wait(self, timeout_s: float) -> str | None:
+        await asyncio.to_thread(self.thread.join, timeout_s)
+        return None if self.thread.is_alive() else "exit code 0"
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                self._serve()
+        except ChannelClosed:
+            pass
+        finally:
+            self._channel.close()
+
+    def _serve(self) -> None:
+        loaded, settings, gate = self._launcher.loaded, self._launcher.settings, self._launcher.gate
+        clock = MonotonicClock()
+        limits = SchedulerLimits(loaded.policy.K, 2, 1000, 0)
+        engine = PolicyEngine(loaded.policy, limits.slots, 80, CPU)
+        built = build_chat(settings.chat, loaded.chat, "c" * 64, lambda *_: None)
+        self.plane = built.plane(settings.chat, clock, self._channel.send)
+        step = self.plane.step
+        self.plane.step = lambda room_ns: step(room_ns) if gate.passes() else None
+        worker = Worker(engine, Scheduler(limits), clock, self._channel.send, chat=self.plane)
+        self._channel.send(built.ready())
+        schema = schema_fields(loaded.policy.action_schema(None))
+        self._channel.send(replace(ready_message(), action_tokens=loaded.policy.K, schema=schema))
+        self._channel.read_forever(worker.inbox.put, worker.inbox.close)
+        worker.run()
+
+
+@contextlib.asynccontextmanager
+async def chatting(
+    loaded: Loaded, gate: Gate | None = None, incidents: int = 0, **overrides: object
+) -> AsyncIterator[tuple[httpx.AsyncClient, Served]]:
+    """A service with a chat model called `small`, and a client of it; `served.script` is the launcher."""
+    chat = {"model": str(loaded.path), "alias": "small", "capacity": 256, "prefill_chunk": 16}
+    values = {**{f"chat__{key}": value for key, value in chat.items()}, **overrides}
+    settings = config(model=str(loaded.policy_path), alias="demo", **values)
+    launcher = Launcher(loaded, settings, gate or Gate())
+    async with (
+        serving(loaded.policy_path, launcher, incidents, **values) as served,
+        httpx.AsyncClient(base_url=served.http, timeout=WAIT_S) as http,
+    ):
+        try:
+            yield http, served
+        finally:
+            launcher.gate.release()
