@@ -1,0 +1,144 @@
+"""A front process of tests: `python -c RUN checkpoint ready_file` with worker processes that load no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.grpc_server import SERVICE
+from tests.service.harness import frame_message, open_message
+from tests.service.processes import children
+
+ROOT = Path(__file__).parents[2]
+RUN = """
+import json, sys
+from pathlib import Path
+from edgeflow.config import load_config
+from edgeflow.service.app import run_service
+from edgeflow.service.worker_process import launch_worker
+config = load_config(None, {"model": sys.argv[1], "grpc.port": 0, "http.port": 0, **json.loads(sys.argv[3])})
+launch = lambda: launch_worker(config, "tests.service.process_worker")
+announce = lambda status: print(status.phase.value, flush=True)
+sys.exit(run_service(config, announce, ready_file=Path(sys.argv[2]), launch=launch))
+"""
+
+
+@dataclass
+class Front:
+    """A service in a process of its own."""
+
+    process: subprocess.Popen[str]
+    ready_file: Path
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{json.loads(self.ready_file.read_text())['grpc']}"
+
+    def worker(self) -> int:
+        """Its worker's process id."""
+        wait_for(lambda: bool(children(self.process.pid)))
+        return children(self.process.pid)[0]
+
+    def signal(self, number: int) -> float:
+        """Send a signal; when."""
+        self.process.send_signal(number)
+        return time.monotonic()
+
+    def ended(self) -> int:
+        """Its exit code, once it has one."""
+        return self.process.wait(30)
+
+
+@contextmanager
+def front(checkpoint: Path, tmp_path: Path, *, ready: bool = True, **settings) -> Iterator[Front]:
+    dotted = {key.replace("__", "."): value for key, value in settings.items()}
+    ready_file = tmp_path / "ready.json"
+    command = [sys.executable, "-c", RUN, str(checkpoint), str(ready_file), json.dumps(dotted)]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=log, text=True)
+    made = Front(process, ready_file)
+    try:
+        if ready:
+            wait_for(ready_file.exists)
+        yield made
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+@contextmanager
+def robot(address: str) -> Iterator[BlockingRobot]:
+    with grpc.insecure_channel(address) as channel:
+        yield BlockingRobot(channel)
+
+
+class BlockingRobot:
+    """One stream: sends at once, remembers all it hears."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.heard: list[pb.ServerMessage] = []
+        self.sent = 0
+        self._messages: list[pb.ClientMessage | None] = []
+        call = channel.stream_stream(f"/{SERVICE}/Stream", bytes, pb.ServerMessage.FromString)
+        self.call = call(self._outgoing(), wait_for_ready=True)
+
+    def open(self) -> None:
+        self._messages.append(pb.ClientMessage(open=open_message()))
+        self.until("opened")
+
+    def frame(self, instruction: str = "") -> int:
+        self.sent += 1
+        self._messages.append(pb.ClientMessage(frame=frame_message(self.sent, instruction=instruction)))
+        return self.sent
+
+    def until(self, kind: str) -> pb.ServerMessage:
+        for message in self.call:
+            self.heard.append(message)
+            if message.WhichOneof("kind") == kind:
+                return message
+        raise AssertionError("the stream ended")
+
+    def rest(self) -> grpc.StatusCode:
+        """Everything to the end; how it ended."""
+        try:
+            for message in self.call:
+                self.heard.append(message)
+        except grpc.RpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    def kinds(self) -> list[str]:
+        """What was heard, in order: notices by kind, statuses by reason, actions by reason or `act`."""
+        told = []
+        for message in self.heard:
+            match message.WhichOneof("kind"):
+                case "notice":
+                    told.append(message.notice.kind)
+                case "frame_status":
+                    told.append(message.frame_status.reason or "acted")
+                case "action":
+                    told.append(message.action.reason or "act")
+        return told
+
+    def _outgoing(self) -> Iterator[bytes]:
+        while True:
+            if self._messages:
+                yield self._messages.pop(0).SerializeToString()
+            else:
+                time.sleep(0.005)

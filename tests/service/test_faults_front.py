@@ -1,0 +1,150 @@
+"""Front processes that are told to stop, told twice, killed, or stuck."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from edgeflow.service import loop_watch
+from edgeflow.service.health import Health, State
+from edgeflow.service.loop_watch import LoopWatch
+from tests.service.front_process import Front, front, robot, wait_for
+from tests.service.harness import eventually, serving
+from tests.service.processes import runs, seconds_until_gone
+
+
+def log_of(tmp_path: Path) -> list[dict]:
+    return [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+
+
+def stopped(made: Front, number: int = signal.SIGTERM) -> float:
+    """Tell it to stop; how long it took to end with exit code 0, its worker gone."""
+    worker = made.worker()
+    at = made.signal(number)
+    assert made.ended() == 0
+    took_s = time.monotonic() - at
+    assert not runs(worker)
+    return took_s
+
+
+@pytest.mark.parametrize(("hung", "drain_ms"), [("hang in c", 500), ("stop", 3000)])
+def test_sigterm_with_a_hung_worker_ends_with_exit_code_0(checkpoint, tmp_path: Path, hung: str, drain_ms: int):
+    with front(checkpoint, tmp_path, timing__drain_ms=drain_ms) as made, robot(made.address) as one:
+        one.open()
+        one.frame(hung)
+        one.until("notice")  # its instruction starts an epoch
+        assert stopped(made) < 8, "5 s on an idle machine"
+        assert one.rest() is grpc.StatusCode.UNAVAILABLE
+        told = one.kinds()
+        assert told[:2] == ["epoch", "drain"] and told[-1] == "DRAINING"
+        assert [m.frame_status.seq for m in one.heard if m.WhichOneof("kind") == "frame_status"] == [1]
+
+
+def test_sigterm_while_the_worker_restarts(checkpoint, tmp_path: Path, monkeypatch):
+    with front(checkpoint, tmp_path) as made, robot(made.address) as one:
+        one.open()
+        os.kill(made.worker(), signal.SIGKILL)
+        one.until("notice")
+        at = made.signal(signal.SIGTERM)
+        assert one.rest() is grpc.StatusCode.UNAVAILABLE
+        assert made.ended() == 0 and time.monotonic() - at < 8
+        assert one.kinds()[-1] == "DRAINING"
+
+
+def test_the_steps_of_a_drain_come_in_order(checkpoint, tmp_path: Path):
+    with front(checkpoint, tmp_path) as made, robot(made.address) as one:
+        one.open()
+        one.frame()
+        one.until("action")
+        stopped(made)
+        assert one.rest() is grpc.StatusCode.UNAVAILABLE
+        assert one.kinds()[-2:] == ["drain", "DRAINING"]
+        events = log_of(tmp_path)
+        steps = [each.get("state", each["event"]) for each in events if each["event"] != "starting"]
+        order = ["ready", "draining", "session_closed", "worker_stopped", "stopped"]
+        assert [step for step in steps if step in order] == order
+        assert [each["ended"] for each in events if each["event"] == "worker_stopped"] == ["exit code 0"]
+
+
+def test_sigterm_while_the_worker_loads(checkpoint, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("EDGEFLOW_TEST_START", "hang")
+    with front(checkpoint, tmp_path, ready=False) as made:
+        assert stopped(made) < 8
+        assert not made.ready_file.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(checkpoint, tmp_path: Path, number: int):
+    with front(checkpoint, tmp_path, timing__drain_ms=30_000) as made, robot(made.address) as one:
+        one.open()
+        one.frame("hang")
+        worker = made.worker()
+        made.signal(number)
+        one.until("notice")
+        at = made.signal(number)
+        assert made.ended() == -number
+        assert time.monotonic() - at < 3, "1 s on an idle machine"
+        assert seconds_until_gone(worker) < 3
+
+
+@pytest.mark.parametrize("phase", ["loading", "idle", "hang", "hang in c"])
+def test_the_worker_of_a_killed_front_leaves(checkpoint, tmp_path: Path, monkeypatch, phase: str):
+    monkeypatch.setenv("EDGEFLOW_TEST_START", "hang" if phase == "loading" else "")
+    with front(checkpoint, tmp_path, ready=phase != "loading") as made:
+        worker = made.worker()
+        if phase.startswith("hang"):
+            with robot(made.address) as one:
+                one.open()
+                one.frame(phase)
+                made.signal(signal.SIGKILL)
+        made.signal(signal.SIGKILL)
+        made.ended()
+        assert seconds_until_gone(worker) < 5, "2 s on an idle machine"
+
+
+def test_a_loop_that_does_not_turn_is_seen_by_a_thread(monkeypatch):
+    monkeypatch.setattr(loop_watch, "CHECK_S", 0.01)
+    monkeypatch.setattr(loop_watch, "STALL_S", 0.05)
+    monkeypatch.setattr(loop_watch, "GIVE_UP_S", 0.5)
+    stacks: list[list[str]] = []
+    resumed, lost = threading.Event(), threading.Event()
+    watch = LoopWatch(stacks.append, resumed.set, lost.set)
+    watch.start()
+    wait_for(lambda: bool(stacks))
+    assert "wait_for" in "\n".join(stacks[0])
+    while not resumed.is_set():
+        watch.beat()
+        time.sleep(0.001)
+    assert lost.wait(10)
+    watch.stop()
+
+
+def test_a_stalled_loop_is_neither_live_nor_ready():
+    health = Health()
+    health.move(State.WARMING)
+    health.move(State.READY)
+    assert health.live and health.ready
+    health.stalled = True
+    assert not health.live and not health.ready
+
+
+async def test_a_blocked_loop_is_logged_with_what_blocks_it(checkpoint, monkeypatch):
+    monkeypatch.setattr(loop_watch, "STALL_S", 0.3)
+    async with serving(checkpoint) as served:
+        health = served.service.health
+        deadline = time.monotonic() + 20
+        while not health.stalled:
+            time.sleep(0.02)
+            assert time.monotonic() < deadline
+        assert not health.live
+        await eventually(lambda: health.live and health.ready)
+        (told,) = served.events("loop_stalled")
+        assert "test_a_blocked_loop" in "\n".join(told["stack"])
+        assert served.metric("edgeflow_watchdog_fired_total", which="loop") == 1
