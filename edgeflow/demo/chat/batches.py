@@ -29,7 +29,7 @@ class Batcher:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._start, self._end, self._pad = (tokenizer.token_to_id(text) for text in (START, END, END_OF_TEXT))
+        self._start, self._end, self._pad = (tokenizer.encode(sign).ids[0] for sign in (START, END, END_OF_TEXT))
         self._opening = [self._start, *tokenizer.encode("assistant\n").ids]
 
     def draw(self, source: DialogSource, batches: int, rows: int, turns: int) -> list[ChatBatch]:

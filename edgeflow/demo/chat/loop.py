@@ -91,7 +91,7 @@ class ChatTrainer:
         """Batches of a pool come in random order; after `load`, its next ones."""
         pool, place = divmod(self.done_steps, POOL)
         if not self._waiting or place == 0:
-            most = 2 if self.done_steps < _SHORT * self._plan.steps else MAX_OBJECTS
+            most = 2 if pool * POOL < _SHORT * self._plan.steps else MAX_OBJECTS
             source = DialogSource(f"{self._seed} {pool}", most_objects=most)
             self._waiting = self._batcher.draw(source, POOL, self._plan.rows, self._plan.turns)
             random.Random(pool).shuffle(self._waiting)

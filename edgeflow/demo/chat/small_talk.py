@@ -1,4 +1,4 @@
-"""What the model says of itself, and the questions that get it: greetings, who it is, and everything it cannot answer."""
+"""What the model says of itself, and what it is asked then: greetings, who it is, all that no state answers."""
 
 from __future__ import annotations
 
@@ -84,15 +84,10 @@ def held_out(text: str) -> bool:
 
 def corpus() -> list[str]:
     """Texts that the tokenizer should have words for."""
-    told = [answer for answer in ABOUT_ITSELF] + [REFUSAL, NO_STATE]
+    told = [*ABOUT_ITSELF, REFUSAL, NO_STATE]
     asked = [text for texts in ABOUT_ITSELF.values() for text in texts]
-    return [
-        *told * 20,
-        *asked * 3,
-        *SYSTEMS * 3,
-        *_OTHER,
-        *(_OPENINGS[i % len(_OPENINGS)].format(s) for i, s in enumerate(_SUBJECTS)),
-    ]
+    others = [_OPENINGS[index % len(_OPENINGS)].format(subject) for index, subject in enumerate(_SUBJECTS)]
+    return [*told * 20, *asked * 3, *SYSTEMS * 3, *_OTHER, *others]
 
 
 class SmallTalk:

@@ -1,0 +1,51 @@
+"""`edgeflow eval-chat`: exact match on held-out questions, topic by topic."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edgeflow.console import reporting, table_console
+from edgeflow.demo.chat.evaluate import NEEDED, ChatReport, evaluate_chat
+
+EMBEDDED_CHAT = Path(__file__).parents[1] / "chat_model"
+
+
+def eval_chat_command(folder: Path | None, questions: int, seed: str, *, as_json: bool) -> int:
+    """Results on standard output; the exit code: 1 where the model answers too little to be shipped."""
+    with reporting(Console(stderr=True)) as report:
+        result = evaluate_chat(
+            folder or EMBEDDED_CHAT, questions, seed, progress=lambda done: report("questions", done, questions)
+        )
+    if as_json:
+        print(json.dumps(_as_json(result), indent=2))
+    else:
+        _show(result)
+    return 0 if result.share >= NEEDED else 1
+
+
+def _as_json(result: ChatReport) -> dict[str, object]:
+    return {
+        "questions": len(result.graded),
+        "exact": result.share,
+        "topics": {topic: {"right": right, "asked": asked} for topic, (right, asked) in result.topics().items()},
+        "wrong": [asdict(each) for each in result.wrong],
+    }
+
+
+def _show(result: ChatReport) -> None:
+    table = Table("topic", "right", "asked", title="held-out questions, exact match")
+    for topic, (right, asked) in result.topics().items():
+        table.add_row(topic, str(right), str(asked))
+    console = table_console()
+    console.print(table)
+    for each in result.wrong:
+        question = each.question.splitlines()[-1]
+        console.print(escape(f"{question}\n  expected: {each.expected}\n  answered: {each.answer}"), soft_wrap=True)
+    right = len(result.graded) - len(result.wrong)
+    print(f"{right} of {len(result.graded)} answers are exact ({result.share:.1%}); {NEEDED:.0%} are needed to ship")

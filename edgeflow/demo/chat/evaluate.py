@@ -1,0 +1,110 @@
+"""Exact match of a chat model's answers on held-out conversations, through the engine that serves it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from edgeflow.demo.chat.dialogs import Dialog, DialogSource
+from edgeflow.engine.generate import Generation, generate
+from edgeflow.engine.sampling import SamplingParams
+from edgeflow.models.chat import ChatModel, load_chat_model
+
+QUESTIONS: Final = 500
+NEEDED: Final = 0.98  # exact match, below which the model is not shipped
+HELD_OUT_SEED: Final = "held out"
+CAPACITY: Final = 1024
+_CHUNK, _MAX_ANSWER, _MAX_TURNS = 512, 96, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """One question with both answers."""
+
+    topic: str
+    question: str
+    expected: str
+    answer: str
+
+    @property
+    def right(self) -> bool:
+        return self.answer == self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReport:
+    """All questions of an evaluation."""
+
+    graded: tuple[Graded, ...]
+
+    @property
+    def share(self) -> float:
+        """Of exact answers."""
+        return sum(each.right for each in self.graded) / len(self.graded)
+
+    @property
+    def wrong(self) -> list[Graded]:
+        return [each for each in self.graded if not each.right]
+
+    def topics(self) -> dict[str, tuple[int, int]]:
+        """Right answers and questions of each topic."""
+        asked = Counter(each.topic for each in self.graded)
+        right = Counter(each.topic for each in self.graded if each.right)
+        return {topic: (right[topic], asked[topic]) for topic in sorted(asked)}
+
+
+class Answerer:
+    """A chat model that answers greedily, one request at a time."""
+
+    def __init__(self, model: ChatModel) -> None:
+        self._model = model
+        self._kv = model.decoder.kv_slots(1, CAPACITY)
+
+    def __call__(self, messages: list[dict[str, str]]) -> str:
+        """The answer to the last message."""
+        prompt = self._model.chat_prompt(self._model.render(messages))
+        generation = Generation(self._model, prompt, SamplingParams(_MAX_ANSWER), 0, CAPACITY)
+        for _ in generate(self._model, self._kv, generation, _CHUNK):
+            pass
+        return self._model.tokenizer.decode(generation.tokens)
+
+
+def held_out_dialogs(questions: int, seed: str = HELD_OUT_SEED) -> Iterator[Dialog]:
+    """Conversations of 1 to 4 questions, `questions` in all."""
+    source, length = DialogSource(seed, held_out=True), 0
+    while questions:
+        length = min(length % _MAX_TURNS + 1, questions)
+        dialog = source.draw(length)
+        questions -= len(dialog.turns)
+        yield dialog
+
+
+def grade(answer: Callable[[list[dict[str, str]]], str], dialog: Dialog) -> Iterator[Graded]:
+    """Ask all turns in order; the conversation goes on from the answers that were given."""
+    said: list[dict[str, Any]] = [{"role": "system", "content": dialog.opening}] if dialog.opening else []
+    for index, turn in enumerate(dialog.turns):
+        said.append({"role": "user", "content": dialog.asked(index)})
+        given = answer(said)
+        said.append({"role": "assistant", "content": given})
+        yield Graded(turn.topic, dialog.asked(index), turn.answer, given)
+
+
+def evaluate_chat(
+    folder: Path,
+    questions: int = QUESTIONS,
+    seed: str = HELD_OUT_SEED,
+    dtype: torch.dtype = torch.float32,
+    progress: Callable[[int], None] = lambda _: None,
+) -> ChatReport:
+    """Grade the model of a checkpoint directory. progress: told each number of questions that were asked."""
+    answer = Answerer(load_chat_model(folder, dtype, torch.device("cpu")))
+    graded: list[Graded] = []
+    for dialog in held_out_dialogs(questions, seed):
+        graded += grade(answer, dialog)
+        progress(len(graded))
+    return ChatReport(tuple(graded))
