@@ -16,13 +16,12 @@ import random
 import signal
 import time
 from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import wait
 
+from benchmarks.chaos.fleet import Fleet
 from benchmarks.chaos.proc import started_at
 from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import OVERCOMMIT, RobotProcess
+from benchmarks.chaos.robots import OVERCOMMIT
 from benchmarks.chaos.rules import Row, percentile, spread
-from benchmarks.chaos.sdk_robot import Change, Summary, sdk_robot
 from benchmarks.chaos.service import ServiceUnderTest, crash_budget
 
 ROBOTS, HZ = 4, 10.0
@@ -42,54 +41,6 @@ class Measured:
     acting_s: list[float] = field(default_factory=list)
 
 
-class Fleet:
-    """The robots and what each does now, by what they say."""
-
-    def __init__(self, address: str) -> None:
-        self.robots = [RobotProcess(sdk_robot, address, HZ, POLL_S) for _ in range(ROBOTS)]
-        self._now: dict[int, Change] = {}
-
-    def __enter__(self) -> Fleet:
-        self.wait("act", 0)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for robot in self.robots:
-            robot.close()
-
-    def wait(self, command: str, since_ns: int) -> list[int]:
-        """Since when each robot does this, at least once it does so after `since_ns`; TimeoutError."""
-        deadline = time.monotonic() + RECOVERY_S
-        found: dict[int, int] = {}
-        while True:
-            for index, now in self._now.items():
-                if now.command == command:
-                    found.setdefault(index, max(now.at_ns, since_ns))
-            if len(found) == len(self.robots):
-                return list(found.values())
-            self._hear(deadline)
-
-    def finish(self) -> list[Summary]:
-        """End all robots."""
-        for robot in self.robots:
-            robot.link.send("stop")
-        return [self._summary(robot) for robot in self.robots]
-
-    def _hear(self, deadline: float) -> None:
-        links = {robot.link: index for index, robot in enumerate(self.robots)}
-        ready = wait(list(links), max(deadline - time.monotonic(), 0))
-        if not ready:
-            raise TimeoutError(f"the robots did not get there within {RECOVERY_S:g} s")
-        for link in ready:
-            self._now[links[link]] = link.recv()  # type: ignore[index, union-attr, arg-type]
-
-    @staticmethod
-    def _summary(robot: RobotProcess) -> Summary:
-        while not isinstance(said := robot.hear(), Summary):
-            pass
-        return said
-
-
 def main() -> int:
     """The exit code."""
     made = parser(__doc__, 50)
@@ -99,7 +50,7 @@ def main() -> int:
     generator = random.Random(arguments.seed)
     cold_s = [_cold_start() for _ in range(COLD_STARTS)]
     killed, stopped = Measured(), Measured()
-    with ServiceUnderTest(crash_budget(CONFIG)) as service, Fleet(service.address) as fleet:
+    with ServiceUnderTest(crash_budget(CONFIG)) as service, Fleet(service.address, ROBOTS, HZ, POLL_S) as fleet:
         plan = [signal.SIGKILL] * arguments.trials + [signal.SIGSTOP] * arguments.stops
         with progress() as bar:
             for number in bar.track(plan, description="workers killed or stopped"):
@@ -131,16 +82,17 @@ def _one(
     service: ServiceUnderTest, fleet: Fleet, generator: random.Random, number: signal.Signals, into: Measured
 ) -> None:
     time.sleep(generator.uniform(0.5, 1.5))
-    fleet.wait("act", 0)
+    fleet.wait("act", time.monotonic_ns())
     worker = service.worker()
     at, at_ns = time.time(), time.monotonic_ns()
     os.kill(worker, number)
     holds = fleet.wait("hold", at_ns)
-    acts = fleet.wait("act", max(holds))
-    noticed = service.wait_event("state", at, 10.0, state="degraded")
+    noticed = service.wait_event("state", at, RECOVERY_S, state="degraded")
+    ready = service.wait_event("worker_ready", noticed, RECOVERY_S)
+    acts = fleet.wait("act", at_ns + round((ready - at) * 1e9))
     into.noticed_ms.append((noticed - at) * 1e3)
-    into.hold_ms += [(hold_ns - at_ns) / 1e6 for hold_ns in holds]
-    into.ready_s.append(service.wait_event("worker_ready", noticed, 1.0) - at)
-    into.acting_s.append((max(acts) - at_ns) / 1e9)
+    into.hold_ms += [max(hold.at_ns - at_ns, 0) / 1e6 for hold in holds]
+    into.ready_s.append(ready - at)
+    into.acting_s.append((max(act.at_ns for act in acts) - at_ns) / 1e9)
     with contextlib.suppress(ProcessLookupError):
         os.kill(worker, signal.SIGKILL)

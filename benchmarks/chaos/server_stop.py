@@ -1,0 +1,138 @@
+"""The server stopped, killed, stalled or behind a network that stalls; the robot's side of it.
+
+    .venv/bin/python -m benchmarks.chaos server-stop --trials 300 --json benchmarks/results/chaos-server-stop.json
+
+A trial is one robot that lives through one fault; robots (the SDK, processes of their own, 20 Hz) share a fault. Most
+trials run against a server without a model, whose actions are valid for 100 ms; `--real` of them against
+`edgeflow serve` with the embedded policy. HOLD must come within 20 ms after the last action's validity, and `latest`,
+asked every 4 ms, must never give out an action that is not valid any more.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from benchmarks.chaos.fake_server import Proxy, fake_server
+from benchmarks.chaos.fleet import Fleet
+from benchmarks.chaos.report import Report, parser, progress
+from benchmarks.chaos.robots import OVERCOMMIT, RobotProcess
+from benchmarks.chaos.rules import Row, spread
+from benchmarks.chaos.sdk_robot import Summary
+from benchmarks.chaos.service import ServiceUnderTest
+
+ROBOTS, HZ, POLL_S, VALID_MS = 5, 20.0, 0.004, 100
+BAR_MS = 20.0
+LONG_STALL_S = 5.0
+KINDS = ("stopped", "killed", "network stalled", "stalled 5 s")
+CONFIG = {"max_sessions": ROBOTS, **OVERCOMMIT}
+
+
+@dataclass(slots=True)
+class Measured:
+    """late_ms: HOLD after the end of the last action's validity, by server and kind; negative = before it."""
+
+    late_ms: dict[str, list[float]] = field(default_factory=dict)
+    hold_ms: dict[str, list[float]] = field(default_factory=dict)
+    summaries: list[Summary] = field(default_factory=list)
+
+    @property
+    def all_late_ms(self) -> list[float]:
+        return [value for values in self.late_ms.values() for value in values]
+
+
+def main() -> int:
+    """The exit code."""
+    made = parser(__doc__, 300)
+    made.add_argument("--real", type=int, default=40, help="trials against the real service, of all")
+    arguments = made.parse_args()
+    report = Report("server-stop", arguments)
+    generator = random.Random(arguments.seed)
+    measured = Measured()
+    with progress() as bar:
+        faults = -(-(arguments.trials - arguments.real) // ROBOTS)
+        turns = bar.track([KINDS[index % len(KINDS)] for index in range(faults)], description="server without model")
+        _without_model(turns, generator, measured)
+        faults = -(-arguments.real // ROBOTS)
+        kinds = [kind for kind in KINDS if kind != "killed"]
+        planned = [kinds[index % len(kinds)] for index in range(faults - 1)] + ["killed"] * (faults > 0)
+        _real(bar.track(planned, description="real service"), generator, measured)
+    late_ms = measured.all_late_ms
+    rows = [
+        Row("trials", len(late_ms)),
+        *[Row(f"{name}: HOLD after validity, max of {len(values)}", max(values), "ms", BAR_MS)
+          for name, values in measured.late_ms.items()],
+        *spread("HOLD after the end of validity", late_ms, "ms", max=BAR_MS),
+        Row("times that `latest` was asked", sum(summary.asked for summary in measured.summaries)),
+        Row("actions given out past their validity", sum(each.overdue for each in measured.summaries), "", 0),
+    ]  # fmt: skip
+    return report.finish(rows, late_ms=measured.late_ms, fault_to_hold_ms=measured.hold_ms)
+
+
+class _Server:
+    """What faults happen to. restart: only for one that may be killed and must come back."""
+
+    def __init__(self, proxy: Proxy, pid: int, restart: Callable[[], int] | None = None) -> None:
+        self._proxy, self._pid, self._restart = proxy, pid, restart
+
+    def fail(self, kind: str) -> None:
+        """The fault begins."""
+        if kind == "network stalled":
+            self._proxy.stall()
+        else:
+            os.kill(self._pid, signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
+
+    def lift(self, kind: str) -> bool:
+        """The fault ends; False when it does not."""
+        if kind == "network stalled":
+            self._proxy.resume()
+        elif kind != "killed":
+            os.kill(self._pid, signal.SIGCONT)
+        elif self._restart is None:
+            return False
+        else:
+            self._pid = self._restart()
+        return True
+
+
+def _without_model(kinds: object, generator: random.Random, into: Measured) -> None:
+    with ExitStack() as stack, Proxy() as proxy:
+
+        def start() -> int:
+            process = stack.enter_context(RobotProcess(fake_server, VALID_MS))
+            proxy.target = int(process.hear())  # type: ignore[call-overload]
+            return int(process.process.pid or 0)
+
+        server = _Server(proxy, start(), start)
+        with Fleet(proxy.address, ROBOTS, HZ, POLL_S) as fleet:
+            for kind in kinds:  # type: ignore[attr-defined]
+                _one(server, fleet, kind, generator, into, "no model")
+            into.summaries += fleet.finish()
+
+
+def _real(kinds: object, generator: random.Random, into: Measured) -> None:
+    with ServiceUnderTest(CONFIG) as service, Proxy() as proxy:
+        proxy.target = int(service.address.rsplit(":", 1)[1])
+        with Fleet(proxy.address, ROBOTS, HZ, POLL_S) as fleet:
+            for kind in kinds:  # type: ignore[attr-defined]
+                _one(_Server(proxy, service.pid), fleet, kind, generator, into, "real service")
+            into.summaries += fleet.finish()
+
+
+def _one(server: _Server, fleet: Fleet, kind: str, generator: random.Random, into: Measured, name: str) -> None:
+    time.sleep(generator.uniform(0.2, 0.6))
+    fleet.wait("act", time.monotonic_ns())
+    at_ns = time.monotonic_ns()
+    server.fail(kind)
+    holds = fleet.wait("hold", at_ns)
+    into.late_ms.setdefault(f"{name}, {kind}", []).extend(each.late_ns / 1e6 for each in holds)
+    into.hold_ms.setdefault(f"{name}, {kind}", []).extend((each.at_ns - at_ns) / 1e6 for each in holds)
+    time.sleep(LONG_STALL_S if kind == "stalled 5 s" else generator.uniform(0.1, 0.5))
+    lifted_ns = time.monotonic_ns()
+    if server.lift(kind):
+        fleet.wait("act", lifted_ns)
