@@ -1,0 +1,70 @@
+"""What a machine is, and what it reaches: copy bandwidth and matrix rate, measured."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from typing import Any
+
+import torch
+
+from edgeflow.bench.floors import Ceilings
+from edgeflow.kernels.implementations import Hardware
+from edgeflow.kernels.timing import median_us
+
+SAMPLES = 15
+TIMEOUT_S = 10
+LIBRARIES = ("torch", "triton", "transformers", "numpy", "flashinfer-python")
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """Device, driver and versions; None where there is none."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "profile": Hardware.of(device).profile,
+        "libraries": {name: _version(name) for name in LIBRARIES},
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {
+            "device": properties.name,
+            "memory_bytes": properties.total_memory,
+            "multiprocessors": properties.multi_processor_count,
+            "cuda": torch.version.cuda,
+            "state": _state(),
+        }
+    return found
+
+
+def ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """Of a copy of 1 GiB and a product of 8192 cubed; on a CPU of less."""
+    large = device.type == "cuda"
+    source = torch.empty(2**29 if large else 2**24, dtype=torch.bfloat16, device=device)
+    target = torch.empty_like(source)
+    side = 8192 if large else 512
+    a = torch.randn(side, side, device=device, dtype=dtype)
+    b = torch.randn(side, side, device=device, dtype=dtype)
+    times = median_us({"copy": lambda: target.copy_(source), "product": lambda: a @ b}, device, SAMPLES)
+    return Ceilings(
+        bandwidth=2 * source.nbytes / (times["copy"] * 1e-6), matrix_rate=2 * side**3 / (times["product"] * 1e-6)
+    )
+
+
+def _state() -> str:
+    """Driver, clocks and temperature, as the driver's tool says them."""
+    query = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,mig.mode.current"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return told.stdout.strip()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

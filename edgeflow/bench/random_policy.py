@@ -1,0 +1,195 @@
+"""OpenVLA policies of random weights, made on the device: no file, no download, the real shapes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.models.checkpoint import Weights
+from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.openvla.config import ActionStatistics, ImageConfig, OpenVLAConfig, TowerImage
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+
+BINS = 256
+PADDING = 64
+BOS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TowerSize:
+    """A vision tower. prefix: class and register tokens; scaled: it has LayerScale."""
+
+    width: int
+    inner: int
+    depth: int
+    heads: int
+    prefix: int = 0
+    scaled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySize:
+    """Sizes of a policy; text_tokens: of a prompt, BOS among them."""
+
+    name: str
+    text: LlamaConfig
+    towers: tuple[TowerSize, TowerSize]
+    side: int
+    patch: int
+    stages: int = 7
+    text_tokens: int = 20
+
+    @property
+    def image_tokens(self) -> int:
+        return (self.side // self.patch) ** 2
+
+    @property
+    def rows(self) -> int:
+        """L_P of a prefill."""
+        return self.image_tokens + self.text_tokens
+
+
+_TINY_TEXT = LlamaConfig(
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=448,
+)
+SIZES = {
+    "tiny": PolicySize("tiny", _TINY_TEXT, (TowerSize(24, 48, 3, 2, 5, True), TowerSize(24, 48, 3, 2)), 28, 14),
+    "openvla-7b": PolicySize(
+        "openvla-7b",
+        LlamaConfig(vocab_size=32064),
+        (TowerSize(1024, 4096, 24, 16, 5, True), TowerSize(1152, 4304, 27, 16)),
+        224,
+        14,
+    ),
+}
+
+
+class RandomTensors(Mapping[str, Tensor]):
+    """Tensors of given names and shapes, made when asked for; the same name and seed give the same numbers."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, dtype: torch.dtype) -> None:
+        self._shapes = shapes
+        self._device = device
+        self._dtype = dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        shape = self._shapes[name]
+        if "norm" in name and name.endswith("weight"):
+            return torch.ones(shape, dtype=self._dtype, device=self._device)
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
+        scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.02
+        return torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device) * scale
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+class _Prompt:
+    """A tokenizer's place: any instruction gives the same number of ids."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def ids(self, instruction: str) -> tuple[int, ...]:
+        start = zlib.crc32(instruction.encode())
+        return (BOS, *(3 + (start + 7 * index) % 100 for index in range(self._count - 1)))
+
+
+def random_policy(size: PolicySize, device: torch.device, dtype: torch.dtype, **decoder_options: Any) -> OpenVLAPolicy:
+    weights = Weights.of(RandomTensors(_shapes(size), device, dtype), dtype, device)
+    prompt: Any = _Prompt(size.text_tokens)
+    return OpenVLAPolicy(_config(size), weights, prompt, **decoder_options)
+
+
+def random_frames(size: PolicySize, policy: OpenVLAPolicy, count: int) -> list[PreparedFrame]:
+    """Frames that differ, ready to be embedded."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (6, size.side, size.side)
+    ids = policy.prompt_ids("grasp the red handle")
+    return [PreparedFrame(torch.randn(shape, generator=generator), ids) for _ in range(count)]
+
+
+def _config(size: PolicySize) -> OpenVLAConfig:
+    tower = TowerImage((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
+    limits = ActionStatistics((-1.0,) * size.stages, (1.0,) * size.stages, (True,) * size.stages)
+    return OpenVLAConfig(
+        text=size.text,
+        image=ImageConfig(size.side, "resize-naive", (tower, tower)),
+        tower_heads=(size.towers[0].heads, size.towers[1].heads),
+        action_vocab=size.text.vocab_size - PADDING,
+        n_action_bins=BINS,
+        statistics={"random": limits},
+        action_block={},
+        vicuna_prompt=False,
+    )
+
+
+def _shapes(size: PolicySize) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a checkpoint, by its published name."""
+    shapes = _llama_shapes(size.text)
+    for name, tower in zip(("featurizer", "fused_featurizer"), size.towers, strict=True):
+        found = _tower_shapes(tower, size)
+        shapes |= {f"vision_backbone.{name}.{key}": shape for key, shape in found.items()}
+    vision, hidden = sum(tower.width for tower in size.towers), size.text.hidden_size
+    for index, (before, after) in enumerate(pairwise([vision, 4 * vision, hidden, hidden]), start=1):
+        shapes |= {f"projector.fc{index}.weight": (after, before), f"projector.fc{index}.bias": (after,)}
+    return shapes
+
+
+def _tower_shapes(tower: TowerSize, size: PolicySize) -> dict[str, tuple[int, ...]]:
+    width, inner = tower.width, tower.inner
+    shapes: dict[str, tuple[int, ...]] = {
+        "patch_embed.proj.weight": (width, 3, size.patch, size.patch),
+        "patch_embed.proj.bias": (width,),
+        "pos_embed": (1, size.image_tokens, width),
+    }
+    if tower.prefix:
+        shapes |= {"cls_token": (1, 1, width), "reg_token": (1, tower.prefix - 1, width)}
+    linears = {"attn.qkv": (3 * width, width), "attn.proj": (width, width)}
+    linears |= {"mlp.fc1": (inner, width), "mlp.fc2": (width, inner)}
+    for index in range(tower.depth):
+        block = f"blocks.{index}."
+        for name, (out, into) in linears.items():
+            shapes |= {f"{block}{name}.weight": (out, into), f"{block}{name}.bias": (out,)}
+        for name in ("norm1", "norm2"):
+            shapes |= {f"{block}{name}.weight": (width,), f"{block}{name}.bias": (width,)}
+        if tower.scaled:
+            shapes |= {f"{block}{name}.scale_factor": (width,) for name in ("ls1", "ls2")}
+    return shapes
+
+
+def _llama_shapes(text: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    width, inner = text.hidden_size, text.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "language_model.model.embed_tokens.weight": (text.vocab_size, width),
+        "language_model.model.norm.weight": (width,),
+        "language_model.lm_head.weight": (text.vocab_size, width),
+    }
+    for index in range(text.num_hidden_layers):
+        layer = f"language_model.model.layers.{index}."
+        shapes |= {f"{layer}{name}.weight": (width,) for name in ("input_layernorm", "post_attention_layernorm")}
+        shapes |= {
+            f"{layer}self_attn.q_proj.weight": (text.q_width, width),
+            f"{layer}self_attn.k_proj.weight": (text.kv_width, width),
+            f"{layer}self_attn.v_proj.weight": (text.kv_width, width),
+            f"{layer}self_attn.o_proj.weight": (width, text.q_width),
+            f"{layer}mlp.gate_proj.weight": (inner, width),
+            f"{layer}mlp.up_proj.weight": (inner, width),
+            f"{layer}mlp.down_proj.weight": (width, inner),
+        }
+    return shapes
