@@ -20,8 +20,8 @@ def serve():
     """serve(script) starts a scripted server; all of them stop with the test."""
     servers = []
 
-    def start(script, port=0) -> Server:
-        servers.append(Server(script, port))
+    def start(script, port=0, credentials=None) -> Server:
+        servers.append(Server(script, port, credentials))
         return servers[-1]
 
     yield start

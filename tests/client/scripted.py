@@ -109,21 +109,27 @@ def answer_all(talk: Talk) -> None:
 
 
 class Server(ControlServicer):
-    """Listens on a free port of loopback; every stream runs `script`."""
+    """Listens on a free port of loopback; every stream runs `script`. credentials: of TLS."""
 
-    def __init__(self, script: Callable[[Talk], None], port: int = 0) -> None:
+    def __init__(self, script: Callable[[Talk], None], port: int = 0, credentials=None) -> None:
         self.script = script
+        self.metadata: dict[str, str] = {}  # of the newest stream
         self.heard: queue.SimpleQueue = queue.SimpleQueue()
         self.stopping = threading.Event()
         self.streams = 0
         self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
         add_ControlServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        where = f"127.0.0.1:{port}"
+        if credentials is None:
+            self.port = self._server.add_insecure_port(where)
+        else:
+            self.port = self._server.add_secure_port(where, credentials)
         self.address = f"127.0.0.1:{self.port}"
         self._server.start()
 
     def Stream(self, requests, context):
         self.streams += 1
+        self.metadata = dict(context.invocation_metadata())
         talk = Talk(self, requests, self.streams)
         thread = threading.Thread(target=self._run, args=(talk,), daemon=True)
         thread.start()
