@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 PROPERTIES = (
     "tests/service/test_session_properties.py",
     "tests/service/test_api_schema.py",
+    "tests/service/chat/test_chat_schema.py",
     "tests/service/test_codec.py",
     "tests/scheduler/test_properties.py",
     "tests/ipc/test_foreign_bytes.py",

@@ -94,12 +94,12 @@ class ChatFront:
 def add_chat(app: FastAPI, front: ChatFront) -> None:
     """The routes."""
 
-    @app.post("/v1/chat/completions", responses=shapes.FAILURES, openapi_extra=shapes.body_of(ChatBody))
+    @app.post("/v1/chat/completions", responses=shapes.ANSWERS, openapi_extra=shapes.body_of(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation; with `stream`, as server-sent events."""
         return await _answer(front, request, await _body(ChatBody, request))
 
-    @app.post("/v1/completions", responses=shapes.FAILURES, openapi_extra=shapes.body_of(CompletionBody))
+    @app.post("/v1/completions", responses=shapes.ANSWERS, openapi_extra=shapes.body_of(CompletionBody))
     async def completions(request: Request) -> Response:
         """A text that goes on from a prompt; with `stream`, as server-sent events."""
         return await _answer(front, request, await _body(CompletionBody, request))

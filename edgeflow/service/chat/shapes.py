@@ -27,6 +27,10 @@ _WHY = {
 FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": why} for status, why in _WHY.items()
 }
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "the answer; with stream, its pieces", "content": {"text/event-stream": {}}},
+    **FAILURES,
+}
 
 
 def body_of(kind: type[BaseModel]) -> dict[str, Any]:
