@@ -52,7 +52,6 @@ class LoadRobot:
         self.admitted: Opened | None = None
         self.refused: EdgeflowError | None = None
         self.opened = asyncio.Event()
-        self.limit: int | None = None  # frames to offer, None = no limit
         self._open = _open_message(session, number)
         first = number % len(images)
         self._images = cycle([*images[first:], *images[:first]])
@@ -63,6 +62,8 @@ class LoadRobot:
         self._first = 0  # frames offered before the present stream
         self._changed = asyncio.Event()
         self._halted = self._stopping = False
+        self._counts_from_ns = 0
+        self._left: int | None = None  # frames still to offer that count, None = no limit
 
     async def run(self) -> None:
         """A stream after another until `stop`; before the first Opened, and for good, a refusal ends it."""
@@ -93,6 +94,10 @@ class LoadRobot:
                 return
             await self._offer(begin_ns + instant_ns)
 
+    def limit(self, begin_ns: int, count: int) -> None:
+        """Offer no more than `count` frames that are due from begin_ns on."""
+        self._counts_from_ns, self._left = begin_ns, count
+
     def halt(self) -> None:
         """Offer nothing more; a write that has begun is finished."""
         self._halted = True
@@ -116,8 +121,7 @@ class LoadRobot:
 
     @property
     def _done(self) -> bool:
-        reached = self.limit is not None and len(self.ledger.frames) >= self.limit
-        return self._halted or reached or self.refused is not None
+        return self._halted or self._left == 0 or self.refused is not None
 
     async def _pace_closed(self, window: int) -> None:
         while not self._done:
@@ -138,6 +142,8 @@ class LoadRobot:
         await self._changed.wait()
 
     async def _offer(self, scheduled_ns: int) -> None:
+        if self._left is not None and scheduled_ns >= self._counts_from_ns:
+            self._left -= 1
         call = self._call
         if call is None:
             self.ledger.offer_in_vain(scheduled_ns)

@@ -155,8 +155,9 @@ class LoadRun:
                 self._pace(robot, pattern, run.begin_ns + number * spread_ns)
             await self._climb(pattern, run, stop)
         elif count is not None:
+            run.begin_ns = self._clock.now_ns()
             for robot in self._robots:
-                robot.limit = len(robot.ledger.frames) + count
+                robot.limit(run.begin_ns, count)
             await self._wait_until(lambda _: all(pace.done() for pace in self._paces), run, stop)
         else:
             end_ns = run.begin_ns + round(self._plan.duration_s * 1e9)

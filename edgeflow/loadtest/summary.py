@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import numpy as np
-
 from edgeflow.loadtest.ledger import Fate, FrameRecord, Ledger
 from edgeflow.loadtest.measure import Distribution, distribution
 from edgeflow.loadtest.plan import Fixed, LoadPlan
@@ -36,8 +34,8 @@ class Summary:
 
     fps: actions received a second. age: due to received, on the client's clock. service, decode, queue, inference:
     as the service says; transport: age less service. interval: between actions of one robot. pass: inference over
-    passes. misses: actions older than the permitted age, or than their validity where none was given. gaps: intervals
-    longer than the validity. hold, stop, notices, losses, contradictions: by reason.
+    passes. misses: actions older than the permitted age, or than their validity where none was given. gaps: stretches
+    in which a robot had no valid action. hold, stop, notices, losses, contradictions: by reason.
     """
 
     robots: int
@@ -113,8 +111,7 @@ def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
     offered = [frame for ledger in ledgers for frame in ledger.frames if _inside(frame.scheduled_ns, run)]
     acted = [frame for frame in offered if frame.fate is Fate.ACTED]
     received = [frame for ledger in ledgers for frame in received_of(run, ledger)]
-    waits = np.concatenate([np.zeros((0, 2)), *(_intervals_ms(received_of(run, ledger)) for ledger in ledgers)])
-    intervals_ms, gaps = waits[:, 0], waits[waits[:, 0] > waits[:, 1], 0]
+    gaps_ms = [gap for ledger in ledgers for gap in _gaps_ms(run, received_of(run, ledger))]
     limit_s = run.plan.session.max_action_age_s
     timings = [frame.timings for frame in acted]
     return Summary(
@@ -127,11 +124,11 @@ def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
         queue_ms=distribution([each.queue_ns / 1e6 for each in timings]),
         inference_ms=distribution([each.inference_ns / 1e6 for each in timings]),
         transport_ms=distribution([(frame.age_ns - frame.server_ns) / 1e6 for frame in acted]),
-        interval_ms=distribution(intervals_ms),
+        interval_ms=distribution([each for ledger in ledgers for each in _intervals_ms(received_of(run, ledger))]),
         pass_ms=distribution([each.inference_ns / each.passes / 1e6 for each in timings if each.passes]),
         misses=sum(frame.age_ns / 1e6 > (limit_s * 1e3 if limit_s else frame.valid_for_ms) for frame in acted),
-        gaps=gaps.size,
-        longest_gap_ms=float(gaps.max()) if gaps.size else 0.0,
+        gaps=len(gaps_ms),
+        longest_gap_ms=max(gaps_ms, default=0.0),
         hold=_happenings(run, ledgers, "hold"),
         stop=_happenings(run, ledgers, "stop"),
         notices=_happenings(run, ledgers, "notice"),
@@ -181,12 +178,17 @@ def _frames(offered: Sequence[FrameRecord]) -> Frames:
     )
 
 
-def _intervals_ms(received: Sequence[FrameRecord]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """`[N-1, 2]`: from one action to the next, and how long the first was valid."""
-    rows = [
-        ((after.received_ns - before.received_ns) / 1e6, before.valid_for_ms) for before, after in pairwise(received)
-    ]
-    return np.array(rows, dtype=np.float64).reshape(-1, 2)
+def _intervals_ms(received: Sequence[FrameRecord]) -> list[float]:
+    return [(after.received_ns - before.received_ns) / 1e6 for before, after in pairwise(received)]
+
+
+def _gaps_ms(run: Measurement, received: Sequence[FrameRecord]) -> list[float]:
+    """Stretches from an action to the next, or to the end, that outlast its validity; without any action, all."""
+    if not received:
+        return [(run.end_ns - run.begin_ns) / 1e6]
+    ends_ns = [*(frame.received_ns for frame in received[1:]), run.end_ns]
+    stretches = [((end_ns - frame.received_ns) / 1e6, frame) for frame, end_ns in zip(received, ends_ns, strict=True)]
+    return [length_ms for length_ms, frame in stretches if length_ms > frame.valid_for_ms]
 
 
 def _happenings(run: Measurement, ledgers: Sequence[Ledger], kind: str) -> dict[str, int]:

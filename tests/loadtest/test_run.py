@@ -1,0 +1,164 @@
+"""Runs against a real front whose worker is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from edgeflow.errors import StartError
+from edgeflow.loadtest.command import loadtest_command
+from edgeflow.loadtest.frames import frames_for
+from edgeflow.loadtest.ledger import DISCONNECTED, STREAM_LOST, UNANSWERED
+from edgeflow.loadtest.plan import Bursts, Closed, Fixed, Ramp
+from edgeflow.loadtest.results import Results, results_of
+from edgeflow.loadtest.run import LoadRun
+from edgeflow.types import Mode
+from tests.loadtest.conftest import CAMERA, PLAN
+from tests.service.harness import eventually, serving
+from tests.service.scripted import Script
+
+IMAGES = frames_for(CAMERA, None, 4, seed=0)
+QUICK = {"limits__rate_hz": 1000.0}  # the robots of a test are faster than real ones
+
+
+def plan_for(served, **changes):
+    return replace(PLAN, address=served.service.status.grpc_address, **changes)
+
+
+def running(plan) -> tuple[LoadRun, asyncio.Event]:
+    return LoadRun(plan, IMAGES), asyncio.Event()
+
+
+async def results(plan, limits=()) -> Results:
+    run, stop = running(plan)
+    found = results_of(await run.measure(stop), dict(limits))
+    assert total(found) == found.total.frames.offered
+    assert not found.total.contradictions
+    return found
+
+
+def total(found: Results) -> int:
+    frames = found.total.frames
+    refused = (frames.rejected, frames.dropped, frames.unanswered)
+    return frames.acted + frames.superseded + sum(sum(each.values()) for each in refused)
+
+
+async def test_a_closed_loop_keeps_its_window_and_ends_after_its_count(checkpoint):
+    async with serving(checkpoint, **QUICK) as served:
+        found = await results(plan_for(served, count=25, robots=3, connections=2))
+        assert [robot.frames.acted for robot in found.robots] == [25] * 3
+        assert found.total.frames.superseded == 0, "one frame under way cannot be superseded"
+        assert found.total.age_ms.count == 75 and found.total.age_ms.max >= found.total.service_ms.max > 0
+        assert found.total.pass_ms.p50 == pytest.approx(20 / 3 / 1e6)
+        opens = [message for message in served.script.worker.seen if type(message).__name__ == "OpenSession"]
+        assert len(opens) == 3
+
+
+async def test_an_open_loop_offers_its_rate_though_nothing_is_answered(checkpoint):
+    """A generator that waited for answers would offer next to nothing here, and find no frame old."""
+    script = Script()
+    async with serving(checkpoint, script, **QUICK) as served:
+        script.hold = True
+        found = await results(plan_for(served, pattern=Fixed(100.0), duration_s=1.0, grace_s=0.2))
+        frames = found.total.frames
+        assert frames.offered == pytest.approx(100, abs=20)
+        assert frames.acted == 0 and frames.unanswered[UNANSWERED] > 0
+
+
+async def test_age_counts_from_when_a_frame_was_due(checkpoint):
+    """The first answer is held for 0.3 s: the frames due meanwhile are as old as their wait."""
+    script = Script()
+    async with serving(checkpoint, script, **QUICK) as served:
+        script.hold = True
+        run, stop = running(plan_for(served, pattern=Fixed(50.0), warm_up_s=0.0, duration_s=60.0))
+        task = asyncio.create_task(run.measure(stop))
+        await eventually(lambda: len(served.script.workers) > 0 and len(script.worker.submitted()) >= 15)
+        script.hold = False
+        script.worker.release(1000)
+        await eventually(lambda: len(script.worker.submitted()) >= 20)
+        stop.set()
+        found = results_of(await task, {})
+        assert found.interrupted
+        assert found.total.age_ms.max > 200
+
+
+async def test_bursts_supersede(checkpoint):
+    script = Script()
+    async with serving(checkpoint, script, **QUICK) as served:
+        plan = plan_for(served, pattern=Bursts(10, 0.2), warm_up_s=0.0, duration_s=0.9)
+        found = await results(plan)
+        assert found.total.frames.offered % 10 == 0 and found.total.frames.acted >= 1
+
+
+async def test_a_ramp_stops_where_the_service_does_not_follow(checkpoint):
+    """The worker answers no frame once the second step is under way."""
+    script = Script()
+    async with serving(checkpoint, script, **QUICK) as served:
+        plan = plan_for(served, pattern=Ramp(20, 2000, step_s=0.5, factor=2), warm_up_s=0.2, grace_s=0.2)
+        run, stop = running(plan)
+        task = asyncio.create_task(run.measure(stop))
+        await eventually(lambda: bool(script.workers) and len(script.worker.submitted()) >= 22)
+        script.hold = True
+        found = results_of(await task, {})
+        assert not found.interrupted
+        assert not found.steps[-1].followed and len(found.steps) < 7
+        assert found.seconds < 5
+
+
+async def test_the_service_goes_away_and_comes_back(checkpoint):
+    """The worker is not lost, the front is: robots reconnect, what was due meanwhile is told."""
+    async with serving(checkpoint, **QUICK) as served:
+        plan = plan_for(served, pattern=Fixed(50.0), robots=2, warm_up_s=0.0, duration_s=60.0)
+        port = int(plan.address.rpartition(":")[2])
+        run, stop = running(plan)
+        task = asyncio.create_task(run.measure(stop))
+        await eventually(lambda: len(served.script.worker.submitted()) >= 10)
+    async with serving(checkpoint, grpc__port=port, **QUICK) as served:
+        await eventually(lambda: len({each.session for each in served.script.worker.submitted()}) == 2)
+        await eventually(lambda: len(served.script.worker.submitted()) >= 10)
+        stop.set()
+        found = results_of(await task, {})
+    assert sum(found.total.losses.values()) >= 2
+    assert set(found.total.frames.unanswered) <= {DISCONNECTED, STREAM_LOST, UNANSWERED}
+    assert found.total.frames.unanswered[DISCONNECTED] > 0
+    assert total(found) == found.total.frames.offered
+    assert all(robot.frames.acted > 0 for robot in found.robots)
+
+
+async def test_without_a_service_the_test_cannot_run():
+    run, stop = running(replace(PLAN, address="127.0.0.1:1"))
+    with pytest.raises(StartError, match=r"127\.0\.0\.1:1: UNAVAILABLE"):
+        await run.measure(stop)
+
+
+async def test_a_refusal_names_the_field(checkpoint):
+    async with serving(checkpoint) as served:
+        session = replace(PLAN.session, control_period_s=0.001)
+        run, stop = running(plan_for(served, session=session))
+        with pytest.raises(StartError, match="control_period_ms"):
+            await run.measure(stop)
+
+
+async def test_mode_and_depth_are_asked_for_and_the_forecast_is_kept(checkpoint):
+    async with serving(checkpoint, **QUICK) as served:
+        session = replace(PLAN.session, mode=Mode.DEPTH, depth=2)
+        found = await results(plan_for(served, pattern=Fixed(20.0), session=session))
+        (prediction,) = found.predictions
+        assert prediction is not None and (prediction.mode, prediction.depth) == ("depth", 2)
+        assert prediction.fps > 0 and prediction.age_ms > 0 and prediction.kept
+
+
+async def test_the_command_judges(checkpoint, capsys, tmp_path):
+    async with serving(checkpoint, **QUICK) as served:
+        plan = plan_for(served, pattern=Closed(2), count=10)
+        met = await asyncio.to_thread(loadtest_command, plan, {"max-age-p99": 1e6}, None, True, tmp_path / "out")
+        content = json.loads(capsys.readouterr().out)
+        missed = await asyncio.to_thread(loadtest_command, plan, {"min-fps": 1e6}, None, False, None)
+        text = capsys.readouterr().out
+    assert (met, missed) == (0, 1)
+    assert content["met"] is True and content["total"]["frames"]["offered"] >= 10
+    assert "min-fps" in text and "NOT MET" in text
+    assert len(list((tmp_path / "out").iterdir())) == 6
