@@ -42,7 +42,7 @@ class HttpConfig(_Section):
     """Where HTTP listens; port 0 takes a free one."""
 
     host: str = "127.0.0.1"
-    port: int = Field(8080, ge=0, le=65535)
+    port: int = Field(8000, ge=0, le=65535)
 
 
 class TlsConfig(_Section):
