@@ -49,9 +49,17 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
         layers = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in layers)
-        mixed = F.scaled_dot_product_attention(_turned(q, turns), _turned(k, turns), v, is_causal=True)
+        mixed = causal_attention(_turned(q, turns), _turned(k, turns), v)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[B, H, L, D] each. Written out: in bf16 on CPUs its gradient is twice as fast as the fused operator's."""
+    length = q.shape[-2]
+    above = torch.full((length, length), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2) + above
+    return scores.softmax(-1).to(v.dtype) @ v
 
 
 class MLP(nn.Module):
