@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from contextlib import closing
 from dataclasses import asdict
@@ -98,6 +99,7 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Serve a policy: gRPC for robots, HTTP beside it. Ends with exit code 0 on SIGTERM or Ctrl-C."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else strangers' handshakes fill the log
     from edgeflow.config import load_config
     from edgeflow.service.app import run_service
 

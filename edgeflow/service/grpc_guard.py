@@ -7,14 +7,15 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
 
 from edgeflow.errors import RequestError
-from edgeflow.service.auth import ANY, CONTROL, Guard, Role
+from edgeflow.service.auth import ADMIN, ANY, CONTROL, Guard, Role
 from edgeflow.service.stream import Context
 
 AUTHORIZATION = "authorization"
 _OPEN = f"/{health.SERVICE_NAME}/"
-_CONTROL = "/edgeflow.v1.Control/"
+_ROLES = {"/edgeflow.v1.Control/": CONTROL, f"/{reflection.SERVICE_NAME}/": ANY}
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
 
@@ -57,4 +58,4 @@ def credentials(metadata: Sequence[tuple[str, str | bytes]] | None) -> list[str]
 
 
 def _roles(method: str) -> frozenset[Role]:
-    return CONTROL if method.startswith(_CONTROL) else ANY
+    return next((roles for service, roles in _ROLES.items() if method.startswith(service)), ADMIN)

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from edgeflow.client.credentials import Credentials
+from edgeflow.client.credentials import Credentials, channel
 from edgeflow.errors import ConfigError
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service import app as app_module
@@ -116,6 +116,14 @@ async def test_sessions_need_the_role_control(checkpoint, tokens: str, shown: Cr
         assert served.metric("edgeflow_sessions_opened_total") == (status == "OK")
 
 
+async def test_unknown_methods_are_for_admin(checkpoint, tokens: str):
+    async with serving(checkpoint, tokens_file=tokens) as served:
+        reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        for value, codes in ((ROBOT, ("PERMISSION_DENIED", "OK")), (BOSS, ("UNIMPLEMENTED", "OK"))):
+            async with channel(served.service.status.grpc_address, token(value), (), aio=True) as opened:
+                assert tuple([(await call(opened, method)).name for method in ("/a.B/C", reflection)]) == codes
+
+
 async def test_two_authorization_values_are_none(checkpoint, tokens: str):
     async with serving(checkpoint, tokens_file=tokens) as served:
         stub = served.channel.unary_unary("/edgeflow.v1.Control/Act", request_serializer=bytes)
@@ -167,6 +175,7 @@ async def test_a_revoked_token_ends_its_sessions_and_no_others(checkpoint, token
         await robot.open()
         await other.open()
         write_tokens(Path(tokens), *left, *ENTRIES[1:])
+        await robot.hold("REVOKED")
         code, text = await robot.rest()
         assert (code, "not allow" in text) == (grpc.StatusCode.UNAUTHENTICATED, True)
         await other.frame(1)
