@@ -38,19 +38,20 @@ class JpegHeader:
     scans: int
 
 
-def read_jpeg(data: bytes, field: str) -> JpegHeader:
-    """Walk all markers to the end of the image; a RequestError names what is refused."""
+def read_jpeg(data: bytes, field: str, *, more: bool = False) -> JpegHeader:
+    """Walk all markers to the end of the image; a RequestError names what is refused. more: bytes may follow it."""
     if not data.startswith(b"\xff\xd8\xff"):
         raise _refuse("is not a JPEG image", field, "IMAGE_WRONG_FORMAT")
-    return _Walk(data, field).run()
+    return _Walk(data, field, more).run()
 
 
 class _Walk:
     """Where we are in a file, and what was found so far."""
 
-    def __init__(self, data: bytes, field: str) -> None:
+    def __init__(self, data: bytes, field: str, more: bool) -> None:
         self._data = data
         self._field = field
+        self._more = more
         self._position = 2
         self._size: tuple[int, int, int] | None = None  # width, height, components
         self._scans = 0
@@ -124,7 +125,7 @@ class _Walk:
     def _finish(self) -> JpegHeader:
         if self._size is None or not self._scans:
             raise self._broken("no pixels")
-        if not _PADDING.fullmatch(self._data, self._position):
+        if not self._more and not _PADDING.fullmatch(self._data, self._position):
             raise _refuse("has data behind the end of the image", self._field, "IMAGE_TRAILING_DATA")
         return JpegHeader(*self._size, self._scans)
 

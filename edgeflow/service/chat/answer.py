@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeflow.clock import Clock
+from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.messages import ChatDone, ChatReady, ChatStart, ChatToken
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.desk import ChatDesk, Turn
@@ -41,7 +42,12 @@ def start_message(
 ) -> ChatStart:
     """The request as the worker reads it. config_tokens: an answer's length when not said, and at most."""
     usual, most = config_tokens
-    asked = body.max_tokens if isinstance(body, CompletionBody) else body.max_completion_tokens or body.max_tokens
+    asked = body.length or min(usual, most)
+    if asked > most:
+        raise InvalidArgument(f"the limit is {most}", field="max_tokens", reason="MAX_TOKENS")
+    if len(prompt.ids) > ready.capacity:
+        text = f"{len(prompt.ids)} tokens, at most {ready.capacity} fit the slot"
+        raise InvalidArgument(text, field="prompt", reason="CONTEXT_LENGTH_EXCEEDED")
     defaults = dict(zip(("temperature", "top_p", "min_p", "repetition_penalty"), ready.sampling, strict=True))
     chosen = {name: value if (value := getattr(body, name)) is not None else defaults[name] for name in defaults}
     return ChatStart(
@@ -49,7 +55,7 @@ def start_message(
         model=ready.model,
         ids=prompt.ids,
         sizes=[side for picture in prompt.pictures for side in picture.shape[:2]],
-        max_tokens=min(asked or usual, most),
+        max_tokens=asked,
         **chosen,
         top_k=ready.top_k if body.top_k is None else max(body.top_k, 0),
         presence_penalty=body.presence_penalty,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -87,6 +88,11 @@ class _Sampling(_Body):
     slot: str | None = Field(None, max_length=64)
 
     @property
+    def length(self) -> int | None:
+        """Tokens of an answer, at most; None where the request does not say."""
+        return self.max_tokens
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """Texts that end an answer."""
         if self.stop is None:
@@ -102,6 +108,10 @@ class ChatBody(_Sampling):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=5)
     response_format: ResponseFormat | None = None
+
+    @property
+    def length(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def logprobs_wanted(self) -> int:
@@ -152,13 +162,28 @@ def parse(kind: type[Kind], content_type: str, data: bytes) -> Kind:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise _told(error) from None
+        raise _told(error, values) from None
 
 
-def _told(error: ValidationError) -> InvalidArgument:
-    detail: Any = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    field = ".".join(str(part) for part in detail["loc"])[:MAX_FIELD].encode("ascii", "replace").decode()
-    return InvalidArgument(detail["msg"].removeprefix("Value error, "), field=field, reason="BODY_FIELD")
+def _told(error: ValidationError, values: Any) -> InvalidArgument:
+    """The error that lies deepest: where a field may be of several kinds, each tells its own."""
+    details: list[Any] = list(error.errors(include_input=False, include_url=False, include_context=False))
+    places = [_place(detail["loc"], values) for detail in details]
+    index = max(range(len(places)), key=lambda each: (len(places[each]), -each))
+    field = ".".join(places[index])[:MAX_FIELD].encode("ascii", "replace").decode()
+    return InvalidArgument(details[index]["msg"].removeprefix("Value error, "), field=field, reason="BODY_FIELD")
+
+
+def _place(loc: Sequence[str | int], value: Any) -> list[str]:
+    """The steps that lead through the sender's own value; the library puts names of kinds between them."""
+    steps = []
+    for at, step in enumerate(loc):
+        there = step in value if isinstance(value, dict) else isinstance(value, list) and isinstance(step, int)
+        if there:
+            value = value[step]
+        if there or (isinstance(value, dict) and at == len(loc) - 1):
+            steps.append(str(step))
+    return steps
 
 
 def _bounded(data: bytes) -> bytes:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-import warnings
+import struct
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import InvalidArgument
+from edgeflow.service.jpeg import read_jpeg
 
 _FORMATS = {"data:image/jpeg;base64": "JPEG", "data:image/jpg;base64": "JPEG", "data:image/png;base64": "PNG"}
 
@@ -29,20 +30,29 @@ def read_picture(url: str, field: str, limits: LimitsConfig) -> NDArray[np.uint8
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidArgument("is not base64", field=field, reason="IMAGE_BASE64") from None
-    return _decode(data, kind, field, limits)
-
-
-def _decode(data: bytes, kind: str, field: str, limits: LimitsConfig) -> NDArray[np.uint8]:
+    width, height = _jpeg_size(data, field) if kind == "JPEG" else _png_size(data, field)
+    if width * height > limits.image_pixels:
+        text = f"is {width}x{height}, the limit is {limits.image_pixels} pixels"
+        raise InvalidArgument(text, field=field, reason="IMAGE_TOO_LARGE")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            image = Image.open(io.BytesIO(data), formats=[kind])
-            width, height = image.size
-            if width * height > limits.image_pixels:
-                text = f"is {width}x{height}, the limit is {limits.image_pixels} pixels"
-                raise InvalidArgument(text, field=field, reason="IMAGE_TOO_LARGE")
-            return np.array(image.convert("RGB"))
-    except InvalidArgument:
-        raise
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Warning, EOFError, MemoryError):
-        raise InvalidArgument(f"is not a readable {kind}", field=field, reason="IMAGE_BROKEN") from None
+        return np.array(Image.open(io.BytesIO(data), formats=[kind]).convert("RGB"))
+    except Exception:  # the library raises anything on files that are broken in the middle
+        raise _broken(kind, field) from None
+
+
+def _jpeg_size(data: bytes, field: str) -> tuple[int, int]:
+    """Cameras write more behind the picture, which is no fault here."""
+    header = read_jpeg(data, field, more=True)
+    return header.width, header.height
+
+
+def _png_size(data: bytes, field: str) -> tuple[int, int]:
+    """From the first chunk, which must be the header: signature, length, IHDR, width, height."""
+    if data[:8] != b"\x89PNG\r\n\x1a\n" or data[12:16] != b"IHDR" or len(data) < 24:
+        raise _broken("PNG", field)
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def _broken(kind: str, field: str) -> InvalidArgument:
+    return InvalidArgument(f"is not a readable {kind}", field=field, reason="IMAGE_BROKEN")

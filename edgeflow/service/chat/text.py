@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from edgeflow.config import ChatConfig, ChatSlot, LimitsConfig
 from edgeflow.errors import InvalidArgument, NotFound
+from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES
 from edgeflow.service.chat.body import MAX_IMAGES, ChatBody, CompletionBody, ImagePart, Message, TextPart
 from edgeflow.service.chat.pictures import read_picture
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.tokenizer import TextTokenizer
+
+CHARACTERS_PER_TOKEN = 32  # of a text that has a chance to fit; prose has four
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class ChatText:
         self._slots = {slot.id: slot for slot in config.slots}
         self._name = config.name
         self._limits = limits
+        self._most = config.capacity * CHARACTERS_PER_TOKEN
 
     def names(self) -> list[str]:
         """What clients may call the model: its name, and name:slot for each fixed prefix."""
@@ -70,7 +74,7 @@ class ChatText:
 
     def encode(self, text: str) -> list[int]:
         """With what the tokenizer begins texts with."""
-        return self.tokenizer.encode(text, special=True)
+        return self._encode(text, special=True)
 
     def count(self, messages: Sequence[Message]) -> list[int]:
         """The ids that messages become; an image counts one."""
@@ -79,7 +83,14 @@ class ChatText:
     def _render(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         if self._template is None:
             raise InvalidArgument("this model has no chat template: use /v1/completions", field="messages")
-        return self.tokenizer.encode(self._template(messages), special=False)
+        return self._encode(self._template(messages), special=False)
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        """A text that cannot fit is refused before it is cut into tokens, which takes time."""
+        if len(text) > self._most:
+            why = f"{len(text)} characters, at most {self._most} are read for a slot of this size"
+            raise InvalidArgument(why, field="prompt", reason="CONTEXT_LENGTH_EXCEEDED")
+        return self.tokenizer.encode(text, special=special)
 
     def _plain(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], tuple[NDArray[np.uint8], ...]]:
         """Messages as templates know them, and their pictures."""
@@ -102,4 +113,6 @@ class ChatText:
         if len(pictures) == MAX_IMAGES:
             raise InvalidArgument(f"the limit is {MAX_IMAGES} images", field=field, reason="IMAGES_TOO_MANY")
         pictures.append(read_picture(part.image_url.url, f"{field}.image_url.url", self._limits))
+        if sum(picture.nbytes for picture in pictures) > MAX_PAYLOAD_BYTES:
+            raise InvalidArgument("the images have too many pixels together", field=field, reason="IMAGES_TOO_LARGE")
         return {"type": "image"}
