@@ -111,6 +111,10 @@ class Ledger:
             record.reason = STREAM_LOST
         self._open.clear()
 
+    def close(self) -> None:
+        """Nobody waits any more: what is under way stays unanswered, whatever is said from now on."""
+        self._open.clear()
+
     def happen(self, at_ns: int, kind: str, reason: str, text: str = "") -> None:
         """Write down what is no frame."""
         self.happenings.append(Happening(at_ns, kind, reason, text))

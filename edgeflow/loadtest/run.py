@@ -144,6 +144,8 @@ class LoadRun:
         await self._halt()
         settled = asyncio.gather(*(robot.settled() for robot in self._robots))
         await _bounded(settled, self._plan.grace_s)
+        for ledger in run.ledgers:
+            ledger.close()
         return run
 
     async def _measure(self, run: Measurement, stop: asyncio.Event) -> None:

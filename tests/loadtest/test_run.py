@@ -68,21 +68,22 @@ async def test_an_open_loop_offers_its_rate_though_nothing_is_answered(checkpoin
         assert frames.acted == 0 and frames.unanswered[UNANSWERED] > 0
 
 
-async def test_age_counts_from_when_a_frame_was_due(checkpoint):
-    """The first answer is held for 0.3 s: the frames due meanwhile are as old as their wait."""
+async def test_the_age_of_an_action_is_its_wait(checkpoint):
+    """The three oldest frames are answered when 13 younger ones, 20 ms apart, are with the worker."""
     script = Script()
     async with serving(checkpoint, script, **QUICK) as served:
         script.hold = True
-        run, stop = running(plan_for(served, pattern=Fixed(50.0), warm_up_s=0.0, duration_s=60.0))
+        plan = plan_for(served, pattern=Fixed(50.0), warm_up_s=0.0, duration_s=60.0, grace_s=0.1)
+        run, stop = running(plan)
         task = asyncio.create_task(run.measure(stop))
-        await eventually(lambda: len(served.script.workers) > 0 and len(script.worker.submitted()) >= 15)
-        script.hold = False
-        script.worker.release(1000)
+        await eventually(lambda: len(script.worker.submitted()) >= 16)
+        script.worker.release(3)
         await eventually(lambda: len(script.worker.submitted()) >= 20)
         stop.set()
         found = results_of(await task, {})
         assert found.interrupted
-        assert found.total.age_ms.max > 200
+        assert 1 <= found.total.frames.acted <= 3
+        assert 240 <= found.total.age_ms.max == pytest.approx(found.total.service_ms.max, abs=200)
 
 
 async def test_bursts_supersede(checkpoint):
