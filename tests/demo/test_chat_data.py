@@ -26,19 +26,10 @@ STATE = RobotState(
     fault="",
     silent=frozenset({"battery"}),
 )
-REPORT = """Robot state
-pose x+12 y-03 z21
-gripper closed
-holding red cube
-objects 2
-red cube x+10 y-05 z02 d19
-blue ball x-14 y+08 z12 d30
-task lift the red cube
-mode pipelined
-fps 20
-age 040 ms
-command act
-faults none"""
+REPORT = (
+    "Robot state: arm x+12 y-03 z21; gripper closed; holding red cube; objects 2; red cube x+10 y-05 z02 d19; "
+    "blue ball x-14 y+08 z12 d30; task lift the red cube; mode pipelined; fps 20; age 040 ms; command act; faults none"
+)
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +86,8 @@ def test_an_extreme_object_is_one_by_the_report(extreme):
         state = source.draw()
         found = answers("extreme", state, 30).get(extreme)
         if found and state.things:
-            lines = [line for line in state.report().splitlines() if re.search(r" d\d\d$", line)]
-            values = {line.split(" x")[0]: int(re.search(rf"{letter}([+-]?\d\d)", line)[1]) for line in lines}
+            items = [item for item in state.report().split("; ") if re.search(r" d\d\d$", item)]
+            values = {item.split(" x")[0]: int(re.search(rf"{letter}([+-]?\d\d)", item)[1]) for item in items}
             name = re.match(r"The (\w+ \w+) is", found)[1]
             assert values[name] == best(values.values())
 

@@ -52,13 +52,17 @@ class DialogSource:
     """Draws conversations; the same seed gives the same ones.
 
     held_out: False for training. True draws what training never shows: each question is a combination of wording and
-    subject that is kept from training, and of the numbers in the states half are.
+    subject that is kept from training, and of the numbers in the states half are. recite: begin with the whole state
+    repeated, the exercise that teaches copying.
     """
 
-    def __init__(self, seed: int | str, *, held_out: bool = False, most_objects: int = MAX_OBJECTS) -> None:
+    def __init__(
+        self, seed: int | str, *, held_out: bool = False, most_objects: int = MAX_OBJECTS, recite: bool = False
+    ) -> None:
         self._rng = random.Random(seed)
         self._held_out = held_out
         self._most = most_objects
+        self._recite = recite
         self._states = StateSource(self._rng, held_out=held_out)
         self._talk = SmallTalk(self._rng, held_out=held_out)
 
@@ -68,7 +72,7 @@ class DialogSource:
             system = self._rng.choice(SYSTEMS) if self._rng.random() < 0.5 else ""
             return Dialog(system, "", tuple(self._stateless() for _ in range(min(turns, 3))))
         state = self._states.draw(self._most)
-        asked: list[Turn] = []
+        asked = [self._question(state, "repeat", TOPICS["repeat"].phrasings)] if self._recite else []
         while len(asked) < turns:
             asked.append(self._turn(state, asked))
         report = state.report()

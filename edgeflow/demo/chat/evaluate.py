@@ -19,7 +19,7 @@ QUESTIONS: Final = 500
 NEEDED: Final = 0.98  # exact match, below which the model is not shipped
 HELD_OUT_SEED: Final = "held out"
 CAPACITY: Final = 1024
-_CHUNK, _MAX_ANSWER, _MAX_TURNS = 512, 96, 4
+_CHUNK, _MAX_ANSWER, _MAX_TURNS = 512, 160, 4
 
 
 @dataclass(frozen=True, slots=True)

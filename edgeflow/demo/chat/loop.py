@@ -30,7 +30,7 @@ TURNS: Final = 8
 POOL: Final = 8  # batches drawn together
 _MATRIX_RATE, _VECTOR_RATE = 0.02, 2e-3  # peak learning rates: Muon's of hidden matrices, AdamW's of all else
 _WARM_UP, _DECAY = 60, 0.45  # steps; share of the run over which the rate falls to nothing
-_SHORT: Final = 0.08  # share of the run with few objects
+_SHORT: Final = 0.1  # share of the run with few objects, and states repeated
 _MAX_NORM: Final = 1.0
 _SAVE_EVERY: Final = 60.0  # seconds
 
@@ -91,8 +91,8 @@ class ChatTrainer:
         """Batches of a pool come in random order; after `load`, its next ones."""
         pool, place = divmod(self.done_steps, POOL)
         if not self._waiting or place == 0:
-            most = 2 if pool * POOL < _SHORT * self._plan.steps else MAX_OBJECTS
-            source = DialogSource(f"{self._seed} {pool}", most_objects=most)
+            begins = pool * POOL < _SHORT * self._plan.steps
+            source = DialogSource(f"{self._seed} {pool}", most_objects=2 if begins else MAX_OBJECTS, recite=begins)
             self._waiting = self._batcher.draw(source, POOL, self._plan.rows, self._plan.turns)
             random.Random(pool).shuffle(self._waiting)
         return self._waiting[place]

@@ -160,40 +160,40 @@ def _yes(right: bool) -> str:
     return "Yes" if right else "No"
 
 
-def _line(
-    line: str, tell: Callable[[RobotState], str], subject: Callable[[StateSource], str] = lambda _: ""
+def _item(
+    item: str, tell: Callable[[RobotState], str], subject: Callable[[StateSource], str] = lambda _: ""
 ) -> Callable[[RobotState, StateSource], Found]:
-    """A topic that one line of the report answers, or does not."""
+    """A topic that one item of the report answers, or does not."""
 
     def find(state: RobotState, source: StateSource) -> Found:
-        missing = f"The state does not give the {line}."
-        return Found(subject(source), missing if line in state.silent else tell(state))
+        missing = f"The state does not give the {item}."
+        return Found(subject(source), missing if item in state.silent else tell(state))
 
     return find
 
 
-def _is_value(line: str, values: tuple[str, ...], value: Callable[[RobotState], str]) -> Topic:
+def _is_value(item: str, values: tuple[str, ...], value: Callable[[RobotState], str]) -> Topic:
     def find(state: RobotState, source: StateSource) -> Found:
         asked = value(state) if source.rng.random() < 0.4 else source.rng.choice(values)
-        answer = f"{_yes(asked == value(state))}, the {line} is {value(state)}."
-        return Found(asked, f"The state does not give the {line}." if line in state.silent else answer)
+        answer = f"{_yes(asked == value(state))}, the {item} is {value(state)}."
+        return Found(asked, f"The state does not give the {item}." if item in state.silent else answer)
 
-    return Topic((f"Is the {line} {{}}?", f"Is {{}} the {line}?", f"Tell me if the {line} is {{}}."), find)
+    return Topic((f"Is the {item} {{}}?", f"Is {{}} the {item}?", f"Tell me if the {item} is {{}}."), find)
 
 
-def _against(line: str, unit: str, width: int, value: Callable[[RobotState], int]) -> Topic:
+def _against(item: str, unit: str, width: int, value: Callable[[RobotState], int]) -> Topic:
     """Is a number above or below another one?"""
 
     def find(state: RobotState, source: StateSource) -> Found:
         limit = source.number(1, 10**width - 1)
         above = source.rng.random() < 0.5
         verdict = "yes" if (value(state) > limit if above else value(state) < limit) else "no"
-        answer = f"The {line} is {value(state):0{width}d}{unit}: {verdict}."
-        missing = f"The state does not give the {line}."
+        answer = f"The {item} is {value(state):0{width}d}{unit}: {verdict}."
+        missing = f"The state does not give the {item}."
         subject = f"{'above' if above else 'below'} {limit:0{width}d}{unit}"
-        return Found(subject, missing if line in state.silent else answer)
+        return Found(subject, missing if item in state.silent else answer)
 
-    return Topic((f"Is the {line} {{}}?", f"Tell me if the {line} is {{}}.", f"Would you call the {line} {{}}?"), find)
+    return Topic((f"Is the {item} {{}}?", f"Tell me if the {item} is {{}}.", f"Would you call the {item} {{}}?"), find)
 
 
 def _status(state: RobotState) -> str:
@@ -268,39 +268,43 @@ TOPICS: Final[dict[str, Topic]] = {
     "holds": Topic(("Do you hold the {}?", "Is the {} in the gripper?", "Is the robot holding the {}?"), _holds),
     "task": Topic(
         ("What is the task?", "What are you doing?", "What is the robot told to do?", "What is the goal?"),
-        _line("task", lambda state: f"The task is to {state.task}." if state.task else "There is no task."),
+        _item("task", lambda state: f"The task is to {state.task}." if state.task else "There is no task."),
     ),
     "mode": Topic(
         ("What is the mode?", "Which mode is on?", "In which mode are you?", "Tell me the mode."),
-        _line("mode", lambda state: f"The mode is {state.mode}."),
+        _item("mode", lambda state: f"The mode is {state.mode}."),
     ),
     "mode is": _is_value("mode", MODES, lambda state: state.mode),
     "fps": Topic(
         ("What is the fps?", "How many frames a second?", "How fast are you?", "What is the frame rate?"),
-        _line("fps", lambda state: f"The fps is {state.fps:02d}."),
+        _item("fps", lambda state: f"The fps is {state.fps:02d}."),
     ),
     "fps against": _against("fps", "", 2, lambda state: state.fps),
     "age": Topic(
         ("What is the age?", "How old is the last action?", "What is the age of the last action?", "Tell me the age."),
-        _line("age", lambda state: f"The age is {state.age_ms:03d} ms."),
+        _item("age", lambda state: f"The age is {state.age_ms:03d} ms."),
     ),
     "age against": _against("age", " ms", 3, lambda state: state.age_ms),
     "command": Topic(
         ("What is the command?", "Which command is given?", "Tell me the command."),
-        _line("command", lambda state: f"The command is {state.command}."),
+        _item("command", lambda state: f"The command is {state.command}."),
     ),
     "command is": _is_value("command", COMMANDS, lambda state: state.command),
     "battery": Topic(
         ("What is the battery level?", "How full is the battery?", "How much battery is left?"),
-        _line("battery", lambda state: f"The battery is {state.battery:02d} %."),
+        _item("battery", lambda state: f"The battery is {state.battery:02d} %."),
     ),
     "battery against": _against("battery", " %", 2, lambda state: state.battery),
     "faults": Topic(
         ("Are there faults?", "Is anything wrong?", "What faults are there?", "Is there a fault?", "Any faults?"),
-        _line("faults", lambda state: f"Yes: {state.fault}." if state.fault else "No faults."),
+        _item("faults", lambda state: f"Yes: {state.fault}." if state.fault else "No faults."),
+    ),
+    "repeat": Topic(
+        ("Repeat the state.", "Repeat the robot state.", "Show me the state.", "Read the state to me."),
+        lambda state, _: Found("", state.report()),
     ),
     "status": Topic(
         ("Give a status report.", "What is the status?", "Status?", "Summarise the state.", "How are you doing?"),
-        _line("faults", _status),
+        _item("faults", _status),
     ),
 }

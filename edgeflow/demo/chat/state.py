@@ -1,4 +1,4 @@
-"""The robot's state as the chat model reads it: a fixed-format report, one line a subject.
+"""The robot's state as the chat model reads it: a report of one line in a fixed format.
 
 Lengths are whole centimetres in the robot's frame (x forward, y to its left, z up); d is an object's distance from the
 arm. Every number has a fixed width, so that a digit's place says what it counts.
@@ -19,7 +19,7 @@ COMMANDS: Final = ("act", "hold", "stop")
 FAULTS: Final = ("joint limit", "camera lost", "motor hot", "link lost", "gripper jam", "worker lost", "low power")
 VERBS: Final = ("reach", "grasp", "push", "lift", "watch")
 MAX_OBJECTS: Final = 5
-OPTIONAL_LINES: Final = ("battery", "command", "faults", "task", "age", "mode")
+OPTIONAL_ITEMS: Final = ("battery", "command", "faults", "task", "age", "mode")
 
 Point = tuple[int, int, int]
 
@@ -42,7 +42,7 @@ class Thing:
 class RobotState:
     """pose: x, y, z of the arm. holding, task, fault: empty for none. age_ms: of the last action.
 
-    silent: lines that the report leaves out.
+    silent: items that the report leaves out.
     """
 
     pose: Point
@@ -60,11 +60,11 @@ class RobotState:
 
     def report(self) -> str:
         """The text that goes into a prompt."""
-        lines = {
-            "pose": f"pose {place_text(self.pose)}",
+        items = {
+            "arm": f"arm {place_text(self.pose)}",
             "gripper": f"gripper {self.gripper}",
             "holding": f"holding {self.holding or 'nothing'}",
-            "objects": "\n".join([f"objects {len(self.things)}", *map(_thing_line, self.things)]),
+            "objects": "; ".join([f"objects {len(self.things)}", *map(_thing_item, self.things)]),
             "task": f"task {self.task or 'none'}",
             "mode": f"mode {self.mode}",
             "fps": f"fps {self.fps:02d}",
@@ -73,7 +73,7 @@ class RobotState:
             "battery": f"battery {self.battery:02d} %",
             "faults": f"faults {self.fault or 'none'}",
         }
-        return "\n".join([TITLE, *(line for name, line in lines.items() if name not in self.silent)])
+        return f"{TITLE}: " + "; ".join(item for name, item in items.items() if name not in self.silent)
 
 
 def place_text(place: Point) -> str:
@@ -82,7 +82,7 @@ def place_text(place: Point) -> str:
     return f"x{x:+03d} y{y:+03d} z{z:02d}"
 
 
-def _thing_line(thing: Thing) -> str:
+def _thing_item(thing: Thing) -> str:
     return f"{thing.name} {place_text(thing.place)} d{thing.distance:02d}"
 
 
@@ -121,7 +121,7 @@ class StateSource:
         return self._silenced(state) if rng.random() < 0.15 else state
 
     def _silenced(self, state: RobotState) -> RobotState:
-        return replace(state, silent=frozenset(self.rng.sample(OPTIONAL_LINES, self.rng.randint(1, 3))))
+        return replace(state, silent=frozenset(self.rng.sample(OPTIONAL_ITEMS, self.rng.randint(1, 3))))
 
     def _things(self, pose: Point, count: int) -> tuple[Thing, ...]:
         names = self.rng.sample([(colour, shape) for colour in COLOURS for shape in SHAPES], count)
