@@ -67,7 +67,8 @@ def opening(camera: CameraSpec) -> pb.ClientMessage:
 class RawRobot:
     """Sends frames at a rate until `leave`; everything it was told can be read afterwards.
 
-    before_write: called with each frame's number right before the library writes it.
+    before_write: called with each frame's number right before the library writes it. keep: whether `told` and `ages`
+    are kept, which a long run has no room for.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class RawRobot:
         rate_hz: float,
         camera: CameraSpec = SMALL,
         before_write: Callable[[int], None] | None = None,
+        keep: bool = True,
     ) -> None:
         self.session = self.sent = 0
         self.told: Counter[int] = Counter()
@@ -88,7 +90,7 @@ class RawRobot:
         self._leaving = threading.Event()
         self._ended = threading.Event()
         self._period_s, self._camera = 1 / rate_hz, camera
-        self._before_write = before_write
+        self._before_write, self._keep = before_write, keep
         self._image = picture(camera)
         self._channel = Channel(address)
         self._call = self._channel.stream(self._messages())
@@ -144,7 +146,7 @@ class RawRobot:
                 self._opened.set()
             case "action":
                 self._hear_action(message.action)
-            case "frame_status":
+            case "frame_status" if self._keep:
                 status = message.frame_status
                 self.told.update(range(status.seq, max(status.last_seq, status.seq) + 1))
             case "notice":
@@ -154,7 +156,8 @@ class RawRobot:
         self.last_command = action.command
         if action.command == pb.COMMAND_ACT:
             now_ns = time.monotonic_ns()
-            self.ages.append((now_ns, now_ns - action.stamp_ns))
+            if self._keep:
+                self.ages.append((now_ns, now_ns - action.stamp_ns))
             self.acted.set()
 
 

@@ -14,7 +14,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -26,11 +26,10 @@ from benchmarks.chaos.rules import Row, spread
 from benchmarks.chaos.sdk_robot import Summary
 from benchmarks.chaos.service import ServiceUnderTest
 
-ROBOTS, HZ, POLL_S, VALID_MS = 5, 20.0, 0.004, 100
+HZ, POLL_S, VALID_MS = 20.0, 0.004, 100
 BAR_MS = 20.0
 LONG_STALL_S = 5.0
 KINDS = ("stopped", "killed", "network stalled", "stalled 5 s")
-CONFIG = {"max_sessions": ROBOTS, **OVERCOMMIT}
 
 
 @dataclass(slots=True)
@@ -49,19 +48,21 @@ class Measured:
 def main() -> int:
     """The exit code."""
     made = parser(__doc__, 300)
+    made.add_argument("--robots", type=int, default=5, help="that live through each fault")
     made.add_argument("--real", type=int, default=40, help="trials against the real service, of all")
     arguments = made.parse_args()
     report = Report("server-stop", arguments)
     generator = random.Random(arguments.seed)
     measured = Measured()
     with progress() as bar:
-        faults = -(-(arguments.trials - arguments.real) // ROBOTS)
+        faults = -(-(arguments.trials - arguments.real) // arguments.robots)
         turns = bar.track([KINDS[index % len(KINDS)] for index in range(faults)], description="server without model")
-        _without_model(turns, generator, measured)
-        faults = -(-arguments.real // ROBOTS)
+        _without_model(turns, arguments.robots, generator, measured)
+        faults = -(-arguments.real // arguments.robots)
         kinds = [kind for kind in KINDS if kind != "killed"]
         planned = [kinds[index % len(kinds)] for index in range(faults - 1)] + ["killed"] * (faults > 0)
-        _real(bar.track(planned, description="real service"), generator, measured)
+        if planned:
+            _real(bar.track(planned, description="real service"), arguments.robots, generator, measured)
     late_ms = measured.all_late_ms
     rows = [
         Row("trials", len(late_ms)),
@@ -100,7 +101,7 @@ class _Server:
         return True
 
 
-def _without_model(kinds: object, generator: random.Random, into: Measured) -> None:
+def _without_model(kinds: Iterable[str], robots: int, generator: random.Random, into: Measured) -> None:
     with ExitStack() as stack, Proxy() as proxy:
 
         def start() -> int:
@@ -109,17 +110,17 @@ def _without_model(kinds: object, generator: random.Random, into: Measured) -> N
             return int(process.process.pid or 0)
 
         server = _Server(proxy, start(), start)
-        with Fleet(proxy.address, ROBOTS, HZ, POLL_S) as fleet:
-            for kind in kinds:  # type: ignore[attr-defined]
+        with Fleet(proxy.address, robots, HZ, POLL_S) as fleet:
+            for kind in kinds:
                 _one(server, fleet, kind, generator, into, "no model")
             into.summaries += fleet.finish()
 
 
-def _real(kinds: object, generator: random.Random, into: Measured) -> None:
-    with ServiceUnderTest(CONFIG) as service, Proxy() as proxy:
+def _real(kinds: Iterable[str], robots: int, generator: random.Random, into: Measured) -> None:
+    with ServiceUnderTest({"max_sessions": robots, **OVERCOMMIT}) as service, Proxy() as proxy:
         proxy.target = int(service.address.rsplit(":", 1)[1])
-        with Fleet(proxy.address, ROBOTS, HZ, POLL_S) as fleet:
-            for kind in kinds:  # type: ignore[attr-defined]
+        with Fleet(proxy.address, robots, HZ, POLL_S) as fleet:
+            for kind in kinds:
                 _one(_Server(proxy, service.pid), fleet, kind, generator, into, "real service")
             into.summaries += fleet.finish()
 

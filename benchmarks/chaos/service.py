@@ -22,7 +22,7 @@ from edgeflow.config import schema_json
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
 EXIT_S = 30.0
-SAMPLE = re.compile(r"^([a-z_]+)(\{.*\})? ([-+.\deEinfNa]+)$")
+SAMPLE = re.compile(r"^([a-z0-9_]+)(\{.*\})? ([-+.\deEinfNa]+)$")
 
 
 class ServiceUnderTest:

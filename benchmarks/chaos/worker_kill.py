@@ -37,6 +37,7 @@ class Measured:
 
     noticed_ms: list[float] = field(default_factory=list)
     hold_ms: list[float] = field(default_factory=list)
+    born_s: list[float] = field(default_factory=list)
     ready_s: list[float] = field(default_factory=list)
     acting_s: list[float] = field(default_factory=list)
 
@@ -63,6 +64,7 @@ def main() -> int:
         *spread("kill to noticed", killed.noticed_ms, "ms", max=100),
         *spread("kill to HOLD at a robot", killed.hold_ms, "ms", max=200),
         Row("start of a worker, median", cold, "s"),
+        Row("kill to the next worker's birth, p50", percentile(killed.born_s, 50), "s"),
         Row("kill to worker ready, p50", percentile(killed.ready_s, 50), "s"),
         *spread("kill to all robots acting", killed.acting_s, "s", p99=1.2 * cold),
         Row("sessions lost", lost, "", 0),
@@ -92,6 +94,7 @@ def _one(
     acts = fleet.wait("act", at_ns + round((ready - at) * 1e9))
     into.noticed_ms.append((noticed - at) * 1e3)
     into.hold_ms += [max(hold.at_ns - at_ns, 0) / 1e6 for hold in holds]
+    into.born_s.append(started_at(service.worker()) - at)
     into.ready_s.append(ready - at)
     into.acting_s.append((max(act.at_ns for act in acts) - at_ns) / 1e9)
     with contextlib.suppress(ProcessLookupError):

@@ -1,0 +1,161 @@
+"""Does anything grow? The real service under load, its memory, descriptors and threads over the frames it answered.
+
+    scripts/soak --frames 200000 --json benchmarks/results/soak-cpu.json --png benchmarks/results/soak-cpu.png
+    scripts/soak --frames 20000 --leak-bytes 256     a leak is put in: the same rules must catch it
+
+Frames count when they were answered with an action. The rules, for front and worker each: median resident memory of
+the last 10 % minus that of 40 to 50 % at most 8 MiB and 1 %; Theil-Sen slope from 40 % on at most 1 MiB in 100,000
+frames. With --leak-bytes the front keeps that much of every frame, and the exit code is 0 when that was caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from benchmarks.chaos.plots import plot_resident
+from benchmarks.chaos.proc import held, memory
+from benchmarks.chaos.report import Report, progress
+from benchmarks.chaos.robots import OVERCOMMIT, RawRobot, RobotProcess
+from benchmarks.chaos.rules import EARLY, GROWTH_BYTES, GROWTH_SHARE, MIB, SLOPE_BYTES, Growth, Row, growth, percentile
+from benchmarks.chaos.service import ServiceUnderTest
+
+SAMPLES = 400
+FASTEST_S, SLOWEST_S = 0.1, 10.0  # between samples
+PATIENCE = 10  # times the time that the frames should take
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Of one process at one moment. Bytes; frames: answered with an action until then."""
+
+    seconds: float
+    frames: int
+    resident: int
+    highest: int
+    proportional: int
+    descriptors: int
+    threads: int
+
+
+def main() -> int:
+    """The exit code."""
+    arguments = _arguments()
+    report = Report("soak", arguments)
+    probes = ["--leak-bytes", str(arguments.leak_bytes)] if arguments.leak_bytes else []
+    config = {**OVERCOMMIT, "max_sessions": arguments.robots, "mode": "pipelined"}
+    with (
+        ServiceUnderTest(config, probes) as service,
+        RobotProcess(_robots, service.address, arguments.robots, arguments.rate) as robots,
+    ):
+        robots.hear()
+        series = _watch(service, arguments)
+        robots.link.send("stop")
+        codes = robots.hear(60.0)
+        robots.process.join()
+    found = {name: growth([s.frames for s in each], [s.resident for s in each]) for name, each in series.items()}
+    rows = _rows(series, found, codes, bool(arguments.leak_bytes))
+    if arguments.png:
+        plot_resident(arguments.png, {name: _points(each) for name, each in series.items()})
+    return report.finish(rows, **{name: [asdict(s) for s in each] for name, each in series.items()})
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--frames", type=int, default=200_000)
+    length.add_argument("--hours", type=float)
+    parser.add_argument("--robots", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=40.0, help="frames a second of each robot")
+    parser.add_argument("--leak-bytes", type=int, default=0, help="positive control: leaked with every frame")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--png", type=Path, help="draw resident memory over frames here")
+    return parser.parse_args()
+
+
+def _watch(service: ServiceUnderTest, arguments: argparse.Namespace) -> dict[str, list[Sample]]:
+    """Sample until the frames or the hours are over; TimeoutError when frames do not get through."""
+    expected_s = arguments.frames / (arguments.robots * arguments.rate)
+    length_s = arguments.hours * 3600 if arguments.hours else expected_s * PATIENCE
+    every_s = min(max((arguments.hours * 3600 if arguments.hours else expected_s) / SAMPLES, FASTEST_S), SLOWEST_S)
+    pids = {"front": service.pid, "worker": service.worker()}
+    series: dict[str, list[Sample]] = {name: [] for name in pids}
+    started, first = time.monotonic(), _answered(service)
+    with progress() as bar:
+        task = bar.add_task("frames answered", total=None if arguments.hours else arguments.frames)
+        while (elapsed_s := time.monotonic() - started) < length_s:
+            frames = _answered(service) - first
+            for name, pid in pids.items():
+                series[name].append(_sample(pid, elapsed_s, frames))
+            bar.update(task, completed=frames)
+            if not arguments.hours and frames >= arguments.frames:
+                return series
+            time.sleep(every_s)
+    if arguments.hours:
+        return series
+    raise TimeoutError(f"{series['front'][-1].frames} of {arguments.frames} frames in {length_s:.0f} s")
+
+
+def _answered(service: ServiceUnderTest) -> int:
+    return int(service.metrics()["edgeflow_frame_e2e_seconds_count"])
+
+
+def _sample(pid: int, elapsed_s: float, frames: int) -> Sample:
+    bytes_of, holds = memory(pid), held(pid)
+    sizes = bytes_of["VmRSS"], bytes_of["VmHWM"], bytes_of["Pss"]
+    return Sample(elapsed_s, frames, *sizes, holds.descriptors, holds.threads)
+
+
+def _rows(series: dict[str, list[Sample]], found: dict[str, Growth], codes: object, leaking: bool) -> list[Row]:
+    last = series["front"][-1]
+    rows = [
+        Row("frames answered", last.frames),
+        Row("frames a second", last.frames / last.seconds),
+        Row("robots that lost their stream", sum(code != "OK" for code in codes), "", 0),  # type: ignore[attr-defined]
+    ]
+    for name, each in found.items():
+        rows += _process_rows(name, each, series[name], judged=not leaking)
+    if leaking:
+        rows.append(Row("leak put in and not caught", float(found["front"].bounded), "", 0))
+        rows.append(Row("worker said to grow, which has no leak", float(not found["worker"].bounded)))
+    return rows
+
+
+def _process_rows(name: str, found: Growth, samples: list[Sample], judged: bool) -> list[Row]:
+    def row(what: str, value: float, unit: str, bar: float) -> Row:
+        return Row(f"{name}: {what}", value, unit, bar if judged else None)
+
+    return [
+        Row(f"{name}: resident, median of 40 to 50 %", found.early_bytes / MIB, "MiB"),
+        Row(f"{name}: resident, highest", samples[-1].highest / MIB, "MiB"),
+        row("growth", found.growth_bytes / MIB, "MiB", GROWTH_BYTES / MIB),
+        row("growth", 100 * found.share, "%", 100 * GROWTH_SHARE),
+        row("slope in 100,000 frames", found.slope_bytes / MIB, "MiB", SLOPE_BYTES / MIB),
+        row("more descriptors", _more([s.descriptors for s in samples]), "", 0),
+        row("more threads", _more([s.threads for s in samples]), "", 0),
+    ]
+
+
+def _more(counts: list[int]) -> float:
+    """Median of the last tenth minus that of the same stretch that memory is compared with."""
+    low, high = (int(share * len(counts)) for share in EARLY)
+    return percentile(counts[-max(len(counts) // 10, 1) :], 50) - percentile(counts[low:high], 50)
+
+
+def _points(samples: list[Sample]) -> list[tuple[int, float]]:
+    return [(sample.frames, sample.resident / MIB) for sample in samples]
+
+
+def _robots(link: Connection, address: str, count: int, rate_hz: float) -> None:
+    robots = [RawRobot(address, rate_hz, keep=False) for _ in range(count)]
+    for robot in robots:
+        robot.wait_opened()
+        robot.acted.wait()
+    link.send("acting")
+    link.recv()
+    for robot in robots:
+        robot.leave()
+    link.send([robot.code for robot in robots])

@@ -1,0 +1,83 @@
+"""A scenario with real processes, as small as it gets, and the parts that scenarios stand on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from benchmarks.chaos.fake_server import Proxy
+from benchmarks.chaos.proc import alive, children, held, memory, started_at, wait_for
+from benchmarks.chaos.service import ROOT
+
+
+def test_a_server_that_stops_and_a_network_that_stalls(tmp_path):
+    """HOLD in time is not asserted here, a busy machine may be late; that each robot holds and acts again is."""
+    path = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "benchmarks.chaos", "server-stop", "--trials", "3", "--robots", "1", "--real", "0"]
+    done = subprocess.run([*command, "--json", str(path)], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode in (0, 1), done.stderr
+    report = json.loads(path.read_text())
+    assert set(report["samples"]["late_ms"]) == {
+        f"no model, {kind}" for kind in ("stopped", "killed", "network stalled")
+    }
+    figures = {row["what"]: row for row in report["figures"]}
+    assert figures["trials"]["value"] == 3
+    assert figures["actions given out past their validity"]["value"] == 0
+    assert done.returncode == (not all(row["met"] for row in report["figures"]))
+    assert {"date", "cpu", "cores", "load_average", "python", "torch", "commit"} <= set(report)
+
+
+def test_an_unknown_scenario_is_refused():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.chaos", "nothing"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "client-kill" in done.stdout
+
+
+def test_a_child_is_seen_until_it_is_killed_and_not_as_a_zombie():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.pid in children(os.getpid())
+        assert abs(started_at(child.pid) - started_at(os.getpid())) < 24 * 3600
+        assert memory(child.pid)["VmRSS"] > 0
+        child.send_signal(signal.SIGKILL)
+        assert wait_for(lambda: not alive(child.pid), 10) is not None
+        assert child.pid not in children(os.getpid())
+
+
+def test_a_held_descriptor_is_counted():
+    before = held(os.getpid()).descriptors
+    with socket.socket():
+        assert held(os.getpid()).descriptors == before + 1
+
+
+def test_waiting_ends_at_its_bound():
+    assert wait_for(lambda: False, 0.02) is None
+    assert wait_for(lambda: True, 0.02) is not None
+
+
+def test_the_proxy_forwards_stalls_and_resumes():
+    with socket.create_server(("127.0.0.1", 0)) as server, Proxy() as proxy:
+        proxy.target = server.getsockname()[1]
+        host, port = proxy.address.rsplit(":", 1)
+        with socket.create_connection((host, int(port))) as near:
+            far, _ = server.accept()
+            with far:
+                near.sendall(b"a")
+                far.settimeout(10)
+                assert far.recv(1) == b"a"
+                proxy.stall()
+                near.sendall(b"b")
+                far.settimeout(0.1)
+                try:
+                    passed = far.recv(1)
+                except TimeoutError:
+                    passed = b""
+                assert passed == b""
+                proxy.resume()
+                far.settimeout(10)
+                assert far.recv(1) == b"b"
