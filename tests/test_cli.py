@@ -30,7 +30,18 @@ def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=cwd, check=False)
 
 
-COMMANDS = ["serve", "robot", "demo", "verify", "eval-demo", "train-demo", "doctor", "config", "config schema"]
+COMMANDS = [
+    "serve",
+    "robot",
+    "demo",
+    "verify",
+    "eval-demo",
+    "train-demo",
+    "doctor",
+    "config",
+    "config schema",
+    "token new",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

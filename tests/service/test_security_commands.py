@@ -1,0 +1,55 @@
+"""Tokens and warnings as a person at a terminal meets them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeflow.service.auth import digest
+from tests.service.protected import Authority
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("edgeflow")), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_token_is_printed_once_and_its_hash_kept(tmp_path: Path):
+    told = run("token", "new", "--principal", "arm-1", "--role", "control", "--role", "observe", cwd=tmp_path)
+    assert (told.returncode, told.stderr) == (0, "")
+    (entry,) = json.loads((tmp_path / "tokens.json").read_text())
+    assert entry == {"principal": "arm-1", "sha256": digest(told.stdout.strip()), "roles": ["control", "observe"]}
+    refused = run("token", "new", "--principal", "arm-1", "--role", "king", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1) and "roles" in refused.stderr
+    assert len(json.loads((tmp_path / "tokens.json").read_text())) == 1
+
+
+PORTS = ("--grpc-port", "0", "--http-port", "0", "--model", "nowhere")
+
+
+def test_insecure_is_warned_about_before_anything_else(tmp_path: Path):
+    result = run("serve", *PORTS, "--grpc-host", "0.0.0.0", "--insecure", cwd=tmp_path)
+    first, second = result.stderr.splitlines()
+    assert first == "edgeflow: warning: grpc.host 0.0.0.0 can be reached from outside without TLS or tokens"
+    assert result.returncode == 2 and second.startswith("edgeflow: model:")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--tls-cert", "service.pem", "--tls-key", "other.key"), "does not belong to"),
+        (("--tokens", "public.json"), "chmod o-rwx"),
+    ],
+)
+def test_a_start_that_cannot_be_safe_is_one_line(tmp_path: Path, options: tuple[str, ...], words: str):
+    authority = Authority(tmp_path)
+    authority.issue("service")
+    authority.issue("other")
+    (tmp_path / "public.json").write_text("[]")
+    result = run("serve", *PORTS, *options, cwd=tmp_path)
+    (told,) = [line for line in result.stderr.splitlines() if not line.startswith("{")]
+    assert (result.returncode, words in told) == (2, True), told
