@@ -13,19 +13,26 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.greedy import Greedy
+from edgeflow.kernels.layout import PackedLayout, Span, on_device
+from edgeflow.kernels.shift_kv import ShiftKVChain
+from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.scheduler.engine import Sampled
 from edgeflow.scheduler.plan import FrameRef, Pass
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedPass:
-    """A pass on its way. token_ids [n, K] and finite [n] of the n finished frames; logits [N, V] if kept."""
+    """A pass on its way. token_ids [n, K] and finite [n] of the n finished frames; logits [N, V] if kept.
+
+    done: when they are there; None where launching computes.
+    """
 
     planned: Pass
     token_ids: Tensor
     finite: Tensor
     logits: Tensor | None
+    done: torch.cuda.Event | None
 
 
 class PolicyEngine:
@@ -39,6 +46,7 @@ class PolicyEngine:
         device: torch.device,
         *,
         keep_logits: bool = False,
+        table: OperatorTable | None = None,
     ) -> None:
         self.policy = policy
         self.capacity = capacity
@@ -48,6 +56,10 @@ class PolicyEngine:
         self.kv = policy.decoder.kv_slots(slots, capacity)
         self._token_ids = torch.zeros(slots, policy.K, dtype=torch.long, device=device)
         self._finite = torch.ones(slots, dtype=torch.bool, device=device)
+        operators = table or built_in_table()
+        self._greedy: Greedy = operators.resolve(OperatorKey("greedy", "llama"), device, self.kv.data.dtype)
+        chain = operators.resolve(OperatorKey("shift_kv_chain", "llama"), device, self.kv.data.dtype)
+        self._shift_kv: ShiftKVChain = chain
 
     @torch.inference_mode()
     def launch(self, planned: Pass, observations: Mapping[FrameRef, PreparedFrame]) -> LaunchedPass:
@@ -65,14 +77,15 @@ class PolicyEngine:
             self._token_ids[finished].to("cpu", non_blocking=True),
             self._finite[finished].to("cpu", non_blocking=True),
             logits if self._keep_logits else None,
+            self._event(),
         )
         self._shift(planned)
         return launched
 
     def collect(self, ticket: LaunchedPass) -> list[Sampled]:
         """Wait for a pass; the action tokens of the frames it finished."""
-        if self._device.type == "cuda" and ticket.planned.finished:
-            torch.cuda.current_stream(self._device).synchronize()
+        if ticket.done is not None and ticket.planned.finished:
+            ticket.done.synchronize()
         rows = zip(ticket.planned.finished, ticket.token_ids.tolist(), ticket.finite.tolist(), strict=True)
         return [Sampled(segment.frame, tuple(ids), finite) for segment, ids, finite in rows]
 
@@ -82,7 +95,7 @@ class PolicyEngine:
         prefills = planned.prefills
         if prefills:
             frames = [observations[segment.frame] for segment in prefills]
-            pixels = torch.stack([frame.pixel_values for frame in frames]).to(self._device, non_blocking=True)
+            pixels = self._upload(torch.stack([frame.pixel_values for frame in frames]))
             parts += self.policy.embed_prefill(pixels, [frame.prompt_ids for frame in frames])
         decodes = planned.decodes
         if decodes:
@@ -95,15 +108,29 @@ class PolicyEngine:
         """Greedy, over the whole vocabulary; token j of a frame goes to its slot's state."""
         slots = self._index([segment.slot for segment in planned.segments])
         stages = self._index([segment.stage for segment in planned.segments])
-        best, ids = logits.max(dim=-1)
+        ids, finite = self._greedy(logits, 0, logits.shape[-1])
         self._token_ids[slots, stages] = ids
-        self._finite[slots] = torch.isfinite(best) & (self._finite[slots] | (stages == 0))
+        self._finite[slots] = finite & (self._finite[slots] | (stages == 0))
 
     def _shift(self, planned: Pass) -> None:
+        if planned.moves:
+            moves = [(move.source, move.target, move.length) for move in planned.moves]
+            self._shift_kv(self.kv.data, on_device(moves, self._device))
         for move in planned.moves:
-            self.kv.copy_rows(move.source, move.target, move.length)
             self._token_ids[move.target] = self._token_ids[move.source]
             self._finite[move.target] = self._finite[move.source]
 
     def _index(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._device)
+        return on_device(values, self._device)
+
+    def _upload(self, pixels: Tensor) -> Tensor:
+        """From pinned memory, so that the host does not wait for the passes before."""
+        pinned = pixels.pin_memory() if self._device.type == "cuda" else pixels
+        return pinned.to(self._device, non_blocking=True)
+
+    def _event(self) -> torch.cuda.Event | None:
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,11 @@ class PackedLayout:
             slots += [span.slot] * span.length
             positions += range(span.start, span.start + span.length)
             last.append(len(slots) - 1)
-        index = torch.tensor([slots, positions], dtype=torch.long).to(device, non_blocking=True)
+        index = on_device([slots, positions], device)
         turn = index[1:] if rope_position is None else rope_position.to(device, non_blocking=True)
-        return cls(tuple(spans), index[0], index[1], turn, torch.tensor(last, dtype=torch.long, device=device))
+        return cls(tuple(spans), index[0], index[1], turn, on_device(last, device))
+
+
+def on_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
+    """Whole numbers of the host as a tensor. On CUDA by way of pinned memory: the host does not wait for the device."""
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)

@@ -36,7 +36,9 @@ def test_a_stale_stamp_is_refused_with_what_to_run(tmp_path, field):
     write_overlay(path, Overlay(stamp=stamp))
     assert load_entries(path, CPU, torch.float32) == []
     write_overlay(path, Overlay(stamp=stamp.model_copy(update={field: "other"})))
-    with pytest.raises(ConfigError, match=f"tuned with {field} other, here .*: run `edgeflow tune --out .*tuned.json`"):
+    with pytest.raises(
+        ConfigError, match=rf"tuned with {field} other, here .*: run `edgeflow tune --out .*tuned\.json`"
+    ):
         load_entries(path, CPU, torch.float32)
 
 
@@ -60,7 +62,7 @@ def test_a_wrong_file_says_where(tmp_path, content, said):
 
 
 def test_a_missing_file_is_told(tmp_path):
-    with pytest.raises(ConfigError, match="none.json: No such file"):
+    with pytest.raises(ConfigError, match=r"none\.json: No such file"):
         read_overlay(tmp_path / "none.json")
 
 

@@ -55,3 +55,11 @@ def test_kernels_fit_devices_that_are_not_here(arch: int, widths: str):
     assert [result for result in results if result["stack"]] == [], "registers are spilled"
     assert [result for result in results if result["shared"] > SHARED_MEMORY[arch]] == []
     assert [result for result in results if result["registers"] > 232] == []  # of 255
+
+
+def test_the_engine_in_triton_gives_the_tokens_of_torch():
+    """The whole path that a GPU takes, with stale memory poisoned: fused write, packed attention, shift, choice."""
+    results = run("interpreted_engine.py", interpret=True)
+    assert [result["shift"] for result in results] == ["rotate", "copy"]
+    for result in results:
+        assert result["found"] == result["expected"] and len(set(map(tuple, result["found"]))) > 1

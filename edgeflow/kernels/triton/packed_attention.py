@@ -20,7 +20,7 @@ from torch import Tensor
 
 from edgeflow.kernels.int8_kv import Int8Attend
 from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.layout import PackedLayout, Span, on_device
 from edgeflow.kernels.packed_attention import Attend
 from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_tile
 from edgeflow.kernels.triton.launch import INTERPRETED, cdiv, power_of_two, warps_of
@@ -162,7 +162,7 @@ class Tiles:
                     joins.append(tile[0])
                     parts += pieces
             first_row += span.length
-        table = torch.tensor(tiles + joins, dtype=torch.int32).view(-1, TILE_FIELDS).to(device, non_blocking=True)
+        table = on_device(tiles + joins, device, torch.int32).view(-1, TILE_FIELDS)
         return cls(table[: len(tiles)], table[len(tiles) :], parts)
 
 

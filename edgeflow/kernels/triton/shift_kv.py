@@ -6,11 +6,11 @@ order, so that a chain 2 → 3, 1 → 2 reads what it must before that is overwr
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from edgeflow.kernels.layout import on_device
 from edgeflow.kernels.triton.launch import cdiv
 
 BLOCK = 2048
@@ -43,4 +43,4 @@ def shift_kv_chain(data: Tensor, moves: Tensor) -> None:
 
 def shift_kv(data: Tensor, source: int, target: int, length: int) -> None:
     """One move."""
-    shift_kv_chain(data, torch.tensor([[source, target, length]], dtype=torch.long, device=data.device))
+    shift_kv_chain(data, on_device([[source, target, length]], data.device))

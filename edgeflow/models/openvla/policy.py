@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
+from edgeflow.kernels.layout import on_device
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.models.openvla.actions import ActionDecoder
@@ -89,7 +90,7 @@ class OpenVLAPolicy:
         images = self.project(self.tower_features(pixel_values))
         embedded = []
         for image, prompt in zip(images, ids, strict=True):
-            text = self.decoder.embed(torch.tensor(prompt, dtype=torch.long, device=self._device))
+            text = self.decoder.embed(on_device(prompt, self._device))
             embedded.append(torch.cat([text[:1], image, text[1:]]))
         return embedded
 

@@ -1,0 +1,60 @@
+"""Run by test_triton.py with TRITON_INTERPRET=1: the engine with every operator in Triton, against torch's operators.
+
+Prints a JSON line a shift: the tokens of serial decoding with torch, and those of the pipeline with Triton.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import torch
+
+from edgeflow.bench.random_policy import SIZES, random_frames, random_policy
+from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.offline import OfflineRun, decode_serially, limits_for
+from edgeflow.kernels.implementations import BUILT_IN, Hardware
+from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode
+
+CPU = torch.device("cpu")
+SIZE = replace(SIZES["tiny"], stages=4, text_tokens=5)
+FRAMES = 4
+
+
+def in_triton() -> OperatorTable:
+    """A table in which kernels may run here, and serve wherever there is one."""
+    anywhere = [replace(each, devices=frozenset()) for each in BUILT_IN]
+    names = {each.op_name: "triton" for each in anywhere if each.impl_id == "triton"}
+    table = OperatorTable(anywhere, []).forcing(**names)
+    for name in names:
+        assert table.choose(OperatorKey(name), Hardware("cpu"), torch.float32).implementation.impl_id == "triton"
+    return table
+
+
+def tokens(table: OperatorTable, mode: Mode, shift: Shift) -> list[tuple[int, ...]]:
+    policy = random_policy(SIZE, CPU, torch.float32, table=table)
+    engine = PolicyEngine(policy, policy.K, SIZE.rows + policy.K, CPU, table=table)
+    engine.kv.data.fill_(torch.nan)
+    frames = random_frames(SIZE, policy, FRAMES)
+    if mode is Mode.SERIAL:
+        found = decode_serially(engine, frames)
+    else:
+        run = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [mode])
+        found = run.decode([frames])[0]
+    assert all(decoded.sampled.finite for decoded in found)
+    return [decoded.sampled.token_ids for decoded in found]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    expected = tokens(built_in_table(), Mode.SERIAL, Shift.ROTATE)
+    for shift in Shift:
+        found = tokens(in_triton(), Mode.PIPELINED, shift)
+        print(json.dumps({"shift": shift.value, "expected": expected, "found": found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
