@@ -106,11 +106,9 @@ def decode_frame(frame: CheckedFrame, camera: CameraSpec) -> bytes:
 
 def check_text(text: str, field: str, limits: LimitsConfig) -> str:
     """An instruction: not empty, bounded, printable."""
-    size = len(text.encode("utf-8", "surrogatepass"))
-    if size > limits.text_bytes:
-        raise InvalidArgument(
-            f"has {size} bytes of UTF-8, the limit is {limits.text_bytes}", field=field, reason="TEXT_TOO_LONG"
-        )
+    limit = limits.text_bytes
+    if len(text) > limit or len(text.encode("utf-8", "surrogatepass")) > limit:
+        raise InvalidArgument(f"is longer than {limit} bytes of UTF-8", field=field, reason="TEXT_TOO_LONG")
     if not text.strip():
         raise InvalidArgument("is empty", field=field, reason="TEXT_EMPTY")
     if any(unicodedata.category(character) in _REFUSED_CATEGORIES for character in text):

@@ -13,7 +13,7 @@ from edgeflow.errors import WorkerError
 from edgeflow.ipc.messages import FrameResult, Message, Ping, Pong, SubmitFrame, WarmupProgress, decode, encode
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(LEAVES, inner), max_leaves=20)
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(LEAVES, inner), max_leaves=6)
 KINDS: tuple[type[Message], ...] = Message.__args__
 RESULT = FrameResult(1, 2, 3, [0.5, -1.0], [511, 300], True, 1, 2, 7)
 

@@ -87,6 +87,16 @@ def test_a_good_checksum_passes_and_pixels_are_decoded():
     assert pixels.shape == expected.shape
 
 
+@pytest.mark.parametrize("size", [0, 1, WIDTH * HEIGHT * 3 - 1, WIDTH * HEIGHT * 3 + 1, WIDTH * HEIGHT * 4])
+def test_raw_pixels_have_exactly_the_agreed_size(size: int):
+    camera = pb.Camera(name="raw", width=WIDTH, height=HEIGHT, format=pb.IMAGE_FORMAT_RGB8)
+    opened = check_open(open_message(cameras=[camera]), "demo", LIMITS)
+    good = frame_message(1, bytes(WIDTH * HEIGHT * 3))
+    assert decode_frame(check_frame(good, opened, LIMITS), opened.cameras[0]) == bytes(WIDTH * HEIGHT * 3)
+    with pytest.raises(InvalidArgument, match=r"^frame\.images\[0\]\.data: (has|is empty)"):
+        check_frame(frame_message(1, bytes(size)), opened, LIMITS)
+
+
 def test_grey_jpegs_become_rgb():
     grey = simplejpeg.encode_jpeg(np.full((HEIGHT, WIDTH, 1), 90, np.uint8), colorspace="GRAY")
     opened = check_open(open_message(), "demo", LIMITS)
