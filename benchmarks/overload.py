@@ -1,0 +1,99 @@
+"""Ten times more frames than can be served: do actions stay young, does memory stay where it was?
+
+    .venv/bin/python benchmarks/overload.py --json benchmarks/results/overload-cpu.json
+
+The service is held to a pass time, so that its rate is known: pipelined, one frame a pass. First almost that rate is
+offered, then ten times as much. The newest frame waits for at most one pass more than at full rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine_facts
+from benchmarks.serving import serving, watching
+from edgeflow.loadtest.command import run_plan
+from edgeflow.loadtest.frames import frames_for
+from edgeflow.loadtest.plan import Fixed, LoadPlan, Session, parse_size
+from edgeflow.loadtest.results import Results, results_of
+from edgeflow.types import CameraSpec, ImageFormat, Mode
+
+FULL = 0.95  # of the service's rate: at all of it, a queue of one is never empty
+MARGIN_MS = 10.0
+GROWTH_BYTES = 16 << 20
+
+
+def main() -> None:
+    """Measure and print; exit code 1 when a bar is missed."""
+    arguments = _arguments()
+    rate_hz = 1000 / arguments.pass_ms
+    with tempfile.TemporaryDirectory() as folder, serving(_config(Path(folder), arguments.pass_ms)) as service:
+        full = _run(service.address, FULL * rate_hz, rate_hz, arguments.full_seconds, arguments.camera)
+        with watching(service) as growth:
+            over = _run(service.address, arguments.times * rate_hz, rate_hz, arguments.seconds, arguments.camera)
+    bar_ms = full.total.age_ms.p99 + arguments.pass_ms + MARGIN_MS
+    met = {
+        "age": over.total.age_ms.p99 <= bar_ms,
+        "memory": all(size <= GROWTH_BYTES for size in growth.values()),
+        "accounted": not over.total.frames.unanswered,
+    }
+    _print(full, over, bar_ms, growth)
+    print(", ".join(f"{name}: {'met' if each else 'MISSED'}" for name, each in met.items()))
+    if arguments.json:
+        report = {**machine_facts(), "pass_ms": arguments.pass_ms, "times": arguments.times, "age_bar_ms": bar_ms}
+        report |= {"growth_bytes": growth, "full": _figures(full), "overload": _figures(over), "met": met}
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    raise SystemExit(0 if all(met.values()) else 1)
+
+
+def _config(folder: Path, pass_ms: float) -> dict[str, Any]:
+    """Limits that let the overload in: what is tested is the mailbox, not the rate limit before it."""
+    profile = folder / "profile.json"
+    times = {"prefill_ms": pass_ms, "decode_ms": pass_ms / 5, "packed_ms": pass_ms}
+    profile.write_text(json.dumps({"name": f"{pass_ms:g} ms a pass", **times}))
+    limits = {"rate_hz": 1000.0, "rate_factor": 100.0}
+    return {"profile": str(profile), "limits": limits, "chat": {"enabled": False}}
+
+
+def _run(address: str, offered_hz: float, rate_hz: float, seconds: float, size: str) -> Results:
+    camera = CameraSpec("camera", *parse_size(size), ImageFormat.JPEG)
+    session = Session(camera, ("grasp the red handle",), 1 / rate_hz, Mode.PIPELINED)
+    plan = LoadPlan(address, session, Fixed(offered_hz), warm_up_s=3.0, duration_s=seconds)
+    return results_of(run_plan(plan, frames_for(camera, None, plan.distinct, plan.seed), None), {})
+
+
+def _print(full: Results, over: Results, bar_ms: float, growth: dict[str, int]) -> None:
+    for name, each in (("full rate", full), ("overload", over)):
+        frames, age = each.total.frames, each.total.age_ms
+        counts = f"{frames.offered} offered, {frames.acted} acted, {frames.superseded} superseded"
+        print(f"{name}: {counts}; age p50 {age.p50:.1f}, p99 {age.p99:.1f}, max {age.max:.1f} ms")
+    print(f"age p99 under overload may be {bar_ms:.1f} ms")
+    print("grew by " + ", ".join(f"{size / (1 << 20):.1f} MiB ({name})" for name, size in growth.items()))
+    print(f"load generator: frames left {over.generator.lateness_ms.p99:.1f} ms late (p99)")
+
+
+def _figures(results: Results) -> dict[str, Any]:
+    total = results.total
+    times = {"age_ms": asdict(total.age_ms), "service_ms": asdict(total.service_ms)}
+    lateness = {"generator_lateness_p99_ms": results.generator.lateness_ms.p99}
+    return {"seconds": results.seconds, "fps": total.fps, "frames": asdict(total.frames), **times, **lateness}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pass-ms", type=float, default=50.0, help="every pass lasts so long")
+    parser.add_argument("--times", type=float, default=10.0, help="offered frames, times what can be served")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of overload")
+    parser.add_argument("--full-seconds", type=float, default=30.0, help="at full rate before it")
+    parser.add_argument("--camera", default="640x480")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

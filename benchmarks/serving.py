@@ -1,0 +1,100 @@
+"""A service of its own process for a benchmark: started, waited for, looked at from outside, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+START_S = 300.0
+STOP_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """pid: of the front; the worker is its child."""
+
+    address: str
+    pid: int
+
+    def resident_bytes(self) -> dict[str, int]:
+        """Resident memory of the front and of all below it."""
+        return {"front": _resident(self.pid), "worker": sum(_resident(pid) for pid in _below(self.pid))}
+
+
+@contextlib.contextmanager
+def serving(config: Mapping[str, Any]) -> Iterator[Serving]:
+    """`edgeflow serve` with this configuration on free ports."""
+    with tempfile.TemporaryDirectory() as folder:
+        ready, file, log = (Path(folder) / name for name in ("ready.json", "config.json", "log"))
+        ports = {"grpc": {"port": 0}, "http": {"port": 0}}
+        file.write_text(json.dumps({**config, **ports}))
+        command = [sys.executable, "-m", "edgeflow.cli", "serve", "--config", str(file), "--ready-file", str(ready)]
+        with log.open("w") as stream:
+            process = subprocess.Popen([*command, "--json"], stdout=stream, stderr=stream)
+        try:
+            _wait_for(ready, process, log)
+            port = json.loads(ready.read_text())["grpc"]
+            yield Serving(f"127.0.0.1:{port}", process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextlib.contextmanager
+def watching(service: Serving, every_s: float = 0.5) -> Iterator[dict[str, int]]:
+    """The growth of each process beyond what it had at the beginning, at its highest; in bytes."""
+    before = service.resident_bytes()
+    growth = dict.fromkeys(before, 0)
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(every_s):
+            for name, size in service.resident_bytes().items():
+                growth[name] = max(growth[name], size - before[name])
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield growth
+    finally:
+        done.set()
+        thread.join()
+
+
+def _wait_for(ready: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while not ready.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"the service did not start:\n{log.read_text()[-2000:]}")
+        time.sleep(0.05)
+
+
+def _resident(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+
+
+def _below(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return []
+    return children + [each for child in children for each in _below(child)]
