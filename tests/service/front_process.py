@@ -104,7 +104,8 @@ class BlockingRobot:
 
     def frame(self, instruction: str = "") -> int:
         self.sent += 1
-        self._messages.append(pb.ClientMessage(frame=frame_message(self.sent, instruction=instruction)))
+        changes = {"instruction": instruction} if instruction else {}
+        self._messages.append(pb.ClientMessage(frame=frame_message(self.sent, **changes)))
         return self.sent
 
     def until(self, kind: str) -> pb.ServerMessage:

@@ -1,0 +1,150 @@
+"""Frames leave no memory behind; what the operating system may refuse is told."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from edgeflow.clock import MonotonicClock
+from edgeflow.config import load_config
+from edgeflow.ipc.messages import FrameResult, Message, SubmitFrame
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service import realtime
+from edgeflow.service.log import EventLog
+from edgeflow.service.metrics import Metrics
+from edgeflow.service.process import no_core_dumps
+from edgeflow.service.realtime import lock_memory, settle
+from edgeflow.service.runner import SessionRunner
+from edgeflow.service.session import Session
+from edgeflow.service.wire import server_message
+from tests.service.harness import config, eventually, frame_message, serving
+from tests.service.processes import Launcher
+from tests.service.scripted import SCHEMA, good_values
+from tests.service.test_session_properties import MS, REQUEST, RULES
+
+FRAMES = 1500
+GROWTH_BYTES = 64 << 10  # of FRAMES frames: 43 bytes each
+
+
+class Port:
+    """A worker that answers at once."""
+
+    writable = True
+
+    def __init__(self) -> None:
+        self.answer: Callable[[FrameResult], None] | None = None
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, SubmitFrame) and self.answer is not None:
+            values = good_values(message)
+            self.answer(FrameResult(1, message.epoch, message.seq, values, [1, 2, 3], True, 1, 1, 1))
+
+
+async def frames(runner: SessionRunner, first: int, count: int, leak: list[bytearray] | None) -> None:
+    for seq in range(first, first + count):
+        data = bytes(3)
+        message = pb.ClientMessage(frame=frame_message(seq, data, stamp_ns=seq * 50 * MS))
+        runner.receive(message)
+        acted = False
+        while not acted:
+            for event in await runner.next_events():
+                acted = server_message(event).frame_status.seq == seq or acted
+        if leak is not None:
+            leak.append(bytearray(256))
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+async def test_frames_leave_no_memory_behind(leaks: bool):
+    """The second case is the control: 256 bytes a frame are seen."""
+    log = EventLog(MonotonicClock())
+    with ThreadPoolExecutor(1) as pool:
+        session, port = Session(1, REQUEST, SCHEMA, RULES, 0), Port()
+        runner = SessionRunner(
+            session,
+            None,  # its plan matters to the worker only
+            port=port,
+            pool=pool,
+            clock=MonotonicClock(),
+            limits=load_config(None, {}).limits,
+            metrics=Metrics(),
+            log=log,
+        )
+        port.answer = session.result
+        kept: list[bytearray] | None = [] if leaks else None
+        await frames(runner, 1, 300, kept)
+        tracemalloc.start()
+        try:
+            await frames(runner, 301, 200, kept)
+            gc.collect()
+            before, _ = tracemalloc.get_traced_memory()
+            await frames(runner, 501, FRAMES, kept)
+            gc.collect()
+            growth = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+    assert (growth > GROWTH_BYTES) is leaks, f"{growth} bytes"
+
+
+def test_what_is_not_permitted_is_told_and_nothing_is_raised(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    for name in ("sched_setaffinity", "sched_setscheduler", "setpriority"):
+        monkeypatch.setattr(os, name, refuse)
+    monkeypatch.setattr(realtime, "_lock_all", refuse)
+    assert settle("worker", 0, [0], 50) == [
+        "realtime.worker_cpus [0]: not permitted",
+        "realtime.worker_priority 50 (SCHED_FIFO): not permitted",
+    ]
+    assert settle("front", 0, [], -5) == ["realtime.front_priority -5 (nice): not permitted"]
+    assert lock_memory() == ["realtime.lock_memory: not permitted"]
+
+
+def test_a_cpu_that_is_not_there_is_told():
+    (told,) = settle("front", 0, [100_000], 0)
+    assert told.startswith("realtime.front_cpus [100000]: ") and "not permitted" not in told
+
+
+async def test_the_worker_gets_its_cpus(checkpoint):
+    cpu = max(os.sched_getaffinity(0))
+    launcher = Launcher(config(realtime__worker_cpus=[cpu], realtime__worker_priority=0))
+    async with serving(checkpoint, launcher) as served:
+        assert os.sched_getaffinity(launcher.pids[0]) == {cpu}
+        assert served.service.status.warnings == ()
+
+
+async def test_a_refusal_is_in_the_log_and_in_the_status(checkpoint):
+    launcher = Launcher(config(realtime__worker_cpus=[100_000]))
+    async with serving(checkpoint, launcher) as served:
+        (warning,) = served.service.status.warnings
+        assert warning.startswith("realtime.worker_cpus")
+        assert [event["text"] for event in served.events("warning")] == [warning]
+
+
+async def test_what_is_there_when_a_worker_is_ready_is_frozen_again_after_a_restart(checkpoint):
+    async with serving(checkpoint) as served:
+        assert gc.get_freeze_count() > 0
+        robot = served.robot()
+        await robot.open()
+        gc.unfreeze()
+        served.script.worker.kill()
+        await robot.notice("worker_ready")
+        await eventually(lambda: gc.get_freeze_count() > 0)
+        assert served.metric("edgeflow_major_page_faults_total") >= 0
+        assert "edgeflow_major_page_faults_total" in served.service.metrics.text().decode()
+
+
+def test_cores_are_not_dumped():
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    pid = os.fork()
+    if pid == 0:
+        no_core_dumps()
+        os._exit(resource.getrlimit(resource.RLIMIT_CORE) != (0, 0))
+    assert os.waitpid(pid, 0)[1] == 0
+    assert resource.getrlimit(resource.RLIMIT_CORE) == (soft, hard)
