@@ -41,7 +41,9 @@ class RobotClient:
 
     cameras: the first is the policy's. control_period_s: how often the robot pushes. depth: ticks a frame may take,
     with Mode.DEPTH. max_action_age_s: an action is not executed once its frame is older; Mode.AUTO plans by it.
-    resume_within_s: a longer interruption needs `reset`.
+    resume_within_s: a longer interruption needs `reset`. The service itself acts again on the same stream as soon as
+    it can, also when its worker's restart took longer; whether the robot may move then without being asked is this
+    robot's decision. STOP, and a fault of the service (reason FAULT), always need `reset`.
     on_action: called with every new directive, HOLD and STOP included, by a thread of its own; a slow callback
     misses directives but delays nothing.
     credentials: for a service with TLS or tokens; None = only the token in EDGEFLOW_TOKEN, if there is one.

@@ -30,7 +30,7 @@ async def with_robot(served: Served, work: Callable[[RobotClient], None], **opti
 
 def push(client: RobotClient) -> None:
     """A frame, and a control period."""
-    client.push({"wrist": JPEG})
+    assert client.push({"wrist": JPEG}) < 2000, "it did not happen"
     time.sleep(0.02)
 
 
