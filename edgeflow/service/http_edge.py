@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import uuid
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -14,6 +16,8 @@ from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
 
 CALLER = "edgeflow.caller"  # the scope's key
+REQUEST_ID = "edgeflow.request_id"  # the client's own, or a new one; every answer repeats it
+GOOD_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 << 10
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
@@ -85,10 +89,13 @@ class Edge:
             await self._app(scope, receive, send)
             return
         started = False
+        request_id = scope[REQUEST_ID] = _request_id(scope["headers"])
 
         async def tracked(message: Message) -> None:
             nonlocal started
             started = True
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
         try:
@@ -99,11 +106,11 @@ class Edge:
         except ClientDisconnect:
             return
         except EdgeflowError as error:
-            await self._answer(send, error) if not started else None
+            await self._answer(tracked, error) if not started else None
         except Exception as error:
             text = f"internal error, incident {self._log.incident('http', error)}"
             if not started:
-                await self._answer(send, EdgeflowError(text))
+                await self._answer(tracked, EdgeflowError(text))
 
     def _check_size(self, headers: list[tuple[bytes, bytes]]) -> None:
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
@@ -157,3 +164,8 @@ class Edge:
             headers.append((b"retry-after", str(-(-error.retry_after_ms // 1000)).encode()))
         await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+def _request_id(headers: list[tuple[bytes, bytes]]) -> str:
+    given = next((value for name, value in headers if name == b"x-request-id"), b"")
+    return given.decode() if GOOD_ID.fullmatch(given) else uuid.uuid4().hex

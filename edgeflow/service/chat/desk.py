@@ -146,17 +146,19 @@ class ChatDesk:
 
     async def _answers(self, ticket: _Ticket, started_ns: int) -> AsyncIterator[Answer]:
         limit_s = self.config.request_s
-        while True:
-            left_s = limit_s - (self._clock.now_ns() - started_ns) / 1e9
-            try:
-                answer = await asyncio.wait_for(ticket.answers.get(), max(left_s, 0))
-            except asyncio.TimeoutError:
-                raise DeadlineExceeded(f"the answer took longer than {limit_s:g} s", reason="CHAT_TIMEOUT") from None
-            if isinstance(answer, Exception):
-                raise answer
-            yield answer
-            if isinstance(answer, ChatDone):
-                return
+        late = DeadlineExceeded(f"the answer took longer than {limit_s:g} s", reason="CHAT_TIMEOUT")
+        left_s = limit_s - (self._clock.now_ns() - started_ns) / 1e9
+        timer = asyncio.get_running_loop().call_later(max(left_s, 0), ticket.answers.put_nowait, late)
+        try:
+            while True:
+                answer = await ticket.answers.get()
+                if isinstance(answer, Exception):
+                    raise answer
+                yield answer
+                if isinstance(answer, ChatDone):
+                    return
+        finally:
+            timer.cancel()
 
     async def _turn(self) -> None:
         self.check()
@@ -167,21 +169,26 @@ class ChatDesk:
             return
         if len(self._waiting) >= self.config.queue:
             raise self._full(f"{self.config.queue} requests wait already", "QUEUE_FULL")
-        turn = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        late = loop.call_later(self.config.queue_ms / 1000, self._too_late, turn)
         self._waiting.append(turn)
         self._metrics.chat_waiting.set(len(self._waiting))
         try:
-            await asyncio.wait_for(turn, self.config.queue_ms / 1000)
-        except asyncio.TimeoutError:
-            raise self._full(f"no turn within {self.config.queue_ms} ms", "QUEUE_TIMEOUT") from None
+            await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._pass_on()
             raise
         finally:
+            late.cancel()
             if turn in self._waiting:
                 self._waiting.remove(turn)
             self._metrics.chat_waiting.set(len(self._waiting))
+
+    def _too_late(self, turn: asyncio.Future[None]) -> None:
+        if not turn.done():
+            turn.set_exception(self._full(f"no turn within {self.config.queue_ms} ms", "QUEUE_TIMEOUT"))
 
     def _pass_on(self) -> None:
         """The turn goes to whoever waited longest."""

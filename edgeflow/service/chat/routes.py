@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,11 +23,10 @@ from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_mess
 from edgeflow.service.chat.body import ChatBody, CompletionBody, Kind, TokenizeBody, parse
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.text import ChatText
-from edgeflow.service.http_edge import error_body
+from edgeflow.service.http_edge import REQUEST_ID, error_body
 from edgeflow.service.metrics import Metrics
 
 Value = TypeVar("Value")
-REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +116,16 @@ def add_chat(app: FastAPI, front: ChatFront) -> None:
 
 
 async def _answer(front: ChatFront, request: Request, body: ChatBody | CompletionBody) -> Response:
-    request_id = _request_id(request)
-    asked = await front.ask(body, request_id)
-    headers = {"x-request-id": request_id}
+    asked = await front.ask(body, request.scope[REQUEST_ID])
     if not body.stream:
-        return JSONResponse(await _unless_gone(request, _collect(front, asked)), headers=headers)
+        return JSONResponse(await _unless_gone(request, _collect(front, asked)))
     events = _events(front, asked)
     try:
         first = await _unless_gone(request, _first(events))  # what cannot be answered is a status, not an event
     except BaseException:
         await events.aclose()
         raise
-    return StreamingResponse(_sent(first, events), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(_sent(first, events), media_type="text/event-stream")
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
@@ -213,8 +208,3 @@ async def _body(kind: type[Kind], request: Request) -> Kind:
     """Parsed in a thread: a large body must not keep robots waiting."""
     data = await request.body()
     return await asyncio.to_thread(parse, kind, request.headers.get("content-type", ""), data)
-
-
-def _request_id(request: Request) -> str:
-    given = request.headers.get("x-request-id", "")
-    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

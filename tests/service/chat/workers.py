@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -20,7 +21,6 @@ from edgeflow.engine.chat_build import build_chat
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.worker import Worker
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
-from edgeflow.ipc.messages import schema_fields
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -44,7 +44,9 @@ class Loaded:
 
 def load(policy_path: Path, path: Path) -> Loaded:
     policy = OpenVLAPolicy.load(policy_path, torch.float32, CPU)
-    return Loaded(policy_path, path, policy, load_chat_model(path, torch.float32, CPU))
+    loaded = Loaded(policy_path, path, policy, load_chat_model(path, torch.float32, CPU))
+    gc.freeze()  # each start of a service collects garbage, among all that the tests have imported
+    return loaded
 
 
 class Gate:
@@ -113,6 +115,9 @@ class ThreadWorker:
         await asyncio.to_thread(self.thread.join, timeout_s)
         return None if self.thread.is_alive() else "exit code 0"
 
+    async def stacks(self) -> list[str]:
+        return []
+
     def _run(self) -> None:
         try:
             with torch.inference_mode():
@@ -133,8 +138,7 @@ class ThreadWorker:
         self.plane.step = lambda room_ns: step(room_ns) if gate.passes() else None
         worker = Worker(engine, Scheduler(limits), clock, self._channel.send, chat=self.plane)
         self._channel.send(built.ready())
-        schema = schema_fields(loaded.policy.action_schema(None))
-        self._channel.send(replace(ready_message(), action_tokens=loaded.policy.K, schema=schema))
+        self._channel.send(ready_message())
         self._channel.read_forever(worker.inbox.put, worker.inbox.close)
         worker.run()
 
