@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import re
 import shutil
@@ -35,11 +36,15 @@ DONE = re.compile(r"Done (\d+) runs")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """edges: places of our code that were reached; kept: inputs that reached something new."""
+    """load_average: of the machine before the run. edges: places of our code that were reached.
+
+    kept: inputs that reached something new.
+    """
 
     target: str
     date: str
     python: str
+    load_average: float
     seconds: int
     executions: int
     per_second: int
@@ -71,6 +76,7 @@ def main() -> int:
 
 def explore(target: str, seconds: int, seed: int, keep: bool) -> Figures:
     """Run the fuzzer in a process of its own, show what it says, and read its figures."""
+    load = round(os.getloadavg()[0], 2)
     before = {path.name for path in (CORPUS / target).iterdir()}
     with tempfile.TemporaryDirectory() as directory:
         grown = Path(directory)
@@ -86,7 +92,7 @@ def explore(target: str, seconds: int, seed: int, keep: bool) -> Figures:
     *_, (_, edges, features) = STATUS.findall(log)
     runs = int((DONE.findall(log) or [found[0] for found in STATUS.findall(log)])[-1])
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    counts = (took, runs, runs // took, int(edges), int(features), len(fresh))
+    counts = (load, took, runs, runs // took, int(edges), int(features), len(fresh))
     return Figures(target, now, platform.python_version(), *counts, tuple(findings))
 
 

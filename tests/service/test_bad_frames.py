@@ -14,8 +14,8 @@ from edgeflow.ipc.messages import SubmitFrame
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc_server import SERVICE
 from tests.fuzz import wire
-from tests.fuzz.exchange import PICTURES, clean_run, run_kind
-from tests.fuzz.kinds import KINDS
+from tests.fuzz.exchange import PICTURES, clean_run, problem, run_kind
+from tests.fuzz.kinds import KINDS, good_frame
 from tests.fuzz.memory import resident_bytes
 from tests.fuzz.pictures import bomb, picture
 from tests.service.harness import JPEG, Robot, Served, open_message, serving
@@ -42,6 +42,17 @@ async def test_bad_frames_are_refused_in_band_and_good_ones_between_are_acted_as
         for code in ("UNKNOWN", "INTERNAL"):
             assert served.metric("edgeflow_rpc_total", method="Stream", code=code) == 0
     assert "Traceback" not in served.log + caplog.text + "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("change", ["code", "reason", "text", "seq"])
+def test_a_wrong_answer_would_be_seen(change):
+    data = KINDS["1e38"].spoil(good_frame(2, 1), Random(0))
+    status = pb.FrameStatus(seq=2, code="INVALID_ARGUMENT", reason="PROPRIO_OUT_OF_RANGE")
+    status.text = "frame.proprio[0]: is not a finite number up to 1e+06"
+    assert problem(KINDS["1e38"], data, pb.ServerMessage(frame_status=status)) == ""
+    wrong = {"code": "INTERNAL", "reason": "", "text": "frame.proprio[0]: no", "seq": 1}[change]
+    setattr(status, change, wrong)
+    assert problem(KINDS["1e38"], data, pb.ServerMessage(frame_status=status))
 
 
 async def test_more_than_a_hundred_refusals_in_ten_seconds_end_the_stream(checkpoint):
