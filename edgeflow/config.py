@@ -86,7 +86,7 @@ class TimingConfig(_Section):
 
     action_ttl_ms: int = Field(250, ge=10, le=500, description="how long a robot may execute an action")
     silent_hold_ms: int = Field(300, ge=10, le=60_000, description="silence before HOLD, at least 5 control periods")
-    silent_free_ms: int = Field(1_000, ge=10, description="silence before the worker's memory is given to others")
+    silent_free_ms: int = Field(1_000, ge=10, description="silence before a session's ring in the worker is freed")
     silent_end_ms: int = Field(30_000, ge=100, description="silence before a stream is ended")
     slow_reader_ms: int = Field(2_000, ge=100, description="unread answers before a stream is ended")
     act_timeout_ms: int = Field(10_000, ge=100, description="longest wait of a single action request")

@@ -152,12 +152,12 @@ class Service:
             self._log.event("warning", text=text)
         warnings = self._settle()
         self.metrics.open()
-        self._loop_watch.start()
         self.health.listen(self.metrics.state)
         self.health.listen(lambda state: self._log.event("state", state=state.value))
         await self._chat.load()
         await self._listen()
         self._ticker = asyncio.create_task(self._tick(), name="ticker")
+        self._loop_watch.start()
         self._watch = asyncio.create_task(self._watch_files(), name="watch-files")
         ready = await self.supervisor.start()
         forecasts = tuple((mode, seen.fps, seen.age_ns / 1e6) for mode, seen in self.plane.modes.items())
@@ -202,6 +202,7 @@ class Service:
         return build_app(self._config, self.plane, self._chat, self._guard, self.health, self.metrics, self._log)
 
     async def _release(self) -> None:
+        self._loop_watch.stop()
         for task in (self._ticker, self._watch):
             if task is not None:
                 task.cancel()
@@ -209,7 +210,6 @@ class Service:
                     await task
         servers = [server.stop() for server in (self._grpc, self._http) if server is not None]
         await asyncio.gather(self.supervisor.stop(WORKER_STOP_S), *servers)
-        self._loop_watch.stop()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self.metrics.close()
 

@@ -25,6 +25,10 @@ class Progress:
         slow_ns = sorted(self._passes_ns)[len(self._passes_ns) * 99 // 100]
         return max(self._least_ns, SLOW_PASSES * slow_ns)
 
+    def expect(self, pass_ns: int) -> None:
+        """A pass that takes so long is nothing unusual, however long ago the last one was."""
+        self._least_ns = max(self._least_ns, SLOW_PASSES * pass_ns)
+
     def heard(self, passes_ns: Iterable[int] = ()) -> None:
         """A sign of life, and how long its passes took."""
         self._silent_ns = 0

@@ -19,6 +19,7 @@ from edgeflow.service.worker_process import KILL_WAIT_S, Launch, Process
 
 PING_S = 1.0
 CHECK_S = 0.1
+CHUNK_ROWS = 256  # of a chat prompt in one step
 BACKOFF_S = 0.2  # after a start that failed, doubled with each
 LONGEST_BACKOFF_S = 10.0
 
@@ -127,7 +128,7 @@ class WorkerLife:
             case WarmupProgress():
                 self._listener.worker_progress(message)
             case WorkerReady():
-                self._progress.heard((message.prefill_ns, message.decode_ns, message.packed_ns))
+                self._progress.expect(max(message.prefill_ns, message.two_prefills_ns, message.packed_ns))
                 self._settle(message)
             case WorkerFailed():
                 self._settle(start_error(message.kind, message.text))
@@ -135,7 +136,7 @@ class WorkerLife:
                 if isinstance(message, Pong):
                     self._progress.heard(message.pass_ns)
                 elif isinstance(message, ChatReady):
-                    self._progress.heard((message.step_ns,))
+                    self._progress.expect(max(message.step_ns, CHUNK_ROWS * message.row_ns))
                 self._listener.worker_message(message)
 
     def _settle(self, outcome: WorkerReady | StartError) -> None:

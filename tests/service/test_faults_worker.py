@@ -94,6 +94,9 @@ def test_slow_passes_allow_a_longer_silence_but_one_odd_pass_does_not():
     assert progress.deadline_ns == 2 * SECOND
     progress.heard([SECOND] * 1000)
     assert progress.deadline_ns == SLOW_PASSES * SECOND
+    progress.expect(3 * SECOND)  # measured at start: not forgotten for many quick passes
+    progress.heard([MS] * 1000)
+    assert progress.deadline_ns == SLOW_PASSES * 3 * SECOND
 
 
 class Listener:
