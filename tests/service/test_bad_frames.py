@@ -131,19 +131,29 @@ SIDES = (1, 2, 3, 7, 8, 9, 63, 64, 65, 223, 225, 4097)
 
 @pytest.mark.parametrize("width", SIDES)
 async def test_odd_sizes_are_served_or_refused_at_open(checkpoint, width):
+    heights = [height for height in (1, 8, 65, width, 4097) if width * height <= 4_000_000]
+    images = {height: picture(width, height) for height in heights}  # takes long: the service's loop would stand still
     async with serving(checkpoint) as served:
-        for height in (1, 8, 65, width, 4097):
+        for height, image in images.items():
             robot = served.robot()
-            camera = pb.Camera(name="a", width=width, height=height, format=pb.IMAGE_FORMAT_JPEG)
-            await robot.send(pb.ClientMessage(open=open_message(cameras=[camera])))
-            if width * height > 4_000_000:
-                code, text = await robot.rest()
-                assert code is grpc.StatusCode.INVALID_ARGUMENT and text.startswith("open.cameras[0]: 4097x4097")
-            else:
-                await robot.frame(1, picture(width, height))
-                assert (await robot.action(1)).command == pb.COMMAND_ACT
-                await robot.send(pb.ClientMessage(close=pb.Close()))
-                await robot.rest()
+            await robot.open(cameras=[odd_camera(width, height)])
+            await robot.frame(1, image)
+            assert (await robot.action(1)).command == pb.COMMAND_ACT
+            await robot.send(pb.ClientMessage(close=pb.Close()))
+            await robot.rest()
+
+
+async def test_a_camera_of_too_many_pixels_is_refused_at_open(checkpoint):
+    async with serving(checkpoint) as served:
+        robot = served.robot()
+        await robot.send(pb.ClientMessage(open=open_message(cameras=[odd_camera(4097, 4097)])))
+        code, text = await robot.rest()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert text == "open.cameras[0]: 4097x4097 is outside 1 to 4000000 pixels"
+
+
+def odd_camera(width: int, height: int) -> pb.Camera:
+    return pb.Camera(name="a", width=width, height=height, format=pb.IMAGE_FORMAT_JPEG)
 
 
 def padded(size: int) -> bytes:
