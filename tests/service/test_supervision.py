@@ -33,7 +33,7 @@ async def test_a_killed_worker_is_replaced_and_the_same_stream_acts_again(checkp
         status = await robot.status(1)
         assert (status.disposition, status.reason) == (pb.DISPOSITION_DROPPED, "WORKER_LOST")
         await robot.hold("WORKER_LOST")
-        assert loop.time() - killed < 1
+        assert loop.time() - killed < 5, "0.1 s on an idle machine"
         served.script.hold = False
         await robot.notice("worker_ready")
         reopened = [m for m in served.script.worker.seen if isinstance(m, OpenSession)]
