@@ -1,6 +1,6 @@
 """Ten times more frames than can be served: do actions stay young, does memory stay where it was?
 
-    .venv/bin/python benchmarks/overload.py --json benchmarks/results/overload-cpu.json
+    PYTHONPATH=. .venv/bin/python benchmarks/overload.py --json benchmarks/results/overload-cpu.json
 
 The service is held to a pass time, so that its rate is known: pipelined, one frame a pass. First almost that rate is
 offered, then ten times as much. The newest frame waits for at most one pass more than at full rate.

@@ -1,6 +1,6 @@
 """What the service adds to the model's time: one frame at a time through `edgeflow serve`.
 
-    .venv/bin/python benchmarks/service_overhead.py --json benchmarks/results/service-overhead-cpu.json
+    PYTHONPATH=. .venv/bin/python benchmarks/service_overhead.py --json benchmarks/results/service-overhead-cpu.json
 
 Overhead is the age of an action at the client less the worker's inference time. Its parts: transport (client, gRPC,
 loopback, both ways), decode (JPEG), queue (in front and worker), hand-over (everything else inside the service: the
