@@ -66,8 +66,8 @@ def test_the_loss_falls_on_one_batch():
 
 def test_the_rate_warms_up_stays_and_falls():
     rates = [rate_share(step, 1000) for step in range(1000)]
-    assert rates[0] < 0.1 < rates[59] == 1.0 == rates[500]
-    assert rates[-1] == pytest.approx(1 / 450)
+    assert rates[0] < 0.1 < rates[29] == 1.0 == rates[500]
+    assert rates[-1] == pytest.approx(1 / 500)
 
 
 def test_a_budget_scales_the_steps():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from edgeflow.demo.chat.state import COLOURS, COMMANDS, MODES, SHAPES, RobotState, StateSource, Thing, place_text
+from edgeflow.demo.chat.state import COLOURS, MODES, SHAPES, RobotState, StateSource, Thing, place_text
 
 NO_OBJECTS: Final = "There are no objects."
 EXTREMES: Final[dict[str, Callable[[Thing], int]]] = {
@@ -285,16 +285,6 @@ TOPICS: Final[dict[str, Topic]] = {
         _item("age", lambda state: f"The age is {state.age_ms:03d} ms."),
     ),
     "age against": _against("age", " ms", 3, lambda state: state.age_ms),
-    "command": Topic(
-        ("What is the command?", "Which command is given?", "Tell me the command."),
-        _item("command", lambda state: f"The command is {state.command}."),
-    ),
-    "command is": _is_value("command", COMMANDS, lambda state: state.command),
-    "battery": Topic(
-        ("What is the battery level?", "How full is the battery?", "How much battery is left?"),
-        _item("battery", lambda state: f"The battery is {state.battery:02d} %."),
-    ),
-    "battery against": _against("battery", " %", 2, lambda state: state.battery),
     "faults": Topic(
         ("Are there faults?", "Is anything wrong?", "What faults are there?", "Is there a fault?", "Any faults?"),
         _item("faults", lambda state: f"Yes: {state.fault}." if state.fault else "No faults."),

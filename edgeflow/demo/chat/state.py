@@ -15,11 +15,10 @@ TITLE: Final = "Robot state"
 COLOURS: Final = ("red", "green", "blue", "orange", "purple", "yellow", "white", "black")
 SHAPES: Final = ("cube", "ball", "plate", "cup", "box", "ring")
 MODES: Final = ("serial", "pipelined", "depth", "auto")
-COMMANDS: Final = ("act", "hold", "stop")
-FAULTS: Final = ("joint limit", "camera lost", "motor hot", "link lost", "gripper jam", "worker lost", "low power")
+FAULTS: Final = ("joint limit", "camera lost", "motor hot", "link lost", "gripper jam", "worker lost")
 VERBS: Final = ("reach", "grasp", "push", "lift", "watch")
-MAX_OBJECTS: Final = 5
-OPTIONAL_ITEMS: Final = ("battery", "command", "faults", "task", "age", "mode")
+MAX_OBJECTS: Final = 4
+OPTIONAL_ITEMS: Final = ("faults", "task", "age", "mode")
 
 Point = tuple[int, int, int]
 
@@ -53,8 +52,6 @@ class RobotState:
     mode: str
     fps: int
     age_ms: int
-    command: str
-    battery: int
     fault: str
     silent: frozenset[str] = frozenset()
 
@@ -69,8 +66,6 @@ class RobotState:
             "mode": f"mode {self.mode}",
             "fps": f"fps {self.fps:02d}",
             "age": f"age {self.age_ms:03d} ms",
-            "command": f"command {self.command}",
-            "battery": f"battery {self.battery:02d} %",
             "faults": f"faults {self.fault or 'none'}",
         }
         return f"{TITLE}: " + "; ".join(item for name, item in items.items() if name not in self.silent)
@@ -114,14 +109,12 @@ class StateSource:
             mode=rng.choice(MODES),
             fps=self.number(2, 60),
             age_ms=self.number(10, 999),
-            command=rng.choice(COMMANDS),
-            battery=self.number(1, 99),
             fault=rng.choice(FAULTS) if rng.random() < 0.5 else "",
         )
         return self._silenced(state) if rng.random() < 0.15 else state
 
     def _silenced(self, state: RobotState) -> RobotState:
-        return replace(state, silent=frozenset(self.rng.sample(OPTIONAL_ITEMS, self.rng.randint(1, 3))))
+        return replace(state, silent=frozenset(self.rng.sample(OPTIONAL_ITEMS, self.rng.randint(1, 2))))
 
     def _things(self, pose: Point, count: int) -> tuple[Thing, ...]:
         names = self.rng.sample([(colour, shape) for colour in COLOURS for shape in SHAPES], count)
