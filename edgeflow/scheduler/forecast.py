@@ -35,7 +35,8 @@ class Robot:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Steady state of one robot. actions in span_ns; mean and greatest age of an action when it leaves."""
+    """Steady state of one robot: so many actions in span_ns, from one action to another; mean and greatest age of an
+    action when it leaves."""
 
     actions: int
     span_ns: int
@@ -84,10 +85,11 @@ class _Tally:
     done: list[tuple[int, int]]
 
     def forecast(self, since_ns: int, until_ns: int) -> Forecast:
-        ages = [age for instant, age in self.done if instant > since_ns]
-        if not ages:
-            return Forecast(0, until_ns - since_ns, 0, 0)
-        return Forecast(len(ages), until_ns - since_ns, sum(ages) // len(ages), max(ages))
+        counted = [(instant, age) for instant, age in self.done if instant > since_ns]
+        if len(counted) < 2:
+            return Forecast(len(counted), until_ns - since_ns, *[age for _, age in counted] * 2 or (0, 0))
+        ages = [age for _, age in counted]
+        return Forecast(len(ages) - 1, counted[-1][0] - counted[0][0], sum(ages) // len(ages), max(ages))
 
 
 def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> list[Forecast]:

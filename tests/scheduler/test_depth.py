@@ -105,3 +105,10 @@ def test_small_drift_is_kept_and_large_drift_is_taken_up():
     assert model.times.decode_ns == TIMES.decode_ns, "passes without a prefill were not seen"
     assert model.observe([PassSample(0, 1, 5 * MS)] * 20)
     assert model.times.decode_ns == 5 * MS
+
+
+def test_rates_are_counted_from_action_to_action():
+    """A window that is no whole number of periods must not cost a robot a part of its rate."""
+    for count in (1, 2, 3, 5):
+        for seen in forecast(TIMES, limits(), [Robot(1, 1000 * MS)] * count):
+            assert seen.fps == pytest.approx(1, rel=0.002)

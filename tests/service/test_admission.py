@@ -60,7 +60,7 @@ def test_the_session_that_does_not_fit_is_refused_with_a_hint():
         fill(admission, request(500, Mode.SERIAL))
     assert (caught.value.reason, caught.value.retry_after_ms) == ("DEVICE_FULL", 1000)
     others = admission.others()
-    assert len(others) == 5
+    assert len(others) == 6
     for plan in others:
         assert plan.forecast.fps == pytest.approx(2, rel=0.02), "an admitted session has its rate"
 
