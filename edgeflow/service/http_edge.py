@@ -20,7 +20,7 @@ REQUEST_ID = "edgeflow.request_id"  # the client's own, or a new one; every answ
 GOOD_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 << 10
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/live", "/ready", "/healthz", "/readyz"})
 ROLES: dict[str, frozenset[Role]] = {
     "/v1/act": CONTROL,
     "/v1/models": ANY,

@@ -70,11 +70,13 @@ def _add_act(app: FastAPI, plane: ControlPlane) -> None:
 def _add_state(
     app: FastAPI, config: ServiceConfig, plane: ControlPlane, chat: ChatFront, health: Health, metrics: Metrics
 ) -> None:
+    @app.get("/live", response_model=StateAnswer, responses=NOT_SO)
     @app.get("/healthz", response_model=StateAnswer, responses=NOT_SO)
     async def healthz() -> JSONResponse:
         """Whether the process is alive: restart it when not."""
         return JSONResponse({"state": health.state.value}, 200 if health.live else 503)
 
+    @app.get("/ready", response_model=StateAnswer, responses=NOT_SO)
     @app.get("/readyz", response_model=StateAnswer, responses=NOT_SO)
     async def readyz() -> JSONResponse:
         """Whether a session opened now gets actions."""
