@@ -132,7 +132,7 @@ def _take_slot(address: str) -> None:
 
 
 def _until(done: threading.Event) -> Iterator[pb.ClientMessage]:
-    yield opening(SMALL)
+    yield opening(SMALL, VICTIM_HZ)
     done.wait()
 
 

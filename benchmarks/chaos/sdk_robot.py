@@ -66,7 +66,7 @@ def sdk_robot(link: Connection, address: str, rate_hz: float, poll_s: float = 0.
     watch, image = Watch(link), picture()
     sessions: list[int] = []
     asked = overdue = 0
-    with client(address, on_action=watch) as robot:
+    with client(address, rate_hz, on_action=watch) as robot:
         due = time.monotonic()
         while not told_to_stop(link, poll_s):
             if time.monotonic() >= due:
