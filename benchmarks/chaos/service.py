@@ -83,6 +83,10 @@ class ServiceUnderTest:
                     found.append(event)
         return found
 
+    def log_end(self) -> str:
+        """The last lines of the service's log."""
+        return (self._path / "log").read_text()[-2000:]
+
     def wait_event(self, name: str, since: float, timeout_s: float, **values: str) -> float:
         """Wall time of the first such event; TimeoutError when none comes."""
         if wait_for(lambda: bool(self.events(name, since, **values)), timeout_s, 0.02) is None:
@@ -115,7 +119,7 @@ class ServiceUnderTest:
         if wait_for(lambda: ready.exists() or self._process.poll() is not None, START_S, 0.02) is None:
             raise TimeoutError(f"the service was not ready within {START_S:g} s")
         if not ready.exists():
-            raise RuntimeError(f"the service ended at its start:\n{(self._path / 'log').read_text()[-2000:]}")
+            raise RuntimeError(f"the service ended at its start:\n{self.log_end()}")
         self._ports = json.loads(ready.read_text())
 
     def _release(self) -> None:

@@ -106,7 +106,8 @@ def _watch(service: ServiceUnderTest, arguments: argparse.Namespace) -> dict[str
             before, frames = frames, _answered(service) - first
             moved_s = elapsed_s if frames > before else moved_s
             if elapsed_s - moved_s > max(STALLED_S, 2 * every_s):
-                raise TimeoutError(f"no frame was answered for {STALLED_S:g} s, after {frames}")
+                text = f"no frame was answered for {STALLED_S:g} s, after {frames}; the service's log:"
+                raise TimeoutError(f"{text}\n{service.log_end()}")
             for name, pid in pids.items():
                 series[name].append(_sample(pid, elapsed_s, frames))
             bar.update(task, completed=frames)
