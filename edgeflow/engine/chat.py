@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgeflow.clock import Clock
 from edgeflow.engine.generate import FixedPrefix, Generation, run_pass
+from edgeflow.engine.grammar import Grammar, Grammars
 from edgeflow.engine.sampling import SampledToken, SamplingParams
 from edgeflow.errors import InvalidArgument, NotFound, RequestError
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message
@@ -51,6 +53,7 @@ class _Request:
     arrived_ns: int
     started_ns: int = 0
     first_token_ns: int = 0
+    grammar: Future[Grammar] | None = None
     generation: Generation | None = None
     prefix: Prefix | None = None
     prompt_tokens: int = 0
@@ -70,8 +73,10 @@ class ChatPlane:
         chunk: int,
         clock: Clock,
         publish: Callable[[Message], None],
+        grammars: Grammars,
     ) -> None:
         self.cost = cost
+        self.wake: Callable[[], None] = lambda: None  # called from another thread when a grammar is ready
         self._name = name
         self._model = model
         self._kv = kv
@@ -79,15 +84,21 @@ class ChatPlane:
         self._chunk = chunk
         self._clock = clock
         self._publish = publish
+        self._grammars = grammars
         self._waiting: deque[_Request] = deque()
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting)
+        """Whether there is a step to run; the first request may wait for its grammar."""
+        return bool(self._waiting) and (self._waiting[0].grammar is None or self._waiting[0].grammar.done())
 
     def start(self, message: ChatStart) -> None:
         """A request arrives."""
-        self._waiting.append(_Request(message, self._clock.now_ns()))
+        request = _Request(message, self._clock.now_ns())
+        if message.schema:
+            request.grammar = self._grammars.compile(message.schema)
+            request.grammar.add_done_callback(lambda _: self.wake())
+        self._waiting.append(request)
 
     def stop(self, request: int, reason: str) -> None:
         """A request ends here; unknown ones are no error."""
@@ -130,7 +141,13 @@ class ChatPlane:
             slot = request.prefix.fixed.slot
             request.reused = request.prefix.fixed.lend(self._kv, prompt, slot)
         request.generation = Generation(
-            self._model, prompt, _params(message), slot, self._kv.capacity, known=request.reused
+            self._model,
+            prompt,
+            _params(message),
+            slot,
+            self._kv.capacity,
+            known=request.reused,
+            constraint=request.grammar.result() if request.grammar else None,
         )
         return request.generation
 

@@ -14,6 +14,7 @@ from edgeflow.config import ChatConfig, ChatSlot, ServiceConfig
 from edgeflow.engine.build import choose_device, choose_dtype, fingerprint
 from edgeflow.engine.chat import ChatPlane, Prefix, StepCost
 from edgeflow.engine.generate import FixedPrefix, Prefill, run_pass
+from edgeflow.engine.grammar import Grammars
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.messages import ChatReady, Message
 from edgeflow.kernels.kv import KVSlots
@@ -40,8 +41,10 @@ class BuiltChat:
 
     def plane(self, config: ChatConfig, clock: Clock, publish: Callable[[Message], None]) -> ChatPlane:
         """Ready to serve."""
+        model = self.model
+        grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, model.device)
         return ChatPlane(
-            self.name, self.model, self.kv, self.prefixes, self.cost, config.prefill_chunk, clock, publish
+            self.name, model, self.kv, self.prefixes, self.cost, config.prefill_chunk, clock, publish, grammars
         )
 
     def ready(self) -> ChatReady:

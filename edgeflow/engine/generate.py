@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.policy import Decoder
-from edgeflow.engine.sampling import SampledToken, Sampler, SamplingParams
+from edgeflow.engine.sampling import Constraint, SampledToken, Sampler, SamplingParams
 from edgeflow.errors import InvalidArgument
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span
@@ -95,6 +95,7 @@ class Generation:
         *,
         known: int = 0,
         ignore_stop: bool = False,
+        constraint: Constraint | None = None,
     ) -> None:
         if len(prompt) > capacity:
             text = f"{len(prompt)} tokens, at most {capacity} fit the slot"
@@ -105,7 +106,7 @@ class Generation:
         self._prompt = prompt
         self._slot = slot
         self._prefill = Prefill(model, prompt, slot, known=known)
-        self._sampler = Sampler(params, prompt.ids, model.config.vocab_size, model.device)
+        self._sampler = Sampler(params, prompt.ids, model.config.vocab_size, model.device, constraint)
         self._most = min(params.max_tokens, capacity - len(prompt) + 1)
         self._stop_ids = frozenset[int]() if ignore_stop else model.stop_ids
         self.tokens: list[int] = []

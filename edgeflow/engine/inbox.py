@@ -17,6 +17,7 @@ class Inbox:
         self._frames: dict[int, SubmitFrame] = {}
         self._superseded: list[SubmitFrame] = []
         self._closed = False
+        self._woken = False
 
     def put(self, message: Message) -> None:
         """A frame takes the place of an older one of its session that was not drained yet."""
@@ -38,6 +39,12 @@ class Inbox:
             self._closed = True
             self._changed.notify()
 
+    def wake(self) -> None:
+        """Something else became ready: the loop looks again. From any thread."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
     @property
     def closed(self) -> bool:
         return self._closed
@@ -45,8 +52,9 @@ class Inbox:
     def wait(self, timeout_s: float | None) -> None:
         """Until something is here, the front goes, or the timeout."""
         with self._changed:
-            if not self._messages and not self._superseded and not self._closed:
+            if not self._messages and not self._superseded and not self._closed and not self._woken:
                 self._changed.wait(timeout_s)
+            self._woken = False
 
     def drain(self) -> tuple[list[Message], list[SubmitFrame]]:
         """Everything that waits, and the frames that were superseded before they were seen."""

@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -73,13 +74,27 @@ class SampledToken:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Constraint(Protocol):
+    """What an answer must keep to. allowed: [V] bool; accept: the token that was chosen."""
+
+    def allowed(self) -> Tensor: ...
+
+    def accept(self, token: int) -> None: ...
+
+
 class Sampler:
     """Of one request: remembers what was said. The same seed and logits give the same tokens."""
 
     def __init__(
-        self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, device: torch.device
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+        constraint: Constraint | None = None,
     ) -> None:
         self._params = params
+        self._constraint = constraint
         self._random = random.Random(params.seed)
         self._counts = torch.zeros(vocab_size, device=device)
         self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
@@ -91,10 +106,14 @@ class Sampler:
         scores = self._penalised(logits)
         if not math.isfinite(scores.max()):
             raise WorkerError("the model's output is not finite")
+        if self._constraint is not None:
+            scores = scores.masked_fill(~self._constraint.allowed(), -math.inf)
         if self._params.temperature == 0:
             token = int(scores.argmax())
         else:
             token = draw(probabilities(scores, self._params), self._random.random())
+        if self._constraint is not None:
+            self._constraint.accept(token)
         self._counts[token] += 1
         self._seen[token] = True
         return self._told(token, logits)

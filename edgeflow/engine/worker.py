@@ -103,6 +103,8 @@ class Worker:
         self._default_unnorm_key = default_unnorm_key
         self._pacer = pacer
         self._chat = chat
+        if chat is not None:
+            chat.wake = self.inbox.wake
         self._gaps = Gaps(CHAT_PATIENCE_NS)
         self._opened: dict[int, _Opened] = {}
         self._waiting: dict[FrameRef, SubmitFrame] = {}

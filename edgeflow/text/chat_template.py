@@ -34,6 +34,7 @@ class ChatTemplate:
         except (TemplateError, RecursionError) as error:
             raise CheckpointError(f"chat_template is not a template: {error}") from error
         self._tokens = dict(tokens)
+        self.takes_tools = "tools" in source
 
     @classmethod
     def load(cls, directory: Path) -> ChatTemplate | None:

@@ -32,6 +32,11 @@ class TextTokenizer:
         if self.vocab_size > vocab_size:
             raise CheckpointError(f"{path} has ids up to {self.vocab_size - 1}, the model's vocab_size is {vocab_size}")
 
+    @property
+    def definition(self) -> str:
+        """As tokenizer.json has it."""
+        return str(self._tokenizer.to_str())
+
     def encode(self, text: str, *, special: bool) -> list[int]:
         """special: add what the tokenizer puts around a plain text (BOS), as chat templates write themselves.
 

@@ -11,6 +11,7 @@ from edgeflow.clock import Clock
 from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.messages import ChatDone, ChatReady, ChatStart, ChatToken
 from edgeflow.service.chat.body import ChatBody, CompletionBody
+from edgeflow.service.chat.calls import Call, CallReader, Found
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.text import PreparedPrompt
 from edgeflow.service.metrics import Metrics
@@ -29,12 +30,13 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new: text, often none, and the token's log probabilities. done: with the last piece."""
+    """What is new: text, often none, calls, and the token's log probabilities. done: with the last piece."""
 
     text: str
     token: TokenText | None = None
     done: ChatDone | None = None
     finish: str = ""
+    calls: tuple[Call, ...] = ()
 
 
 def start_message(
@@ -62,7 +64,7 @@ def start_message(
         frequency_penalty=body.frequency_penalty,
         seed=-1 if body.seed is None else body.seed,
         logprobs=body.logprobs_wanted,
-        schema="",
+        schema=body.schema_wanted,
         payload=b"".join(picture.tobytes() for picture in prompt.pictures),
     )
 
@@ -81,18 +83,24 @@ class Answering:
         self._clock = clock
         self._metrics = metrics
 
-    async def pieces(self, message: ChatStart, stops: tuple[str, ...], turn: Turn) -> AsyncGenerator[Piece, None]:
-        """Text as it comes; the last piece has `done`. Tokens after a stop string are neither told nor counted."""
+    async def pieces(
+        self, message: ChatStart, stops: tuple[str, ...], reader: CallReader | None, turn: Turn
+    ) -> AsyncGenerator[Piece, None]:
+        """Text as it comes; the last piece has `done`. Tokens after a stop string are neither told nor counted.
+
+        reader: finds the calls, where tools were offered.
+        """
         text = TextStream(self._tokenizer, message.ids, stops)
-        told, last_ns, stopping = 0, turn.asked_ns, False
+        told, last_ns, stopping, called = 0, turn.asked_ns, False, False
         async with contextlib.aclosing(self._desk.answer(message, turn)) as answers:
             async for answer in answers:
                 if isinstance(answer, ChatDone):
-                    rest = text.finish()
+                    found = _read(reader, text.finish(), last=True)
                     reason = "stop" if text.stopped else answer.reason
                     done = replace(answer, reason=reason, answer_tokens=told)
                     self._count(done)
-                    yield Piece(rest, None, done, "length" if reason == "length" else "stop")
+                    why = "length" if reason == "length" else "tool_calls" if called or found.calls else "stop"
+                    yield Piece(found.text, None, done, why, found.calls)
                     return
                 if stopping:
                     continue
@@ -100,11 +108,12 @@ class Answering:
                 seconds = self._metrics.chat_token_gap if told else self._metrics.chat_first_token
                 seconds.observe((now_ns - last_ns) / 1e9)
                 told, last_ns = told + 1, now_ns
-                new = text.push(answer.token)
+                found = _read(reader, text.push(answer.token), last=False)
+                called = called or bool(found.calls)
                 stopping = text.stopped
                 if stopping:
                     self._desk.stop(answer)
-                yield Piece(new, _token_text(answer))
+                yield Piece(found.text, _token_text(answer), calls=found.calls)
 
     def _count(self, done: ChatDone) -> None:
         self._metrics.chat_tokens.labels("prompt").inc(done.prompt_tokens)
@@ -128,6 +137,16 @@ def usage(dones: list[ChatDone]) -> dict[str, Any]:
             "slot": dones[0].slot,
         },
     }
+
+
+def _read(reader: CallReader | None, text: str, *, last: bool) -> Found:
+    if reader is None:
+        return Found(text)
+    found = reader.push(text)
+    if not last:
+        return found
+    rest = reader.finish()
+    return Found(found.text + rest.text, found.calls + rest.calls)
 
 
 def _token_text(answer: ChatToken) -> TokenText | None:

@@ -7,67 +7,29 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from edgeflow.errors import InvalidArgument
+from edgeflow.service.chat.schemas import call_schema, format_schema
+from edgeflow.service.chat.turns import MAX_TOOLS, Body, Message, NamedTool, ResponseFormat, Tool
 
 MAX_DEPTH = 32
 MAX_VALUES = 1 << 16
 MAX_FIELD = 100  # characters of a name that an answer repeats
 MAX_MESSAGES = 64
-MAX_IMAGES = 4
 MAX_STOPS = 4
 MAX_STOP = 64
 Probability = Annotated[float, Field(ge=0, le=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class ImageUrl(_Body):
-    """`data:image/jpeg;base64,…` or png; nothing is fetched."""
-
-    url: str
-    detail: Literal["auto", "low", "high"] = "auto"
-
-
-class TextPart(_Body):
-    """A piece of text."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ImagePart(_Body):
-    """A picture."""
-
-    type: Literal["image_url"]
-    image_url: ImageUrl
-
-
-class Message(_Body):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
-    name: str | None = Field(None, max_length=64)
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """include_usage: a last piece with the counts."""
 
     include_usage: bool = False
 
 
-class ResponseFormat(_Body):
-    """Plain text."""
-
-    type: Literal["text"]
-
-
-class _Sampling(_Body):
+class _Sampling(Body):
     """What both routes share. Left out: as the checkpoint's generation_config says."""
 
     model: str = ""
@@ -93,6 +55,11 @@ class _Sampling(_Body):
         return self.max_tokens
 
     @property
+    def schema_wanted(self) -> str:
+        """That the answer must follow; empty for text."""
+        return ""
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """Texts that end an answer."""
         if self.stop is None:
@@ -108,6 +75,33 @@ class ChatBody(_Sampling):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=5)
     response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = Field(None, min_length=1, max_length=MAX_TOOLS)
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+
+    @property
+    def offered(self) -> list[Tool]:
+        """Tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def forced(self) -> list[Tool]:
+        """Tools of which the answer must call one; empty where it may say what it likes."""
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            return [tool for tool in self.offered if tool.function.name == name]
+        return self.offered if self.tool_choice == "required" else []
+
+    @property
+    def schema_wanted(self) -> str:
+        return call_schema(self.forced) or format_schema(self.response_format)
+
+    @model_validator(mode="after")
+    def _tools_go_together(self) -> ChatBody:
+        if self.tool_choice not in (None, "auto", "none") and not self.forced:
+            raise ValueError("tool_choice: names no tool of tools")
+        if self.offered and self.response_format is not None and self.response_format.type != "text":
+            raise ValueError("response_format: not together with tools")
+        return self
 
     @property
     def length(self) -> int | None:
@@ -132,7 +126,7 @@ class CompletionBody(_Sampling):
         return -1 if self.logprobs is None else self.logprobs
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(Body):
     """POST /tokenize: a text as it is, or messages through the chat template."""
 
     model: str = ""

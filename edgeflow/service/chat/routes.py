@@ -21,6 +21,7 @@ from edgeflow.ipc.messages import ChatDone, ChatStart
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage
 from edgeflow.service.chat.body import ChatBody, CompletionBody, Kind, TokenizeBody, parse
+from edgeflow.service.chat.calls import CallReader
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.text import ChatText
 from edgeflow.service.http_edge import REQUEST_ID, error_body
@@ -85,7 +86,10 @@ class ChatFront:
     def pieces(self, asked: _Asked, index: int, turn: Turn) -> AsyncGenerator[Piece, None]:
         """One choice."""
         answering = Answering(self.desk, self.loaded().tokenizer, self._clock, self._metrics)
-        return answering.pieces(of_choice(asked.message, index), asked.body.stops, turn)
+        body, reader = asked.body, None
+        if isinstance(body, ChatBody) and body.offered:
+            reader = CallReader([tool.function.name for tool in body.offered], inside=bool(body.forced))
+        return answering.pieces(of_choice(asked.message, index), body.stops, reader, turn)
 
 
 def add_chat(app: FastAPI, front: ChatFront) -> None:
@@ -176,7 +180,7 @@ async def _chunks(
             opening = None
         if piece.done is not None:
             dones.append(piece.done)
-        if piece.text or piece.token or piece.done:
+        if piece.text or piece.calls or piece.token or piece.done:
             yield asked.shape.chunk(index, piece)
 
 

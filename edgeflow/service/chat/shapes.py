@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 
 from edgeflow.service.chat.answer import Piece, TokenText
+from edgeflow.service.chat.calls import Call
 from edgeflow.service.http_schema import ErrorAnswer
 from edgeflow.text.tokenizer import TextTokenizer
 
@@ -91,9 +92,12 @@ class ChatShape(_Head):
     __slots__ = ()
 
     def choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        calls = [_call(call) for piece in pieces for call in piece.calls]
+        text = _joined(pieces)
+        content: dict[str, Any] = {"content": text or None, "tool_calls": calls} if calls else {"content": text}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": _joined(pieces)},
+            "message": {"role": "assistant", **content},
             "logprobs": self._logprobs(pieces),
             "finish_reason": pieces[-1].finish,
         }
@@ -106,7 +110,9 @@ class ChatShape(_Head):
         return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        delta = {"content": piece.text} if piece.text else {}
+        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+        if piece.calls:
+            delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in piece.calls]
         finish = piece.finish or None
         logprobs = self._logprobs([piece])
         return self._chunk([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}])
@@ -165,6 +171,10 @@ class TextShape(_Head):
             "top_logprobs": [{self._text(token): logprob for token, logprob in each.top} for each in told],
             "text_offset": None,
         }
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _joined(pieces: Sequence[Piece]) -> str:

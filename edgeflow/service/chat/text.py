@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,15 @@ from numpy.typing import NDArray
 from edgeflow.config import ChatConfig, ChatSlot, LimitsConfig
 from edgeflow.errors import InvalidArgument, NotFound
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES
-from edgeflow.service.chat.body import MAX_IMAGES, ChatBody, CompletionBody, ImagePart, Message, TextPart
+from edgeflow.service.chat.body import ChatBody, CompletionBody
+from edgeflow.service.chat.calls import BEGIN
 from edgeflow.service.chat.pictures import read_picture
+from edgeflow.service.chat.turns import AnswerTurn, ImagePart, Message, TextPart, Tool
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.tokenizer import TextTokenizer
 
+MAX_IMAGES = 4
 CHARACTERS_PER_TOKEN = 32  # of a text that has a chance to fit; prose has four
 
 
@@ -64,7 +68,8 @@ class ChatText:
             raise InvalidArgument("this slot begins with plain text: use /v1/completions", field="slot")
         before = [message.model_dump() for message in slot.messages] if slot else []
         messages, pictures = self._plain(body.messages)
-        return PreparedPrompt(self._render([*before, *messages]), pictures)
+        ids = self._render([*before, *messages], body.offered, f"{BEGIN}\n" if body.forced else "")
+        return PreparedPrompt(ids, pictures)
 
     def text_prompt(self, body: CompletionBody, slot: ChatSlot | None) -> PreparedPrompt:
         """A plain text, a slot's text before it."""
@@ -80,10 +85,14 @@ class ChatText:
         """The ids that messages become; an image counts one."""
         return self._render(self._plain(messages)[0])
 
-    def _render(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool] = (), begun: str = "") -> list[int]:
+        """begun: what the answer begins with."""
         if self._template is None:
             raise InvalidArgument("this model has no chat template: use /v1/completions", field="messages")
-        return self._encode(self._template(messages), special=False)
+        if tools and not self._template.takes_tools:
+            raise InvalidArgument("this model's chat template takes no tools", field="tools")
+        offered = [tool.model_dump(exclude_none=True) for tool in tools] or None
+        return self._encode(self._template(messages, tools=offered) + begun, special=False)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         """A text that cannot fit is refused before it is cut into tokens, which takes time."""
@@ -98,13 +107,12 @@ class ChatText:
         plain = []
         for index, message in enumerate(messages):
             content: Any = message.content
-            if not isinstance(content, str):
+            if isinstance(content, list):
                 where = f"messages.{index}.content"
                 parts = [self._part(part, f"{where}.{at}", pictures) for at, part in enumerate(content)]
                 only_text = all(part["type"] == "text" for part in parts)
                 content = "".join(part["text"] for part in parts) if only_text else parts
-            role = "system" if message.role == "developer" else message.role
-            plain.append({"role": role, "content": content})
+            plain.append({**_outside(message), "content": content or ""})
         return plain, tuple(pictures)
 
     def _part(self, part: TextPart | ImagePart, field: str, pictures: list[NDArray[np.uint8]]) -> dict[str, str]:
@@ -116,3 +124,14 @@ class ChatText:
         if sum(picture.nbytes for picture in pictures) > MAX_PAYLOAD_BYTES:
             raise InvalidArgument("the images have too many pixels together", field=field, reason="IMAGES_TOO_LARGE")
         return {"type": "image"}
+
+
+def _outside(message: Message) -> dict[str, Any]:
+    """What templates read of a turn besides its content; arguments of calls are objects there."""
+    role = "system" if message.role == "developer" else message.role
+    if not isinstance(message, AnswerTurn) or not message.tool_calls:
+        return {"role": role}
+    calls = [call.model_dump() for call in message.tool_calls]
+    for call in calls:
+        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return {"role": role, "tool_calls": calls}

@@ -1,0 +1,91 @@
+"""Tool calls in a text, as Qwen2.5 and Hermes write them: `<tool_call>{"name": …, "arguments": …}</tool_call>`."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """index: among the calls of its answer. arguments: a JSON object as text."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is new: plain text, calls that are complete."""
+
+    text: str
+    calls: tuple[Call, ...] = ()
+
+
+class CallReader:
+    """Push text, get what stands around calls, and the calls. What is no call of these tools stays text.
+
+    inside: the prompt ended with the beginning of a call.
+    """
+
+    def __init__(self, names: Sequence[str], *, inside: bool) -> None:
+        self._names = frozenset(names)
+        self._inside = inside
+        self._begun = BEGIN if not inside else ""
+        self._held = ""
+        self._count = 0
+
+    def push(self, text: str) -> Found:
+        """Nothing of a call, nor of what may become one, is told as text."""
+        self._held += text
+        plain, calls = "", list[Call]()
+        while True:
+            mark = END if self._inside else BEGIN
+            before, found, behind = self._held.partition(mark)
+            if not found:
+                break
+            self._held = behind
+            if self._inside:
+                call = self._call(before)
+                plain += "" if call else f"{self._begun}{before}{END}"
+                calls += [call] if call else []
+                self._begun = BEGIN
+            else:
+                plain += before
+            self._inside = not self._inside
+        if not self._inside:
+            keep = next((size for size in range(len(BEGIN) - 1, 0, -1) if self._held.endswith(BEGIN[:size])), 0)
+            place = len(self._held) - keep
+            plain, self._held = plain + self._held[:place], self._held[place:]
+        return Found(self._plain(plain), tuple(calls))
+
+    def finish(self) -> Found:
+        """The answer is over: a call that lacks its end is a call when it is whole."""
+        held, self._held = self._held, ""
+        if not self._inside:
+            return Found(self._plain(held))
+        call = self._call(held)
+        return Found("", (call,)) if call else Found(self._begun + held)
+
+    def _plain(self, text: str) -> str:
+        return "" if self._count and not text.strip() else text
+
+    def _call(self, text: str) -> Call | None:
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        name, arguments = (
+            (values.get("name"), values.get("arguments", {})) if isinstance(values, dict) else (None, None)
+        )
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+            return None
+        self._count += 1
+        written = json.dumps(arguments, ensure_ascii=False)
+        return Call(self._count - 1, f"call_{uuid.uuid4().hex[:24]}", name, written)

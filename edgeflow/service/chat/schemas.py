@@ -1,0 +1,89 @@
+"""JSON schemas that answers must follow: what may stand in them, and the one that makes an answer call a tool."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from edgeflow.errors import InvalidArgument
+from edgeflow.service.chat.turns import ResponseFormat, Schema, SchemaFormat, Tool
+
+MAX_SCHEMA_BYTES = 64 << 10
+_REFUSED = ("pattern", "patternProperties", "x-guidance")
+_OF_NAMES = ("properties", "$defs", "definitions", "dependentSchemas")  # their keys are names, not keywords
+_DATA = ("enum", "const", "default", "examples")
+_REFERENCE = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
+
+
+def format_schema(wanted: ResponseFormat | None) -> str:
+    """The schema of an answer as JSON; empty for text."""
+    if isinstance(wanted, SchemaFormat):
+        field = "response_format.json_schema.schema"
+        return checked(wanted.json_schema.schema_, field)
+    return '{"type":"object"}' if wanted is not None and wanted.type == "json_object" else ""
+
+
+def call_schema(tools: Sequence[Tool]) -> str:
+    """Of an answer that calls one of these tools: {"name": …, "arguments": …}; empty without tools."""
+    if not tools:
+        return ""
+    definitions: dict[str, Any] = {}
+    calls = []
+    for index, tool in enumerate(tools):
+        own = f"t{index}."
+        inner = dict(tool.function.parameters)
+        for key in ("$defs", "definitions"):
+            named = inner.pop(key, {})
+            if not isinstance(named, dict):
+                raise InvalidArgument(f"{key} must be an object", field=f"tools.{index}.function.parameters")
+            definitions |= {f"{own}{name}": _moved(each, own) for name, each in named.items()}
+        definitions[own] = _moved(inner, own)
+        arguments = {"$ref": f"#/$defs/{own}"}
+        properties = {"name": {"const": tool.function.name}, "arguments": arguments}
+        required = list(properties)
+        calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
+    return checked({"$defs": definitions, "anyOf": calls}, "tools")
+
+
+def checked(schema: Schema, field: str) -> str:
+    """The schema as JSON; InvalidArgument for what would make the service run a client's regular expressions, look
+    something up, or work for long.
+    """
+    text = json.dumps(schema, separators=(",", ":"))
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise InvalidArgument(f"has more than {MAX_SCHEMA_BYTES} bytes", field=field, reason="SCHEMA_TOO_LARGE")
+    _check(schema, field)
+    return text
+
+
+def _check(schema: Any, field: str) -> None:
+    if isinstance(schema, list):
+        for each in schema:
+            _check(each, field)
+    if not isinstance(schema, dict):
+        return
+    for key, value in schema.items():
+        if key in _REFUSED:
+            raise InvalidArgument(f"{key} is not served", field=field, reason="SCHEMA_KEYWORD")
+        if key in ("$ref", "$dynamicRef") and not (isinstance(value, str) and _REFERENCE.fullmatch(value)):
+            raise InvalidArgument("$ref must name a definition of the schema", field=field, reason="SCHEMA_REFERENCE")
+        if key in _OF_NAMES and isinstance(value, dict):
+            _check(list(value.values()), field)
+        elif key not in _DATA:
+            _check(value, field)
+
+
+def _moved(schema: Any, own: str) -> Any:
+    """References of a tool's schema, where its definitions lie now."""
+    if isinstance(schema, list):
+        return [_moved(each, own) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: value if key in _DATA else _moved(value, own) for key, value in schema.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and _REFERENCE.fullmatch(reference):
+        name = reference.rpartition("/")[2] if "/" in reference else ""
+        moved["$ref"] = f"#/$defs/{own}{name}"
+    return moved

@@ -1,0 +1,153 @@
+"""What a conversation is made of: turns, tools, the form of an answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+MAX_CALLS = 64
+MAX_ARGUMENTS = 64 << 10  # characters
+MAX_TOOLS = 64
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Schema: TypeAlias = dict[str, Any]
+
+
+class Body(BaseModel):
+    """Of any object that a client sends: nothing unknown, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class ImageUrl(Body):
+    """`data:image/jpeg;base64,…` or png; nothing is fetched."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+class TextPart(Body):
+    """A piece of text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImagePart(Body):
+    """A picture."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class Called(Body):
+    """A function and what it was called with: a JSON object as text."""
+
+    name: Name
+    arguments: str = Field(max_length=MAX_ARGUMENTS)
+
+    @field_validator("arguments")
+    @classmethod
+    def _object(cls, text: str) -> str:
+        try:
+            values = json.loads(text)
+        except RecursionError:
+            values = None
+        if not isinstance(values, dict):
+            raise ValueError("is no JSON object")
+        return text
+
+
+class ToolCall(Body):
+    """A call that an earlier answer made."""
+
+    id: str = Field(max_length=64)
+    type: Literal["function"] = "function"
+    function: Called
+
+
+Content: TypeAlias = str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
+
+
+class _Turn(Body):
+    name: str | None = Field(None, max_length=64)
+
+
+class AskingTurn(_Turn):
+    """What the model is told."""
+
+    role: Literal["system", "developer", "user"]
+    content: Content
+
+
+class AnswerTurn(_Turn):
+    """What the model said before."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    tool_calls: list[ToolCall] | None = Field(None, min_length=1, max_length=MAX_CALLS)
+    refusal: str | None = None
+
+
+class ToolTurn(_Turn):
+    """What a tool gave back."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str = Field(max_length=64)
+
+
+Message: TypeAlias = Annotated[AskingTurn | AnswerTurn | ToolTurn, Field(discriminator="role")]
+
+
+class Function(Body):
+    """What a tool does. parameters: a JSON schema of its arguments."""
+
+    name: Name
+    description: str = ""
+    parameters: Schema = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A function that the answer may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class _Named(Body):
+    name: Name
+
+
+class NamedTool(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: _Named
+
+
+class PlainFormat(Body):
+    """Text, or any JSON object."""
+
+    type: Literal["text", "json_object"]
+
+
+class SchemaOf(Body):
+    """A JSON schema with its name."""
+
+    name: Name
+    description: str = ""
+    schema_: Schema = Field(alias="schema")
+    strict: bool | None = None
+
+
+class SchemaFormat(Body):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: SchemaOf
+
+
+ResponseFormat: TypeAlias = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]

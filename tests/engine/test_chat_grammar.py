@@ -1,0 +1,205 @@
+"""Answers that follow a JSON schema, whatever the model would rather say."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from edgeflow.clock import ManualClock
+from edgeflow.config import ChatConfig
+from edgeflow.engine.chat_build import build_chat
+from edgeflow.engine.generate import Generation, generate
+from edgeflow.engine.grammar import KEPT, Grammars
+from edgeflow.engine.inbox import Inbox
+from edgeflow.engine.sampling import SamplingParams
+from edgeflow.errors import InvalidArgument
+from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message
+from edgeflow.models.chat import ChatModel, load_chat_model
+from tests.chat_checkpoint import END, write_chat_checkpoint
+
+CPU = torch.device("cpu")
+SHORT = {"type": "string", "maxLength": 5}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["cup", "arm"]},
+        "count": {"type": "integer", "minimum": 1, "maximum": 9},
+        "n": SHORT,
+    },
+    "required": ["kind", "count", "n"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> ChatModel:
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("chat")
+    write_chat_checkpoint(path, "qwen2")
+    return load_chat_model(path, torch.float32, CPU)
+
+
+@pytest.fixture(scope="module")
+def grammars(model: ChatModel) -> Grammars:
+    return Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
+
+
+def compiled(grammars: Grammars, schema: Any):
+    return grammars.compile(json.dumps(schema)).result(timeout=30)
+
+
+def answer(model: ChatModel, grammars: Grammars, schema: Any, **params: Any) -> tuple[str, str, Any]:
+    """Text, finish, tokens."""
+    prompt = model.text_prompt("go")
+    kv = model.decoder.kv_slots(1, 200)
+    settings = SamplingParams(**{"max_tokens": 150, **params})
+    generation = Generation(model, prompt, settings, 0, 200, constraint=compiled(grammars, schema))
+    sampled = [each for each in generate(model, kv, generation, 100) if each is not None]
+    assert generation.finish is not None
+    return model.tokenizer.decode([each.token for each in sampled]), generation.finish.value, sampled
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_random_model_s_answer_follows_the_schema(model: ChatModel, grammars: Grammars, seed: int):
+    text, finish, sampled = answer(model, grammars, SCHEMA, temperature=1.0, seed=seed)
+    values = json.loads(text)
+    assert values["kind"] in ("cup", "arm") and 1 <= values["count"] <= 9 and len(values["n"]) <= 5
+    assert finish == "stop" and sampled[-1].token == END
+
+
+def test_greedy_answers_and_penalties_keep_to_it_too(model: ChatModel, grammars: Grammars):
+    for params in ({}, {"repetition_penalty": 1.5, "frequency_penalty": 2.0}):
+        assert json.loads(answer(model, grammars, SCHEMA, **params)[0])["kind"] in ("cup", "arm")
+
+
+def test_without_the_schema_the_model_says_something_else(model: ChatModel, grammars: Grammars):
+    """That the tests above can fail."""
+    kv = model.decoder.kv_slots(1, 200)
+    generation = Generation(model, model.text_prompt("go"), SamplingParams(20), 0, 200)
+    tokens = [each.token for each in generate(model, kv, generation, 100) if each is not None]
+    with pytest.raises(ValueError):
+        json.loads(model.tokenizer.decode(tokens))
+
+
+def test_log_probabilities_are_the_model_s_own(model: ChatModel, grammars: Grammars):
+    _, _, sampled = answer(model, grammars, {"const": "x"}, logprobs=2)
+    _, _, free = answer(model, grammars, {"type": "string", "maxLength": 3}, logprobs=2)
+    assert sampled[0].top == free[0].top, "before the schema forbids anything"
+    assert all(value > float("-inf") for each in sampled for _, value in each.top)
+
+
+def test_an_answer_may_be_cut_by_its_length(model: ChatModel, grammars: Grammars):
+    text, finish, _ = answer(model, grammars, SCHEMA, max_tokens=4)
+    assert (len(text), finish) == (4, "length")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "nothing"},
+        {"$ref": "http://localhost/x"},
+        {"$ref": "#/$defs/none"},
+        {"not": {"type": "string"}},
+        {"allOf": [{"type": "string"}, {"type": "number"}]},
+        {"type": "array", "uniqueItems": True},
+        False,
+    ],
+    ids=str,
+)
+def test_a_schema_that_cannot_be_is_refused_with_the_reason(grammars: Grammars, schema: Any):
+    with pytest.raises(InvalidArgument) as caught:
+        compiled(grammars, schema)
+    assert (caught.value.field, caught.value.reason) == ("response_format", "SCHEMA")
+    assert 10 < len(caught.value.text) < 250
+
+
+def test_what_is_no_json_is_refused(grammars: Grammars):
+    with pytest.raises(InvalidArgument):
+        grammars.compile("{").result(timeout=30)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"anyOf": [{"type": "array", "items": schema}, {"type": "object", "properties": {"a": schema}}]}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "minLength": 1_000_000, "maxLength": 10_000_000},
+        {"type": "array", "minItems": 1_000_000, "items": {"type": "integer"}},
+        {"type": "object", "properties": {f"k{i}": {"type": "string", "minLength": i} for i in range(900)}},
+        {"anyOf": [{"type": "string", "maxLength": n} for n in range(2, 900)]},
+        {"type": "number", "multipleOf": 1e-9, "minimum": 1e-300, "maximum": 1e300},
+        {"enum": ["a" * n for n in range(300)]},
+        nested(9),
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    ],
+    ids=lambda schema: str(schema)[:40],
+)
+def test_hostile_schemas_are_compiled_or_refused_in_bounded_time(grammars: Grammars, schema: Any):
+    future = grammars.compile(json.dumps(schema))
+    assert future.exception(timeout=20) is None or isinstance(future.exception(), InvalidArgument)
+    if future.exception() is None:
+        assert future.result().allowed().any()
+
+
+def test_compiled_schemas_are_kept_and_bounded(grammars: Grammars):
+    for index in range(KEPT + 5):
+        compiled(grammars, {"const": index})
+    assert len(grammars._kept) == KEPT
+    first, second = compiled(grammars, {"const": 40}), compiled(grammars, {"const": 40})
+    first.accept(int(first.allowed().nonzero()[0]))
+    assert second.allowed().sum() == compiled(grammars, {"const": 40}).allowed().sum(), "answers do not share a place"
+
+
+class Slow:
+    """Grammars whose thread waits for the test."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self.go = threading.Event()
+        self._grammars = grammars
+
+    def compile(self, schema: str):
+        return self._grammars._thread.submit(lambda: self.go.wait(30) and self._grammars._compile(schema))
+
+
+def start(model: ChatModel, request: int, schema: str) -> ChatStart:
+    ids = list(model.text_prompt("go").ids)
+    return ChatStart(request, "small", ids, [], 60, 0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, -1, -1, schema, b"")
+
+
+def test_the_loop_goes_on_while_a_schema_is_compiled(model: ChatModel, grammars: Grammars):
+    said: list[Message] = []
+    config = ChatConfig.model_validate({"alias": "small", "capacity": 200})
+    plane = build_chat(config, model, "f", lambda *_: None).plane(config, ManualClock(), said.append)
+    slow = plane._grammars = Slow(grammars)
+    inbox = Inbox()
+    plane.wake = inbox.wake
+    plane.start(start(model, 1, json.dumps(SCHEMA)))
+    assert not plane.busy, "nothing to run yet: control passes go on"
+    plane.start(start(model, 2, '{"type": "nothing"}'))
+    plane.stop(1, "cancelled")
+    assert not plane.busy
+    plane.start(start(model, 3, json.dumps(SCHEMA)))
+    slow.go.set()
+    inbox.wait(30)
+    for _ in range(400):
+        if plane.busy:
+            plane.step(1 << 40)
+        elif len(said) > 2 and isinstance(said[-1], ChatDone):
+            break
+        else:
+            inbox.wait(30)
+    cancelled, refused, *tokens, done = said
+    assert isinstance(cancelled, ChatDone) and cancelled.reason == "cancelled"
+    assert isinstance(refused, ChatRefused) and (refused.request, refused.code) == (2, "INVALID_ARGUMENT")
+    assert isinstance(done, ChatDone) and (done.request, done.reason) == (3, "stop")
+    text = model.tokenizer.decode([token.token for token in tokens if isinstance(token, ChatToken)])
+    assert json.loads(text)["kind"] in ("cup", "arm")
