@@ -114,10 +114,10 @@ _TILES = {"block_m": (64, 32, 128), "block_n": (64, 32), "num_warps": (0, 4, 8),
 
 
 def _triton(op_name: str, file: str, limits: Mapping[str, int], **choices: tuple[int, ...]) -> Implementation:
-    """A kernel of kernels/triton/<file>.py, named as its operator."""
+    """A kernel of kernels/triton/<file>.py, named as its operator. Attention in float32 spills its registers."""
     where = f"edgeflow.kernels.triton.{file}:{op_name}"
-    devices = frozenset({"cuda"})
-    return Implementation(op_name, "triton", where, devices, _FLOATS, 80, ("triton",), limits, choices)
+    dtypes = _FLOATS - {torch.float32} if KINDS[op_name] == "attention" else _FLOATS
+    return Implementation(op_name, "triton", where, frozenset({"cuda"}), dtypes, 80, ("triton",), limits, choices)
 
 
 BUILT_IN = (

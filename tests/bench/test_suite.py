@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from edgeflow.bench.sections import Setting
 from edgeflow.kernels.layout import Span
 from edgeflow.models.llama import LlamaConfig
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 TINY, LARGE = SIZES["tiny"], SIZES["openvla-7b"]
 
@@ -73,6 +77,17 @@ def test_no_section_starts_when_the_time_is_over(tmp_path):
     code, results, _ = run(tmp_path, "--minutes", "0", "--sections", "facts", "kernels")
     assert code == 0
     assert {section["status"] for section in results["sections"].values()} == {"skipped"}
+
+
+def test_the_suite_starts_without_what_a_service_needs():
+    """The machine it is made for may have little more than torch, triton and transformers."""
+    absent = ["pydantic", "rich", "typer", "fastapi", "uvicorn", "grpc", "msgpack", "pytest", "simplejpeg", "triton"]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent!r}))\n"
+        "from edgeflow.bench import suite; suite._options(['--size', 'openvla-7b'])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_random_policies_repeat_and_frames_differ():

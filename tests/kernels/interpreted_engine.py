@@ -26,7 +26,7 @@ FRAMES = 4
 
 def in_triton() -> OperatorTable:
     """A table in which kernels may run here, and serve wherever there is one."""
-    anywhere = [replace(each, devices=frozenset()) for each in BUILT_IN]
+    anywhere = [replace(each, devices=frozenset(), dtypes=frozenset()) for each in BUILT_IN]
     names = {each.op_name: "triton" for each in anywhere if each.impl_id == "triton"}
     table = OperatorTable(anywhere, []).forcing(**names)
     for name in names:

@@ -139,7 +139,7 @@ def test_a_choice_says_what_was_passed_over():
     [
         (Hardware("cpu"), torch.float32, "", "not for cpu"),
         (Hardware("cuda", 75), torch.float32, "", "needs sm_80"),
-        (Hardware("cuda", 87), torch.float64, "", "not for float64"),
+        (Hardware("cuda", 87), torch.float32, "", "not for float32"),
         (Hardware("cuda", 87), torch.bfloat16, "m=1|d=512", "d over 256"),
         (Hardware("cuda", 87), torch.bfloat16, "m=1|d=256", ""),
         (Hardware("cuda"), torch.bfloat16, "", ""),
