@@ -36,6 +36,8 @@ class Status(Protocol):
     @property
     def warnings(self) -> Sequence[str]: ...
     @property
+    def chat(self) -> str: ...
+    @property
     def forecasts(self) -> Sequence[tuple[str, float, float]]: ...
 
 
@@ -87,6 +89,8 @@ class ServicePrinter:
                     f"gRPC {status.grpc_address}, HTTP {status.http_address}",
                     highlight=False,
                 )
+                if status.chat:
+                    self._console.print(f"  chat: {status.chat}", highlight=False, markup=False)
                 for mode, fps, age_ms in status.forecasts:
                     self._console.print(
                         f"  {mode:>9}: one robot alone gets {fps:.1f} actions a second, {age_ms:.0f} ms old",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -120,17 +122,36 @@ def _timed(model: ChatModel, kv: KVSlots, probe: Prompt, rows: int) -> int:
     return round(median(times))
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory that may still be taken; a CPU gives pages out before it has them, so it must be asked."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        (kib,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError):
+        return sys.maxsize
+    return int(kib) * 1024
+
+
 def _reserve(model: ChatModel, slots: int, capacity: int) -> KVSlots:
+    needed, free = kv_bytes(model, slots, capacity), free_bytes(model.device)
+    if needed > free:
+        raise _no_memory(model, slots, capacity, needed, free)
     try:
         return model.decoder.kv_slots(slots, capacity)
     except (RuntimeError, MemoryError) as error:
-        config = model.config
-        total = kv_bytes(model, slots, capacity) / (1 << 20)
-        raise ConfigError(
-            f"chat.capacity: no memory for {slots} slots of {capacity} positions: {config.num_hidden_layers} layers "
-            f"x 2 x {slots} x {capacity} x {config.num_key_value_heads} x {config.head_dim} are {total:.0f} MiB; "
-            "lower chat.capacity or the number of chat.slots"
-        ) from error
+        raise _no_memory(model, slots, capacity, needed, free) from error
+
+
+def _no_memory(model: ChatModel, slots: int, capacity: int, needed: int, free: int) -> ConfigError:
+    config = model.config
+    size = needed // (config.num_hidden_layers * 2 * slots * capacity * config.num_key_value_heads * config.head_dim)
+    return ConfigError(
+        f"chat.capacity: no memory for {slots} slots of {capacity} positions: {config.num_hidden_layers} layers "
+        f"x 2 x {slots} x {capacity} x {config.num_key_value_heads} x {config.head_dim} x {size} bytes are "
+        f"{needed / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free; lower chat.capacity or the number of chat.slots"
+    )
 
 
 def _prefix_prompt(model: ChatModel, slot: ChatSlot, capacity: int) -> Prompt:

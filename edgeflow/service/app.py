@@ -163,7 +163,14 @@ class Service:
         forecasts = tuple((mode, seen.fps, seen.age_ns / 1e6) for mode, seen in self.plane.modes.items())
         warnings += self.supervisor.warnings
         self._tell(
-            Phase.READY, device=ready.device, step="", done=0, total=0, forecasts=forecasts, warnings=tuple(warnings)
+            Phase.READY,
+            device=ready.device,
+            chat=self._desk.summary,
+            step="",
+            done=0,
+            total=0,
+            forecasts=forecasts,
+            warnings=tuple(warnings),
         )
 
     def _settle(self) -> list[str]:

@@ -21,6 +21,7 @@ class Phase(str, Enum):
 class ServiceStatus:
     """One announcement. step, done, total: progress of the start; ports: the bound ones, 0 before that.
 
+    chat: the chat model and the memory of its slots, in a line; empty where there is none.
     forecasts: (mode, actions a second, age in ms) of one robot alone at full rate, from measured pass times.
     warnings: what was asked for and is not permitted here.
     """
@@ -35,5 +36,6 @@ class ServiceStatus:
     http_port: int = 0
     model: str = ""
     device: str = ""
+    chat: str = ""
     forecasts: tuple[tuple[str, float, float], ...] = ()
     warnings: tuple[str, ...] = ()

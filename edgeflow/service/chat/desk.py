@@ -99,6 +99,16 @@ class ChatDesk:
                 await asyncio.wait_for(self._idle.wait(), timeout_ms / 1000)
         self._fail(Unavailable("the service is stopping", reason="DRAINING"))
 
+    @property
+    def summary(self) -> str:
+        """The model and the memory of its slots, for a person."""
+        if self.ready is None:
+            return ""
+        ready, slots = self.ready, 1 + len(self.ready.slots)
+        whole_mib = ready.kv_bytes / 2**20
+        size = f"{slots} slots of {ready.capacity} positions, {whole_mib / slots:.1f} MiB each, {whole_mib:.1f} in all"
+        return f"{ready.model} ({ready.family}), {size}"
+
     # What clients ask.
 
     def check(self) -> ChatReady:
