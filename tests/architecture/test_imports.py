@@ -32,8 +32,9 @@ ALLOWED: dict[str, set[str]] = {
     "service": LEAVES | {"config", "rpc", "ipc", "scheduler", "text"},
     "demo": LEAVES | {"config", "console", "client", "loadtest", "engine", "scheduler", "models", "ipc"},
     "bench": LEAVES | {"console", "engine", "kernels", "models", "scheduler"},
-    "cli": LEAVES
+    "commands": LEAVES
     | {"config", "client", "loadtest", "service", "engine", "bench", "demo", "models", "doctor", "console"},
+    "cli": LEAVES | {"commands", "loadtest"},
 }
 NO_TORCH = {"types", "errors", "clock", "config", "rpc", "ipc", "scheduler", "client", "loadtest", "service", "text"}
 HEAVY = {"torch", "transformers"}

@@ -1,0 +1,45 @@
+"""Commands of the chat plane."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from edgeflow.commands.options import Json, OptionalFloat, OptionalPath
+from edgeflow.errors import CheckpointError
+
+
+def chat(
+    model: Annotated[str, typer.Option(help="Checkpoint directory, hub id, or demo-chat (embedded).")] = "demo-chat",
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    capacity: Annotated[int, typer.Option(min=16, help="Tokens of the whole conversation.")] = 2048,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 256,
+    temperature: Annotated[OptionalFloat, typer.Option(min=0, max=2, help="0 is greedy; else as trained.")] = None,
+) -> None:
+    """Talk to a model in the terminal. Ends with Ctrl-D."""
+    from edgeflow.config import load_config
+    from edgeflow.engine.chat_terminal import converse, open_conversation
+
+    path = load_config(None, {"chat.model": model}).chat_path
+    if path is None:
+        raise CheckpointError("model: the embedded chat model is not installed: name a checkpoint with --model")
+    with Console(stderr=True).status("loading"):
+        conversation = open_conversation(path, device, capacity, max_tokens, temperature, system)
+    prompt = "> " if sys.stdin.isatty() else ""
+    converse(conversation, lambda: input(prompt), lambda text: print(text, end="", flush=True))
+
+
+def eval_chat(
+    model: Annotated[OptionalPath, typer.Option(help="Checkpoint directory; the embedded chat model if none.")] = None,
+    questions: Annotated[int, typer.Option(min=1, help="Held-out questions.")] = 500,
+    seed: Annotated[str, typer.Option(help="Of the questions.")] = "held out",
+    as_json: Json = False,
+) -> None:
+    """Exact match of the embedded chat model on held-out questions. Exit code 1 below what shipping needs."""
+    from edgeflow.demo.chat.command import eval_chat_command
+
+    raise typer.Exit(eval_chat_command(model, questions, seed, as_json=as_json))

@@ -1,0 +1,104 @@
+"""Commands that check: recorded outputs, operators, this machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edgeflow.commands.options import ENDS, Json, OptionalMode, OptionalPath
+from edgeflow.console import reporting, table_console
+from edgeflow.errors import ConfigError
+
+VERDICT_STYLE = {"ok": "[green]ok[/]", "optional": "[yellow]optional[/]", "missing": "[red]missing[/]"}
+
+
+def verify(
+    directory: Annotated[Path, typer.Argument(help="A checkpoint with recorded cases.")],
+    mode: OptionalMode = None,
+    as_json: Json = False,
+) -> None:
+    """Check a checkpoint's outputs against those of the original implementation, in fp32.
+
+    Exit code 1 if any is off. Without --mode: serial and pipelined. Chat models are checked in modes of their own.
+    """
+    from edgeflow.engine.verify import verify_checkpoint
+
+    if mode not in (None, *ENDS):
+        raise ConfigError("mode: verify runs serial and pipelined")
+    with reporting(Console(stderr=True)) as report:
+        results = verify_checkpoint(directory, [mode] if mode else [], report)
+    off = sum(not result.ok for _, result in results)
+    if as_json:
+        rows = [
+            asdict(result)
+            | {
+                "mode": each,
+                "ok": result.ok,
+                "deviation": result.deviation if isfinite(result.deviation) else None,
+            }
+            for each, result in results
+        ]
+        print(json.dumps(rows, indent=2))
+    else:
+        title = escape(f"verify {directory}")
+        table = Table("mode", "case", "quantity", "largest deviation", "tolerance", "", title=title)
+        for each, result in results:
+            verdict = "[green]ok[/]" if result.ok else "[red]off[/]"
+            numbers = f"{result.deviation:.3g}", f"{result.tolerance:.3g}"
+            table.add_row(each, escape(result.case), result.quantity, *numbers, verdict)
+        table_console().print(table)
+        print(f"{off} of {len(results)} comparisons are off" if off else f"all {len(results)} comparisons agree")
+    raise typer.Exit(1 if off else 0)
+
+
+def ops(
+    model: Annotated[str, typer.Option(help="Directory, demo, or a shape such as openvla-7b, qwen2.5-0.5b.")] = "demo",
+    hardware: Annotated[str, typer.Option(help="cpu, cuda, or an architecture as in cuda_sm87.")] = "",
+    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "",
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a prefill.")] = 280,
+    overlay: Annotated[OptionalPath, typer.Option(help="JSON file of entries that win over the built-in ones.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which implementation serves each operator of a model on a device, and why."""
+    from edgeflow.bench.ops_command import ops_command
+
+    ops_command(model, hardware, dtype, rows, overlay, as_json=as_json)
+
+
+def tune(
+    model: Annotated[str, typer.Option(help="Directory, demo, or a shape such as openvla-7b, qwen2.5-0.5b.")] = "demo",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "",
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a prefill.")] = 280,
+    out: Annotated[OptionalPath, typer.Option(help="The overlay; a run that was cut off goes on from it.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Timings of each candidate; their median counts.")] = 15,
+    regress: Annotated[bool, typer.Option("--regress", help="Check the overlay again: right, and not slower?")] = False,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest correct implementation of each operator on this machine and write them as an overlay."""
+    from edgeflow.bench.ops_command import tune_command
+
+    raise typer.Exit(tune_command(model, device, dtype, rows, out, samples, regress, as_json=as_json))
+
+
+def doctor(as_json: Json = False) -> None:
+    """What this machine has, what is missing, and how to get it. Exit code 1 if something needed is missing."""
+    from edgeflow.doctor import examine, healthy
+
+    findings = examine()
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        table = Table("subject", "", "found", "how to get it")
+        for finding in findings:
+            table.add_row(finding.subject, VERDICT_STYLE[finding.verdict.value], finding.found, finding.advice)
+        table_console().print(table)
+    raise typer.Exit(0 if healthy(findings) else 1)

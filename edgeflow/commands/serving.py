@@ -1,0 +1,134 @@
+"""Commands that serve, and robots that connect."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from edgeflow.commands.options import (
+    AGE_HELP,
+    DEPTH_HELP,
+    MODE_HELP,
+    Json,
+    OptionalFloat,
+    OptionalInt,
+    OptionalMode,
+    OptionalPath,
+    OptionalText,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    TokenFile,
+)
+from edgeflow.console import ServicePrinter
+from edgeflow.types import Mode
+
+
+def serve(
+    config: Annotated[OptionalPath, typer.Option(help="JSON file; see `edgeflow config schema`.")] = None,
+    model: Annotated[OptionalText, typer.Option(help="Checkpoint directory, hub id, or demo (embedded).")] = None,
+    mode: OptionalMode = None,
+    depth: Annotated[OptionalInt, typer.Option(help=DEPTH_HELP)] = None,
+    max_action_age_ms: Annotated[OptionalInt, typer.Option(help=AGE_HELP)] = None,
+    device: Annotated[OptionalText, typer.Option(help="auto, cpu or cuda.")] = None,
+    profile: Annotated[OptionalText, typer.Option(help="Hold passes to a device: none, orin, rtx5090, FILE.")] = None,
+    grpc_host: Annotated[OptionalText, typer.Option(help="Address of the control plane.")] = None,
+    grpc_port: Annotated[OptionalInt, typer.Option(help="0 takes a free port.")] = None,
+    http_host: Annotated[OptionalText, typer.Option(help="Address of HTTP.")] = None,
+    http_port: Annotated[OptionalInt, typer.Option(help="0 takes a free port.")] = None,
+    tls_cert: Annotated[OptionalText, typer.Option(help="Certificate (PEM); gRPC and HTTP speak TLS.")] = None,
+    tls_key: Annotated[OptionalText, typer.Option(help="Its private key (PEM).")] = None,
+    tls_client_ca: Annotated[OptionalText, typer.Option(help="Mutual TLS: whose certificates clients show.")] = None,
+    tokens: Annotated[OptionalText, typer.Option(help="Who may do what; see `edgeflow token new`.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Off loopback without TLS or tokens.")] = False,
+    ready_file: Annotated[OptionalPath, typer.Option(help="Written when ready: {grpc, http} ports as JSON.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a policy: gRPC for robots, HTTP beside it. Ends with exit code 0 on SIGTERM or Ctrl-C."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else strangers' handshakes fill the log
+    from edgeflow.config import load_config
+    from edgeflow.service.app import run_service
+
+    overrides = {
+        "model": model,
+        "mode": mode.value if mode else None,
+        "depth": depth,
+        "max_action_age_ms": max_action_age_ms,
+        "device": device,
+        "profile": profile,
+        "grpc.host": grpc_host,
+        "grpc.port": grpc_port,
+        "http.host": http_host,
+        "http.port": http_port,
+        "tls.cert": tls_cert,
+        "tls.key": tls_key,
+        "tls.client_ca": tls_client_ca,
+        "tokens_file": tokens,
+        "insecure": insecure or None,
+    }
+    settings = load_config(config, overrides)
+    for text in settings.warnings:
+        print(f"edgeflow: warning: {text}", file=sys.stderr)
+    if as_json:
+        code = run_service(
+            settings, lambda status: print(json.dumps(asdict(status)), flush=True), ready_file=ready_file
+        )
+    else:
+        with closing(ServicePrinter(Console(stderr=True))) as printer:
+            code = run_service(settings, printer, ready_file=ready_file)
+    raise typer.Exit(code)
+
+
+def robot(
+    address: Annotated[str, typer.Argument(help="The service's gRPC address, host:port.")],
+    mode: Annotated[Mode, typer.Option(help=MODE_HELP)] = Mode.PIPELINED,
+    depth: Annotated[int, typer.Option(min=0, help=DEPTH_HELP)] = 0,
+    max_action_age_ms: Annotated[OptionalInt, typer.Option(min=1, help=AGE_HELP)] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 10,
+    speed: Annotated[float, typer.Option(min=0, max=20, help="Speed of the objects, cm/s.")] = 0.0,
+    anchored: Annotated[bool, typer.Option(help="Resolve actions against the pose of the frame answered.")] = True,
+    frame_hz: Annotated[OptionalFloat, typer.Option(min=1, help="Camera frames a second.")] = None,
+    seed: Annotated[int, typer.Option(help="First episode's seed.")] = 0,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Connect the simulated robot to a service and let it work."""
+    from edgeflow.client.credentials import Credentials
+    from edgeflow.demo.command import robot_command
+    from edgeflow.demo.driver import FRAME_HZ, RunPlan
+    from edgeflow.demo.measure import FRESH_SEEDS
+
+    plan = RunPlan(
+        mode=mode,
+        depth=depth,
+        max_action_age_s=max_action_age_ms / 1000 if max_action_age_ms else None,
+        episodes=episodes,
+        anchored=anchored,
+        object_speed=speed / 100,
+        seed=FRESH_SEEDS + seed,
+        frame_hz=frame_hz or FRAME_HZ,
+    )
+    credentials = Credentials.of(tls_ca, tls_cert, tls_key, token_file)
+    raise typer.Exit(robot_command(address, plan, credentials, as_json))
+
+
+def demo(
+    seconds: Annotated[float, typer.Option(min=5, help="Time for each mode.")] = 60.0,
+    profile: Annotated[str, typer.Option(help="Hold passes to a device: none, orin, rtx5090, FILE.")] = "rtx5090",
+    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("demo-report"),
+) -> None:
+    """A robot moves: serve the embedded policy, connect the simulated robot, compare the modes."""
+    from edgeflow.demo.command import demo_command
+
+    raise typer.Exit(demo_command(seconds, profile, out))
