@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class Conversation:
         self._messages = [{"role": "system", "content": system}] if system else []
         self.times: AnswerTimes | None = None
 
-    def ask(self, text: str) -> Iterator[str]:
+    def ask(self, text: str) -> Generator[str, None, None]:
         """Pieces of the answer as they come; `times` afterwards. InvalidArgument when it no longer fits."""
         started = time.perf_counter()
         messages = [*self._messages, {"role": "user", "content": text}]
@@ -51,17 +52,21 @@ class Conversation:
         generation = Generation(self._model, prompt, self._params, 0, self._kv.capacity)
         stream = TextStream(self._model.tokenizer, prompt.ids)
         first, said = 0.0, ""
-        for sampled in generate(self._model, self._kv, generation, CHUNK):
-            if sampled is None:
-                continue
-            first = first or time.perf_counter()
-            piece = stream.push(sampled.token)
-            said += piece
-            yield piece
-        rest = stream.finish()
-        yield rest
-        self.times = AnswerTimes(first - started, len(generation.tokens), time.perf_counter() - first)
-        self._messages = [*messages, {"role": "assistant", "content": said + rest}]
+        try:
+            for sampled in generate(self._model, self._kv, generation, CHUNK):
+                if sampled is None:
+                    continue
+                first = first or time.perf_counter()
+                piece = stream.push(sampled.token)
+                said += piece
+                yield piece
+            rest = stream.finish()
+            said += rest
+            yield rest
+        finally:  # an answer that was stopped is part of the conversation as far as it came
+            now = time.perf_counter()
+            self.times = AnswerTimes((first or now) - started, len(generation.tokens), now - (first or now))
+            self._messages = [*messages, {"role": "assistant", "content": said}]
 
 
 def open_conversation(
@@ -84,17 +89,27 @@ def open_conversation(
 
 
 def converse(conversation: Conversation, read: Callable[[], str], write: Callable[[str], None]) -> None:
-    """Until `read` raises EOFError; an answer that cannot be is told and the conversation goes on."""
+    """Until `read` raises EOFError or KeyboardInterrupt. An answer that cannot be is told and the conversation goes on;
+    so does it after Ctrl-C in an answer, which ends there.
+    """
     while True:
         try:
             text = read().strip()
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
             return
-        if not text:
-            continue
-        try:
-            for piece in conversation.ask(text):
+        if text:
+            _answer(conversation, text, write)
+
+
+def _answer(conversation: Conversation, text: str, write: Callable[[str], None]) -> None:
+    stopped = ""
+    try:
+        with contextlib.closing(conversation.ask(text)) as pieces:
+            for piece in pieces:
                 write(piece)
-            write(f"\n[{conversation.times.line() if conversation.times else ''}]\n")
-        except RequestError as error:
-            write(f"\n{error.text}\n")
+    except RequestError as error:
+        write(f"\n{error.text}\n")
+        return
+    except KeyboardInterrupt:
+        stopped = "stopped; "
+    write(f"\n[{stopped}{conversation.times.line() if conversation.times else ''}]\n")
