@@ -19,8 +19,8 @@ from edgeflow.text.tokenizer import TextTokenizer
 
 KEPT = 32  # compiled schemas
 MAX_REASON = 200  # characters of the library's own words
-# Without this an answer may be blanks for ever; with it, six levels of an indented object.
-BLANKS = r"[\x20\x0A\x0D\x09]{0,24}"
+# Between tokens of JSON: a blank, or a new line and its indentation. Otherwise an answer may be blanks for ever.
+BLANKS = r"(\x20|\x0A[\x20\x09]{0,16})?"
 # Defaults of the library, halved: about 10 ms a step and 0.1 s to begin with.
 LIMITS = LLParserLimits(initial_lexer_fuel=500_000, step_lexer_fuel=100_000, step_max_items=25_000)
 

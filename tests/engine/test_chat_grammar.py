@@ -21,6 +21,7 @@ from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, M
 from edgeflow.models.chat import ChatModel, load_chat_model
 from tests.chat_checkpoint import END, write_chat_checkpoint
 
+CAPACITY = 400
 CPU = torch.device("cpu")
 SHORT = {"type": "string", "maxLength": 5}
 SCHEMA = {
@@ -55,9 +56,9 @@ def compiled(grammars: Grammars, schema: Any):
 def answer(model: ChatModel, grammars: Grammars, schema: Any, **params: Any) -> tuple[str, str, Any]:
     """Text, finish, tokens."""
     prompt = model.text_prompt("go")
-    kv = model.decoder.kv_slots(1, 200)
-    settings = SamplingParams(**{"max_tokens": 150, **params})
-    generation = Generation(model, prompt, settings, 0, 200, constraint=compiled(grammars, schema))
+    kv = model.decoder.kv_slots(1, CAPACITY)
+    settings = SamplingParams(**{"max_tokens": 390, **params})
+    generation = Generation(model, prompt, settings, 0, CAPACITY, constraint=compiled(grammars, schema))
     sampled = [each for each in generate(model, kv, generation, 100) if each is not None]
     assert generation.finish is not None
     return model.tokenizer.decode([each.token for each in sampled]), generation.finish.value, sampled
@@ -78,8 +79,8 @@ def test_greedy_answers_and_penalties_keep_to_it_too(model: ChatModel, grammars:
 
 def test_without_the_schema_the_model_says_something_else(model: ChatModel, grammars: Grammars):
     """That the tests above can fail."""
-    kv = model.decoder.kv_slots(1, 200)
-    generation = Generation(model, model.text_prompt("go"), SamplingParams(20), 0, 200)
+    kv = model.decoder.kv_slots(1, CAPACITY)
+    generation = Generation(model, model.text_prompt("go"), SamplingParams(20), 0, CAPACITY)
     tokens = [each.token for each in generate(model, kv, generation, 100) if each is not None]
     with pytest.raises(ValueError):
         json.loads(model.tokenizer.decode(tokens))
@@ -172,12 +173,12 @@ class Slow:
 
 def start(model: ChatModel, request: int, schema: str) -> ChatStart:
     ids = list(model.text_prompt("go").ids)
-    return ChatStart(request, "small", ids, [], 60, 0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, -1, -1, schema, b"")
+    return ChatStart(request, "small", ids, [], 390, 0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, -1, -1, schema, b"")
 
 
 def test_the_loop_goes_on_while_a_schema_is_compiled(model: ChatModel, grammars: Grammars):
     said: list[Message] = []
-    config = ChatConfig.model_validate({"alias": "small", "capacity": 200})
+    config = ChatConfig.model_validate({"alias": "small", "capacity": CAPACITY})
     plane = build_chat(config, model, "f", lambda *_: None).plane(config, ManualClock(), said.append)
     slow = plane._grammars = Slow(grammars)
     inbox = Inbox()
@@ -190,7 +191,7 @@ def test_the_loop_goes_on_while_a_schema_is_compiled(model: ChatModel, grammars:
     plane.start(start(model, 3, json.dumps(SCHEMA)))
     slow.go.set()
     inbox.wait(30)
-    for _ in range(400):
+    for _ in range(800):
         if plane.busy:
             plane.step(1 << 40)
         elif len(said) > 2 and isinstance(said[-1], ChatDone):

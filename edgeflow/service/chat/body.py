@@ -161,11 +161,16 @@ def parse(kind: type[Kind], content_type: str, data: bytes) -> Kind:
 
 def _told(error: ValidationError, values: Any) -> InvalidArgument:
     """The error that lies deepest: where a field may be of several kinds, each tells its own."""
-    details: list[Any] = list(error.errors(include_input=False, include_url=False, include_context=False))
+    details: list[Any] = list(error.errors(include_input=False, include_url=False))
     places = [_place(detail["loc"], values) for detail in details]
     index = max(range(len(places)), key=lambda each: (len(places[each]), -each))
-    field = ".".join(places[index])[:MAX_FIELD].encode("ascii", "replace").decode()
-    return InvalidArgument(details[index]["msg"].removeprefix("Value error, "), field=field, reason="BODY_FIELD")
+    place, detail = places[index], details[index]
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"].startswith("union_tag"):  # the library's words repeat what the client sent
+        place.append(detail["ctx"]["discriminator"].strip("'"))
+        message = f"is one of {detail['ctx'].get('expected_tags', 'the known kinds')}"
+    field = ".".join(place)[:MAX_FIELD].encode("ascii", "replace").decode()
+    return InvalidArgument(message, field=field, reason="BODY_FIELD")
 
 
 def _place(loc: Sequence[str | int], value: Any) -> list[str]:

@@ -45,11 +45,13 @@ class Called(Body):
     """A function and what it was called with: a JSON object as text."""
 
     name: Name
-    arguments: str = Field(max_length=MAX_ARGUMENTS)
+    arguments: str
 
     @field_validator("arguments")
     @classmethod
     def _object(cls, text: str) -> str:
+        if len(text) > MAX_ARGUMENTS:
+            raise ValueError(f"has more than {MAX_ARGUMENTS} characters")
         try:
             values = json.loads(text)
         except RecursionError:

@@ -71,7 +71,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (user(image("data:image/svg+xml;base64,PHN2")), "messages.0.content.0.image_url.url"),
     (user(image("data:image/png;base64,@@@@")), "messages.0.content.0.image_url.url"),
     (user(image("data:image/png;base64,AAAA")), "messages.0.content.0.image_url.url"),
-    (user({"type": "input_audio", "input_audio": {}}), "messages.0.content.0"),
+    (user({"type": "input_audio", "input_audio": {}}), "messages.0.content.0.type"),
     (user(image(picture()[0]) | {"uuid": "x"}), "messages.0.content.0.image_url.uuid"),
     ({"messages": [{**TURN, "content": "x" * 9000}]}, "prompt"),
     ({"messages": [{**TURN, "content": "x" * 300}]}, "prompt"),
