@@ -27,12 +27,14 @@ from edgeflow.scheduler.cost import PassTimes
 from edgeflow.scheduler.scheduler import Scheduler
 
 
-def main(fd: int, config: Path) -> int:
-    """Build, prove, serve; the exit code of the process. fd: of the socket to the front."""
+def main(fd: int, config: Path, known: PassTimes | None = None) -> int:
+    """Build, prove, serve; the exit code of the process. fd: of the socket to the front. known: times measured by the
+    worker before, which this one takes over: the sooner robots act again.
+    """
     torch.set_grad_enabled(False)
     channel = BlockingChannel(socket.socket(fileno=fd))
     try:
-        return _serve(load_config(config, {}), channel)
+        return _serve(load_config(config, {}), channel, known)
     except ChannelClosed:
         return 0
     except EdgeflowError as error:
@@ -41,7 +43,7 @@ def main(fd: int, config: Path) -> int:
         return 2
 
 
-def _serve(config: ServiceConfig, channel: BlockingChannel) -> int:
+def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | None) -> int:
     channel.send(WarmupProgress("loading", 0, 2))
     profile = load_profile(config.profile)  # before the long part, so that a wrong one is told at once
     built = build_engine(config)
@@ -54,7 +56,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel) -> int:
     chat = load_chat(config, progress)
     clock = MonotonicClock()
     pacer = Pacer(profile.times(built.engine.policy.K), clock) if profile else None
-    times = calibrate(built.engine, row_budget=config.row_budget, pacer=pacer, clock=clock)
+    times = known or calibrate(built.engine, row_budget=config.row_budget, pacer=pacer, clock=clock)
     worker = Worker(
         built.engine,
         Scheduler(built.limits),

@@ -69,6 +69,11 @@ class Admission:
             Shift(config.shift),
         )
 
+    @property
+    def pass_times(self) -> PassTimes | None:
+        """As measured last."""
+        return self._cost.times if self._cost is not None else None
+
     def observe(self, pong: Pong) -> bool:
         """The worker's latest passes; True when they drifted so far that the forecasts changed."""
         if self._cost is None:

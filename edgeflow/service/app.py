@@ -62,7 +62,7 @@ class Service:
         self._status = ServiceStatus(Phase.STARTING, model=config.alias)
         clock = MonotonicClock()
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
-        launch = launch or (lambda: launch_worker(config))
+        launch = launch or (lambda: launch_worker(config, known=self.plane.pass_times))
         self.supervisor = Supervisor(launch, clock, config.timing, self, log)
         self.plane = ControlPlane(config, self.supervisor, self._pool, clock, self.health, self.metrics, log)
         self._desk = ChatDesk(config.chat, self.supervisor, clock, self.metrics, log)

@@ -22,6 +22,7 @@ from edgeflow.ipc.messages import (
     WorkerReady,
     schema_of,
 )
+from edgeflow.scheduler.cost import PassTimes
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.admission import Admission, SessionPlan
 from edgeflow.service.auth import Caller
@@ -177,6 +178,11 @@ class ControlPlane:
     def modes(self) -> dict[str, Forecast]:
         """What one robot alone would get at full rate, by mode; empty before a worker is ready."""
         return self._admission.modes() if self.worker is not None else {}
+
+    @property
+    def pass_times(self) -> PassTimes | None:
+        """As measured last; None before the first worker was ready."""
+        return self._admission.pass_times
 
     def worker_writable(self) -> None:
         """Frames may cross again; whoever waited longest goes first."""

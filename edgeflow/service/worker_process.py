@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from edgeflow.config import ServiceConfig
+from edgeflow.scheduler.cost import PassTimes
 from edgeflow.service.realtime import settle
 
 KILL_WAIT_S = 5.0
@@ -112,8 +113,13 @@ def _worker_code(entry: str) -> str:
     return f"import sys; sys.path[:] = {sys.path!r}; from {entry} import run; run()"
 
 
-def launch_worker(config: ServiceConfig, entry: str = "edgeflow.engine.start") -> Launched:
-    """Start `run` of a module with one end of a socket pair and the resolved configuration."""
+def launch_worker(
+    config: ServiceConfig, entry: str = "edgeflow.engine.start", known: PassTimes | None = None
+) -> Launched:
+    """Start `run` of a module with one end of a socket pair and the resolved configuration.
+
+    known: pass times that the worker before measured.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     stacks, worker_stacks = os.pipe()
     with theirs, os.fdopen(worker_stacks, "wb"), tempfile.TemporaryFile() as file:
@@ -123,6 +129,8 @@ def launch_worker(config: ServiceConfig, entry: str = "edgeflow.engine.start") -
         command = [sys.executable, "-c", _worker_code(entry), "--parent", str(os.getpid())]
         command += ["--fd", str(theirs.fileno()), "--stacks", str(worker_stacks)]
         command += ["--config", f"/dev/fd/{file.fileno()}"]
+        if known is not None:
+            command += ["--pass-times", *map(str, astuple(known))]
         popen = subprocess.Popen(
             command,
             pass_fds=(theirs.fileno(), worker_stacks, file.fileno()),
