@@ -1,6 +1,6 @@
 """A conversation over HTTP with the official client of OpenAI's API: `pip install openai`, then `edgeflow serve`.
 
-    python examples/chat.py [--address http://localhost:8080] [--model NAME] "where is the cup?"
+    python examples/chat.py [--address http://localhost:8000] [--model NAME] "where is the cup?"
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import openai
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("question")
-    parser.add_argument("--address", default="http://localhost:8080")
+    parser.add_argument("--address", default="http://localhost:8000")
     parser.add_argument("--model", default="", help="a name of /v1/models, NAME:SLOT for a declared prefix")
     parser.add_argument("--token", default="none", help="where the service asks for one")
     arguments = parser.parse_args()
