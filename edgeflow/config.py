@@ -139,6 +139,7 @@ class ChatConfig(_Section):
 
     enabled: bool = Field(True, description="serve chat when there is a model for it")
     model: str = Field(EMBEDDED_CHAT, min_length=1, description="directory, hub id, or demo-chat (the embedded model)")
+    decode_model: str = Field("", description="another checkpoint of the same shape, for decode steps; empty = model")
     alias: str = Field("", max_length=128, description="the name clients use; the last part of model if not given")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["float", "int8"] = Field("float", description="int8: decode rows meet 8-bit weights (CPU)")

@@ -74,6 +74,7 @@ class ChatPlane:
         clock: Clock,
         publish: Callable[[Message], None],
         grammars: Grammars,
+        decode: ChatModel | None = None,
     ) -> None:
         self.cost = cost
         self.wake: Callable[[], None] = lambda: None  # called from another thread when a grammar is ready
@@ -85,6 +86,7 @@ class ChatPlane:
         self._clock = clock
         self._publish = publish
         self._grammars = grammars
+        self._decode = decode
         self._waiting: deque[_Request] = deque()
 
     @property
@@ -113,9 +115,8 @@ class ChatPlane:
         request = self._waiting[0]
         try:
             generation = request.generation or self._begin(request)
-            (logits,) = run_pass(
-                self._model.decoder, self._kv, [generation.rows(self.cost.rows_in(room_ns, self._chunk))]
-            )
+            decoder = generation.decoder
+            (logits,) = run_pass(decoder, self._kv, [generation.rows(self.cost.rows_in(room_ns, self._chunk))])
             sampled = generation.take(logits)
         except RequestError as error:
             self._waiting.popleft()
@@ -148,6 +149,7 @@ class ChatPlane:
             self._kv.capacity,
             known=request.reused,
             constraint=request.grammar.result() if request.grammar else None,
+            decode=self._decode,
         )
         return request.generation
 

@@ -12,7 +12,7 @@ from statistics import median
 import torch
 
 from edgeflow.clock import Clock
-from edgeflow.config import ChatConfig, ChatSlot, ServiceConfig
+from edgeflow.config import ChatConfig, ChatSlot, ServiceConfig, resolve_model
 from edgeflow.engine.build import choose_device, choose_dtype, fingerprint
 from edgeflow.engine.chat import ChatPlane, Prefix, StepCost
 from edgeflow.engine.generate import FixedPrefix, Prefill, run_pass
@@ -26,6 +26,8 @@ from edgeflow.models.prompt import Prompt
 
 REPEATS = 5
 PROBE_ROWS = 64
+# What two checkpoints must have in common for one to read what the other wrote.
+_SHARED = ("num_hidden_layers", "num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "rope")
 
 Progress = Callable[[str, int, int], None]
 
@@ -40,13 +42,23 @@ class BuiltChat:
     prefixes: tuple[Prefix, ...]
     cost: StepCost
     fingerprint: str
+    decode: ChatModel
 
     def plane(self, config: ChatConfig, clock: Clock, publish: Callable[[Message], None]) -> ChatPlane:
         """Ready to serve."""
         model = self.model
         grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, model.device)
         return ChatPlane(
-            self.name, model, self.kv, self.prefixes, self.cost, config.prefill_chunk, clock, publish, grammars
+            self.name,
+            model,
+            self.kv,
+            self.prefixes,
+            self.cost,
+            config.prefill_chunk,
+            clock,
+            publish,
+            grammars,
+            self.decode,
         )
 
     def ready(self) -> ChatReady:
@@ -77,12 +89,22 @@ def load_chat(config: ServiceConfig, progress: Progress) -> BuiltChat | None:
     if config.chat.weights == "int8" and device.type != "cpu":
         raise ConfigError("chat.weights: int8 is for a CPU")
     linear: MakeLinear = Int8OneRow if config.chat.weights == "int8" else Float
-    model = load_chat_model(path, choose_dtype(config.chat.dtype, device), device, linear=linear)
-    return build_chat(config.chat, model, fingerprint(path), progress)
+    dtype = choose_dtype(config.chat.dtype, device)
+    model = decode = load_chat_model(path, dtype, device, linear=linear)
+    if config.chat.decode_model:
+        decode = load_chat_model(resolve_model(config.chat.decode_model), dtype, device, linear=linear)
+        _check_decode(model, decode)
+    return build_chat(config.chat, model, fingerprint(path), progress, decode)
 
 
-def build_chat(config: ChatConfig, model: ChatModel, fingerprint: str, progress: Progress) -> BuiltChat:
-    """Reserve the slots, compute the prefixes, time a step; ConfigError says what does not fit."""
+def build_chat(
+    config: ChatConfig, model: ChatModel, fingerprint: str, progress: Progress, decode: ChatModel | None = None
+) -> BuiltChat:
+    """Reserve the slots, compute the prefixes, time a step; ConfigError says what does not fit.
+
+    decode: computes the decode steps, over keys and values that `model` wrote; `model` itself if not given.
+    """
+    decode = decode or model
     capacity = min(config.capacity, model.config.max_position_embeddings)
     prompts = [_prefix_prompt(model, slot, capacity) for slot in config.slots]
     kv = _reserve(model, 1 + len(prompts), capacity)
@@ -92,16 +114,24 @@ def build_chat(config: ChatConfig, model: ChatModel, fingerprint: str, progress:
         for done in fixed.compute(model, kv, config.prefill_chunk):
             progress(f"prefix {slot.id}", done, len(prompt))
         prefixes.append(Prefix(slot.id, fixed))
-    cost = measure_step(model, kv)
-    return BuiltChat(config.name, model, kv, tuple(prefixes), cost, fingerprint)
+    cost = measure_step(model, kv, decode)
+    return BuiltChat(config.name, model, kv, tuple(prefixes), cost, fingerprint, decode)
 
 
-def measure_step(model: ChatModel, kv: KVSlots) -> StepCost:
+def _check_decode(model: ChatModel, decode: ChatModel) -> None:
+    for name in _SHARED:
+        ours, theirs = getattr(model.config, name), getattr(decode.config, name)
+        if ours != theirs:
+            raise ConfigError(f"chat.decode_model: {name} is {theirs}, that of chat.model is {ours}")
+
+
+def measure_step(model: ChatModel, kv: KVSlots, decode: ChatModel) -> StepCost:
     """Medians of a decode row and of a chunk, in slot 0."""
     rows = min(PROBE_ROWS, kv.capacity)
     probe = model.prompt([token % model.config.vocab_size for token in range(rows)])
     one, many = (_timed(model, kv, probe, count) for count in (1, rows))
-    return StepCost(one, max((many - one) // max(rows - 1, 1), 0))
+    step_ns = one if decode is model else _timed(decode, kv, probe, 1)
+    return StepCost(step_ns, max((many - one) // max(rows - 1, 1), 0))
 
 
 def kv_bytes(model: ChatModel, slots: int, capacity: int) -> int:

@@ -83,6 +83,7 @@ class Generation:
     """One request in one slot. `rows`, a pass, `take`, and so on until `finish` says why it ended.
 
     known: rows of the prompt whose KV lies in the slot already, fewer than all. capacity: positions of the slot.
+    decode: the model of the decode rows, where another computes the prompt.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Generation:
         known: int = 0,
         ignore_stop: bool = False,
         constraint: Constraint | None = None,
+        decode: ChatModel | None = None,
     ) -> None:
         if len(prompt) > capacity:
             text = f"{len(prompt)} tokens, at most {capacity} fit the slot"
@@ -103,6 +105,7 @@ class Generation:
         if not 0 <= known < len(prompt):
             raise ValueError(f"{known} rows of a prompt of {len(prompt)} are known: at least one must be computed")
         self._model = model
+        self._decode = decode or model
         self._prompt = prompt
         self._slot = slot
         self._prefill = Prefill(model, prompt, slot, known=known)
@@ -111,6 +114,11 @@ class Generation:
         self._stop_ids = frozenset[int]() if ignore_stop else model.stop_ids
         self.tokens: list[int] = []
         self.finish: Finish | None = None
+
+    @property
+    def decoder(self) -> Decoder:
+        """What runs the next pass."""
+        return self._model.decoder if self._prefill.left else self._decode.decoder
 
     @property
     def prefill_left(self) -> int:
@@ -123,7 +131,7 @@ class Generation:
             return self._prefill.rows(most, samples=True)
         place = len(self._prompt) + len(self.tokens) - 1
         position = torch.tensor([[place + self._prompt.shift]])
-        return StepRows(Span(self._slot, place, 1), self._model.embed(self.tokens[-1:]), position, True)
+        return StepRows(Span(self._slot, place, 1), self._decode.embed(self.tokens[-1:]), position, True)
 
     def take(self, logits: Tensor | None) -> SampledToken | None:
         """What the pass gave; a token, unless it only carried a chunk of the prompt. Stop tokens are tokens too."""

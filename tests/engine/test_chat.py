@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from edgeflow.clock import ManualClock
-from edgeflow.config import ChatConfig
-from edgeflow.engine.chat_build import BuiltChat, build_chat
+from edgeflow.config import ChatConfig, load_config
+from edgeflow.engine import chat_build
+from edgeflow.engine.chat_build import BuiltChat, build_chat, load_chat
 from edgeflow.engine.engine import PolicyEngine
-from edgeflow.engine.generate import Generation, generate
+from edgeflow.engine.generate import Generation, Prefill, StepRows, generate, run_pass
 from edgeflow.engine.profile import DeviceProfile, Pacer
 from edgeflow.engine.sampling import SamplingParams
 from edgeflow.engine.worker import CHAT_PATIENCE_NS, Worker
@@ -28,6 +30,7 @@ from edgeflow.ipc.messages import (
     OpenSession,
     SubmitFrame,
 )
+from edgeflow.kernels.layout import Span
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -210,3 +213,49 @@ def test_sampling_and_log_probabilities_cross(model, policy):
 def test_a_prefix_that_does_not_fit_is_told(model):
     with pytest.raises(ConfigError, match=r"chat.slots long: has \d+ tokens, chat.capacity is 96"):
         built(model, slots=[{"id": "long", "text": "x" * 200}])
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory) -> tuple[Path, Path, Path]:
+    """Two checkpoints of one shape, and a third of another."""
+    paths = [tmp_path_factory.mktemp(name) for name in ("first", "second", "third")]
+    write_chat_checkpoint(paths[0], "qwen2")
+    write_chat_checkpoint(paths[1], "qwen2", intermediate_size=64)
+    write_chat_checkpoint(paths[2], "qwen2", num_key_value_heads=3)
+    return paths[0], paths[1], paths[2]
+
+
+def test_another_checkpoint_may_decode_what_the_first_has_read(twins, policy):
+    config = load_config(None, {"chat.model": str(twins[0]), "chat.decode_model": str(twins[1]), "chat.alias": "small"})
+    both = load_chat(config, lambda *_: None)
+    bench = Bench(policy, both)
+    bench.tell(start(both.model))
+    bench.run(ChatDone)
+    kv = both.model.decoder.kv_slots(1, CAPACITY)
+    prompt = both.model.text_prompt(PROMPT)
+    (logits,) = run_pass(both.model.decoder, kv, [Prefill(both.model, prompt, 0).rows(1000, samples=True)])
+    expected = [int(logits.argmax())]
+    for place in range(len(prompt), len(prompt) + 7):
+        row = StepRows(Span(0, place, 1), both.decode.embed(expected[-1:]), torch.tensor([[place]]), True)
+        (logits,) = run_pass(both.decode.decoder, kv, [row])
+        expected.append(int(logits.argmax()))
+    assert tokens(bench) == expected != alone(both.model)
+
+
+def test_a_checkpoint_that_cannot_read_the_first_one_s_keys_is_refused(twins):
+    config = load_config(None, {"chat.model": str(twins[0]), "chat.decode_model": str(twins[2])})
+    with pytest.raises(ConfigError, match=r"chat.decode_model: num_key_value_heads is 3, that of chat.model is 2"):
+        load_chat(config, lambda *_: None)
+
+
+def test_slots_that_do_not_fit_are_refused_with_the_sum(model, monkeypatch):
+    monkeypatch.setattr(chat_build, "free_bytes", lambda device: 10)
+    sum_of_it = (
+        r"no memory for 1 slots of 96 positions: 3 layers x 2 x 1 x 96 x 2 x 8 x 4 bytes are 0 MiB, 0 MiB are free"
+    )
+    with pytest.raises(ConfigError, match=sum_of_it):
+        built(model)
+
+
+def test_free_memory_is_asked_of_the_machine():
+    assert 1 << 20 < chat_build.free_bytes(CPU) < 1 << 50
