@@ -13,8 +13,8 @@ from enum import Enum
 from pathlib import Path
 
 EXTRAS = {
-    "server": ("fastapi", "grpcio", "msgpack", "pillow", "prometheus-client", "pydantic", "safetensors", "simplejpeg",
-               "tokenizers", "torch", "typer", "uvicorn"),
+    "server": ("fastapi", "grpcio", "llguidance", "msgpack", "pillow", "prometheus-client", "pydantic", "safetensors",
+               "simplejpeg", "tokenizers", "torch", "typer", "uvicorn"),
     "demo": ("matplotlib", "mujoco"),
     "cuda": ("triton",),
     "dev": ("hypothesis", "mypy", "pytest", "ruff", "transformers"),
