@@ -111,8 +111,10 @@ async def test_a_stop_string_that_spans_tokens_ends_the_answer_and_is_not_told(t
         assert (stopped["choices"][0]["text"], stopped["choices"][0]["finish_reason"]) == (cut, "stop")
         assert stopped["usage"]["completion_tokens"] < 40
         assert said(await streamed(http, TEXT, {**body, "stop": ["never this", stop]})) == (cut, ["stop"])
-        again = (await http.post(TEXT, json={**body, "stop": stop})).json()
-        assert again["usage"]["completion_tokens"] == stopped["usage"]["completion_tokens"]
+        told = stopped["usage"]["completion_tokens"]
+        last = (await http.post(TEXT, json={**body, "stop": stop, "max_tokens": told})).json()
+        assert last["choices"][0]["finish_reason"] == "stop", "though no token more was allowed"
+        assert (last["usage"]["completion_tokens"], last["choices"][0]["text"]) == (told, cut)
 
 
 async def test_a_stop_token_ends_the_answer(text_model: Loaded):

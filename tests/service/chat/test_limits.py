@@ -168,11 +168,13 @@ def test_bodies_that_cannot_be_read(body: bytes):
 
 
 @pytest.mark.parametrize(
-    "text", ["a\\n", '"', '\\"', "[" * 5000, "{[" * 4000, "\\\\" * 300 + '"[', ",", "x" * 5000 + '\\"[[' * 40]
+    "text", ["a\\n", '"', '\\"', "\\", "a\\\\", "[" * 5000, "\\\\" * 300 + '"[', ",", "x" * 5000 + '\\"[[' * 40]
 )
 def test_what_stands_in_strings_is_not_structure(text: str):
-    body = parse(ChatBody, JSON, json.dumps({"messages": [{**TURN, "content": text}]}).encode())
-    assert body.messages[0].content == text
+    """A text that ends in a backslash must not turn what follows inside out."""
+    turns = [{**TURN, "content": text}, {**TURN, "content": "{[" * 4000}]
+    body = parse(ChatBody, JSON, json.dumps({"messages": turns}).encode())
+    assert [message.content for message in body.messages] == [text, "{[" * 4000]
 
 
 @pytest.mark.parametrize(("depth", "good"), [(31, True), (32, False)])
