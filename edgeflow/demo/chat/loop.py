@@ -23,8 +23,8 @@ from edgeflow.demo.chat.state import MAX_OBJECTS
 from edgeflow.demo.chat.tokenizer import train_tokenizer
 from edgeflow.errors import ConfigError
 
-FULL_MINUTES: Final = 25.0  # of one core, what STEPS take; another budget scales them
-STEPS: Final = 4_000
+FULL_MINUTES: Final = 31.25  # of one core, what STEPS take; another budget scales them
+STEPS: Final = 5_000
 ROWS: Final = 8
 TURNS: Final = 8
 POOL: Final = 8  # batches drawn together
