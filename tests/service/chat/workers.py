@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -44,9 +43,7 @@ class Loaded:
 
 def load(policy_path: Path, path: Path) -> Loaded:
     policy = OpenVLAPolicy.load(policy_path, torch.float32, CPU)
-    loaded = Loaded(policy_path, path, policy, load_chat_model(path, torch.float32, CPU))
-    gc.freeze()  # each start of a service collects garbage, among all that the tests have imported
-    return loaded
+    return Loaded(policy_path, path, policy, load_chat_model(path, torch.float32, CPU))
 
 
 class Gate:
