@@ -52,10 +52,10 @@ class Grammars:
     def __init__(
         self, tokenizer: TextTokenizer, vocab_size: int, stop_ids: Iterable[int], device: torch.device
     ) -> None:
-        self._tokenizer = LLTokenizer(tokenizer.definition, n_vocab=vocab_size, eos_token=sorted(stop_ids))
         self._vocab_size = vocab_size
         self._device = device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._tokenizer = self._thread.submit(_tokens, tokenizer, vocab_size, sorted(stop_ids))
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def compile(self, schema: str) -> Future[Grammar]:
@@ -69,7 +69,7 @@ class Grammars:
                 grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": BLANKS})
             except ValueError:
                 raise _refused("is no JSON schema") from None
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+            matcher = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LIMITS)
             _check(matcher)
             matcher.compute_bitmask()
             _check(matcher)
@@ -78,6 +78,16 @@ class Grammars:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(schema)
         return Grammar(matcher.deep_copy(), self._vocab_size, self._device)
+
+
+def _tokens(tokenizer: TextTokenizer, vocab_size: int, stop_ids: list[int]) -> LLTokenizer:
+    """Takes a second for a large vocabulary."""
+    if not stop_ids:
+        raise _refused("this model has no token that ends an answer")
+    try:
+        return LLTokenizer(tokenizer.definition, n_vocab=vocab_size, eos_token=stop_ids)
+    except Exception as error:  # the library knows fewer kinds of tokenizers than there are
+        raise _refused("this model's tokenizer cannot follow a schema") from error
 
 
 def _check(matcher: LLMatcher) -> None:

@@ -123,6 +123,22 @@ def test_what_is_no_json_is_refused(grammars: Grammars):
         grammars.compile("{").result(timeout=30)
 
 
+def test_a_model_that_cannot_end_cannot_follow_a_schema(model: ChatModel):
+    with pytest.raises(InvalidArgument, match="no token that ends"):
+        Grammars(model.tokenizer, model.config.vocab_size, (), CPU).compile("{}").result(timeout=30)
+
+
+def test_a_tokenizer_that_the_library_does_not_know_is_told(model: ChatModel):
+    with pytest.raises(InvalidArgument, match="tokenizer cannot"):
+        Grammars(Strange(), model.config.vocab_size, (END,), CPU).compile("{}").result(timeout=30)
+
+
+class Strange:
+    """A tokenizer of no known kind."""
+
+    definition = '{"model": {"type": "Runes"}}'
+
+
 def nested(levels: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(levels):
