@@ -27,7 +27,7 @@ CALLS = {
 }
 TRUE_ARGUMENTS = {"allow_pickle", "trust_remote_code", "shell"}
 ALLOWED = {
-    ("cli.py", "input"): "the person at the terminal of `edgeflow chat`",
+    ("commands/chatting.py", "input"): "the person at the terminal of `edgeflow chat`",
     ("kernels/implementations.py", "importlib.import_module"): "modules that the package's own catalogue names",
 }
 
