@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 EPS: Final = 1e-6
-NOTE, MATCH, PASS = 0.2, 1.5, 0.3
+NOTE, MATCH, PASS = 0.2, 1.5, 0.3  # strengths of the wired heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     length = q.shape[-2]
     above = torch.full((length, length), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2) + above
-    return scores.softmax(-1).to(v.dtype) @ v
+    mixed: Tensor = scores.softmax(-1).to(v.dtype) @ v
+    return mixed
 
 
 class MLP(nn.Module):
@@ -156,10 +157,10 @@ def wire_copying(network: ChatNetwork) -> None:
     Head h of the first layer notes what stands h rows back. Head h of the second looks for rows that had, h + 1 rows
     back, what this row has h rows back, and passes on what it finds: together they continue a repetition.
     """
-    first, second = (network.model.layers[index].self_attn for index in (0, 1))
+    first, second = (cast(Layer, network.model.layers[index]).self_attn for index in (0, 1))
     embed, width = network.size.hidden, network.size.hidden // network.size.heads
     code = nn.init.orthogonal_(torch.empty(width, embed))
-    notes = nn.init.orthogonal_(torch.empty(embed, embed)).split(width)
+    notes = nn.init.orthogonal_(torch.empty(embed, embed)).view(-1, width, embed)
     slow = torch.arange(width) % (width // 2) >= width // 5  # pairs that rotate too little to blur a match
     fast = torch.where(torch.arange(width // 2) < width // 8, 1.0, 0.0)
     for head in range(network.size.heads - 1):
