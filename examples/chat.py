@@ -1,6 +1,6 @@
 """A conversation over HTTP with the official client of OpenAI's API: `pip install openai`, then `edgeflow serve`.
 
-    python examples/chat.py [--address http://localhost:8000] [--model NAME] "where is the cup?"
+python examples/chat.py [--address http://localhost:8000] [--model NAME] "where is the cup?"
 """
 
 from __future__ import annotations
