@@ -2,7 +2,7 @@
 
     python -m benchmarks.chaos.launch [--tasks] [--accepted FILE] [--leak-bytes N] -- serve ...
 
---tasks: /metrics also tells the tasks of the event loop and the threads of its pool. --accepted: the frames that
+--tasks: /metrics also tells the tasks of the event loop and the threads of its pools. --accepted: the frames that
 sessions took, as JSON, when the process ends. --leak-bytes: every frame leaves so many bytes behind for ever.
 """
 
@@ -50,7 +50,7 @@ def _tell_tasks() -> None:
     text = Metrics.text
 
     def with_tasks(self: Metrics) -> bytes:
-        pool = sum(thread.name.startswith("asyncio_") for thread in threading.enumerate())
+        pool = sum(thread.name.startswith(("asyncio_", "decode")) for thread in threading.enumerate())
         return text(self) + f"asyncio_tasks {len(asyncio.all_tasks())}\nasyncio_pool_threads {pool}\n".encode()
 
     Metrics.text = with_tasks  # type: ignore[method-assign]
