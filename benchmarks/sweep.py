@@ -67,8 +67,13 @@ def main() -> None:
                 cells.append(_cell(policy, stages, prompt, arguments))
                 _advance(progress, task, cells[-1])
     _print(cells, arguments)
+    shares = _profile(policy, arguments.k[-1], arguments.prompts[0]) if arguments.profile else {}
+    if shares:
+        print(f"a full pass of K = {arguments.k[-1]}, {arguments.prompts[0]} text tokens, by operator (self time):")
+        print("  " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
     if arguments.json:
         report = {**machine_facts(), "threads": arguments.threads, "cells": [asdict(cell) for cell in cells]}
+        report |= {"profile": shares}
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
     if arguments.png:
         _plot(cells, arguments.png)
@@ -83,19 +88,46 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--frames", type=int, default=2, help="frames a round beyond K")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--profile", action="store_true", help="where a full pass of the last K spends its time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
     return parser.parse_args()
 
 
-def _cell(policy: OpenVLAPolicy, stages: int, prompt: int, arguments: argparse.Namespace) -> Cell:
+def _bench(policy: OpenVLAPolicy, stages: int, prompt: int, count: int) -> tuple[PolicyEngine, list[PreparedFrame]]:
     policy.K = stages
     generator = np.random.default_rng(stages * 1000 + prompt)
-    count = 2 * stages + arguments.frames
     images = generator.integers(0, 256, (count, 96, 96, 3), np.uint8)
     ids = [1, *generator.integers(3, policy.config.text.vocab_size // 2, prompt - 1).tolist()]
     frames = [PreparedFrame(policy.preprocess(image), tuple(ids)) for image in images]
-    engine = PolicyEngine(policy, stages, policy.image_tokens + prompt + stages, CPU)
+    return PolicyEngine(policy, stages, policy.image_tokens + prompt + stages, CPU), frames
+
+
+def _profile(policy: OpenVLAPolicy, stages: int, prompt: int) -> dict[str, float]:
+    """Shares of the time of full passes, by operator, the largest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    engine, frames = _bench(policy, stages, prompt, 3 * stages)
+    run = OfflineRun(engine, Scheduler(limits_for(stages)), [Mode.PIPELINED])
+
+    def feed(first: int, last: int) -> None:
+        for seq in range(first, last):
+            run.offer(0, seq + 1, frames[seq])
+            launched = run.step()
+            if launched is not None:
+                engine.collect(launched)
+
+    feed(0, stages)
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        feed(stages, len(frames))
+    events = recorded.key_averages()
+    total = sum(event.self_cpu_time_total for event in events)
+    largest = sorted(events, key=lambda event: -event.self_cpu_time_total)[:10]
+    return {event.key: event.self_cpu_time_total / total for event in largest}
+
+
+def _cell(policy: OpenVLAPolicy, stages: int, prompt: int, arguments: argparse.Namespace) -> Cell:
+    engine, frames = _bench(policy, stages, prompt, 2 * stages + arguments.frames)
     rounds = [{mode: _run(engine, frames, mode) for mode in MODES} for _ in range(arguments.rounds + 1)][1:]
     serial = [each[Mode.SERIAL] for each in rounds]
     pipelined = [each[Mode.PIPELINED] for each in rounds]
