@@ -120,10 +120,12 @@ def test_a_directory_without_a_model_is_told(tmp_path: Path):
         open_conversation(tmp_path, "cpu", 64, 4, None, "")
 
 
-def test_the_command_answers_and_survives_an_interrupt(path: Path):
-    """The program itself, with a signal while it answers."""
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 271}))
-    command = [sys.executable, "-m", "edgeflow.cli", "chat", "--model", str(path), "--max-tokens", "400"]
+def test_an_interrupt_ends_the_answer_of_the_command_and_not_the_command(tmp_path: Path):
+    """The program itself, with a signal while it gives an answer of many seconds."""
+    write_chat_checkpoint(tmp_path, "qwen2", max_position_embeddings=32768)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 271}))
+    command = [sys.executable, "-m", "edgeflow.cli", "chat", "--model", str(tmp_path)]
+    command += ["--max-tokens", "30000", "--capacity", "32768"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -133,6 +135,6 @@ def test_the_command_answers_and_survives_an_interrupt(path: Path):
         program.stdin.flush()
         begun = program.stdout.read(1)
         program.send_signal(signal.SIGINT)
-        out, err = program.communicate(b"hi\n", timeout=100)
+        out, err = program.communicate(timeout=100)
     assert begun and program.returncode == 0, err.decode()
-    assert out.count(b"first token after") == 2 and b"stopped; " in out
+    assert b"stopped; " in out

@@ -16,7 +16,15 @@ from schemathesis.generation import GenerationMode
 from tests.fuzz.api import CHECKED, address_of, check_operation, document, labels
 from tests.service.harness import JPEG, serving
 
-OPERATIONS = {"GET /healthz", "GET /readyz", "GET /metrics", "GET /v1/models", "POST /v1/act"}
+OPERATIONS = {
+    "GET /live",
+    "GET /ready",
+    "GET /healthz",
+    "GET /readyz",
+    "GET /metrics",
+    "GET /v1/models",
+    "POST /v1/act",
+}
 OF_CHAT = {"POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize"}  # where a chat model is tested
 ANY_TEXT = st.text(st.characters())  # lone surrogates too, which JSON can say and Protocol Buffers cannot
 

@@ -185,10 +185,11 @@ async def test_a_revoked_token_ends_its_sessions_and_no_others(checkpoint, token
 
 
 async def test_a_token_that_expires_ends_its_session(checkpoint, tmp_path: Path):
-    soon = (datetime.now(timezone.utc) + timedelta(seconds=2)).isoformat()
-    file = write_tokens(tmp_path / "t.json", (ROBOT, "arm-1", "control"), **{"arm-1": soon})
+    file = write_tokens(tmp_path / "t.json", (ROBOT, "arm-1", "control"))
     async with serving(checkpoint, tokens_file=file) as served, robot_with(served, token(ROBOT)) as robot:
         await robot.open()
+        soon = (datetime.now(timezone.utc) + timedelta(seconds=1)).isoformat()
+        write_tokens(tmp_path / "t.json", (ROBOT, "arm-1", "control"), **{"arm-1": soon})
         assert (await robot.rest())[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
