@@ -98,6 +98,7 @@ async def test_a_full_queue_and_a_dead_worker(text_model: Loaded):
             with pytest.raises(openai.RateLimitError) as full:
                 await client.chat.completions.create(model="small", messages=TURNS)
             assert full.value.response.headers["retry-after"] == "1"
+        await eventually(lambda: served.metric("edgeflow_chat_requests_running") == 0)
         served.script.gate.grant(8)
         stream = await client.chat.completions.create(model="small", messages=TURNS, max_tokens=100, stream=True)
         await anext(stream)
