@@ -40,7 +40,7 @@ async def test_a_hung_worker_is_noticed_asked_and_replaced(checkpoint, monkeypat
     monkeypatch.setattr(supervisor, "PING_S", 0.05)
     monkeypatch.setattr(supervisor, "CHECK_S", 0.02)
     launcher = Launcher(config())
-    async with serving(checkpoint, launcher, timing__worker_progress_ms=500) as served:
+    async with serving(checkpoint, launcher, timing__worker_progress_ms=2_000) as served:
         robot = served.robot()
         await robot.open()
         await robot.frame(1, instruction=instruction)
