@@ -38,7 +38,8 @@ def obey(instruction: str) -> None:
         case "hang":
             hang()
         case "hang in c":
-            ctypes.PyDLL(None).sleep(FOREVER_S)  # keeps the interpreter lock, as a stuck driver call may
+            while True:  # a signal ends one sleep
+                ctypes.PyDLL(None).sleep(FOREVER_S)  # keeps the interpreter lock, as a stuck driver call may
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "crash":
