@@ -127,9 +127,12 @@ def test_an_interrupt_ends_the_answer_of_the_command_and_not_the_command(tmp_pat
     command = [sys.executable, "-m", "edgeflow.cli", "chat", "--model", str(tmp_path)]
     command += ["--max-tokens", "30000", "--capacity", "32768"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as program:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+    def hear_interrupts() -> None:  # whoever runs the tests in the background may have them ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=hear_interrupts, **pipes) as program:
         assert program.stdin is not None and program.stdout is not None
         program.stdin.write(b"hello\n")
         program.stdin.flush()
