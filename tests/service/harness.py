@@ -52,9 +52,14 @@ def frame_message(seq: int, data: bytes = JPEG, **changes) -> pb.Frame:
 class Robot:
     """A raw client of one stream; the request side takes bytes, so that anything can be sent."""
 
-    def __init__(self, call) -> None:
-        self.call = call
+    def __init__(self, stream: grpc.aio.StreamStreamMultiCallable) -> None:
+        self._stream = stream
         self.seen: list[pb.ServerMessage] = []
+        self.connect()
+
+    def connect(self) -> None:
+        """Begin a stream, instead of the one there was."""
+        self.call = self._stream()
 
     async def send(self, message: pb.ClientMessage | bytes) -> None:
         await self.call.write(message if isinstance(message, bytes) else message.SerializeToString())
@@ -145,7 +150,7 @@ class Served:
         stream = (channel or self.channel).stream_stream(
             f"/{SERVICE}/Stream", request_serializer=bytes, response_deserializer=pb.ServerMessage.FromString
         )
-        return Robot(stream())
+        return Robot(stream)
 
     async def act(self, request: pb.ActRequest | bytes) -> pb.ActResponse:
         call = self.channel.unary_unary(

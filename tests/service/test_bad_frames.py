@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+from functools import partial
 from random import Random
 
 import grpc
@@ -118,7 +119,7 @@ async def test_a_message_of_millions_of_parts_is_refused_at_once(checkpoint):
 async def test_a_compressed_message_is_refused(checkpoint):
     async with serving(checkpoint) as served:
         stream = served.channel.stream_stream(f"/{SERVICE}/Stream", bytes, pb.ServerMessage.FromString)
-        robot = Robot(stream(compression=grpc.Compression.Gzip))
+        robot = Robot(partial(stream, compression=grpc.Compression.Gzip))
         with contextlib.suppress(grpc.aio.AioRpcError):
             await robot.send(pb.ClientMessage(open=open_message(instruction="a" * 4000)))
         code, _ = await robot.rest()
