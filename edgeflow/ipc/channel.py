@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from edgeflow.errors import WorkerError
-from edgeflow.ipc.messages import Message, decode, encode
+from edgeflow.ipc.messages import Message, Payload, decode, encode
 
 PREFIX = struct.Struct("<II")
 MAX_HEADER_BYTES = 1 << 20
@@ -29,7 +29,7 @@ def check_lengths(header_bytes: int, payload_bytes: int) -> None:
         raise WorkerError(f"message of {header_bytes}+{payload_bytes} bytes between front and worker")
 
 
-def pack(message: Message) -> list[bytes]:
+def pack(message: Message) -> list[Payload]:
     """The buffers of a message, in order."""
     header, payload = encode(message)
     return [PREFIX.pack(len(header), len(payload)) + header, payload]

@@ -7,6 +7,7 @@ another type is a WorkerError.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -14,6 +15,9 @@ import msgpack
 
 from edgeflow.errors import WorkerError
 from edgeflow.types import ActionSchema
+
+Payload: TypeAlias = bytes | memoryview
+"""raw bytes behind a header: sent from wherever they lie, received as bytes"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class SubmitFrame:
     height: int
     width: int
     instruction: str
-    payload: bytes
+    payload: Payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,18 +320,38 @@ _KINDS: tuple[type, ...] = Message.__args__
 _WITH_PAYLOAD = (SubmitFrame, ChatStart)  # their last field
 
 
+Check: TypeAlias = Callable[[Any], bool]
+
+
+def _check_of(wanted: Any) -> Check:
+    """Whether a value from msgpack is of a field's type; whole numbers pass as floats."""
+    if wanted is Any:
+        return lambda _: True
+    if get_origin(wanted) is list:
+        inner = _check_of(get_args(wanted)[0])
+        return lambda value: type(value) is list and all(map(inner, value))
+    if wanted is float:
+        return lambda value: type(value) in (int, float)
+    return lambda value: type(value) is wanted
+
+
 class _Codes:
+    """checks: of the fields in a header, by name; a payload is none of them."""
+
     by_type: ClassVar[dict[type, int]] = {kind: code for code, kind in enumerate(_KINDS)}
     names: ClassVar[list[list[str]]] = [[f.name for f in fields(kind)] for kind in _KINDS]
-    types: ClassVar[list[list[Any]]] = [list(get_type_hints(kind).values()) for kind in _KINDS]
+    checks: ClassVar[list[dict[str, Check]]] = [
+        {name: _check_of(wanted) for name, wanted in get_type_hints(kind).items() if wanted != Payload}
+        for kind in _KINDS
+    ]
 
 
-def encode(message: Message) -> tuple[bytes, bytes]:
+def encode(message: Message) -> tuple[bytes, Payload]:
     """Header and payload of a message."""
     kind = type(message)
     code = _Codes.by_type[kind]
     values = [getattr(message, name) for name in _Codes.names[code]]
-    payload = b""
+    payload: Payload = b""
     if kind in _WITH_PAYLOAD:
         payload = values.pop()
     return msgpack.packb([code, *values]), payload
@@ -339,29 +363,20 @@ def decode(header: bytes, payload: bytes) -> Message:
         parts = msgpack.unpackb(header)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise WorkerError("unreadable message between front and worker") from error
-    if not isinstance(parts, list) or not parts or not _is_a(parts[0], int) or not 0 <= parts[0] < len(_KINDS):
+    if type(parts) is not list or not parts or type(parts[0]) is not int or not 0 <= parts[0] < len(_KINDS):
         raise WorkerError("unknown message between front and worker")
     code, *values = parts
     kind = _KINDS[code]
+    checks = _Codes.checks[code]
+    if len(values) != len(checks):
+        raise WorkerError(f"{kind.__name__} has {len(checks)} fields, got {len(values)}")
+    for (name, fits), value in zip(checks.items(), values, strict=True):
+        if not fits(value):
+            raise WorkerError(f"{kind.__name__}.{name} is of another type")
     if kind in _WITH_PAYLOAD:
         values.append(payload)
-    if len(values) != len(_Codes.names[code]):
-        raise WorkerError(f"{kind.__name__} has {len(_Codes.names[code])} fields, got {len(values)}")
-    for name, value, wanted in zip(_Codes.names[code], values, _Codes.types[code], strict=True):
-        if not _is_a(value, wanted):
-            raise WorkerError(f"{kind.__name__}.{name} is of another type")
     message: Message = kind(*values)
     return message
-
-
-def _is_a(value: object, wanted: Any) -> bool:
-    """Whether a value from msgpack is of a field's type; whole numbers pass as floats."""
-    if get_origin(wanted) is list:
-        (inner,) = get_args(wanted)
-        return isinstance(value, list) and (inner is Any or all(_is_a(item, inner) for item in value))
-    if wanted is float:
-        return type(value) in (int, float)
-    return type(value) is wanted
 
 
 def schema_fields(schema: ActionSchema) -> list[Any]:

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, Message
 
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import DataLoss, InvalidArgument, NotFound
+from edgeflow.ipc.messages import Payload
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.crc32c import crc32c
 from edgeflow.service.images import check_image, decode_jpeg
@@ -95,13 +96,13 @@ def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) ->
     return CheckedFrame(message.seq, message.stamp_ns, images, instruction, checksum)
 
 
-def decode_frame(frame: CheckedFrame, camera: CameraSpec) -> bytes:
+def decode_frame(frame: CheckedFrame, camera: CameraSpec) -> Payload:
     """Checksum, then height*width*3 RGB bytes of the policy's camera, the first. The slow part; thread-safe."""
     if frame.crc32c is not None and crc32c(frame.images) != frame.crc32c:
         raise DataLoss("does not match the images", field="frame.crc32c", reason="CRC_MISMATCH")
     if camera.format is ImageFormat.RGB8:
         return frame.images[0]
-    return decode_jpeg(frame.images[0], camera, "frame.images[0].data").tobytes()
+    return decode_jpeg(frame.images[0], camera, "frame.images[0].data").reshape(-1).data
 
 
 def check_text(text: str, field: str, limits: LimitsConfig) -> str:

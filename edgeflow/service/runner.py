@@ -10,7 +10,7 @@ from typing import Protocol
 from edgeflow.clock import Clock
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError
-from edgeflow.ipc.messages import ChangeDepth, Message, OpenSession
+from edgeflow.ipc.messages import ChangeDepth, Message, OpenSession, Payload
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.admission import SessionPlan
 from edgeflow.service.codec import Unparsable, check_frame, check_text, decode_frame, refuse_unknown_fields
@@ -56,6 +56,7 @@ class SessionRunner:
         self._log = log
         self._changed = asyncio.Event()
         self._last_frame_ns: int | None = None
+        self._told: list[Event] = []
 
     def receive(self, message: pb.ClientMessage | Unparsable) -> None:
         """A message of the stream after Open; whatever is in it, the stream goes on."""
@@ -119,27 +120,33 @@ class SessionRunner:
 
     async def next_events(self) -> list[Event]:
         """Wait for something to tell the robot; empty when the session ended and all was told."""
+        self._count_told()
         while not self.session.has_events and self.session.ended is None:
             self._changed.clear()
             await self._changed.wait()
         return self.take_events()
 
     def take_events(self) -> list[Event]:
-        """What there is to tell, counted; HOLD and STOP are logged."""
-        events = self.session.take(self._clock.now_ns())
+        """What there is to tell. It is counted when the caller comes back: a robot waits for it now."""
+        self._count_told()
+        self._told = self.session.take(self._clock.now_ns())
+        return self._told
+
+    def _count_told(self) -> None:
+        """In metrics; HOLD and STOP are logged too."""
+        events, self._told = self._told, []
         for event in events:
             self._metrics.observe(event)
             if isinstance(event, ActionEvent) and event.command is not Command.ACT:
                 number, command = self.session.number, event.command.value
                 self._log.event(command, session=number, epoch=event.epoch, reason=event.reason)
-        return events
 
     def _decode(self, frame: CheckedFrame) -> None:
         loop = asyncio.get_running_loop()
         camera = self.session.request.cameras[0]
         loop.run_in_executor(self._pool, _timed_decode, frame, camera).add_done_callback(self._decoded)
 
-    def _decoded(self, future: asyncio.Future[tuple[bytes | RequestError, int]]) -> None:
+    def _decoded(self, future: asyncio.Future[tuple[Payload | RequestError, int]]) -> None:
         if future.cancelled():
             return
         payload, decode_ns = future.result()
@@ -179,11 +186,11 @@ def open_session(
     )
 
 
-def _timed_decode(frame: CheckedFrame, camera: CameraSpec) -> tuple[bytes | RequestError, int]:
+def _timed_decode(frame: CheckedFrame, camera: CameraSpec) -> tuple[Payload | RequestError, int]:
     """In a decoder thread: a refusal is a value, so that nothing but bugs is raised there."""
     started_ns = time.perf_counter_ns()
     try:
-        payload: bytes | RequestError = decode_frame(frame, camera)
+        payload: Payload | RequestError = decode_frame(frame, camera)
     except RequestError as error:
         payload = error
     return payload, time.perf_counter_ns() - started_ns

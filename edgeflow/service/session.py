@@ -32,6 +32,7 @@ from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
     FrameResult,
+    Payload,
     ResetSession,
     SubmitFrame,
 )
@@ -162,7 +163,7 @@ class Session:
         self._decoder_busy = True
         return self._decoding.frame
 
-    def decoded(self, payload: bytes, decode_ns: int) -> None:
+    def decoded(self, payload: Payload, decode_ns: int) -> None:
         """The frame in the decoder is RGB now; it waits for the worker's socket."""
         track = self._leave_decoder()
         if track is not None:

@@ -110,8 +110,9 @@ class StreamCall:
             for event in events:
                 started = time.perf_counter()
                 message = server_message(event)
-                self._metrics.encode_seconds.observe(time.perf_counter() - started)
+                encoded = time.perf_counter()
                 await self._send(message)
+                self._metrics.encode_seconds.observe(encoded - started)
 
     async def _send(self, message: pb.ServerMessage) -> None:
         loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from edgeflow.ipc.messages import Payload
 from edgeflow.service.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.requests import CheckedFrame
 from edgeflow.types import Command, Disposition, StageTimings
@@ -20,7 +21,7 @@ class Track:
     epoch: int
     received_ns: int
     over_rate: bool
-    payload: bytes = b""
+    payload: Payload = b""
     decode_ns: int = 0
     sent_ns: int = 0
 
