@@ -32,6 +32,7 @@ def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 COMMANDS = [
     "serve",
+    "health",
     "robot",
     "demo",
     "verify",

@@ -87,6 +87,18 @@ def serve(
     raise typer.Exit(code)
 
 
+def health(
+    config: Annotated[OptionalPath, typer.Option(help="The service's JSON file.")] = None,
+    http_port: Annotated[OptionalInt, typer.Option(help="Where it listens, if not as the file says.")] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=60, help="Longest wait for each part of the answer.")] = 3.0,
+) -> None:
+    """Ask the service of this machine whether a robot that connects now gets actions. Exit code 1 if not."""
+    from edgeflow.config import load_config
+    from edgeflow.service.probe import probe
+
+    print(probe(load_config(config, {"http.port": http_port}), timeout_s))
+
+
 def robot(
     address: Annotated[str, typer.Argument(help="The service's gRPC address, host:port.")],
     mode: Annotated[Mode, typer.Option(help=MODE_HELP)] = Mode.PIPELINED,

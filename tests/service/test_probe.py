@@ -1,0 +1,94 @@
+"""`edgeflow health` against a running service: what an image's health check says, and when it says no."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from edgeflow.config import load_config
+from edgeflow.errors import ConfigError, Unavailable
+from edgeflow.service.health import State
+from edgeflow.service.probe import probe
+from tests.service.harness import Served, serving
+from tests.service.protected import Authority, write_tokens
+
+TIMEOUT_S = 20.0
+
+
+def settings(served: Served, **tls: str) -> dict[str, object]:
+    """What the file of this service would say."""
+    return {"http.port": int(served.http.rpartition(":")[2])} | {f"tls.{key}": str(value) for key, value in tls.items()}
+
+
+async def ask(served: Served, **tls: str) -> str:
+    config = load_config(None, settings(served, **tls))
+    return await asyncio.to_thread(probe, config, TIMEOUT_S)
+
+
+async def test_the_command_exits_with_0_where_the_service_is_ready_and_1_where_it_is_not(checkpoint, tmp_path):
+    file = tmp_path / "config.json"
+    async with serving(checkpoint) as served:
+        file.write_text(json.dumps({"http": {"port": settings(served)["http.port"]}}))
+        command = [sys.executable, "-m", "edgeflow.cli", "health", "--config", str(file)]
+        while_up = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    after = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    assert (while_up.returncode, while_up.stdout) == (0, "ready\n")
+    assert after.returncode == 1 and "no answer from 127.0.0.1" in after.stderr
+
+
+async def test_a_service_that_lost_its_worker_is_not_ready(checkpoint):
+    async with serving(checkpoint) as served:
+        served.service.health.move(State.DEGRADED)
+        with pytest.raises(Unavailable, match="is degraded"):
+            await ask(served)
+
+
+@pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mutual"])
+async def test_it_needs_no_token_and_trusts_the_services_own_certificate_only(checkpoint, tmp_path, mutual):
+    authority = Authority(tmp_path / "ca")
+    cert, key = authority.issue("service", "robot.example")  # not a name of loopback
+    own = {"cert": str(cert), "key": str(key)} | ({"client_ca": str(authority.ca)} if mutual else {})
+    tokens = write_tokens(tmp_path / "tokens.json", ("t" * 43, "arm-1", "control"))
+    overrides = {f"tls__{name}": value for name, value in own.items()}
+    async with serving(checkpoint, tokens_file=tokens, **overrides) as served:
+        assert await ask(served, **own) == "ready"
+        other, other_key = Authority(tmp_path / "other").issue("service")
+        with pytest.raises(Unavailable, match="no answer"):
+            await ask(served, **own | {"cert": str(other), "key": str(other_key)})
+
+
+def test_a_port_that_anyone_took_cannot_be_asked():
+    with pytest.raises(ConfigError, match=r"http\.port"):
+        probe(load_config(None, {"http.port": 0}), TIMEOUT_S)
+
+
+@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-other\r\n", b"HTTP/1.1 200 OK\r\n\r\n[]"])
+async def test_another_service_on_the_port_is_told(answer):
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(other, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(Unavailable, match="not this service"):
+            await asyncio.to_thread(probe, load_config(None, {"http.port": port}), TIMEOUT_S)
+
+
+def test_a_service_on_every_address_is_asked_on_loopback(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        asked.append(address[0])
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    for host in ("0.0.0.0", "::"):
+        with pytest.raises(Unavailable):
+            probe(load_config(None, {"http.host": host, "insecure": True}), TIMEOUT_S)
+    assert asked == ["127.0.0.1", "::1"]
