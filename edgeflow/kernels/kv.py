@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 
 from edgeflow.kernels.shift_kv import ShiftKV, strided
+
+Kept = TypeVar("Kept")
 
 
 class KVSlots:
@@ -25,6 +30,7 @@ class KVSlots:
     ) -> None:
         self.data = torch.zeros(layers, 2, slots, capacity, kv_heads, head_dim, dtype=dtype, device=device)
         self._shift = shift
+        self._kept: dict[str, Any] = {}
         self._layers = [(layer[0], layer[1]) for layer in self.data]
 
     @property
@@ -47,3 +53,10 @@ class KVSlots:
     def copy_rows(self, source: int, target: int, length: int) -> None:
         """The first `length` rows of a slot enter another, in every layer."""
         self._shift(self.data, source, target, length)
+
+    def kept(self, name: str, make: Callable[[KVSlots], Kept]) -> Kept:
+        """What an operator keeps from pass to pass over this store, such as a workspace; made when first asked for."""
+        if name not in self._kept:
+            self._kept[name] = make(self)
+        kept: Kept = self._kept[name]
+        return kept
