@@ -39,6 +39,18 @@ class OpenSession:
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """Front → worker in reserve: take over. pass_times: as in scheduler.cost.PassTimes, none = measure them."""
+
+    pass_times: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StandingBy:
+    """Worker in reserve → front: everything is loaded, `Begin` will find it at once."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeDepth:
     """Front → worker: from the session's next frame on. Not answered."""
 
@@ -101,7 +113,7 @@ class ChatStart:
     seed: int
     logprobs: int
     schema: str
-    payload: bytes
+    payload: Payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +303,9 @@ class Pong:
 
 
 Message: TypeAlias = (
-    OpenSession
+    Begin
+    | StandingBy
+    | OpenSession
     | ChangeDepth
     | SubmitFrame
     | ResetSession
