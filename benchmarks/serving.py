@@ -21,9 +21,10 @@ STOP_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """pid: of the front; the worker is its child."""
+    """address: of gRPC. http: of HTTP. pid: of the front; the worker is its child."""
 
     address: str
+    http: str
     pid: int
 
     def resident_bytes(self) -> dict[str, int]:
@@ -43,8 +44,8 @@ def serving(config: Mapping[str, Any]) -> Iterator[Serving]:
             process = subprocess.Popen([*command, "--json"], stdout=stream, stderr=stream)
         try:
             _wait_for(ready, process, log)
-            port = json.loads(ready.read_text())["grpc"]
-            yield Serving(f"127.0.0.1:{port}", process.pid)
+            bound = json.loads(ready.read_text())
+            yield Serving(f"127.0.0.1:{bound['grpc']}", f"http://127.0.0.1:{bound['http']}", process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
             try:

@@ -13,27 +13,31 @@ from rich.console import Console
 
 from edgeflow.client.credentials import Credentials
 from edgeflow.errors import ConfigError, InvalidArgument
+from edgeflow.loadtest.chat import Beside, ChatClients, ChatPlan, chat_summary
 from edgeflow.loadtest.frames import frames_for
 from edgeflow.loadtest.live import LiveView
 from edgeflow.loadtest.plan import LoadPlan
 from edgeflow.loadtest.results import Results, results_json, results_of, write_csv
 from edgeflow.loadtest.run import LoadRun, Measurement
+from edgeflow.loadtest.summary import summarise
 from edgeflow.loadtest.tables import print_results
 
 WIDE = 140  # columns of a table that goes to a file or a pipe
 
 
 def loadtest_command(
-    plan: LoadPlan, limits: Mapping[str, float], credentials: Credentials, as_json: bool, out: Path | None
+    plan: LoadPlan,
+    limits: Mapping[str, float],
+    credentials: Credentials,
+    as_json: bool,
+    out: Path | None,
+    chat: ChatPlan | None = None,
 ) -> int:
-    """Exit code 0 or 1; StartError when the test cannot run. limits: see verdict.FIGURES."""
+    """Exit code 0 or 1; StartError when the test cannot run. limits: see verdict. chat: beside the robots, after the
+    same load without it.
+    """
     folder = _prepare(out)
-    terminal = Console(stderr=True)
-    with terminal.status("encoding frames"):
-        images = frames_for(plan.session.camera, plan.frames, plan.distinct, plan.seed)
-    with LiveView(plan, terminal) as view:
-        run = run_plan(plan, images, credentials, view)
-    results = results_of(run, limits)
+    run, results = measured(plan, limits, credentials, Console(stderr=True), chat)
     if as_json:
         print(results_json(results))
     else:
@@ -41,6 +45,30 @@ def loadtest_command(
     if folder is not None:
         write_folder(folder, run, results)
     return 0 if results.met else 1
+
+
+def measured(
+    plan: LoadPlan,
+    limits: Mapping[str, float],
+    credentials: Credentials,
+    terminal: Console,
+    chat: ChatPlan | None = None,
+) -> tuple[Measurement, Results]:
+    """The run, with its progress on a terminal; with chat, two of them, and the second one is given back."""
+    with terminal.status("encoding frames"):
+        images = frames_for(plan.session.camera, plan.frames, plan.distinct, plan.seed)
+    clients = ChatClients(chat, credentials, plan.seed) if chat else None
+    if clients is not None:
+        clients.check()
+    with LiveView(plan, terminal) as view:
+        run = run_plan(plan, images, credentials, view)
+    if chat is None or clients is None or run.interrupted:
+        return run, results_of(run, limits)
+    alone = summarise(run, run.ledgers)
+    with clients, LiveView(plan, terminal) as view:
+        run = run_plan(plan, images, credentials, view)
+    told = chat_summary(chat.clients, clients.asked, run.begin_ns, run.end_ns)
+    return run, results_of(run, limits, Beside(alone, told))
 
 
 def run_plan(

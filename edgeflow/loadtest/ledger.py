@@ -47,6 +47,11 @@ class FrameRecord:
     def age_ns(self) -> int:
         return self.received_ns - self.scheduled_ns
 
+    @property
+    def start_ns(self) -> int:
+        """Received by the service to its first pass started, and the way back: service less inference."""
+        return self.server_ns - self.timings.inference_ns
+
 
 @dataclass(frozen=True, slots=True)
 class Happening:

@@ -7,10 +7,12 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from edgeflow.errors import ConfigError
 from edgeflow.loadtest.plan import LoadPlan, Session, parse_duration, parse_size, pattern_of, period_s_of
 from edgeflow.types import CameraSpec, ImageFormat, Mode
 
 PACE, FRAMES, RUN, LINK = "When frames are sent", "What is sent", "How many, how long", "Connection and report"
+CHAT = "Chat beside the robots"
 LIMITS = "Thresholds (exit code 1 when one is not met)"
 
 OptionalInt = Optional[int]  # noqa: UP045 - typer reads these at run time
@@ -62,6 +64,10 @@ def loadtest(
     duration: Annotated[float, _time(RUN, "Counted.", "30s")] = 30.0,
     count: Annotated[OptionalInt, _option(RUN, "Counted frames of each robot, instead of a duration.", min=1)] = None,
     ramp_up: Annotated[float, _time(RUN, "Over which the robots begin, out of phase.", "1s")] = 1.0,
+    with_chat: Annotated[bool, _option(CHAT, "First the load without chat, then with it.", "--with-chat")] = False,
+    chat_address: Annotated[str, _option(CHAT, "Of the service's HTTP; without it, port 8000 of the host.")] = "",
+    chat_clients: Annotated[int, _option(CHAT, "Each asks again as soon as it was answered.", min=1, max=64)] = 1,
+    chat_tokens: Annotated[int, _option(CHAT, "Of an answer, at most.", min=1, max=8192)] = 64,
     tls_ca: Annotated[OptionalPath, _option(LINK, "Whose certificate the service must show (PEM).")] = None,
     tls_cert: Annotated[OptionalPath, _option(LINK, "This client's certificate (PEM), for mutual TLS.")] = None,
     tls_key: Annotated[OptionalPath, _option(LINK, "Its key (PEM).")] = None,
@@ -74,6 +80,10 @@ def loadtest(
     max_age_p999: Annotated[OptionalFloat, _time(LIMITS, "Due to received.")] = None,
     max_service_p99: Annotated[OptionalFloat, _time(LIMITS, "Inside the service.")] = None,
     max_jitter: Annotated[OptionalFloat, _time(LIMITS, "Deviation of the interval between actions.")] = None,
+    max_start_jitter_p99: Annotated[OptionalFloat, _time(LIMITS, "Of pass starts.")] = None,
+    max_jitter_ratio: Annotated[
+        OptionalFloat, _option(LIMITS, "Pass-start jitter (p99) with chat, over that without.", min=0)
+    ] = None,
     min_fps: Annotated[OptionalFloat, _option(LIMITS, "Actions a second of the slowest robot.", min=0)] = None,
     max_misses: Annotated[OptionalInt, _option(LIMITS, "Actions that came too old.", min=0)] = None,
     max_gaps: Annotated[OptionalInt, _option(LIMITS, "Times a robot was without a valid action.", min=0)] = None,
@@ -86,6 +96,7 @@ def loadtest(
 
     Exit code 0: every threshold met; 1: one was not, or a robot was refused; 2: the test could not run.
     """
+    from edgeflow.loadtest.chat import ChatPlan, default_address
     from edgeflow.loadtest.command import credentials_of, loadtest_command
 
     pattern = pattern_of(window, rate, burst, burst_period, ramp, ramp_step)
@@ -102,6 +113,8 @@ def loadtest(
         "max-age-p999": _ms(max_age_p999),
         "max-service-p99": _ms(max_service_p99),
         "max-jitter": _ms(max_jitter),
+        "max-start-jitter-p99": _ms(max_start_jitter_p99),
+        "max-jitter-ratio": max_jitter_ratio,
         "min-fps": min_fps,
         "max-misses": max_misses,
         "max-gaps": max_gaps,
@@ -112,7 +125,13 @@ def loadtest(
     }
     given = {name: float(limit) for name, limit in limits.items() if limit is not None}
     credentials = credentials_of(tls_ca, tls_cert, tls_key, token_file)
-    raise typer.Exit(loadtest_command(plan, given, credentials, as_json, out))
+    chat = None
+    if with_chat:
+        where = chat_address or default_address(address, encrypted=bool(tls_ca or tls_cert))
+        chat = ChatPlan(where, chat_clients, chat_tokens)
+    elif max_jitter_ratio is not None:
+        raise ConfigError("max-jitter-ratio: goes with --with-chat")
+    raise typer.Exit(loadtest_command(plan, given, credentials, as_json, out, chat))
 
 
 def _ms(seconds: float | None) -> float | None:

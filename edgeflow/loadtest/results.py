@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeflow.loadtest.chat import Beside
 from edgeflow.loadtest.plan import LoadPlan, Ramp
 from edgeflow.loadtest.ramp import StepResult, knee, step_of, step_result
 from edgeflow.loadtest.report import json_text
@@ -30,7 +31,9 @@ CSV_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """robots, predictions, refusals: one entry a robot. steps: of a ramp, else empty."""
+    """robots, predictions, refusals: one entry a robot. steps: of a ramp, else empty. beside: of a run with
+    chat, the rest of which is here.
+    """
 
     plan: LoadPlan
     seconds: float
@@ -42,6 +45,7 @@ class Results:
     generator: Generator
     steps: list[StepResult]
     checks: list[Check]
+    beside: Beside | None = None
 
     @property
     def met(self) -> bool:
@@ -53,8 +57,8 @@ class Results:
         return knee(self.steps)
 
 
-def results_of(run: Measurement, limits: Mapping[str, float]) -> Results:
-    """limits: thresholds by name, see verdict.FIGURES."""
+def results_of(run: Measurement, limits: Mapping[str, float], beside: Beside | None = None) -> Results:
+    """limits: thresholds by name, see verdict."""
     total = summarise(run, run.ledgers)
     robots = [summarise(run, [ledger]) for ledger in run.ledgers]
     predictions = [prediction_of(run.plan, each, robot) for each, robot in zip(run.forecasts, robots, strict=True)]
@@ -69,7 +73,8 @@ def results_of(run: Measurement, limits: Mapping[str, float]) -> Results:
         refusals=run.refusals,
         generator=generator_of(run),
         steps=_steps(run),
-        checks=judge(limits, total, robots, refused),
+        checks=judge(limits, total, robots, refused, beside),
+        beside=beside,
     )
 
 
@@ -97,6 +102,9 @@ def results_json(results: Results) -> str:
         "thresholds": [{**asdict(check), "met": check.met} for check in results.checks],
         "met": results.met,
     }
+    if results.beside is not None:
+        alone, ratio = _summary(results.beside.alone), results.beside.jitter_ratio(results.total)
+        content |= {"alone": alone, "chat": asdict(results.beside.chat), "start_jitter_ratio": ratio}
     return json_text(content)
 
 

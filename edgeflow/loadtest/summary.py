@@ -33,9 +33,10 @@ class Summary:
     """One robot's figures, or those of all.
 
     fps: actions received a second. age: due to received, on the client's clock. service, decode, queue, inference:
-    as the service says; transport: age less service. interval: between actions of one robot. pass: inference over
-    passes. misses: actions older than the permitted age, or than their validity where none was given. gaps: stretches
-    in which a robot had no valid action. hold, stop, notices, losses, contradictions: by reason.
+    as the service says; transport: age less service. interval: between actions of one robot. start_jitter: how far the
+    interval between the pass starts of consecutive frames of one robot is off the interval in which they came. pass:
+    inference over passes. misses: actions older than the permitted age, or than their validity where none was given.
+    gaps: stretches in which a robot had no valid action. hold, stop, notices, losses, contradictions: by reason.
     """
 
     robots: int
@@ -48,6 +49,7 @@ class Summary:
     inference_ms: Distribution
     transport_ms: Distribution
     interval_ms: Distribution
+    start_jitter_ms: Distribution
     pass_ms: Distribution
     misses: int
     gaps: int
@@ -125,6 +127,7 @@ def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
         inference_ms=distribution([each.inference_ns / 1e6 for each in timings]),
         transport_ms=distribution([(frame.age_ns - frame.server_ns) / 1e6 for frame in acted]),
         interval_ms=distribution([each for ledger in ledgers for each in _intervals_ms(received_of(run, ledger))]),
+        start_jitter_ms=distribution([each for ledger in ledgers for each in _start_jitter_ms(run, ledger)]),
         pass_ms=distribution([each.inference_ns / each.passes / 1e6 for each in timings if each.passes]),
         misses=sum(frame.age_ns / 1e6 > (limit_s * 1e3 if limit_s else frame.valid_for_ms) for frame in acted),
         gaps=len(gaps_ms),
@@ -180,6 +183,13 @@ def _frames(offered: Sequence[FrameRecord]) -> Frames:
 
 def _intervals_ms(received: Sequence[FrameRecord]) -> list[float]:
     return [(after.received_ns - before.received_ns) / 1e6 for before, after in pairwise(received)]
+
+
+def _start_jitter_ms(run: Measurement, ledger: Ledger) -> list[float]:
+    """Pass starts are as late as `start_ns` says; of frames one after the other that were both acted on."""
+    acted = [frame for frame in ledger.frames if frame.fate is Fate.ACTED and _inside(frame.scheduled_ns, run)]
+    neighbours = ((before, after) for before, after in pairwise(acted) if after.number == before.number + 1)
+    return [abs(after.start_ns - before.start_ns) / 1e6 for before, after in neighbours]
 
 
 def _gaps_ms(run: Measurement, received: Sequence[FrameRecord]) -> list[float]:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edgeflow.loadtest.chat import Beside, ChatSummary
 from edgeflow.loadtest.measure import Distribution
 from edgeflow.loadtest.results import Results
 from edgeflow.loadtest.summary import Frames, Summary
@@ -21,6 +22,7 @@ TIMES = {
     "  inference": "inference_ms",
     "transport": "transport_ms",
     "action interval": "interval_ms",
+    "pass-start jitter": "start_jitter_ms",
     "pass": "pass_ms",
 }
 
@@ -30,6 +32,9 @@ def print_results(results: Results, console: Console) -> None:
     title = f"{escape(results.plan.address)}, {results.seconds:.1f} s" + (", interrupted" * results.interrupted)
     console.print(_frames_table(results, title))
     console.print(_times_table(results.total))
+    if results.beside is not None:
+        console.print(_chat_table(results.beside.chat))
+        console.print(_beside_table(results.beside, results.total))
     if any(results.predictions):
         console.print(_predictions_table(results))
     if results.steps:
@@ -68,6 +73,27 @@ def _times_table(total: Summary) -> Table:
     for name, key in TIMES.items():
         times: Distribution = getattr(total, key)
         table.add_row(name, *(_number(each) for each in (times.p50, times.p90, times.p99, times.p999, times.max)))
+    return table
+
+
+def _chat_table(chat: ChatSummary) -> Table:
+    table = Table(title=f"chat, {chat.clients} clients at a time" if chat.clients > 1 else "chat, one client")
+    for heading in ("answers", "tokens", "tokens/s", "first p50", "first p99", "between p50", "between p99", "refused"):
+        table.add_column(heading, justify="right")
+    times = [_ms(each) for times in (chat.first_ms, chat.gap_ms) for each in (times.p50, times.p99)]
+    counts = (str(chat.requests), str(chat.tokens), f"{chat.tokens_per_s:.1f}")
+    table.add_row(*counts, *times, _reasons(chat.refused) or "0")
+    return table
+
+
+def _beside_table(beside: Beside, total: Summary) -> Table:
+    table = Table("robots", title="the same robots")
+    for heading in ("FPS", "age p50", "age p99", "pass-start jitter p99", "misses"):
+        table.add_column(heading, justify="right")
+    for name, each in (("without chat", beside.alone), ("with chat", total)):
+        times = [_ms(time) for time in (each.age_ms.p50, each.age_ms.p99, each.start_jitter_ms.p99)]
+        table.add_row(name, f"{each.fps:.1f}", *times, str(each.misses))
+    table.caption = f"pass-start jitter p99: {_number(beside.jitter_ratio(total))} times that without chat"
     return table
 
 

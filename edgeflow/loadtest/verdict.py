@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from edgeflow.loadtest.chat import Beside
 from edgeflow.loadtest.summary import Summary
 
 
@@ -39,6 +41,7 @@ FIGURES: Mapping[str, tuple[str, Figure]] = {
     "max-age-p999": (" ms", lambda total, _: total.age_ms.p999),
     "max-service-p99": (" ms", lambda total, _: total.service_ms.p99),
     "max-jitter": (" ms", lambda total, _: total.jitter_ms),
+    "max-start-jitter-p99": (" ms", lambda total, _: total.start_jitter_ms.p99),
     "min-fps": ("", lambda _, robots: min(robot.fps for robot in robots)),
     "max-misses": ("", lambda total, _: total.misses),
     "max-gaps": ("", lambda total, _: total.gaps),
@@ -49,9 +52,25 @@ FIGURES: Mapping[str, tuple[str, Figure]] = {
 }
 
 
-def judge(limits: Mapping[str, float], total: Summary, robots: Sequence[Summary], refused: int) -> list[Check]:
-    """limits: by the names of FIGURES, times in ms. A robot that the service refused is never what was asked for."""
-    checks = [Check(name, limit, FIGURES[name][1](total, robots), FIGURES[name][0]) for name, limit in limits.items()]
+RATIO = "max-jitter-ratio"
+
+
+def judge(
+    limits: Mapping[str, float],
+    total: Summary,
+    robots: Sequence[Summary],
+    refused: int,
+    beside: Beside | None = None,
+) -> list[Check]:
+    """limits: by the names of FIGURES, times in ms; RATIO with chat. A robot that the service refused, and chat that
+    makes no progress, are never what was asked for.
+    """
+    figures = {name: FIGURES[name] for name in limits if name != RATIO}
+    checks = [Check(name, limits[name], figure(total, robots), unit) for name, (unit, figure) in figures.items()]
+    if RATIO in limits:
+        checks.append(Check(RATIO, limits[RATIO], beside.jitter_ratio(total) if beside else math.nan, ""))
+    if beside is not None:
+        checks.append(Check("min-chat-requests", 1, beside.chat.requests, ""))
     if refused:
         checks.append(Check("max-refused", 0, refused, " robots"))
     return checks

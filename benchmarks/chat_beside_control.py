@@ -1,0 +1,71 @@
+"""What saturating chat costs the robots: one robot at a fixed rate through `edgeflow serve`, without chat and with it.
+
+    python -m benchmarks.chat_beside_control --json benchmarks/results/chat-beside-control-cpu.json
+
+The embedded policy and, unless --chat-model names another, the embedded chat model. It is `edgeflow loadtest
+--with-chat` against a service that it starts itself; the bar is that of the pass-start jitter, and that chat moves on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.machine import machine_facts
+from benchmarks.serving import serving
+from edgeflow.client.credentials import Credentials
+from edgeflow.loadtest.chat import ChatPlan
+from edgeflow.loadtest.command import measured
+from edgeflow.loadtest.plan import Fixed, LoadPlan, Session, parse_size
+from edgeflow.loadtest.results import results_json
+from edgeflow.loadtest.tables import print_results
+from edgeflow.loadtest.verdict import RATIO
+from edgeflow.types import CameraSpec, ImageFormat, Mode
+
+BAR = 1.2
+
+
+def main() -> None:
+    """Measure and print; exit code 1 when the bar is missed."""
+    arguments = _arguments()
+    camera = CameraSpec("camera", *parse_size(arguments.camera), ImageFormat.JPEG)
+    session = Session(camera, ("grasp the red handle",), 1 / arguments.rate, Mode(arguments.mode))
+    chat = {"model": arguments.chat_model} if arguments.chat_model else {}
+    with serving({"chat": chat}) as service:
+        plan = LoadPlan(
+            service.address,
+            session,
+            Fixed(arguments.rate),
+            warm_up_s=arguments.warm_up,
+            duration_s=arguments.seconds,
+        )
+        beside = ChatPlan(service.http, arguments.clients, arguments.tokens)
+        _, results = measured(plan, {RATIO: BAR}, Credentials(), Console(stderr=True), beside)
+    print_results(results, Console(width=140))
+    if arguments.json:
+        model = arguments.chat_model or "embedded"
+        report = {**machine_facts(), "chat_model": Path(model).name, **json.loads(results_json(results))}
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    sys.exit(0 if results.met else 1)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=20.0, help="frames a second")
+    parser.add_argument("--mode", default="pipelined", choices=[each.value for each in Mode])
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each half")
+    parser.add_argument("--warm-up", type=float, default=5.0, help="seconds, before each half")
+    parser.add_argument("--camera", default="640x480")
+    parser.add_argument("--chat-model", default="", help="checkpoint directory; the embedded one if none")
+    parser.add_argument("--clients", type=int, default=1, help="that chat, each without a pause")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""HTTP beside gRPC: connections that show the same credentials, and the errors that a service answers with."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from edgeflow.client.credentials import Credentials
+from edgeflow.errors import InvalidArgument, RequestError, Unavailable
+
+HTTP_PORT = 8000  # of a service that was told nothing else
+
+
+class Refused(RequestError):
+    """The service answered with an error. status: of HTTP; the text is the service's own."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"{text} (HTTP {status})")
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class HttpService:
+    """Where a service's HTTP is, and what it is shown. `connect` gives a connection that the caller closes."""
+
+    host: str
+    port: int
+    encrypted: bool = False
+    credentials: Credentials = field(default_factory=Credentials)
+
+    @classmethod
+    def of(cls, address: str, credentials: Credentials) -> HttpService:
+        """From `host:port` or a URL; encrypted where the URL, a CA or a certificate says so. InvalidArgument."""
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host or parts.scheme not in ("", "http", "https") or parts.path not in ("", "/"):
+            raise InvalidArgument(f"{address!r} is not host:port or http://host:port", field="address")
+        encrypted = parts.scheme == "https" or (not parts.scheme and bool(credentials.ca or credentials.cert))
+        return cls(host, port or HTTP_PORT, encrypted, credentials)
+
+    @property
+    def address(self) -> str:
+        """As a URL."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' * self.encrypted}://{host}:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request carries."""
+        token = self.credentials.token
+        return {"content-type": "application/json", **({"authorization": f"Bearer {token}"} if token else {})}
+
+    def connect(self, timeout_s: float) -> HTTPConnection:
+        """Nothing is sent yet."""
+        if not self.encrypted:
+            return HTTPConnection(self.host, self.port, timeout=timeout_s)
+        shown = self.credentials
+        try:
+            context = ssl.create_default_context(cafile=str(shown.ca.expanduser()) if shown.ca else None)
+            if shown.cert is not None and shown.key is not None:
+                context.load_cert_chain(shown.cert.expanduser(), shown.key.expanduser())
+        except (OSError, ssl.SSLError):
+            raise InvalidArgument("a certificate or key cannot be read", field="credentials") from None
+        return HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 60.0) -> Any:
+        """One request and its JSON answer. Refused with the service's words, Unavailable where nothing answers."""
+        connection = self.connect(timeout_s)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), self.headers)
+            response = connection.getresponse()
+            data = response.read()
+        except (OSError, HTTPException) as error:
+            raise Unavailable(f"{self.address}: {getattr(error, 'strerror', None) or type(error).__name__}") from None
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise Refused(response.status, error_text(data))
+        return _parsed(data)
+
+
+def error_text(data: bytes) -> str:
+    """The message of an error body; something readable of any other body."""
+    try:
+        return str(json.loads(data)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return "the answer is none of an edgeflow service"
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        raise Unavailable("the answer is no JSON") from None

@@ -1,0 +1,131 @@
+"""Chat beside the robots of a load test: its clients, what became of their requests, and what it cost the robots."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from edgeflow.client.credentials import Credentials
+from edgeflow.client.http import HTTP_PORT, Refused
+from edgeflow.errors import EdgeflowError, RequestError, StartError
+from edgeflow.loadtest.chat_clients import Asked, Job
+from edgeflow.loadtest.measure import Distribution, distribution
+from edgeflow.loadtest.summary import Summary
+
+CHECK_S = 10.0
+END_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """Who chats. address: of the service's HTTP."""
+
+    address: str
+    clients: int = 1
+    max_tokens: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSummary:
+    """What came in the measured time. requests: answered whole; tokens: of theirs, as the service counted them.
+
+    first_ms: asked to first text. gap_ms: between pieces of text, which are tokens but for those that show nothing.
+    refused: by HTTP status and code, or by what broke.
+    """
+
+    clients: int
+    requests: int
+    tokens: int
+    tokens_per_s: float
+    first_ms: Distribution
+    gap_ms: Distribution
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The same load without chat, and the chat that was beside it afterwards."""
+
+    alone: Summary
+    chat: ChatSummary
+
+    def jitter_ratio(self, total: Summary) -> float:
+        """Pass-start jitter (p99) with chat, over that without."""
+        without = self.alone.start_jitter_ms.p99
+        return total.start_jitter_ms.p99 / without if without > 0 else math.nan
+
+
+class ChatClients:
+    """Chats while it is entered; `asked` is there afterwards. StartError where there is no chat to load."""
+
+    def __init__(self, plan: ChatPlan, credentials: Credentials, seed: int) -> None:
+        self.asked: list[Asked] = []
+        files = [str(path or "") for path in (credentials.ca, credentials.cert, credentials.key)]
+        self._job = Job(plan.address, plan.clients, plan.max_tokens, seed, credentials.token, *files)
+        self._process: subprocess.Popen[str] | None = None
+
+    def check(self) -> None:
+        """Whether a chat model answers there."""
+        try:
+            service = self._job.service()
+            models = service.call("GET", "/v1/models", timeout_s=CHECK_S)["data"]
+        except Refused as error:
+            raise StartError(f"chat-address: {self._job.address}: {error.text}") from None
+        except (EdgeflowError, TypeError, KeyError) as error:
+            text = error.text if isinstance(error, RequestError) else "is no edgeflow service"
+            raise StartError(f"chat-address: {text}; name the service's HTTP address") from None
+        if not any("max_model_len" in model for model in models):
+            raise StartError(f"chat-address: {service.address} serves no chat model; see chat.model")
+
+    def __enter__(self) -> ChatClients:
+        code = f"import sys; sys.path[:] = {sys.path!r}; from edgeflow.loadtest.chat_clients import main; main()"
+        command = [sys.executable, "-c", code]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(self._job.text() + "\n")
+        self._process.stdin.flush()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        assert self._process is not None
+        try:
+            told = self._process.communicate(timeout=END_S)[0]
+            self.asked = [Asked(**each) for each in json.loads(told or "[]")]
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+
+def chat_summary(clients: int, asked: Sequence[Asked], begin_ns: int, end_ns: int) -> ChatSummary:
+    """Requests that ended, and text that came, between begin and end."""
+
+    def inside(instant_ns: int) -> bool:
+        return begin_ns <= instant_ns < end_ns
+
+    whole = [each for each in asked if inside(each.done_ns)]
+    first = [each.pieces_ns[0] - each.asked_ns for each in asked if each.pieces_ns and inside(each.pieces_ns[0])]
+    gaps = [after - before for each in asked for before, after in pairwise(each.pieces_ns) if inside(after)]
+    pieces = sum(inside(piece) for each in asked for piece in each.pieces_ns)
+    return ChatSummary(
+        clients=clients,
+        requests=len(whole),
+        tokens=sum(each.tokens for each in whole),
+        tokens_per_s=pieces / ((end_ns - begin_ns) / 1e9),
+        first_ms=distribution([each / 1e6 for each in first]),
+        gap_ms=distribution([each / 1e6 for each in gaps]),
+        refused=dict(Counter(each.refused for each in asked if each.refused and inside(each.asked_ns))),
+    )
+
+
+def default_address(address: str, encrypted: bool) -> str:
+    """Of the HTTP beside a gRPC address, where nothing else was said."""
+    host = address.rpartition(":")[0]
+    return f"http{'s' * encrypted}://{host}:{HTTP_PORT}"
