@@ -18,7 +18,7 @@ from edgeflow.service.act import act_once
 from edgeflow.service.auth import CONTROL, Caller, Guard
 from edgeflow.service.codec import Unparsable, parse_act_request, parse_client_message
 from edgeflow.service.grpc_guard import Door, credentials
-from edgeflow.service.health import Health, State
+from edgeflow.service.health import Health
 from edgeflow.service.listen import address_text, refuse_busy
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
@@ -120,7 +120,8 @@ class GrpcServer:
         except RuntimeError:
             raise AddressError(f"grpc.port: cannot listen on {address_text(host, port)}") from None
         await self._server.start()
-        self._state.listen(self._on_state)
+        loop = asyncio.get_running_loop()
+        self._state.watch(lambda ready: loop.call_soon_threadsafe(self._updates.put_nowait, ready))
         self._teller = asyncio.create_task(self._tell(), name="grpc-health")
         return bound
 
@@ -139,11 +140,11 @@ class GrpcServer:
             bound = self._server.add_secure_port(address, self._tls.grpc_credentials())
         return bound
 
-    def _on_state(self, _: State) -> None:
-        self._updates.put_nowait(self._state.ready)
-
     async def _tell(self) -> None:
-        """Robots that watch the standard health service hear of every change, in order."""
+        """Robots that watch the standard health service hear of every change, in order.
+
+        Of a loop that did not turn they hear once it turns again; until then nothing can be told on this port.
+        """
         serving = health_pb2.HealthCheckResponse.SERVING
         not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
         while True:

@@ -33,31 +33,47 @@ _NEXT = {
 
 
 class Health:
-    """Holds the state; listeners hear every change, in the caller's thread. stalled: the loop does not turn."""
+    """Holds the state; listeners hear every change, in the thread that causes it."""
 
     def __init__(self) -> None:
-        self.stalled = False
         self._state = State.STARTING
+        self._stalled = False
         self._listeners: list[Callable[[State], None]] = []
+        self._watchers: list[Callable[[bool], None]] = []
 
     @property
     def state(self) -> State:
         return self._state
 
     @property
+    def stalled(self) -> bool:
+        """The loop does not turn, says a thread that sees it."""
+        return self._stalled
+
+    @stalled.setter
+    def stalled(self, stalled: bool) -> None:
+        self._stalled = stalled
+        self._tell_watchers()
+
+    @property
     def live(self) -> bool:
         """Whether restarting this process would not help."""
-        return self._state is not State.FAULT and not self.stalled
+        return self._state is not State.FAULT and not self._stalled
 
     @property
     def ready(self) -> bool:
         """Whether a robot that opens a session now gets actions: the worker makes progress and nothing is ending."""
-        return self._state is State.READY and not self.stalled
+        return self._state is State.READY and not self._stalled
 
     def listen(self, listener: Callable[[State], None]) -> None:
         """Call `listener` with the present state and with every later one."""
         self._listeners.append(listener)
         listener(self._state)
+
+    def watch(self, watcher: Callable[[bool], None]) -> None:
+        """Call `watcher` with whether the service is ready, now and whenever that may have changed."""
+        self._watchers.append(watcher)
+        watcher(self.ready)
 
     def move(self, state: State) -> bool:
         """Change the state; False (and nothing happens) where that step does not exist."""
@@ -66,4 +82,9 @@ class Health:
         self._state = state
         for listener in self._listeners:
             listener(state)
+        self._tell_watchers()
         return True
+
+    def _tell_watchers(self) -> None:
+        for watcher in self._watchers:
+            watcher(self.ready)

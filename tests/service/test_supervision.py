@@ -11,9 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from edgeflow.errors import CheckpointError, StartError
 from edgeflow.ipc.messages import CloseSession, OpenSession, SessionRefused, WorkerFailed
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service import supervisor
+from edgeflow.service import loop_watch, supervisor
 from edgeflow.service.grpc_server import SERVICE
 from edgeflow.service.health import State
+from tests.service.front_process import wait_for
 from tests.service.harness import WAIT_S, eventually, serving
 from tests.service.scripted import Script
 
@@ -185,4 +186,15 @@ async def test_robots_that_watch_health_hear_of_a_restart(checkpoint):
         served.script.worker.kill()
         assert (await asyncio.wait_for(watch.read(), WAIT_S)).status == NOT_SERVING
         assert (await asyncio.wait_for(watch.read(), WAIT_S)).status == SERVING
+        watch.cancel()
+
+
+async def test_those_who_watch_health_hear_of_a_blocked_loop(checkpoint, monkeypatch):
+    monkeypatch.setattr(loop_watch, "STALL_S", 0.3)
+    async with serving(checkpoint) as served:
+        watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        heard = [(await asyncio.wait_for(watch.read(), WAIT_S)).status]
+        wait_for(lambda: served.service.health.stalled)
+        heard += [(await asyncio.wait_for(watch.read(), WAIT_S)).status for _ in range(2)]
+        assert heard == [SERVING, NOT_SERVING, SERVING]
         watch.cancel()
