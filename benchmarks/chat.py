@@ -28,7 +28,7 @@ from edgeflow.console import table_console
 from edgeflow.engine.generate import StepRows, run_pass
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import Span
-from edgeflow.kernels.linear import Float, Int8OneRow
+from edgeflow.kernels.table import OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.decoder_config import decoder_config
 from edgeflow.models.llama import LlamaDecoder
@@ -125,15 +125,16 @@ def _systems(folder: Path, capacity: int) -> dict[str, Answer]:
     theirs.save_pretrained(folder)
     text = decoder_config({"model_type": "qwen2", **SHAPE}, "qwen2")
 
-    def ours(dtype: torch.dtype, linear: type) -> Answer:
-        decoder = LlamaDecoder(text, Weights(folder, dtype, CPU), name="qwen2", linear=linear)
+    def ours(dtype: torch.dtype, table: OperatorTable) -> Answer:
+        decoder = LlamaDecoder(text, Weights(folder, dtype, CPU), name="qwen2", table=table)
         return _ours(decoder, decoder.kv_slots(1, capacity))
 
+    exact, eight = built_in_table(), built_in_table().allowing("int8")
     return {
-        "edgeflow float32": ours(torch.float32, Float),
-        "edgeflow bfloat16": ours(torch.bfloat16, Float),
-        "edgeflow bfloat16, int8 rows": ours(torch.bfloat16, Int8OneRow),
-        "edgeflow float32, int8 rows": ours(torch.float32, Int8OneRow),
+        "edgeflow float32": ours(torch.float32, exact),
+        "edgeflow bfloat16": ours(torch.bfloat16, exact),
+        "edgeflow bfloat16, int8 rows": ours(torch.bfloat16, eight),
+        "edgeflow float32, int8 rows": ours(torch.float32, eight),
         "transformers float32": _theirs(theirs),
         "transformers bfloat16": _theirs(Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()),
     }

@@ -20,7 +20,7 @@ from edgeflow.engine.grammar import Grammars
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.messages import ChatReady, Message
 from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.linear import Float, Int8OneRow, MakeLinear
+from edgeflow.kernels.table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 
@@ -88,11 +88,11 @@ def load_chat(config: ServiceConfig, progress: Progress) -> BuiltChat | None:
     device = choose_device(config.device)
     if config.chat.weights == "int8" and device.type != "cpu":
         raise ConfigError("chat.weights: int8 is for a CPU")
-    linear: MakeLinear = Int8OneRow if config.chat.weights == "int8" else Float
+    table = built_in_table().allowing("int8") if config.chat.weights == "int8" else built_in_table()
     dtype = choose_dtype(config.chat.dtype, device)
-    model = decode = load_chat_model(path, dtype, device, linear=linear)
+    model = decode = load_chat_model(path, dtype, device, table=table)
     if config.chat.decode_model:
-        decode = load_chat_model(resolve_model(config.chat.decode_model), dtype, device, linear=linear)
+        decode = load_chat_model(resolve_model(config.chat.decode_model), dtype, device, table=table)
         _check_decode(model, decode)
     return build_chat(config.chat, model, fingerprint(path), progress, decode)
 

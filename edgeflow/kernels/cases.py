@@ -37,6 +37,8 @@ class Numbers:
         return cls(device, dtype, rounded, torch.Generator().manual_seed(seed))
 
     def normal(self, *shape: int) -> Tensor:
+        if self.device.type == "meta":
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
         return self.given(torch.randn(shape, generator=self.generator))
 
     def given(self, values: Tensor) -> Tensor:
@@ -50,12 +52,14 @@ class Numbers:
 class Problem:
     """One call. outputs: from what it returned, all that counts, memory it may have written included.
 
-    planned: the function is called once and returns what `outputs` runs, as attention does.
+    planned: the function is called once and returns what `outputs` runs, as attention does. rows: of the call, where
+    the arguments do not tell.
     """
 
     arguments: tuple[Any, ...]
     outputs: Callable[[Any], Outputs]
     planned: bool = False
+    rows: tuple[int, ...] = ()
 
     def given_to(self, function: Callable[..., Any]) -> Callable[[], Outputs]:
         """What may be called, and timed, again and again."""
@@ -67,11 +71,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A recipe of one problem of one operator."""
+    """A recipe of one problem of one operator, in a role of a model's layer where it has one."""
 
     op_name: str
     build: Callable[[Numbers], Problem]
     seed: int = 0
+    layer_role: str = ""
 
     def problem(self, device: torch.device, dtype: torch.dtype, rounded: torch.dtype | None = None) -> Problem:
         """The same numbers on every device; rounded to `rounded`, `dtype` unless told, and given as `dtype`."""
@@ -79,7 +84,8 @@ class Case:
 
     def signed(self) -> Signed:
         """Stage and shape signature, as the table sees its call."""
-        return SIGNATURES[self.op_name](*self.problem(torch.device("meta"), torch.float32).arguments)
+        problem = self.problem(torch.device("meta"), torch.float32)
+        return SIGNATURES[self.op_name](*problem.arguments, *problem.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +222,16 @@ def packed_attention_int8(spans: Sequence[Span], heads: Heads) -> Case:
         return Problem((layout,), lambda attend: (attend(q, slots, scales),), planned=True)
 
     return Case("packed_attention_int8", build)
+
+
+def linear(rows: int, outputs: int, inputs: int, *, bias: bool = False, residual: bool = False, role: str = "") -> Case:
+    def build(make: Numbers) -> Problem:
+        x, weight = make.normal(rows, inputs), make.normal(outputs, inputs)
+        offset = make.normal(outputs) if bias else None
+        before = make.normal(rows, outputs) if residual else None
+        return Problem((weight, offset), lambda made: (made(x, before),), planned=True, rows=(rows,))
+
+    return Case("linear", build, layer_role=role)
 
 
 def varlen_attention(lengths: Sequence[int], heads: Heads) -> Case:

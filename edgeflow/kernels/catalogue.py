@@ -68,6 +68,16 @@ def _rope(*, paired: bool = False) -> list[Case]:
     return [*found, cases.rope_write_kv(_rope_spans()[1], Heads(2, 2, 8), paired=paired)]
 
 
+def _linear() -> list[Case]:
+    """One row to more than a block of them, widths that no block divides."""
+    shapes = [(1, 64, 64), (1, 130, 96), (1, 33, 257), (2, 64, 31), (3, 1, 8), (63, 65, 17), (65, 128, 896)]
+    added = [(index % 2 == 0, index % 3 == 0) for index in range(len(shapes))]
+    return [
+        cases.linear(*shape, bias=bias, residual=residual)
+        for shape, (bias, residual) in zip(shapes, added, strict=True)
+    ]
+
+
 def _rope_paired() -> list[Case]:
     return _rope(paired=True)
 
@@ -129,6 +139,7 @@ _PROOFS: Proofs = {
     "add_rms_norm": _add_rms_norm,
     "swiglu": _swiglu,
     "greedy": _greedy,
+    "linear": _linear,
     "shift_kv": _shift_kv,
     "shift_kv_chain": _shift_kv_chain,
     "rope_write_kv": _rope,

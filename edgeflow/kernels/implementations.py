@@ -14,6 +14,7 @@ from edgeflow.errors import ConfigError
 from edgeflow.kernels import (
     greedy,
     int8_kv,
+    linear,
     packed_attention,
     rms_norm,
     rope_write_kv,
@@ -36,6 +37,7 @@ KINDS = {
     "packed_attention_int8": "attention",
     "varlen_attention": "attention",
     "greedy": "sampling",
+    "linear": "linear",
 }
 """op_kind of each operator."""
 
@@ -73,7 +75,8 @@ class Implementation:
 
     devices, dtypes: where it may run, empty means everywhere; least_arch: of CUDA devices; needs: libraries;
     limits: the largest sizes it takes, by their letter in a shape signature; choices: parameters and the values that
-    are worth trying, the first of which is the default.
+    are worth trying, the first of which is the default. precision: "" is that of the dtype; another one changes numbers
+    and serves only where a table allows it. absent: why this build of torch cannot run it.
     """
 
     op_name: str
@@ -85,6 +88,8 @@ class Implementation:
     needs: tuple[str, ...] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
     choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    precision: str = ""
+    absent: str = ""
 
     def load(self) -> Callable[..., Any]:
         if callable(self.function):
@@ -101,6 +106,8 @@ class Implementation:
             return f"needs sm_{self.least_arch}"
         if self.dtypes and dtype not in self.dtypes:
             return f"not for {str(dtype).removeprefix('torch.')}"
+        if self.absent:
+            return self.absent
         for name in self.needs:
             if importlib.util.find_spec(name) is None:
                 return f"{name} is not installed"
@@ -155,6 +162,12 @@ BUILT_IN = (
     Implementation("greedy", REFERENCE, greedy.reference),
     Implementation("greedy", "reduced", greedy.reduced),
     _triton("greedy", "greedy", {}, block=(4096, 2048, 8192)),
+    Implementation("linear", REFERENCE, linear.Reference),
+    Implementation("linear", "gemm", linear.Gemm),
+    Implementation(
+        "linear", "packed", linear.Packed, frozenset({"cpu"}), linear.packed_dtypes(), absent=linear.no_onednn()
+    ),
+    Implementation("linear", "int8", linear.Int8, frozenset({"cpu"}), limits={"m": 1}, precision="int8"),
 )
 
 DEFAULTS = {
@@ -168,7 +181,9 @@ DEFAULTS = {
         "shift_kv": "strided",
         "shift_kv_chain": "strided",
         "greedy": "reduced",
+        "linear": "gemm",
     },
-    "cuda": {op_name: "triton" for op_name in KINDS if op_name not in ("shift_kv", "varlen_attention")},
+    "cpu": {"linear": "packed"},
+    "cuda": {op_name: "triton" for op_name in KINDS if op_name not in ("shift_kv", "varlen_attention", "linear")},
 }
-"""impl_id by hardware profile ("" is any) and operator. One move, and equal sequences, torch does as well."""
+"""impl_id by hardware profile ("" is any) and operator. One move, equal sequences and GEMMs torch does as well."""

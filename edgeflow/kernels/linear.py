@@ -1,12 +1,12 @@
 """LINEAR: rows times a weight. An implementation is made once for a weight and then called by every pass.
 
-make(weight [N, M], bias [N] or None) → linear(x [n, M], residual [n, N] or None) → [n, N]: x weight^T + bias + residual
+make(weight [N, E], bias [N] or None) → linear(x [m, E], residual [m, N] or None) → [m, N]: x weight^T + bias + residual
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -21,7 +21,7 @@ class Linear(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the weight in all its forms."""
+        """Memory of the weight in the forms that are used."""
         ...
 
 
@@ -45,8 +45,8 @@ class Reference:
         return self._weight.nbytes
 
 
-class Float:
-    """One GEMM; a residual is added inside it."""
+class Gemm:
+    """One GEMM over the weight as it lies; a residual is added inside it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
@@ -63,21 +63,34 @@ class Float:
         return self._weight.nbytes
 
 
-class Int8OneRow:
-    """A single row meets 8-bit weights (symmetric, a scale an output) with its values in 8 bits (a scale a row); more
-    rows meet the weight as it was given. One row is bound by the bytes of the weight, which become 4 or 2 times fewer.
+class Packed:
+    """The weight reordered once into the blocks that oneDNN's GEMM reads. A CPU; `packed_dtypes`."""
 
-    Needs a CPU; x in float32 or bfloat16.
-    """
+    ROWS = 64  # that the blocks are laid out for: serves a single row as well as hundreds
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._many = Float(weight, bias)
-        self._packed = _packed(weight.float(), None if bias is None else bias.float())
-        self._bytes = weight.nbytes + weight.numel()
+        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), self.ROWS)
+        self._bias = bias
+        self._bytes = weight.nbytes
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if x.shape[0] != 1:
-            return self._many(x, residual)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return out if residual is None else out.add_(residual)
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes
+
+
+class Int8:
+    """8-bit weights (symmetric, a scale an output) meet rows in 8 bits (a scale a row): a quarter or half of the bytes
+    that a single row waits for. A CPU."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._packed = _quantised(weight.float(), None if bias is None else bias.float())
+        self._bytes = weight.numel()
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         out: Tensor = torch.ops.quantized.linear_dynamic(x.float(), self._packed, False).to(x.dtype)
         return out if residual is None else out.add_(residual)
 
@@ -86,7 +99,33 @@ class Int8OneRow:
         return self._bytes
 
 
-def _packed(weight: Tensor, bias: Tensor | None) -> torch.ScriptObject:
+class ByRows:
+    """Several implementations of one weight. by_class: for 1 row, up to 2, 4, 8, ..; the last serves all beyond."""
+
+    def __init__(self, by_class: Sequence[Linear]) -> None:
+        self._by_class = tuple(by_class)
+        self._last = len(by_class) - 1
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self._by_class[min((x.shape[0] - 1).bit_length(), self._last)](x, residual)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in set(self._by_class))
+
+
+def packed_dtypes() -> frozenset[torch.dtype]:
+    """What oneDNN multiplies on this CPU."""
+    halves = not no_onednn() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return frozenset({torch.float32, torch.bfloat16} if halves else {torch.float32})
+
+
+def no_onednn() -> str:
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return "" if available else "torch was built without oneDNN"
+
+
+def _quantised(weight: Tensor, bias: Tensor | None) -> torch.ScriptObject:
     scale = weight.abs().amax(dim=1).clamp_(min=1e-8).div_(127)
     zero = torch.zeros(len(scale), dtype=torch.long)
     with warnings.catch_warnings():

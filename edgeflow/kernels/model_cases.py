@@ -84,7 +84,7 @@ def passes(shape: ModelShape) -> list[list[Span]]:
 
 
 def model_cases(shape: ModelShape) -> list[Case]:
-    """One case of each operator and shape signature."""
+    """One case of each operator, role and shape signature."""
     heads = Heads(shape.heads, shape.kv_heads, shape.head_dim)
     found: list[Case] = []
     for spans in passes(shape):
@@ -95,10 +95,23 @@ def model_cases(shape: ModelShape) -> list[Case]:
             cases.rope_write_kv(spans, heads),
             cases.packed_attention(spans, heads),
             cases.greedy(len(spans), shape.vocabulary),
+            *linear_cases(shape, rows),
+            cases.linear(len(spans), shape.vocabulary, shape.hidden, role="head"),
         ]
     if shape.stages > 1:
         lengths = [shape.rows + stage for stage in range(shape.stages - 1)]
         capacity = shape.rows + shape.stages
         found.append(cases.shift_kv(capacity, shape.rows, replace(heads, query=1), COPIED_LAYERS))
         found.append(cases.shift_kv_chain(capacity, lengths, replace(heads, query=1), COPIED_LAYERS))
-    return list({(case.op_name, case.signed()): case for case in found}.values())
+    return list({(case.op_name, case.layer_role, case.signed()): case for case in found}.values())
+
+
+def linear_cases(shape: ModelShape, rows: int) -> list[Case]:
+    """The projections of a layer."""
+    width, heads = shape.hidden, shape.heads * shape.head_dim
+    return [
+        cases.linear(rows, heads + 2 * shape.kv_heads * shape.head_dim, width, role="qkv"),
+        cases.linear(rows, width, heads, residual=True, role="output"),
+        cases.linear(rows, 2 * shape.inner, width, role="gate_up"),
+        cases.linear(rows, width, shape.inner, residual=True, role="down"),
+    ]

@@ -1,7 +1,7 @@
 """Shape signatures: the sizes of a call as text, `m=512|e=4096`, by which entries of the table tell calls apart.
 
-m: rows, n: heads or sequences, e: hidden, f: mlp hidden, v: vocabulary, t: positions, h: heads, kv: KV heads, d: head
-width. m and t change from call to call and count as the next power of two.
+m: rows, n: heads, sequences or outputs, e: hidden or inputs, f: mlp hidden, v: vocabulary, t: positions, h: heads,
+kv: KV heads, d: head width. m and t change from call to call and count as the next power of two.
 """
 
 from __future__ import annotations
@@ -62,6 +62,10 @@ def _attention(layout: PackedLayout, *_: Any) -> Signed:
     return stage_of(spans), _text(m=sum(span.length for span in spans), t=longest)
 
 
+def _linear(weight: Tensor, bias: Tensor | None, rows: int) -> Signed:  # noqa: ARG001
+    return "", _text(m=rows, n=weight.shape[0], e=weight.shape[1])
+
+
 def _varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Signed:  # noqa: ARG001
     return "", _text(m=longest, n=len(starts) - 1, h=q.shape[1], d=q.shape[2])
 
@@ -71,6 +75,7 @@ SIGNATURES: dict[str, Callable[..., Signed]] = {
     "add_rms_norm": _norm,
     "swiglu": _swiglu,
     "greedy": _greedy,
+    "linear": _linear,
     "shift_kv": _shift,
     "shift_kv_chain": _shift,
     "rope_write_kv": _rope,
@@ -80,4 +85,4 @@ SIGNATURES: dict[str, Callable[..., Signed]] = {
     "packed_attention_int8": _attention,
     "varlen_attention": _varlen,
 }
-"""What signs the arguments of an operator."""
+"""What signs the arguments of an operator; of `linear` with the rows it is made for."""

@@ -83,11 +83,20 @@ class Choice:
 
 
 class OperatorTable:
-    """Immutable; `overlaid` gives a changed one."""
+    """Immutable; `overlaid`, `allowing` and `forcing` give changed ones.
 
-    def __init__(self, implementations: Iterable[Implementation], entries: Iterable[Entry]) -> None:
+    precisions: which may serve besides that of the dtype.
+    """
+
+    def __init__(
+        self,
+        implementations: Iterable[Implementation],
+        entries: Iterable[Entry],
+        precisions: frozenset[str] = frozenset(),
+    ) -> None:
         self._implementations = {(each.op_name, each.impl_id): each for each in implementations}
         self._entries = tuple(entries)
+        self._precisions = precisions
         for entry in self._entries:
             self._check(entry)
 
@@ -109,13 +118,35 @@ class OperatorTable:
 
     def overlaid(self, *entries: Entry) -> OperatorTable:
         """A table with further entries, which win over equally specific ones."""
-        return OperatorTable(self._implementations.values(), (*self._entries, *entries))
+        return self._with((*self._entries, *entries))
+
+    def allowing(self, precision: str) -> OperatorTable:
+        """A table in which implementations of a precision, `int8`, serve on their devices wherever they may run."""
+        mine = [each for each in self._implementations.values() if each.precision == precision]
+        if not mine:
+            raise ConfigError(f"no implementation has precision {precision!r}")
+        entries = [
+            Entry(OperatorKey(each.op_name, hw_profile=device), each.impl_id, origin=f"{precision} is allowed")
+            for each in mine
+            for device in each.devices
+        ]
+        return self._with((*self._entries, *entries), self._precisions | {precision})
 
     def forcing(self, **impl_ids: str) -> OperatorTable:
         """A table in which the operators named have one entry: this implementation, everywhere."""
         others = [entry for entry in self._entries if entry.key.op_name not in impl_ids]
         forced = [Entry(OperatorKey(name), impl_id, origin="forced") for name, impl_id in impl_ids.items()]
-        return OperatorTable(self._implementations.values(), [*others, *forced])
+        return self._with([*others, *forced])
+
+    def _with(self, entries: Iterable[Entry], precisions: frozenset[str] | None = None) -> OperatorTable:
+        kept = self._precisions if precisions is None else precisions
+        return OperatorTable(self._implementations.values(), entries, kept)
+
+    def objection(self, candidate: Implementation, hardware: Hardware, dtype: torch.dtype, shape_sig: str = "") -> str:
+        """Why a candidate may not serve there, in a few words; "" when it may."""
+        if candidate.precision and candidate.precision not in self._precisions:
+            return f"{candidate.precision} is not allowed"
+        return candidate.objection(hardware, dtype, shape_sig)
 
     def resolve(self, context: OperatorKey, device: torch.device, dtype: torch.dtype) -> Any:
         """The function that serves a context; one that looks at shapes where entries tell shapes or stages apart."""
@@ -131,7 +162,7 @@ class OperatorTable:
         passed_over: list[str] = []
         for entry in self._best_first(context):
             candidate = self.implementation(context.op_name, entry.impl_id)
-            objection = candidate.objection(hardware, dtype, context.shape_sig)
+            objection = self.objection(candidate, hardware, dtype, context.shape_sig)
             if not objection:
                 why = f"{entry.origin}: {entry.key.text or 'everywhere'}"
                 return Choice(candidate, entry.impl_params, why, tuple(passed_over))
@@ -140,7 +171,8 @@ class OperatorTable:
         return Choice(reference, {}, "no entry serves here", tuple(passed_over))
 
     def _best_first(self, context: OperatorKey) -> list[Entry]:
-        matching = [entry for entry in self._entries if entry.key.matches(_named_as(entry, context))]
+        named = [entry for entry in self._entries if entry.key.op_name in ("", context.op_name)]
+        matching = [entry for entry in named if entry.key.matches(_named_as(entry, context))]
         matching = [entry for entry in matching if (context.op_name, entry.impl_id) in self._implementations]
         return sorted(matching, key=lambda entry: entry.key.specificity)[::-1]  # the last of equals first
 

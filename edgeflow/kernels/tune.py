@@ -63,7 +63,9 @@ class Tuner:
         """The context of a case on this machine."""
         stage, shape_sig = case.signed()
         profile = Hardware.of(self.device).profile
-        return OperatorKey(case.op_name, self.model_name, profile, KINDS[case.op_name], "", stage, shape_sig)
+        return OperatorKey(
+            case.op_name, self.model_name, profile, KINDS[case.op_name], case.layer_role, stage, shape_sig
+        )
 
     @torch.inference_mode()
     def tune(self, case: Case) -> Tuned:
@@ -92,7 +94,7 @@ class Tuner:
         """Whether a choice is still right and not slower than the built-in one."""
         key = self.key(case)
         implementation = self.table.implementation(case.op_name, impl_id)
-        complaint = implementation.objection(Hardware.of(self.device), self.dtype, key.shape_sig)
+        complaint = self.table.objection(implementation, Hardware.of(self.device), self.dtype, key.shape_sig)
         complaint = complaint or self._compare(case, implementation, params)
         if complaint:
             return Verdict(key, impl_id, math.nan, math.nan, complaint)
@@ -109,7 +111,7 @@ class Tuner:
         """All that may run there but the reference, which is written to be read."""
         for impl_id in self.table.candidates(key.op_name):
             candidate = self.table.implementation(key.op_name, impl_id)
-            objection = candidate.objection(Hardware.of(self.device), self.dtype, key.shape_sig)
+            objection = self.table.objection(candidate, Hardware.of(self.device), self.dtype, key.shape_sig)
             if impl_id != REFERENCE and not objection:
                 yield candidate
 
@@ -140,7 +142,7 @@ class Tuner:
             off = deviation(case, partial(implementation.load(), **params), reference, self.device, self.dtype)
         except Exception as error:  # whatever a compiler or a device says, another candidate serves
             return f"does not run ({type(error).__name__})"
-        allowed = tolerance(case, self.dtype)
+        allowed = tolerance(case, self.dtype, implementation.precision)
         return "" if off <= allowed else f"deviates by {off:.2g}, allowed are {allowed:.2g}"
 
     def _time(self, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:

@@ -7,15 +7,17 @@ heads of any width.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeflow.kernels.bind_linear import bind_linear
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout
-from edgeflow.kernels.linear import Float, Linear, MakeLinear
+from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.packed_attention import Attend, PackedAttention
 from edgeflow.kernels.rms_norm import RmsNorm
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces
@@ -26,6 +28,8 @@ from edgeflow.models.checkpoint import Weights
 from edgeflow.models.rope import PLAIN, Rope
 
 MAX_SIZE = 1 << 20
+BindLinear = Callable[[str, Tensor, "Tensor | None"], Linear]
+"""(role, weight, bias) → what serves it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class _Layer:
     down: Linear
 
     @classmethod
-    def of(cls, config: LlamaConfig, weights: Weights, linear: MakeLinear) -> _Layer:
+    def of(cls, config: LlamaConfig, weights: Weights, linear: BindLinear) -> _Layer:
         """weights: those below `model.layers.<index>.`; projections that read the same rows are fused."""
         width, inner = config.hidden_size, config.intermediate_size
         rows = {"q": config.q_width, "k": config.kv_width, "v": config.kv_width}
@@ -118,12 +122,12 @@ class _Layer:
         gate_up = [weights.take(f"mlp.{name}_proj.weight", inner, width) for name in ("gate", "up")]
         return cls(
             input_norm=weights.take("input_layernorm.weight", width),
-            qkv=linear(torch.cat(qkv), torch.cat(bias) if bias else None),
+            qkv=linear("qkv", torch.cat(qkv), torch.cat(bias) if bias else None),
             head_norms=_head_norms(weights, config.head_dim) if config.head_norm else None,
-            output=linear(weights.take("self_attn.o_proj.weight", width, config.q_width), None),
+            output=linear("output", weights.take("self_attn.o_proj.weight", width, config.q_width), None),
             post_norm=weights.take("post_attention_layernorm.weight", width),
-            gate_up=linear(torch.cat(gate_up), None),
-            down=linear(weights.take("mlp.down_proj.weight", width, inner), None),
+            gate_up=linear("gate_up", torch.cat(gate_up), None),
+            down=linear("down", weights.take("mlp.down_proj.weight", width, inner), None),
         )
 
 
@@ -156,7 +160,6 @@ class LlamaDecoder:
     """weights: names as published (model.layers.0.self_attn.q_proj.weight, …); all but the head's begin with `stem`.
 
     name: of the model, by which operators are looked up. attention: serves instead of the table's choice (ablations).
-    linear: what serves every projection and the head.
     """
 
     def __init__(
@@ -168,17 +171,21 @@ class LlamaDecoder:
         name: str = "llama",
         table: OperatorTable | None = None,
         attention: PackedAttention | None = None,
-        linear: MakeLinear = Float,
     ) -> None:
+        table = table or built_in_table()
+
+        def linear(role: str, weight: Tensor, bias: Tensor | None) -> Linear:
+            return bind_linear(table, OperatorKey("linear", model_name=name, layer_role=role), weight, bias)
+
         self.config = config
         vocab, width = config.vocab_size, config.hidden_size
         self._embedding = weights.take(f"{stem}embed_tokens.weight", vocab, width)
         tied = config.tie_word_embeddings
-        self._head = linear(self._embedding if tied else weights.take("lm_head.weight", vocab, width), None)
+        self._head = linear("head", self._embedding if tied else weights.take("lm_head.weight", vocab, width), None)
         self._norm = weights.take(f"{stem}norm.weight", width)
         layers = range(config.num_hidden_layers)
         self._layers = [_Layer.of(config, weights.under(f"{stem}layers.{index}."), linear) for index in layers]
-        self._operators = _Operators.of(table or built_in_table(), name, self._embedding, attention)
+        self._operators = _Operators.of(table, name, self._embedding, attention)
         self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
 
     def kv_slots(self, slots: int, capacity: int) -> KVSlots:

@@ -8,17 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgeflow.kernels import cases, greedy, int8_kv, packed_attention, rms_norm, rope_write_kv, shift_kv, swiglu
+from edgeflow.kernels import cases, greedy, int8_kv, linear, packed_attention, rms_norm, rope_write_kv, shift_kv, swiglu
 from edgeflow.kernels import varlen_attention as varlen
-from edgeflow.kernels.cases import Heads
+from edgeflow.kernels.cases import Case, Heads
 from edgeflow.kernels.catalogue import small_cases
 from edgeflow.kernels.compare import deviation, tolerance
+from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.table import built_in_table
 
 CPU = torch.device("cpu")
+HERE = Hardware.of(CPU)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-TABLE = built_in_table()
+TABLE = built_in_table().allowing("int8")
 ON_CPU = [
     (op_name, impl_id)
     for op_name in TABLE.operators
@@ -33,16 +35,25 @@ def reference(op_name: str) -> Callable:
 
 def worst(op_name: str, function: Callable, dtype: torch.dtype) -> float:
     """The largest deviation over what is tolerated."""
-    found = []
-    for case in small_cases(op_name):
-        found.append(deviation(case, function, reference(op_name), CPU, dtype) / tolerance(case, dtype))
-    return max(found)
+    return worst_of(small_cases(op_name), function, dtype)
+
+
+def worst_of(cases: list[Case], function: Callable, dtype: torch.dtype, precision: str = "") -> float:
+    def share(case: Case) -> float:
+        off = deviation(case, function, reference(case.op_name), CPU, dtype)
+        return off / tolerance(case, dtype, precision)
+
+    return max(map(share, cases))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("op_name", "impl_id"), ON_CPU)
 def test_candidates_pass(op_name, impl_id, dtype):
-    assert worst(op_name, TABLE.implementation(op_name, impl_id).load(), dtype) <= 1
+    candidate = TABLE.implementation(op_name, impl_id)
+    taken = [case for case in small_cases(op_name) if not candidate.objection(HERE, dtype, case.signed()[1])]
+    assert len(taken) >= 3 or candidate.objection(HERE, dtype)
+    if taken:
+        assert worst_of(taken, candidate.load(), dtype, candidate.precision) <= 1
 
 
 @pytest.mark.parametrize("op_name", TABLE.operators)
@@ -130,6 +141,20 @@ def one_sequence(q, k, v, starts, longest):
     return varlen.reference(q, k, v, starts[[0, -1]], longest)
 
 
+def without_bias(weight, bias):
+    return linear.Reference(weight, None)
+
+
+def without_residual(weight, bias):
+    made = linear.Reference(weight, bias)
+    return lambda x, residual=None: made(x)
+
+
+def in_six_bits(weight, bias):
+    scale = weight.float().abs().amax(1, keepdim=True) / 31
+    return linear.Int8(((weight.float() / scale).round() * scale).to(weight.dtype), bias)
+
+
 def last_of_equals(logits, first, stop):
     ids, finite = greedy.reference(logits.flip(1), logits.shape[1] - stop, logits.shape[1] - first)
     return logits.shape[1] - 1 - ids, finite
@@ -179,6 +204,8 @@ WRONG = {
     "attention: heads in turns": ("packed_attention", heads_in_turns),
     "int8 attention: value scales": ("packed_attention_int8", without_value_scale),
     "int8 attention: one key fewer": ("packed_attention_int8", off_by_one_int8),
+    "linear: no bias": ("linear", without_bias),
+    "linear: no residual": ("linear", without_residual),
     "varlen: a key missing": ("varlen_attention", first_key_missing),
     "varlen: one sequence": ("varlen_attention", one_sequence),
 }
@@ -189,6 +216,12 @@ WRONG = {
 def test_a_wrong_implementation_fails(name, dtype):
     op_name, function = WRONG[name]
     assert worst(op_name, function, dtype) > 1.5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_eight_bits_must_be_eight(dtype):
+    single = [case for case in small_cases("linear") if "m=1|" in case.signed()[1]]
+    assert worst_of(single, in_six_bits, dtype, "int8") > 1.2
 
 
 def test_one_wrong_row_of_many_counts():

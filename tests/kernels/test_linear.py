@@ -7,7 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.kernels.linear import Float, Int8OneRow, MakeLinear, Reference
+from edgeflow.kernels.bind_linear import bind_linear
+from edgeflow.kernels.implementations import Implementation
+from edgeflow.kernels.linear import ByRows, Gemm, Int8, Linear, MakeLinear, Packed, Reference, packed_dtypes
+from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
 
 
 def problem(rows: int, inputs: int, outputs: int, *, bias: bool, seed: int):
@@ -29,7 +32,7 @@ def error(made: torch.Tensor, wanted: torch.Tensor) -> float:
     bias=st.booleans(),
     seed=st.integers(0, 9),
 )
-@pytest.mark.parametrize(("make", "tolerance"), [(Float, 1e-6), (Int8OneRow, 0.01)])
+@pytest.mark.parametrize(("make", "tolerance"), [(Gemm, 1e-6), (Packed, 1e-6), (Int8, 0.01)])
 def test_it_is_the_formula(make: MakeLinear, tolerance: float, rows, inputs, outputs, bias, seed):
     x, weight, offset, residual = problem(rows, inputs, outputs, bias=bias, seed=seed)
     made, wanted = make(weight, offset), Reference(weight, offset)
@@ -38,25 +41,67 @@ def test_it_is_the_formula(make: MakeLinear, tolerance: float, rows, inputs, out
     assert ((made(x, residual.clone()) - wanted(x, residual)).abs() <= allowed).all()
 
 
-def test_one_row_is_in_eight_bits_and_more_rows_are_exact():
-    x, weight, _, _ = problem(2, 256, 64, bias=False, seed=1)
-    made, wanted = Int8OneRow(weight, None), Reference(weight, None)
-    assert 1e-3 < error(made(x[:1]), wanted(x[:1])) < 0.02
-    assert error(made(x), wanted(x)) < 1e-6
-
-
+@pytest.mark.parametrize("make", [Gemm, Packed, Int8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_keep_their_dtype_and_the_residual_its_values(dtype: torch.dtype):
+def test_rows_keep_their_dtype_and_the_residual_its_values(make: MakeLinear, dtype: torch.dtype):
+    if make is Packed and dtype not in packed_dtypes():
+        pytest.skip("oneDNN has no bfloat16 on this CPU")
     x, weight, _, residual = (
         each.to(dtype) if each is not None else None for each in problem(1, 64, 32, bias=False, seed=2)
     )
-    made = Int8OneRow(weight, None)
+    made = make(weight, None)
     before = residual.clone()
     assert made(x, residual).dtype == dtype
     assert torch.equal(before, residual)
 
 
+def bound(table: OperatorTable, weight: torch.Tensor, role: str = "") -> Linear:
+    return bind_linear(table, OperatorKey("linear", "llama", layer_role=role), weight, None)
+
+
+def test_only_the_precision_of_the_dtype_serves_unless_another_is_allowed():
+    x, weight, _, _ = problem(4, 256, 64, bias=False, seed=1)
+    wanted = Reference(weight, None)
+    assert type(bound(built_in_table(), weight)) is Packed
+    asked = built_in_table().overlaid(Entry(OperatorKey("linear"), "int8"))
+    assert error(bound(asked, weight)(x[:1]), wanted(x[:1])) < 1e-6
+    assert 1e-3 < error(bound(built_in_table().allowing("int8"), weight)(x[:1]), wanted(x[:1])) < 0.02
+
+
+def test_a_single_row_is_in_eight_bits_and_more_rows_are_exact():
+    x, weight, _, _ = problem(9000, 64, 32, bias=False, seed=1)
+    made, wanted = bound(built_in_table().allowing("int8"), weight), Reference(weight, None)
+    assert isinstance(made, ByRows)
+    assert error(made(x[:1]), wanted(x[:1])) > 1e-3
+    for rows in (2, 3, 100, 9000):
+        assert error(made(x[:rows]), wanted(x[:rows])) < 1e-6
+    assert made.nbytes == weight.nbytes + weight.numel()
+
+
+def test_entries_for_rows_and_roles_are_kept_to():
+    x, weight, _, _ = problem(40, 16, 8, bias=False, seed=1)
+    calls: list[str] = []
+
+    def named(name: str) -> Implementation:
+        def make(weight, bias):
+            calls.append(f"make {name}")
+            return lambda x, residual=None: calls.append(name)
+
+        return Implementation("linear", name, make)
+
+    entries = [Entry(OperatorKey("linear"), "a"), Entry(OperatorKey("linear", shape_sig="m=4|n=8|e=16"), "b")]
+    table = OperatorTable([named("reference"), named("a"), named("b")], entries)
+    made = bound(table, weight)
+    for rows in (1, 2, 3, 4, 5, 40):
+        made(x[:rows])
+    assert calls == ["make a", "make b", "a", "a", "b", "b", "a", "a"]
+    calls.clear()
+    table = table.overlaid(Entry(OperatorKey("linear", layer_role="head"), "reference"))
+    bound(table.overlaid(Entry(OperatorKey("linear", layer_role="head"), "b")), weight, "head")(x)
+    assert calls == ["make b", "b"]
+
+
 def test_memory_is_told():
     _, weight, _, _ = problem(1, 64, 32, bias=False, seed=3)
-    assert Float(weight, None).nbytes == weight.nbytes
-    assert Int8OneRow(weight, None).nbytes == weight.nbytes + weight.numel()
+    assert Gemm(weight, None).nbytes == Packed(weight, None).nbytes == weight.nbytes
+    assert Int8(weight, None).nbytes == weight.numel()
