@@ -21,8 +21,8 @@ LONGEST_PAGE = 16
 class PageTable:
     """Of the N spans of a pass, in their order.
 
-    rows [N + 1]: where the queries of each begin; pages [N + 1]: where its pages begin in `indices`; last [N]: positions
-    used of its last page, 1 .. P; ends [N]: keys it sees.
+    rows [N + 1]: where the queries of each begin; pages [N + 1]: where its pages begin in `indices`;
+    last [N]: positions used of its last page, 1 .. P; ends [N]: keys it sees.
     """
 
     rows: list[int]
