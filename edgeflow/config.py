@@ -192,6 +192,9 @@ class ServiceConfig(_Section):
     http: HttpConfig = HttpConfig()
     limits: LimitsConfig = LimitsConfig()
     timing: TimingConfig = TimingConfig()
+    standby: bool = Field(
+        True, description="keep a worker in reserve, its libraries loaded, for when one is lost; about 160 MB"
+    )
     realtime: RealtimeConfig = RealtimeConfig()
     chat: ChatConfig = ChatConfig()
     tls: TlsConfig = TlsConfig()

@@ -1,14 +1,23 @@
-"""Entry of the worker process, started by the front with `--fd N --config FILE`."""
+"""Entry of the worker process, started by the front with `--fd N --config FILE`.
+
+With `--standby` it is a reserve: it loads everything in time that nobody else needs, and begins when it is told.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import socket
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from edgeflow.engine.leash import bind_to_front
+from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
+from edgeflow.ipc.messages import Begin, StandingBy
 
 
 def run() -> NoReturn:
@@ -19,14 +28,57 @@ def run() -> NoReturn:
     parser.add_argument("--parent", type=int, default=os.getppid(), help="process id of the front")
     parser.add_argument("--stacks", type=int, help="inherited pipe for what threads do when they hang or crash")
     parser.add_argument("--pass-times", type=int, nargs=6, help="as the worker before measured them")
+    parser.add_argument("--standby", action="store_true", help="wait for the front's word to begin")
     arguments = parser.parse_args()
     bind_to_front(arguments.parent, arguments.fd, arguments.stacks)
-
-    from edgeflow.engine.main import main  # seconds: the leash comes first
-    from edgeflow.scheduler.cost import PassTimes
-
-    known = PassTimes(*arguments.pass_times) if arguments.pass_times else None
-    exit_code = main(arguments.fd, arguments.config, known)
+    exit_code = _work(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)  # tearing down the interpreter and torch can outlast the front's patience on a busy machine
+
+
+def _work(arguments: argparse.Namespace) -> int:
+    known = arguments.pass_times
+    if arguments.standby:
+        try:
+            known = stand_by(arguments.fd, _load)
+        except ChannelClosed:
+            return 0
+    from edgeflow.engine.main import main  # seconds: the leash comes first
+    from edgeflow.scheduler.cost import PassTimes
+
+    return main(arguments.fd, arguments.config, PassTimes(*known) if known else None)
+
+
+def stand_by(fd: int, load: Callable[[], None]) -> list[int]:
+    """Load, tell, wait; the pass times that come with the word to begin.
+
+    Loading takes time that nobody else needs; what it starts, and the rest of the process, has the ordinary priority.
+    """
+
+    def load_idly() -> None:
+        _be_idle()
+        load()
+
+    loading = threading.Thread(target=load_idly, name="load")
+    loading.start()
+    loading.join()
+    sock = socket.socket(fileno=fd)
+    try:
+        channel = BlockingChannel(sock)
+        channel.send(StandingBy())
+        message = channel.receive()
+    finally:
+        sock.detach()
+    return message.pass_times if isinstance(message, Begin) else []
+
+
+def _load() -> None:
+    import edgeflow.engine.main  # noqa: F401
+
+
+def _be_idle() -> None:
+    """This thread runs when no other wants to."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE | os.SCHED_RESET_ON_FORK, os.sched_param(0))

@@ -40,10 +40,11 @@ from edgeflow.service.plane import TICK_S, ControlPlane
 from edgeflow.service.preflight import check_model_directory
 from edgeflow.service.process import clear_ready_file, new_loop, no_core_dumps, stop_signal, write_ready_file
 from edgeflow.service.realtime import lock_memory, settle
+from edgeflow.service.standby import Workers
 from edgeflow.service.status import Phase, ServiceStatus
 from edgeflow.service.supervisor import Supervisor
 from edgeflow.service.tls import Tls
-from edgeflow.service.worker_process import Launch, launch_worker
+from edgeflow.service.worker_process import Launch
 
 WORKER_STOP_S = 1.0
 FILES_S = 1.0  # tokens and certificates are looked at so often
@@ -62,8 +63,9 @@ class Service:
         self._status = ServiceStatus(Phase.STARTING, model=config.alias)
         clock = MonotonicClock()
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
-        launch = launch or (lambda: launch_worker(config, known=self.plane.pass_times))
-        self.supervisor = Supervisor(launch, clock, config.timing, self, log)
+        workers = Workers(config, lambda: self.plane.pass_times, log)
+        self._workers = workers if launch is None else None
+        self.supervisor = Supervisor(launch or workers.launch, clock, config.timing, self, log)
         self.plane = ControlPlane(config, self.supervisor, self._pool, clock, self.health, self.metrics, log)
         self._desk = ChatDesk(config.chat, self.supervisor, clock, self.metrics, log)
         self._chat = ChatFront(config, self._desk, clock, self.metrics)
@@ -115,6 +117,8 @@ class Service:
         self.plane.worker_ready(ready)
         _freeze()
         self.health.move(State.READY)
+        if self._workers is not None:
+            self._workers.prepare()
 
     def worker_message(self, message: Message) -> None:
         match message:
@@ -217,6 +221,8 @@ class Service:
                     await task
         servers = [server.stop() for server in (self._grpc, self._http) if server is not None]
         await asyncio.gather(self.supervisor.stop(WORKER_STOP_S), *servers)
+        if self._workers is not None:
+            await self._workers.close()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self.metrics.close()
 

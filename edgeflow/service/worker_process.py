@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -19,6 +19,7 @@ from edgeflow.config import ServiceConfig
 from edgeflow.scheduler.cost import PassTimes
 from edgeflow.service.realtime import settle
 
+ENTRY = "edgeflow.engine.start"
 KILL_WAIT_S = 5.0
 STACKS_SIGNAL = signal.SIGUSR1  # the same as in engine/leash.py
 STACKS_S = 0.3
@@ -113,13 +114,19 @@ def _worker_code(entry: str) -> str:
     return f"import sys; sys.path[:] = {sys.path!r}; from {entry} import run; run()"
 
 
-def launch_worker(
-    config: ServiceConfig, entry: str = "edgeflow.engine.start", known: PassTimes | None = None
-) -> Launched:
-    """Start `run` of a module with one end of a socket pair and the resolved configuration.
+def launch_worker(config: ServiceConfig, entry: str = ENTRY, known: PassTimes | None = None) -> Launched:
+    """A worker that begins at once. known: pass times that the worker before measured."""
+    arguments = ["--pass-times", *map(str, astuple(known))] if known is not None else []
+    sock, process = start_process(config, entry, arguments)
+    wanted = config.realtime
+    warnings = settle("worker", process.pid, wanted.worker_cpus, wanted.worker_priority)
+    return Launched(sock, process, tuple(warnings))
 
-    known: pass times that the worker before measured.
-    """
+
+def start_process(
+    config: ServiceConfig, entry: str = ENTRY, arguments: Sequence[str] = ()
+) -> tuple[socket.socket, WorkerProcess]:
+    """Start `run` of a module with one end of a socket pair and the resolved configuration; our end, the process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     stacks, worker_stacks = os.pipe()
     with theirs, os.fdopen(worker_stacks, "wb"), tempfile.TemporaryFile() as file:
@@ -128,15 +135,11 @@ def launch_worker(
         file.seek(0)
         command = [sys.executable, "-c", _worker_code(entry), "--parent", str(os.getpid())]
         command += ["--fd", str(theirs.fileno()), "--stacks", str(worker_stacks)]
-        command += ["--config", f"/dev/fd/{file.fileno()}"]
-        if known is not None:
-            command += ["--pass-times", *map(str, astuple(known))]
+        command += ["--config", f"/dev/fd/{file.fileno()}", *arguments]
         popen = subprocess.Popen(
             command,
             pass_fds=(theirs.fileno(), worker_stacks, file.fileno()),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # a signal to our process group is ours to handle
         )
-    wanted = config.realtime
-    warnings = settle("worker", popen.pid, wanted.worker_cpus, wanted.worker_priority)
-    return Launched(ours, WorkerProcess(popen, stacks), tuple(warnings))
+    return ours, WorkerProcess(popen, stacks)

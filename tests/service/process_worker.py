@@ -11,6 +11,7 @@ import threading
 
 from edgeflow.engine.inbox import Inbox
 from edgeflow.engine.leash import bind_to_front
+from edgeflow.engine.start import stand_by
 from edgeflow.ipc.channel import BlockingChannel
 from edgeflow.ipc.messages import (
     FrameResult,
@@ -63,8 +64,12 @@ def run() -> None:
     for name in ("--fd", "--parent", "--stacks"):
         parser.add_argument(name, type=int)
     parser.add_argument("--config")
+    parser.add_argument("--standby", action="store_true")
+    parser.add_argument("--pass-times", nargs=6)
     arguments = parser.parse_args()
     bind_to_front(arguments.parent, arguments.fd, arguments.stacks)
+    if arguments.standby:
+        stand_by(arguments.fd, lambda: obey(os.environ.get("EDGEFLOW_TEST_LOAD", "")))
     channel = BlockingChannel(socket.socket(fileno=arguments.fd))
     channel.send(WarmupProgress("loading", 0, 2))
     obey(os.environ.get("EDGEFLOW_TEST_START", ""))

@@ -5,27 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.worker_process import Launched, WorkerProcess, launch_worker
-from tests.service.harness import config, eventually, serving
+from tests.service.harness import eventually, serving
+from tests.service.processes import children
 from tests.tiny_checkpoint import write_checkpoint
 
-
-class Launcher:
-    """Starts real workers and remembers them."""
-
-    def __init__(self, settings) -> None:
-        self.settings = settings
-        self.pids: list[int] = []
-
-    def launch(self) -> Launched:
-        launched = launch_worker(self.settings)
-        assert isinstance(launched.process, WorkerProcess)
-        self.pids.append(launched.process.pid)
-        return launched
+OWN = SimpleNamespace(launch=None)  # the service starts its workers itself
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +25,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_actions_before_and_after_a_kill(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "queue.py").write_text("raise RuntimeError('the worker imports from where it was started')")
     monkeypatch.chdir(tmp_path)
-    launcher = Launcher(config(model=str(tiny), alias="demo", mode="serial"))
-    async with serving(tiny, launcher) as served:
+    async with serving(tiny, OWN, mode="serial", chat__enabled=False) as served:
         robot = served.robot()
         opened = await robot.open(mode=pb.MODE_SERIAL)
         assert (opened.action_tokens, opened.mode) == (7, pb.MODE_SERIAL)
         await robot.frame(1)
         first = await robot.action(1)
         assert len(first.values) == 7 and first.timings.passes == 7 and first.timings.inference_ns > 0
-        os.kill(launcher.pids[0], signal.SIGKILL)
+        await eventually(lambda: bool(served.events("worker_standby")))
+        worker, reserve = children(os.getpid())
+        os.kill(worker, signal.SIGKILL)
         await robot.hold("WORKER_LOST")
         await robot.notice("worker_ready")
         await robot.frame(2)
         second = await robot.action(2)
         assert list(second.token_ids) == list(first.token_ids)
+        assert children(os.getpid())[0] == reserve
         lost = served.events("worker_lost")
         assert [(event["cause"], event["ended"]) for event in lost] == [("eof", "signal SIGKILL")]
     assert [event["ended"] for event in served.events("worker_stopped")] == ["exit code 0"]
-    await eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in launcher.pids))
+    assert not children(os.getpid())

@@ -1,0 +1,121 @@
+"""A worker in reserve: it takes over from one that is lost, and its own loss only makes the next start slower."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from edgeflow.clock import MonotonicClock
+from edgeflow.ipc.messages import Message, Ping, Pong, WarmupProgress, WorkerReady
+from edgeflow.scheduler.cost import PassTimes
+from edgeflow.service.log import EventLog
+from edgeflow.service.standby import Workers
+from edgeflow.service.worker_link import WorkerLink
+from edgeflow.service.worker_process import Launched, WorkerProcess
+from tests.service.harness import config, eventually
+from tests.service.processes import ENTRY, children, runs
+
+TIMES = PassTimes(7, 1, 2, 3, 4, 5)
+
+
+class Reserve:
+    """Workers under test, and what their log says."""
+
+    def __init__(self, log: io.StringIO, **settings: object) -> None:
+        self._log = log
+        self.workers = Workers(config(**settings), lambda: TIMES, EventLog(MonotonicClock(), log), ENTRY)
+
+    async def prepared(self) -> int:
+        """The process id of a reserve that is ready."""
+        before = len(self._told())
+        self.workers.prepare()
+        await eventually(lambda: len(self._told()) > before)
+        return self._told()[-1]
+
+    def _told(self) -> list[int]:
+        lines = [json.loads(line) for line in self._log.getvalue().splitlines()]
+        return [line["pid"] for line in lines if line["event"] == "worker_standby"]
+
+
+@asynccontextmanager
+async def reserve(**settings: object) -> AsyncIterator[Reserve]:
+    made = Reserve(io.StringIO(), **settings)
+    before = children(os.getpid())
+    try:
+        yield made
+    finally:
+        await made.workers.close()
+    assert children(os.getpid()) == before
+
+
+def pid_of(launched: Launched) -> int:
+    assert isinstance(launched.process, WorkerProcess)
+    return launched.process.pid
+
+
+async def serves(launched: Launched) -> list[type]:
+    """What a launched worker says until it answers a ping; then it is ended."""
+    heard: list[Message] = []
+    link = WorkerLink(heard.append, lambda: None, lambda _: None)
+    await link.connect(launched.sock)
+    link.send(Ping(1))
+    await eventually(lambda: any(isinstance(message, Pong) for message in heard))
+    launched.process.kill()
+    await launched.process.wait(5)
+    link.close()
+    await asyncio.sleep(0)
+    return [type(message) for message in heard]
+
+
+async def test_the_reserve_begins_when_a_worker_is_wanted():
+    async with reserve() as made:
+        pid = await made.prepared()
+        launched = made.workers.launch()
+        assert pid_of(launched) == pid
+        assert {os.sched_getscheduler(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()} == {0}
+        assert await serves(launched) == [WarmupProgress, WorkerReady, Pong]
+        assert await made.prepared() != pid
+
+
+async def test_one_that_died_is_replaced_by_a_new_process():
+    async with reserve() as made:
+        pid = await made.prepared()
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        launched = made.workers.launch()  # before the loop could notice
+        assert pid_of(launched) != pid
+        assert (await serves(launched))[-1] is Pong
+        assert not runs(pid)
+
+
+async def test_its_death_is_noticed_and_another_can_be_had():
+    async with reserve() as made:
+        pid = await made.prepared()
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: not runs(pid) and pid not in children(os.getpid()))
+        assert await made.prepared() != pid
+
+
+async def test_one_that_still_loads_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("EDGEFLOW_TEST_LOAD", "hang")
+    async with reserve() as made:
+        made.workers.prepare()
+        (loading,) = children(os.getpid())
+        launched = made.workers.launch()
+        assert pid_of(launched) != loading
+        assert (await serves(launched))[-1] is Pong
+        await eventually(lambda: not runs(loading))
+
+
+async def test_none_where_it_is_not_wanted():
+    async with reserve(standby=False) as made:
+        made.workers.prepare()
+        assert not children(os.getpid())
