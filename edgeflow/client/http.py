@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from edgeflow.client.credentials import Credentials
 from edgeflow.errors import InvalidArgument, RequestError, Unavailable
 
 HTTP_PORT = 8000  # of a service that was told nothing else
+Connection: TypeAlias = http.client.HTTPConnection
+Response: TypeAlias = http.client.HTTPResponse
+BROKEN = (OSError, http.client.HTTPException, ValueError)
+"""What a connection raises when the other side goes, or is no service of this kind."""
 
 
 class Refused(RequestError):
@@ -58,10 +62,10 @@ class HttpService:
         token = self.credentials.token
         return {"content-type": "application/json", **({"authorization": f"Bearer {token}"} if token else {})}
 
-    def connect(self, timeout_s: float) -> HTTPConnection:
+    def connect(self, timeout_s: float) -> Connection:
         """Nothing is sent yet."""
         if not self.encrypted:
-            return HTTPConnection(self.host, self.port, timeout=timeout_s)
+            return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
         shown = self.credentials
         try:
             context = ssl.create_default_context(cafile=str(shown.ca.expanduser()) if shown.ca else None)
@@ -69,7 +73,7 @@ class HttpService:
                 context.load_cert_chain(shown.cert.expanduser(), shown.key.expanduser())
         except (OSError, ssl.SSLError):
             raise InvalidArgument("a certificate or key cannot be read", field="credentials") from None
-        return HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 60.0) -> Any:
         """One request and its JSON answer. Refused with the service's words, Unavailable where nothing answers."""
@@ -78,7 +82,7 @@ class HttpService:
             connection.request(method, path, None if body is None else json.dumps(body), self.headers)
             response = connection.getresponse()
             data = response.read()
-        except (OSError, HTTPException) as error:
+        except BROKEN as error:
             raise Unavailable(f"{self.address}: {getattr(error, 'strerror', None) or type(error).__name__}") from None
         finally:
             connection.close()

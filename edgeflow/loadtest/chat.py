@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import IO, cast
 
 from edgeflow.client.credentials import Credentials
-from edgeflow.client.http import HTTP_PORT, Refused
-from edgeflow.errors import EdgeflowError, RequestError, StartError
+from edgeflow.client.http import HTTP_PORT
+from edgeflow.errors import RequestError, StartError
 from edgeflow.loadtest.chat_clients import Asked, Job
 from edgeflow.loadtest.measure import Distribution, distribution
 from edgeflow.loadtest.summary import Summary
@@ -62,46 +64,40 @@ class Beside:
 
 
 class ChatClients:
-    """Chats while it is entered; `asked` is there afterwards. StartError where there is no chat to load."""
+    """The clients of a plan; `check` first. StartError where there is no chat to load."""
 
     def __init__(self, plan: ChatPlan, credentials: Credentials, seed: int) -> None:
-        self.asked: list[Asked] = []
         files = [str(path or "") for path in (credentials.ca, credentials.cert, credentials.key)]
         self._job = Job(plan.address, plan.clients, plan.max_tokens, seed, credentials.token, *files)
-        self._process: subprocess.Popen[str] | None = None
 
     def check(self) -> None:
         """Whether a chat model answers there."""
         try:
-            service = self._job.service()
-            models = service.call("GET", "/v1/models", timeout_s=CHECK_S)["data"]
-        except Refused as error:
-            raise StartError(f"chat-address: {self._job.address}: {error.text}") from None
-        except (EdgeflowError, TypeError, KeyError) as error:
+            models = self._job.service().call("GET", "/v1/models", timeout_s=CHECK_S)["data"]
+        except (RequestError, TypeError, KeyError) as error:
             text = error.text if isinstance(error, RequestError) else "is no edgeflow service"
-            raise StartError(f"chat-address: {text}; name the service's HTTP address") from None
+            raise StartError(f"chat-address: {self._job.address}: {text}") from None
         if not any("max_model_len" in model for model in models):
-            raise StartError(f"chat-address: {service.address} serves no chat model; see chat.model")
+            raise StartError(f"chat-address: {self._job.address} serves no chat model; see chat.model")
 
-    def __enter__(self) -> ChatClients:
+    @contextlib.contextmanager
+    def chatting(self) -> Iterator[list[Asked]]:
+        """They chat until the end; then the list holds all requests."""
         code = f"import sys; sys.path[:] = {sys.path!r}; from edgeflow.loadtest.chat_clients import main; main()"
-        command = [sys.executable, "-c", code]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, start_new_session=True
         )
-        assert self._process.stdin is not None
-        self._process.stdin.write(self._job.text() + "\n")
-        self._process.stdin.flush()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        assert self._process is not None
+        stdin = cast("IO[str]", process.stdin)
+        stdin.write(self._job.text() + "\n")
+        stdin.flush()
+        asked: list[Asked] = []
         try:
-            told = self._process.communicate(timeout=END_S)[0]
-            self.asked = [Asked(**each) for each in json.loads(told or "[]")]
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
+            yield asked
+            asked += [Asked(**each) for each in json.loads(process.communicate(timeout=END_S)[0])]
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def chat_summary(clients: int, asked: Sequence[Asked], begin_ns: int, end_ns: int) -> ChatSummary:
@@ -110,7 +106,7 @@ def chat_summary(clients: int, asked: Sequence[Asked], begin_ns: int, end_ns: in
     def inside(instant_ns: int) -> bool:
         return begin_ns <= instant_ns < end_ns
 
-    whole = [each for each in asked if inside(each.done_ns)]
+    whole = [each for each in asked if each.done_ns and inside(each.done_ns)]
     first = [each.pieces_ns[0] - each.asked_ns for each in asked if each.pieces_ns and inside(each.pieces_ns[0])]
     gaps = [after - before for each in asked for before, after in pairwise(each.pieces_ns) if inside(after)]
     pieces = sum(inside(piece) for each in asked for piece in each.pieces_ns)

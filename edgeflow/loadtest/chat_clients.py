@@ -14,13 +14,12 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from edgeflow.client.credentials import Credentials
-from edgeflow.client.http import HttpService
+from edgeflow.client.http import BROKEN, Connection, HttpService, Response
 
 NICENESS = 10  # chat users sit at other machines: they must not take a robot's share of this one
 ANSWER_S = 120.0
@@ -71,7 +70,7 @@ class Client:
         self._service = job.service()
         self._random = Random(f"{job.seed} {number}")
         self._stopping = threading.Event()
-        self._connection: HTTPConnection | None = None
+        self._connection: Connection | None = None
 
     def run(self) -> None:
         """In a thread of its own; what goes wrong is in `asked`."""
@@ -80,7 +79,7 @@ class Client:
             self.asked.append(asked)
             try:
                 self._ask(asked)
-            except (OSError, HTTPException, ValueError) as error:
+            except BROKEN as error:
                 asked.refused = "" if self._stopping.is_set() else type(error).__name__
                 self._close()
             if asked.refused:
@@ -106,7 +105,7 @@ class Client:
             return
         self._read(response, asked)
 
-    def _read(self, response: HTTPResponse, asked: Asked) -> None:
+    def _read(self, response: Response, asked: Asked) -> None:
         while line := response.readline():
             if not line.startswith(b"data: {"):
                 continue

@@ -65,9 +65,9 @@ def measured(
     if chat is None or clients is None or run.interrupted:
         return run, results_of(run, limits)
     alone = summarise(run, run.ledgers)
-    with clients, LiveView(plan, terminal) as view:
+    with clients.chatting() as asked, LiveView(plan, terminal) as view:
         run = run_plan(plan, images, credentials, view)
-    told = chat_summary(chat.clients, clients.asked, run.begin_ns, run.end_ns)
+    told = chat_summary(chat.clients, asked, run.begin_ns, run.end_ns)
     return run, results_of(run, limits, Beside(alone, told))
 
 

@@ -146,6 +146,7 @@ LIMITS = {
     "max-age-p999": (60, 59),
     "max-service-p99": (30, 29),
     "max-jitter": (50, 1),
+    "max-start-jitter-p99": (0, -1),
     "min-fps": (5, 5.1),
     "max-misses": (0, -1),
     "max-gaps": (0, -1),
