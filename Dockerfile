@@ -1,0 +1,57 @@
+# syntax=docker/dockerfile:1
+# edgeflow on a PC or server with an NVIDIA GPU (driver 580 or newer):
+#   docker build -t edgeflow .
+#   docker run --rm --gpus all --network host --read-only --tmpfs /tmp -v edgeflow-cache:/var/cache/edgeflow edgeflow
+ARG CUDA=13.0.2
+ARG DEVEL=sha256:5dc1bca23d05bd37b011be68ec470c03b403a5da07ec3a86e41af9470e9d0cc6
+ARG BASE=sha256:2ab6381d970b211fb93853796dc6707eb8a72575a375c422b17cf4d8b2641701
+
+FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04@${DEVEL} AS build
+# Ubuntu keeps only its newest builds: a pinned one could not be had for long.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends python3-dev python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python3 -m venv /opt/edgeflow
+ENV PATH=/opt/edgeflow/bin:$PATH
+WORKDIR /src
+COPY constraints/cuda.txt constraints/
+RUN pip install --no-deps --require-hashes -r constraints/cuda.txt
+# FlashInfer's kernels for the GPUs named here; others compile theirs at first use, where there is an nvcc.
+ARG ARCHITECTURES="8.0 8.6 8.9 9.0 12.0"
+COPY deploy/build_flashinfer.py deploy/
+RUN FLASHINFER_CUDA_ARCH_LIST=$ARCHITECTURES FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer \
+    python deploy/build_flashinfer.py && rm -rf /tmp/flashinfer
+COPY . .
+RUN pip install --no-deps . && edgeflow config schema > /dev/null
+
+FROM nvidia/cuda:${CUDA}-base-ubuntu24.04@${BASE}
+# gcc and Python's headers: Triton compiles a small launcher for each kernel.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev python3 python3-dev \
+    && rm -rf /var/lib/apt/lists/* \
+    && groupadd --system --gid 10001 edgeflow \
+    && useradd --system --uid 10001 --gid edgeflow --home-dir /var/cache/edgeflow --shell /usr/sbin/nologin edgeflow \
+    && install -d -o edgeflow -g edgeflow /var/cache/edgeflow \
+    && install -d /etc/edgeflow && echo '{}' > /etc/edgeflow/config.json
+COPY --from=build /opt/edgeflow /opt/edgeflow
+ENV PATH=/opt/edgeflow/bin:$PATH \
+    HOME=/var/cache/edgeflow \
+    TRITON_CACHE_DIR=/var/cache/edgeflow/triton \
+    FLASHINFER_WORKSPACE_BASE=/var/cache/edgeflow \
+    CUDA_CACHE_PATH=/var/cache/edgeflow/cuda \
+    PYTHONDONTWRITEBYTECODE=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER 10001:10001
+WORKDIR /var/cache/edgeflow
+VOLUME /var/cache/edgeflow
+EXPOSE 50051 8000
+# Loading and warming up a 7B model takes minutes; the service itself gives up after timing.worker_start_s, 900.
+HEALTHCHECK --start-period=900s --start-interval=5s --interval=30s --timeout=10s --retries=3 \
+    CMD ["edgeflow", "health", "--config", "/etc/edgeflow/config.json"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["edgeflow"]
+CMD ["serve", "--config", "/etc/edgeflow/config.json"]
