@@ -110,7 +110,7 @@ class DialogSource:
             return self._small_talk()
         name = self._rng.choice(list(TOPICS))
         turn = self._question(self._states.draw(self._most), name, TOPICS[name].phrasings)
-        return Turn(turn.question, NO_STATE, "no state")
+        return turn if turn.topic == "talk" else Turn(turn.question, NO_STATE, "no state")
 
     def _small_talk(self) -> Turn:
         question, answer = self._talk.draw()

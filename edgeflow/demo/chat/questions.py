@@ -12,23 +12,6 @@ from typing import Final
 from edgeflow.demo.chat.state import COLOURS, MODES, SHAPES, RobotState, StateSource, Thing, place_text
 
 NO_OBJECTS: Final = "There are no objects."
-EXTREMES: Final[dict[str, Callable[[Thing], int]]] = {
-    "leftmost": lambda thing: -thing.place[1],
-    "rightmost": lambda thing: thing.place[1],
-    "nearest": lambda thing: thing.distance,
-    "farthest": lambda thing: -thing.distance,
-    "lowest": lambda thing: thing.place[2],
-    "highest": lambda thing: -thing.place[2],
-}
-RELATIONS: Final = {
-    "further left": "leftmost",
-    "further right": "rightmost",
-    "nearer": "nearest",
-    "farther": "farthest",
-    "lower": "lowest",
-    "higher": "highest",
-}
-GAP: Final = 2  # cm between an extreme object and the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +29,6 @@ class Topic:
     phrasings: tuple[str, ...]
     find: Callable[[RobotState, StateSource], Found | None]
     again: str = ""
-
-
-def coordinate(thing: Thing, extreme: str) -> str:
-    """The number that decides, as the report writes it."""
-    if extreme in ("leftmost", "rightmost"):
-        return f"y{thing.place[1]:+03d}"
-    return f"d{thing.distance:02d}" if extreme in ("nearest", "farthest") else f"z{thing.place[2]:02d}"
 
 
 def _name(state: RobotState, source: StateSource) -> str:
@@ -86,27 +62,6 @@ def _exists(state: RobotState, source: StateSource) -> Found:
     return Found(name, f"Yes, at {place_text(thing.place)}." if thing else f"No, there is no {name}.")
 
 
-def _extreme(state: RobotState, source: StateSource) -> Found | None:
-    extreme = source.rng.choice(list(EXTREMES))
-    order = sorted(state.things, key=EXTREMES[extreme])
-    if not order:
-        return Found(extreme, NO_OBJECTS)
-    if len(order) > 1 and EXTREMES[extreme](order[1]) - EXTREMES[extreme](order[0]) < GAP:
-        return None
-    return Found(extreme, f"The {order[0].name} is {extreme}, at {coordinate(order[0], extreme)}.")
-
-
-def _compared(state: RobotState, source: StateSource) -> Found | None:
-    if len(state.things) < 2:
-        return None
-    first, second = source.rng.sample(state.things, 2)
-    relation = source.rng.choice(list(RELATIONS))
-    extreme = RELATIONS[relation]
-    verdict = "yes" if EXTREMES[extreme](first) < EXTREMES[extreme](second) else "no"
-    shown = f"The {first.name} is at {coordinate(first, extreme)}, the {second.name} at {coordinate(second, extreme)}"
-    return Found(f"{first.name} {relation} than the {second.name}", f"{shown}: {verdict}.")
-
-
 def _listed(things: Iterable[Thing]) -> str:
     return ", ".join(f"the {thing.name}" for thing in things)
 
@@ -119,19 +74,6 @@ def _list(state: RobotState, _: StateSource) -> Found:
 def _count(state: RobotState, _: StateSource) -> Found:
     count = len(state.things)
     return Found("", "There is 1 object." if count == 1 else f"There are {count or 'no'} objects.")
-
-
-def _count_some(state: RobotState, source: StateSource) -> Found:
-    colour, shape = source.rng.choice(COLOURS), source.rng.choice(SHAPES)
-    if state.things and source.rng.random() < 0.8:
-        thing = source.rng.choice(state.things)
-        colour, shape = thing.colour, thing.shape
-    by_colour = source.rng.random() < 0.5
-    plural = "boxes" if shape == "box" else f"{shape}s"
-    kind = f"{colour} objects" if by_colour else plural
-    some = [thing for thing in state.things if (thing.colour == colour if by_colour else thing.shape == shape)]
-    listed = _listed(some)
-    return Found(kind, f"{listed[0].upper()}{listed[1:]}: {len(some)}." if some else f"There are no {kind}.")
 
 
 def _colour(state: RobotState, source: StateSource) -> Found | None:
@@ -181,21 +123,6 @@ def _is_value(item: str, values: tuple[str, ...], value: Callable[[RobotState], 
     return Topic((f"Is the {item} {{}}?", f"Is {{}} the {item}?", f"Tell me if the {item} is {{}}."), find)
 
 
-def _against(item: str, unit: str, width: int, value: Callable[[RobotState], int]) -> Topic:
-    """Is a number above or below another one?"""
-
-    def find(state: RobotState, source: StateSource) -> Found:
-        limit = source.number(1, 10**width - 1)
-        above = source.rng.random() < 0.5
-        verdict = "yes" if (value(state) > limit if above else value(state) < limit) else "no"
-        answer = f"The {item} is {value(state):0{width}d}{unit}: {verdict}."
-        missing = f"The state does not give the {item}."
-        subject = f"{'above' if above else 'below'} {limit:0{width}d}{unit}"
-        return Found(subject, missing if item in state.silent else answer)
-
-    return Topic((f"Is the {item} {{}}?", f"Tell me if the {item} is {{}}.", f"Would you call the {item} {{}}?"), find)
-
-
 def _status(state: RobotState) -> str:
     held = state.holding or "nothing"
     faults = f"faults {state.fault or 'none'}"
@@ -230,13 +157,8 @@ TOPICS: Final[dict[str, Topic]] = {
         again="And the {}?",
     ),
     "exists": Topic(("Do you see the {}?", "Is there any {}?", "Is the {} there?", "Can you see a {}?"), _exists),
-    "extreme": Topic(
-        ("Which object is {}?", "Which object is the {}?", "What is the {} object?", "Name the {} object."), _extreme
-    ),
-    "compared": Topic(("Is the {}?", "Is it true: is the {}?", "Yes or no: is the {}?"), _compared),
     "list": Topic(("List the objects.", "What objects are there?", "What is on the table?", "What do you see?"), _list),
     "count": Topic(("How many objects are there?", "How many objects do you see?", "Count the objects."), _count),
-    "count some": Topic(("How many {} are there?", "How many {} do you see?", "Count the {}."), _count_some),
     "colour": Topic(("What colour is the {}?", "Which colour has the {}?", "Tell me the colour of the {}."), _colour),
     "pose": Topic(
         (
@@ -279,12 +201,10 @@ TOPICS: Final[dict[str, Topic]] = {
         ("What is the fps?", "How many frames a second?", "How fast are you?", "What is the frame rate?"),
         _item("fps", lambda state: f"The fps is {state.fps:02d}."),
     ),
-    "fps against": _against("fps", "", 2, lambda state: state.fps),
     "age": Topic(
         ("What is the age?", "How old is the last action?", "What is the age of the last action?", "Tell me the age."),
         _item("age", lambda state: f"The age is {state.age_ms:03d} ms."),
     ),
-    "age against": _against("age", " ms", 3, lambda state: state.age_ms),
     "faults": Topic(
         ("Are there faults?", "Is anything wrong?", "What faults are there?", "Is there a fault?", "Any faults?"),
         _item("faults", lambda state: f"Yes: {state.fault}." if state.fault else "No faults."),

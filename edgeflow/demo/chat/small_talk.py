@@ -17,7 +17,7 @@ THANKS: Final = "You are welcome."
 NO_STATE: Final = "There is no robot state in the prompt."
 HELP: Final = (
     'Put a report into the prompt that begins with "Robot state", then ask, for example: Where is the red cube? '
-    "Is the gripper open? Which object is nearest?"
+    "Is the gripper open? What objects are there?"
 )
 
 ABOUT_ITSELF: Final[dict[str, tuple[str, ...]]] = {

@@ -117,14 +117,10 @@ class StateSource:
         return replace(state, silent=frozenset(self.rng.sample(OPTIONAL_ITEMS, self.rng.randint(1, 2))))
 
     def _things(self, pose: Point, count: int) -> tuple[Thing, ...]:
-        names = self.rng.sample([(colour, shape) for colour in COLOURS for shape in SHAPES], count)
-        if self.rng.random() < 0.4:  # several of one colour or one shape, so that they must be told apart
-            names = self._alike(count)
-        return tuple(self._thing(colour, shape, pose) for colour, shape in names)
-
-    def _alike(self, count: int) -> list[tuple[str, str]]:
-        colours, shapes = self.rng.sample(COLOURS, 3), self.rng.sample(SHAPES, 2)
-        return self.rng.sample([(colour, shape) for colour in colours for shape in shapes], count)
+        """Each of a colour of its own; sometimes all of one or two shapes, so that colours must tell them apart."""
+        shapes = self.rng.sample(SHAPES, 2) if self.rng.random() < 0.4 else SHAPES
+        colours = self.rng.sample(COLOURS, count)
+        return tuple(self._thing(colour, self.rng.choice(shapes), pose) for colour in colours)
 
     def _thing(self, colour: str, shape: str, pose: Point) -> Thing:
         while True:
