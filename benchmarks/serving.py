@@ -10,13 +10,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 START_S = 300.0
 STOP_S = 10.0
+RESERVE = '"worker_standby"'  # told in the log: memory is what it will be
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(config: Mapping[str, Any]) -> Iterator[Serving]:
-    """`edgeflow serve` with this configuration on free ports."""
+    """`edgeflow serve` with this configuration on free ports, its worker in reserve loaded too."""
     with tempfile.TemporaryDirectory() as folder:
         ready, file, log = (Path(folder) / name for name in ("ready.json", "config.json", "log"))
         ports = {"grpc": {"port": 0}, "http": {"port": 0}}
@@ -43,7 +44,7 @@ def serving(config: Mapping[str, Any]) -> Iterator[Serving]:
         with log.open("w") as stream:
             process = subprocess.Popen([*command, "--json"], stdout=stream, stderr=stream)
         try:
-            _wait_for(ready, process, log)
+            _wait_for(lambda: ready.exists() and RESERVE in log.read_text(), process, log)
             bound = json.loads(ready.read_text())
             yield Serving(f"127.0.0.1:{bound['grpc']}", f"http://127.0.0.1:{bound['http']}", process.pid)
         finally:
@@ -76,9 +77,9 @@ def watching(service: Serving, every_s: float = 0.5) -> Iterator[dict[str, int]]
         thread.join()
 
 
-def _wait_for(ready: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_for(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_S
-    while not ready.exists():
+    while not ready():
         if process.poll() is not None or time.monotonic() > deadline:
             raise SystemExit(f"the service did not start:\n{log.read_text()[-2000:]}")
         time.sleep(0.05)

@@ -46,19 +46,14 @@ def _one(generator: random.Random, starting: bool) -> float | None:
         robot = RawRobot(service.address, HZ)
         robot.wait_opened()
         robot.acted.wait()
-        workers = [service.worker()]
+        workers = {service.worker()}
         if starting:
-            workers.append(_second_worker(service, workers[0]))
+            os.kill(service.worker(), signal.SIGKILL)
         time.sleep(generator.uniform(0.1, 1.0))
+        workers.update(children(service.pid))  # the one in reserve too
         service.signal(signal.SIGKILL)
         gone_s = wait_for(lambda: not any(alive(pid) for pid in workers), GIVE_UP_S)
         for pid in filter(alive, workers):
             os.kill(pid, signal.SIGKILL)
         robot.leave()
     return gone_s
-
-
-def _second_worker(service: ServiceUnderTest, first: int) -> int:
-    os.kill(first, signal.SIGKILL)
-    wait_for(lambda: any(pid != first for pid in children(service.pid)), GIVE_UP_S)
-    return service.worker()

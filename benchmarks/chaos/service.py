@@ -68,6 +68,11 @@ class ServiceUnderTest:
             raise RuntimeError("the front has no children")
         return found[0]
 
+    def wait_reserve(self) -> None:
+        """Until a worker stands by for the one that is ready now; TimeoutError when none does."""
+        ready = self.events("worker_ready")[-1]["time"]
+        self.wait_event("worker_standby", ready, START_S)
+
     def held(self) -> dict[str, Held]:
         """What front and worker hold."""
         return {"front": held(self.pid), "worker": held(self.worker())}
@@ -121,6 +126,7 @@ class ServiceUnderTest:
         if not ready.exists():
             raise RuntimeError(f"the service ended at its start:\n{self.log_end()}")
         self._ports = json.loads(ready.read_text())
+        self.wait_event("worker_standby", 0.0, START_S)
 
     def _release(self) -> None:
         """Whatever state the scenario left it in."""

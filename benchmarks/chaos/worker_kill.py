@@ -4,8 +4,9 @@
 
 Robots are the SDK in processes of their own, at 10 Hz. Noticed: the service's log says that it is degraded. Acting
 again: every robot got an action after its HOLD; compared with the start of a worker of the same service on the same
-machine, from its process's birth to ready, three times before the first kill. Stopped workers (SIGSTOP) must be
-noticed by their lack of progress.
+machine, from its process's birth to ready, three times before the first kill. Workers are killed when another is in
+reserve; some more right after that one took over, with none in reserve. Stopped workers (SIGSTOP) must be noticed by
+their lack of progress.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ class Measured:
 
     noticed_ms: list[float] = field(default_factory=list)
     hold_ms: list[float] = field(default_factory=list)
-    born_s: list[float] = field(default_factory=list)
     ready_s: list[float] = field(default_factory=list)
     acting_s: list[float] = field(default_factory=list)
 
@@ -45,17 +45,20 @@ class Measured:
 def main() -> int:
     """The exit code."""
     made = parser(__doc__, 50)
+    made.add_argument("--again", type=int, default=10, help="workers killed with none in reserve, after the others")
     made.add_argument("--stops", type=int, default=5, help="workers stopped, after those killed")
     arguments = made.parse_args()
     report = Report("worker-kill", arguments)
     generator = random.Random(arguments.seed)
     cold_s = [_cold_start() for _ in range(COLD_STARTS)]
-    killed, stopped = Measured(), Measured()
+    killed, again, stopped = Measured(), Measured(), Measured()
     with ServiceUnderTest(crash_budget(CONFIG)) as service, Fleet(service.address, ROBOTS, HZ, POLL_S) as fleet:
-        plan = [signal.SIGKILL] * arguments.trials + [signal.SIGSTOP] * arguments.stops
+        plan = [killed] * arguments.trials + [again] * arguments.again + [stopped] * arguments.stops
         with progress() as bar:
-            for number in bar.track(plan, description="workers killed or stopped"):
-                _one(service, fleet, generator, number, killed if number is signal.SIGKILL else stopped)
+            for into in bar.track(plan, description="workers killed or stopped"):
+                if into is not again:
+                    service.wait_reserve()
+                _one(service, fleet, generator, signal.SIGSTOP if into is stopped else signal.SIGKILL, into)
         summaries = fleet.finish()
     lost = sum(summary.reconnects > 0 or len(summary.sessions) != 1 for summary in summaries)
     cold = percentile(cold_s, 50)
@@ -64,15 +67,17 @@ def main() -> int:
         *spread("kill to noticed", killed.noticed_ms, "ms", max=100),
         *spread("kill to HOLD at a robot", killed.hold_ms, "ms", max=200),
         Row("start of a worker, median", cold, "s"),
-        Row("kill to the next worker's birth, p50", percentile(killed.born_s, 50), "s"),
         Row("kill to worker ready, p50", percentile(killed.ready_s, 50), "s"),
         *spread("kill to all robots acting", killed.acting_s, "s", p99=1.2 * cold),
         Row("sessions lost", lost, "", 0),
     ]
+    if again.noticed_ms:
+        rows.append(Row("workers killed again, none in reserve", len(again.noticed_ms)))
+        rows += spread("kill to all robots acting", again.acting_s, "s", p99=1.2 * cold)
     if stopped.noticed_ms:
         rows.append(Row("workers stopped", len(stopped.noticed_ms)))
         rows += spread("stop to noticed", stopped.noticed_ms, "ms", max=2500)
-    return report.finish(rows, cold_start_s=cold_s, killed=asdict(killed), stopped=asdict(stopped))
+    return report.finish(rows, cold_start_s=cold_s, killed=asdict(killed), again=asdict(again), stopped=asdict(stopped))
 
 
 def _cold_start() -> float:
@@ -94,7 +99,6 @@ def _one(
     acts = fleet.wait("act", at_ns + round((ready - at) * 1e9))
     into.noticed_ms.append((noticed - at) * 1e3)
     into.hold_ms += [max(hold.at_ns - at_ns, 0) / 1e6 for hold in holds]
-    into.born_s.append(started_at(service.worker()) - at)
     into.ready_s.append(ready - at)
     into.acting_s.append((max(act.at_ns for act in acts) - at_ns) / 1e9)
     with contextlib.suppress(ProcessLookupError):
