@@ -36,6 +36,10 @@ class StepCost:
         """How many rows of a prompt fit the room, at least one."""
         return max(1, min(most, (room_ns - self.step_ns) // max(self.row_ns, 1)))
 
+    def of_rows(self, rows: int) -> int:
+        """Nanoseconds of a step."""
+        return self.step_ns + (rows - 1) * self.row_ns
+
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
@@ -110,24 +114,29 @@ class ChatPlane:
                 self._done(each, reason)
                 return
 
-    def step(self, room_ns: int) -> None:
-        """One pass of the first request: a chunk of its prompt that fits the room, or a decode row."""
+    def step(self, room_ns: int) -> int:
+        """One pass of the first request: a chunk of its prompt that fits the room, or a decode row.
+
+        What it should have cost by the cost model, nanoseconds; 0 where nothing was computed.
+        """
         request = self._waiting[0]
         try:
             generation = request.generation or self._begin(request)
             decoder = generation.decoder
-            (logits,) = run_pass(decoder, self._kv, [generation.rows(self.cost.rows_in(room_ns, self._chunk))])
+            rows = generation.rows(self.cost.rows_in(room_ns, self._chunk))
+            (logits,) = run_pass(decoder, self._kv, [rows])
             sampled = generation.take(logits)
         except RequestError as error:
             self._waiting.popleft()
             number = request.message.request
             self._publish(ChatRefused(number, error.code, error.text, error.field, error.reason))
-            return
+            return 0
         if sampled is not None:
             self._tell(request, sampled)
         if generation.finish is not None:
             self._waiting.popleft()
             self._done(request, generation.finish.value)
+        return self.cost.of_rows(rows.span.length)
 
     def _begin(self, request: _Request) -> Generation:
         message = request.message

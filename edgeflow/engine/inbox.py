@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from typing import NamedTuple
 
+from edgeflow.clock import Clock, MonotonicClock
 from edgeflow.ipc.messages import Message, SubmitFrame
+
+
+class Drained(NamedTuple):
+    """Everything that waited, and the frames that were superseded before they were seen.
+
+    arrived_ns: of the frame of each session among the messages, however long the loop was busy since.
+    """
+
+    messages: list[Message]
+    superseded: list[SubmitFrame]
+    arrived_ns: dict[int, int]
 
 
 class Inbox:
     """Filled by the reader thread, emptied by the loop. Bounded by one frame a session."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or MonotonicClock()
         self._changed = threading.Condition()
         self._messages: deque[Message | int] = deque()
         self._frames: dict[int, SubmitFrame] = {}
         self._superseded: list[SubmitFrame] = []
+        self._arrived_ns: dict[int, int] = {}
         self._closed = False
         self._woken = False
 
@@ -25,6 +40,7 @@ class Inbox:
             if isinstance(message, SubmitFrame):
                 older = self._frames.get(message.session)
                 self._frames[message.session] = message
+                self._arrived_ns[message.session] = self._clock.now_ns()
                 if older is None:
                     self._messages.append(message.session)
                 else:
@@ -56,13 +72,11 @@ class Inbox:
                 self._changed.wait(timeout_s)
             self._woken = False
 
-    def drain(self) -> tuple[list[Message], list[SubmitFrame]]:
-        """Everything that waits, and the frames that were superseded before they were seen."""
+    def drain(self) -> Drained:
+        """Empty it."""
         with self._changed:
-            messages = [
-                self._frames.pop(message) if isinstance(message, int) else message for message in self._messages
-            ]
-            superseded = self._superseded
+            messages = [self._frames.pop(each) if isinstance(each, int) else each for each in self._messages]
+            drained = Drained(messages, self._superseded, self._arrived_ns)
             self._messages.clear()
-            self._superseded = []
-        return messages, superseded
+            self._superseded, self._arrived_ns = [], {}
+        return drained

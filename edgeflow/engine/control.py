@@ -1,0 +1,243 @@
+"""The control half of the worker: sessions, frames under way, and the passes that turn them into actions."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from edgeflow.clock import Clock
+from edgeflow.engine.engine import LaunchedPass, PolicyEngine
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.profile import Pacer
+from edgeflow.errors import InvalidArgument, RequestError
+from edgeflow.ipc.messages import (
+    INSTRUCTION_TOO_LONG,
+    CloseSession,
+    FrameDropped,
+    FrameResult,
+    Message,
+    OpenSession,
+    ResetSession,
+    SessionOpened,
+    SessionRefused,
+    SubmitFrame,
+    schema_fields,
+)
+from edgeflow.scheduler.cost import PassSample
+from edgeflow.scheduler.engine import Sampled
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
+from edgeflow.types import Disposition
+
+_DEPARTURES = {
+    Leaving.SUPERSEDED: (
+        Disposition.SUPERSEDED,
+        "",
+        "SUPERSEDED",
+        "a newer frame came before this one was started",
+    ),
+    Leaving.EPOCH_CHANGED: (
+        Disposition.DROPPED,
+        "ABORTED",
+        "EPOCH_CHANGED",
+        "the instruction or episode changed while this frame was under way",
+    ),
+    Leaving.CLOSED: (Disposition.DROPPED, "CANCELLED", "SESSION_CLOSED", "the session was closed"),
+}
+KEPT_PASSES = 4096  # between two questions of the front
+
+
+@dataclass(slots=True)
+class _Track:
+    """Times of a frame between its arrival and its action."""
+
+    arrived_ns: int
+    started_ns: int = 0
+    passes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What a session was opened with. deadline_ns: from a frame's arrival."""
+
+    unnorm_key: str | None
+    deadline_ns: int
+
+
+class ControlPlane:
+    """Robots' sessions over one engine. `step` runs the next pass, if there is one."""
+
+    def __init__(
+        self,
+        engine: PolicyEngine,
+        scheduler: Scheduler,
+        clock: Clock,
+        publish: Callable[[Message], None],
+        default_unnorm_key: str,
+        pacer: Pacer | None,
+    ) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._clock = clock
+        self._publish = publish
+        self._default_unnorm_key = default_unnorm_key
+        self._pacer = pacer
+        self._opened: dict[int, _Opened] = {}
+        self._waiting: dict[FrameRef, SubmitFrame] = {}
+        self._tracks: dict[FrameRef, _Track] = {}
+        self._launched: deque[LaunchedPass] = deque()
+        self._passes: deque[PassSample] = deque(maxlen=KEPT_PASSES)
+        self._prompt_ids = lru_cache(maxsize=64)(engine.policy.prompt_ids)
+
+    def step(self, started_ns: int) -> bool:
+        """Plan and launch a pass, commit what was launched before; False when there was none. started_ns: of this turn
+        of the loop.
+        """
+        planned = self._scheduler.plan(self._clock.now_ns())
+        if planned is not None:
+            self._launch(planned)
+        while len(self._launched) > (self._engine.launch_ahead if planned else 0):
+            self._commit(self._launched.popleft())
+        if planned is None:
+            return False
+        elapsed_ns = self._clock.now_ns() - started_ns
+        self._passes.append(PassSample(len(planned.prefills), len(planned.decodes), elapsed_ns))
+        return True
+
+    def wake_at_ns(self) -> int | None:
+        """When there will be a pass though nothing arrives."""
+        return self._scheduler.wake_at_ns()
+
+    @property
+    def counts(self) -> SchedulerCounts:
+        return self._scheduler.counts
+
+    def take_passes(self) -> list[PassSample]:
+        """Every pass since the last call: its shape and the time of its turn of the loop."""
+        passes = list(self._passes)
+        self._passes.clear()
+        return passes
+
+    # What the front says.
+
+    def open(self, message: OpenSession) -> bool:
+        """Give a session its ring, or say why not; whether it has one."""
+        key = message.unnorm_key or self._default_unnorm_key or None
+        try:
+            self._check_unnorm_key(key)
+            self._rows(message.instruction)
+            schema = self._engine.policy.action_schema(key)
+            self._scheduler.open(message.session, message.epoch, message.depth)
+        except RequestError as error:
+            self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
+            return False
+        self._opened[message.session] = _Opened(key, message.deadline_ns)
+        self._publish(SessionOpened(message.session, schema_fields(schema)))
+        return True
+
+    def reset(self, message: ResetSession) -> None:
+        """A new epoch begins."""
+        self._leave(self._scheduler.reset(message.session, message.epoch))
+
+    def close(self, message: CloseSession) -> None:
+        """The ring is free."""
+        self._leave(self._scheduler.close(message.session))
+        self._opened.pop(message.session, None)
+
+    def change_depth(self, session: int, depth: int) -> None:
+        """From the session's next frame on."""
+        self._scheduler.change_depth(session, depth)
+
+    def supersede(self, frames: Sequence[SubmitFrame]) -> None:
+        """Newer ones came before the loop saw them."""
+        for frame in frames:
+            self._publish(_dropped(_ref(frame), *_DEPARTURES[Leaving.SUPERSEDED]))
+
+    def accept(self, message: SubmitFrame, arrived_ns: int) -> None:
+        """A frame; the newest of a session wins."""
+        ref = _ref(message)
+        try:
+            rows = self._rows(message.instruction)
+        except RequestError as error:
+            text = error.text
+            self._publish(_dropped(ref, Disposition.REJECTED, error.code, INSTRUCTION_TOO_LONG, text))
+            return
+        self._waiting[ref] = message
+        self._tracks[ref] = _Track(arrived_ns)
+        opened = self._opened.get(ref.session)
+        deadline_ns = arrived_ns + (opened.deadline_ns if opened else 0)
+        self._leave(self._scheduler.offer(Frame(ref, rows, deadline_ns)))
+
+    def _check_unnorm_key(self, key: str | None) -> None:
+        known = self._engine.policy.unnorm_keys
+        if key is None and len(known) > 1:
+            raise InvalidArgument(f"name one of {', '.join(known)}", field="unnorm_key")
+        if key is not None and key not in known:
+            raise InvalidArgument(f"the model has {', '.join(known)}", field="unnorm_key")
+
+    def _rows(self, instruction: str) -> int:
+        policy = self._engine.policy
+        tokens = len(self._prompt_ids(instruction))
+        limit = self._engine.capacity - policy.image_tokens - policy.K
+        if tokens > limit:
+            raise InvalidArgument(
+                f"has {tokens} prompt tokens, the limit is {limit}", field="instruction", reason=INSTRUCTION_TOO_LONG
+            )
+        return policy.image_tokens + tokens
+
+    def _launch(self, planned: Pass) -> None:
+        started_ns = self._clock.now_ns()
+        observations = {}
+        for segment in planned.prefills:
+            observations[segment.frame] = self._prepare(self._waiting.pop(segment.frame))
+            self._tracks[segment.frame].started_ns = started_ns
+        for segment in planned.segments:
+            self._tracks[segment.frame].passes += 1
+        self._launched.append(self._engine.launch(planned, observations))
+        if self._pacer:
+            self._pacer.hold(planned, started_ns)
+
+    def _prepare(self, message: SubmitFrame) -> PreparedFrame:
+        pixels = np.frombuffer(message.payload, np.uint8).reshape(message.height, message.width, 3)
+        return PreparedFrame(self._engine.policy.preprocess(pixels), self._prompt_ids(message.instruction))
+
+    def _commit(self, launched: LaunchedPass) -> None:
+        sampled = {result.frame: result for result in self._engine.collect(launched)}
+        for departure in self._scheduler.commit(launched.planned.number):
+            self._answer(sampled[departure.frame])
+
+    def _answer(self, sampled: Sampled) -> None:
+        ref = sampled.frame
+        track = self._tracks.pop(ref)
+        values = self._engine.policy.decode_actions(sampled.token_ids, self._opened[ref.session].unnorm_key)
+        self._publish(
+            FrameResult(
+                ref.session,
+                ref.epoch,
+                ref.seq,
+                values.tolist(),
+                list(sampled.token_ids),
+                sampled.finite and bool(np.isfinite(values).all()),
+                queue_ns=track.started_ns - track.arrived_ns,
+                inference_ns=self._clock.now_ns() - track.started_ns,
+                passes=track.passes,
+            )
+        )
+
+    def _leave(self, departures: list[Departure]) -> None:
+        for departure in departures:
+            self._waiting.pop(departure.frame, None)
+            self._tracks.pop(departure.frame, None)
+            self._publish(_dropped(departure.frame, *_DEPARTURES[departure.why]))
+
+
+def _ref(message: SubmitFrame) -> FrameRef:
+    return FrameRef(message.session, message.epoch, message.seq)
+
+
+def _dropped(ref: FrameRef, disposition: Disposition, code: str, reason: str, text: str) -> FrameDropped:
+    return FrameDropped(ref.session, ref.epoch, ref.seq, disposition.value, code, reason, text)
