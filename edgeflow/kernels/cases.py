@@ -212,14 +212,18 @@ def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1) -> Ca
 
 
 def packed_attention_int8(spans: Sequence[Span], heads: Heads) -> Case:
+    """Scales of what nobody may read are NaN."""
+
     def build(make: Numbers) -> Problem:
-        layout, kv = _filled(make, spans, heads, 1)
+        layout, wide = _filled(make, spans, heads, 1)
         q = make.normal(len(layout.row_slot), heads.query, heads.width)
-        pairs = [quantised(each.nan_to_num(7.0)) for each in kv.layer(0)]
-        unread = kv.data[0, 0, ..., 0].isnan()
-        slots = pairs[0][0], pairs[1][0]
-        scales = pairs[0][1].masked_fill(unread, torch.nan), pairs[1][1].masked_fill(unread, torch.nan)
-        return Problem((layout,), lambda attend: (attend(q, slots, scales),), planned=True)
+        sizes = wide.slots, wide.capacity, heads.kv, heads.width
+        kv = KVSlots(1, *sizes, make.dtype, make.device, int8=True)
+        numbers, scales = quantised(wide.data.nan_to_num(7.0))
+        kv.data.copy_(numbers)
+        if kv.scales is not None:
+            kv.scales[..., 0] = scales.masked_fill(wide.data[..., 0].isnan(), torch.nan)
+        return Problem((layout, kv), lambda attend: (attend(q, *kv.layer(0)),), planned=True)
 
     return Case("packed_attention_int8", build)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from edgeflow.errors import ConfigError
 from edgeflow.kernels import (
+    fp8_linear,
     greedy,
     int8_kv,
     linear,
@@ -74,9 +74,10 @@ class Implementation:
     """A candidate. Its function, or where it is ("module:name"), loaded when it is first chosen.
 
     devices, dtypes: where it may run, empty means everywhere; least_arch: of CUDA devices; needs: libraries;
-    limits: the largest sizes it takes, by their letter in a shape signature; choices: parameters and the values that
-    are worth trying, the first of which is the default. precision: "" is that of the dtype; another one changes numbers
-    and serves only where a table allows it. absent: why this build of torch cannot run it.
+    limits, multiples: the largest sizes it takes, and what divides those it takes, by their letter in a shape
+    signature; choices: parameters and the values that are worth trying, the first of which is the default.
+    precision: "" is that of the dtype; another one changes numbers and serves only where a table allows it.
+    absent: why this build of torch cannot run it.
     """
 
     op_name: str
@@ -87,6 +88,7 @@ class Implementation:
     least_arch: int = 0
     needs: tuple[str, ...] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
+    multiples: Mapping[str, int] = field(default_factory=dict)
     choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     precision: str = ""
     absent: str = ""
@@ -108,12 +110,32 @@ class Implementation:
             return f"not for {str(dtype).removeprefix('torch.')}"
         if self.absent:
             return self.absent
-        for name in self.needs:
-            if importlib.util.find_spec(name) is None:
-                return f"{name} is not installed"
-        sizes = dict(part.split("=") for part in shape_sig.split("|") if "=" in part)
-        over = [f"{letter} over {most}" for letter, most in self.limits.items() if int(sizes.get(letter, 0)) > most]
-        return ", ".join(over)
+        return self.size_objection(shape_sig) or next(filter(None, map(unusable, self.needs)), "")
+
+    def size_objection(self, shape_sig: str) -> str:
+        """Which sizes of a call it does not take."""
+        sizes = {
+            letter: int(size) for letter, _, size in (part.partition("=") for part in shape_sig.split("|")) if size
+        }
+        known = self.limits.keys() & sizes.keys(), self.multiples.keys() & sizes.keys()
+        over = [f"{letter} over {self.limits[letter]}" for letter in known[0] if sizes[letter] > self.limits[letter]]
+        odd = [
+            f"{letter} no multiple of {self.multiples[letter]}"
+            for letter in known[1]
+            if sizes[letter] % self.multiples[letter]
+        ]
+        return ", ".join(over + odd)
+
+
+def unusable(library: str) -> str:
+    """Why it cannot be imported, in a few words; "" when it can."""
+    try:
+        importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        return f"{library} is not installed" if error.name == library else f"{library} needs {error.name}"
+    except Exception as error:  # whatever goes wrong inside a library, another candidate serves
+        return f"{library} does not import ({type(error).__name__})"
+    return ""
 
 
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -124,28 +146,52 @@ def _triton(op_name: str, file: str, limits: Mapping[str, int], **choices: tuple
     """A kernel of kernels/triton/<file>.py, named as its operator. Attention in float32 spills its registers."""
     where = f"edgeflow.kernels.triton.{file}:{op_name}"
     dtypes = _FLOATS - {torch.float32} if KINDS[op_name] == "attention" else _FLOATS
-    return Implementation(op_name, "triton", where, frozenset({"cuda"}), dtypes, 80, ("triton",), limits, choices)
+    return Implementation(
+        op_name, "triton", where, frozenset({"cuda"}), dtypes, 80, ("triton",), limits, choices=choices
+    )
+
+
+def _flashinfer(
+    op_name: str,
+    where: str,
+    multiples: Mapping[str, int],
+    impl_id: str = "flashinfer",
+    **choices: tuple[int, ...],
+) -> Implementation:
+    """What kernels/flashinfer/ makes of the library."""
+    where, devices, dtypes = f"edgeflow.kernels.flashinfer.{where}", frozenset({"cuda"}), _FLOATS - {torch.float32}
+    limits = {"d": 256} if "d" in multiples else {}
+    return Implementation(op_name, impl_id, where, devices, dtypes, 80, ("flashinfer",), limits, multiples, choices)
 
 
 BUILT_IN = (
     Implementation("rms_norm", REFERENCE, rms_norm.reference),
     Implementation("rms_norm", "fused", rms_norm.fused),
     _triton("rms_norm", "rms_norm", {"e": 1 << 16}, num_warps=(4, 8, 16)),
+    _flashinfer("rms_norm", "rows:rms_norm", {}),
     Implementation("add_rms_norm", REFERENCE, rms_norm.add_reference),
     Implementation("add_rms_norm", "fused", rms_norm.add_fused),
     _triton("add_rms_norm", "rms_norm", {"e": 1 << 16}, num_warps=(4, 8, 16)),
+    _flashinfer("add_rms_norm", "rows:add_rms_norm", {}),
     Implementation("rope_write_kv", REFERENCE, rope_write_kv.reference),
     Implementation("rope_write_kv", "indexed", rope_write_kv.indexed),
     _triton("rope_write_kv", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
+    _flashinfer("rope_write_kv", "rows:rope_write_kv", {"d": 64}),
     Implementation("rope_write_kv_paired", REFERENCE, rope_write_kv.paired_reference),
     _triton("rope_write_kv_paired", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
+    _flashinfer("rope_write_kv_paired", "rows:rope_write_kv_paired", {"d": 64}),
     Implementation("rope_write_kv_int8", REFERENCE, int8_kv.write),
+    Implementation("rope_write_kv_int8", "indexed", int8_kv.write_indexed),
     _triton("rope_write_kv_int8", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
     Implementation("packed_attention", REFERENCE, packed_attention.reference),
+    Implementation("packed_attention", "masked", packed_attention.masked),
     Implementation("packed_attention", "naive_gather", packed_attention.naive_gather),
     Implementation("packed_attention", "slots_in_place", packed_attention.slots_in_place),
     _triton("packed_attention", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4)),
+    _flashinfer("packed_attention", "attention:packed_attention", {"d": 64}, tensor_cores=(1, 0)),
+    _flashinfer("packed_attention", "attention:packed_attention_mixed", {"d": 64}, "flashinfer_mixed"),
     Implementation("packed_attention_int8", REFERENCE, int8_kv.attention),
+    Implementation("packed_attention_int8", "widened", int8_kv.attention_widened),
     _triton("packed_attention_int8", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4)),
     Implementation("varlen_attention", REFERENCE, varlen_attention.reference),
     Implementation("varlen_attention", "sdpa", varlen_attention.sdpa),
@@ -153,11 +199,13 @@ BUILT_IN = (
     Implementation("swiglu", REFERENCE, swiglu.reference),
     Implementation("swiglu", "fused", swiglu.fused),
     _triton("swiglu", "swiglu", {}, block=(1024, 512, 2048)),
+    _flashinfer("swiglu", "rows:swiglu", {"f": 8}),
     Implementation("shift_kv", REFERENCE, shift_kv.reference),
     Implementation("shift_kv", "strided", shift_kv.strided),
     _triton("shift_kv", "shift_kv", {}),
     Implementation("shift_kv_chain", REFERENCE, shift_kv.chain_reference),
     Implementation("shift_kv_chain", "strided", shift_kv.chain_strided),
+    Implementation("shift_kv_chain", "indexed", shift_kv.chain_indexed),
     _triton("shift_kv_chain", "shift_kv", {}),
     Implementation("greedy", REFERENCE, greedy.reference),
     Implementation("greedy", "reduced", greedy.reduced),
@@ -168,6 +216,20 @@ BUILT_IN = (
         "linear", "packed", linear.Packed, frozenset({"cpu"}), linear.packed_dtypes(), absent=linear.no_onednn()
     ),
     Implementation("linear", "int8", linear.Int8, frozenset({"cpu"}), limits={"m": 1}, precision="int8"),
+    Implementation("linear", "fp8_emulated", fp8_linear.Emulated, frozenset({"cpu"}), precision="fp8"),
+    Implementation(
+        "linear",
+        "fp8",
+        "edgeflow.kernels.triton.fp8:linear",
+        frozenset({"cuda"}),
+        frozenset({torch.bfloat16}),
+        89,
+        ("triton",),
+        {"e": 1 << 16},
+        {"n": 16, "e": 16},
+        precision="fp8",
+        absent=fp8_linear.missing(),
+    ),
 )
 
 DEFAULTS = {
@@ -175,7 +237,9 @@ DEFAULTS = {
         "rms_norm": "fused",
         "add_rms_norm": "fused",
         "rope_write_kv": "indexed",
+        "rope_write_kv_int8": "indexed",
         "packed_attention": "slots_in_place",
+        "packed_attention_int8": "widened",
         "varlen_attention": "sdpa",
         "swiglu": "fused",
         "shift_kv": "strided",

@@ -11,10 +11,18 @@ from torch import Tensor
 from edgeflow.kernels.shift_kv import ShiftKV, strided
 
 Kept = TypeVar("Kept")
+Pair = tuple[Tensor, Tensor]
+Store = Pair | tuple[Pair, Pair]
+"""A layer as its operators take it: keys and values [S, T, KH, D]; or in int8 both, and both scales [S, T, KH]."""
+SCALE_BYTES = 4
 
 
 class KVSlots:
-    """Keys and values `data [layers, 2, S, T, KH, D]`: S slots of T positions."""
+    """Keys and values `data [layers, 2, S, T, KH, D]`: S slots of T positions.
+
+    dtype: what the model computes in, and keeps unless `int8`. Then each row of D numbers is 8-bit whole numbers times
+    one of `scales [layers, 2, S, T, KH, 1]` (float32), and other operators write and read it: kernels/int8_kv.py.
+    """
 
     def __init__(
         self,
@@ -27,11 +35,20 @@ class KVSlots:
         device: torch.device,
         *,
         shift: ShiftKV = strided,
+        int8: bool = False,
     ) -> None:
-        self.data = torch.zeros(layers, 2, slots, capacity, kv_heads, head_dim, dtype=dtype, device=device)
+        shape = layers, 2, slots, capacity, kv_heads
+        self.dtype = dtype
+        self.data = torch.zeros(*shape, head_dim, dtype=torch.int8 if int8 else dtype, device=device)
+        self.scales = torch.zeros(*shape, 1, device=device) if int8 else None
         self._shift = shift
         self._kept: dict[str, Any] = {}
-        self._layers = [(layer[0], layer[1]) for layer in self.data]
+        self._layers = [self._store_of(index) for index in range(layers)]
+
+    @staticmethod
+    def position_bytes(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, int8: bool = False) -> int:
+        """Memory of one position of a slot."""
+        return layers * 2 * kv_heads * (head_dim + SCALE_BYTES if int8 else head_dim * dtype.itemsize)
 
     @property
     def slots(self) -> int:
@@ -43,16 +60,21 @@ class KVSlots:
         return self.data.shape[3]
 
     @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
+    def int8(self) -> bool:
+        return self.scales is not None
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, each [S, T, KH, D]."""
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+    def layer(self, index: int) -> Store:
         return self._layers[index]
 
     def copy_rows(self, source: int, target: int, length: int) -> None:
         """The first `length` rows of a slot enter another, in every layer."""
         self._shift(self.data, source, target, length)
+        if self.scales is not None:
+            self._shift(self.scales, source, target, length)
 
     def kept(self, name: str, make: Callable[[KVSlots], Kept]) -> Kept:
         """What an operator keeps from pass to pass over this store, such as a workspace; made when first asked for."""
@@ -60,3 +82,9 @@ class KVSlots:
             self._kept[name] = make(self)
         kept: Kept = self._kept[name]
         return kept
+
+    def _store_of(self, index: int) -> Store:
+        numbers = self.data[index, 0], self.data[index, 1]
+        if self.scales is None:
+            return numbers
+        return numbers, (self.scales[index, 0, ..., 0], self.scales[index, 1, ..., 0])

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.kernels.bind_linear import bind_linear
-from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.int8_kv import PackedAttentionInt8, RopeWriteInt8
+from edgeflow.kernels.kv import KVSlots, Store
 from edgeflow.kernels.layout import PackedLayout
 from edgeflow.kernels.linear import Linear
-from edgeflow.kernels.packed_attention import Attend, PackedAttention
+from edgeflow.kernels.packed_attention import PackedAttention
 from edgeflow.kernels.rms_norm import RmsNorm
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces
 from edgeflow.kernels.shift_kv import ShiftKV
@@ -144,6 +145,8 @@ class _Operators:
     swiglu: SwiGLU
     shift_kv: ShiftKV
     packed_attention: PackedAttention
+    rope_write_kv_int8: RopeWriteInt8
+    packed_attention_int8: PackedAttentionInt8
 
     @classmethod
     def of(cls, table: OperatorTable, model: str, like: Tensor, attention: PackedAttention | None) -> _Operators:
@@ -154,6 +157,21 @@ class _Operators:
         if attention is not None:
             found["packed_attention"] = attention
         return cls(**found)  # type: ignore[arg-type]
+
+    def over(self, rows: RowPlaces, layout: PackedLayout, kv: KVSlots) -> _Pass:
+        """A pass over this kind of store."""
+        if kv.int8:
+            return _Pass(rows, self.rope_write_kv_int8, self.packed_attention_int8(layout, kv))
+        return _Pass(rows, self.rope_write_kv, self.packed_attention(layout, kv))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What every layer shares: where rows go, what writes them there, what reads. The last two take a layer's store."""
+
+    rows: RowPlaces
+    write: Callable[..., Tensor]
+    attend: Callable[..., Tensor]
 
 
 class LlamaDecoder:
@@ -188,12 +206,12 @@ class LlamaDecoder:
         self._operators = _Operators.of(table, name, self._embedding, attention)
         self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
 
-    def kv_slots(self, slots: int, capacity: int) -> KVSlots:
-        """A store of this model's shape and dtype."""
+    def kv_slots(self, slots: int, capacity: int, *, int8: bool = False) -> KVSlots:
+        """A store of this model's shape, in its dtype or in 8 bits."""
         self._rotary_of(capacity)
         config, like = self.config, self._embedding
         shape = (config.num_hidden_layers, slots, capacity, config.num_key_value_heads, config.head_dim)
-        return KVSlots(*shape, like.dtype, like.device, shift=self._operators.shift_kv)
+        return KVSlots(*shape, like.dtype, like.device, shift=self._operators.shift_kv, int8=int8)
 
     def embed(self, ids: Tensor) -> Tensor:
         """[n] → [n, E]"""
@@ -202,9 +220,9 @@ class LlamaDecoder:
     def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
         """[L_Q, E] → [L_Q, E] after the last layer, before the final norm (ActionFlow algorithm 2)."""
         rows = self._rotary_of(kv.capacity).places(layout, kv.capacity)
-        attend = self._operators.packed_attention(layout, kv)
+        shared = self._operators.over(rows, layout, kv)
         for index, layer in enumerate(self._layers):
-            hidden = self._run_layer(layer, hidden, rows, attend, *kv.layer(index))
+            hidden = self._run_layer(layer, hidden, shared, kv.layer(index))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -215,17 +233,15 @@ class LlamaDecoder:
         """What the head reads: [n, E] → [n, E]"""
         return self._operators.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
 
-    def _run_layer(
-        self, layer: _Layer, hidden: Tensor, rows: RowPlaces, attend: Attend, k_slots: Tensor, v_slots: Tensor
-    ) -> Tensor:
+    def _run_layer(self, layer: _Layer, hidden: Tensor, shared: _Pass, store: Store) -> Tensor:
         config, operators = self.config, self._operators
         x = operators.rms_norm(hidden, layer.input_norm, config.rms_norm_eps)
         qkv = layer.qkv(x)
         if layer.head_norms is not None:
             qkv = self._norm_heads(qkv, *layer.head_norms)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        q = operators.rope_write_kv(qkv, heads, kv_heads, rows, k_slots, v_slots)
-        hidden = layer.output(attend(q, k_slots, v_slots).flatten(1), hidden)
+        q = shared.write(qkv, heads, kv_heads, shared.rows, *store)
+        hidden = layer.output(shared.attend(q, *store).flatten(1), hidden)
         x = operators.rms_norm(hidden, layer.post_norm, config.rms_norm_eps)
         return layer.down(operators.swiglu(layer.gate_up(x)), hidden)
 

@@ -68,8 +68,7 @@ def test_every_operator_has_problems_the_table_can_sign(op_name):
 def shifted(layout: PackedLayout, by: int) -> PackedLayout:
     """A mask that is off: every row but a slot's first sees `by` keys more."""
     place = layout.row_position
-    spans = tuple(Span(span.slot, span.start, span.length) for span in layout.spans)
-    return replace(layout, spans=spans, row_position=torch.where(place > 0, place + by, place))
+    return replace(layout, row_position=torch.where(place > 0, place + by, place))
 
 
 def other_slot(layout: PackedLayout, kv) -> Callable:
@@ -124,13 +123,13 @@ def no_rotation(qkv, heads, kv_heads, rows, slots, scales):
     return int8_kv.write(qkv, heads, kv_heads, still, slots, scales)
 
 
-def without_value_scale(layout):
-    attend = int8_kv.attention(layout)
+def without_value_scale(layout, kv):
+    attend = int8_kv.attention(layout, kv)
     return lambda q, slots, scales: attend(q, slots, (scales[0], scales[0]))
 
 
-def off_by_one_int8(layout):
-    return int8_kv.attention(shifted(layout, -1))
+def off_by_one_int8(layout, kv):
+    return int8_kv.attention(shifted(layout, -1), kv)
 
 
 def first_key_missing(q, k, v, starts, longest):

@@ -11,8 +11,6 @@ from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
 
-INT8_ATTENTION = "packed_attention_int8"
-
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -175,4 +173,4 @@ def test_every_built_in_operator_has_a_reference_and_a_default(device):
         assert "reference" in table.candidates(name)
         chosen = table.choose(OperatorKey(name), Hardware(device.type), torch.bfloat16).implementation.impl_id
         slow = chosen == "reference"
-        assert slow == (device == CPU and name in ("rope_write_kv_paired", "rope_write_kv_int8", INT8_ATTENTION))
+        assert slow == (device == CPU and name == "rope_write_kv_paired")
