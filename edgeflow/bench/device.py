@@ -5,41 +5,44 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import subprocess
-from typing import Any
 
 import torch
 
-from edgeflow.bench.floors import Ceilings
+from edgeflow.bench.order import Found
+from edgeflow.bench.setting import Setting, named
 from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.timing import median_us
 
 SAMPLES = 15
 TIMEOUT_S = 10
-LIBRARIES = ("torch", "triton", "transformers", "numpy", "flashinfer-python")
+LIBRARIES = ("torch", "triton", "transformers", "numpy", "pydantic", "flashinfer-python")
 
 
-def facts(device: torch.device) -> dict[str, Any]:
-    """Device, driver and versions; None where there is none."""
-    found: dict[str, Any] = {
+def facts(setting: Setting) -> Found:
+    """Section: device, driver and versions; None where there is none."""
+    device = setting.device
+    found: Found = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "profile": Hardware.of(device).profile,
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "dtype": named(setting.dtype),
+        **{name: _version(name) for name in LIBRARIES},
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found |= {
             "device": properties.name,
-            "memory_bytes": properties.total_memory,
+            "memory GiB": properties.total_memory / 2**30,
             "multiprocessors": properties.multi_processor_count,
             "cuda": torch.version.cuda,
-            "state": _state(),
+            "driver, clocks, temperature, power, MIG": _state(),
         }
     return found
 
 
-def ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """Of a copy of 1 GiB and a product of 8192 cubed; on a CPU of less."""
+def ceilings(setting: Setting) -> Found:
+    """Section: of a copy of 1 GiB and a product of 8192 cubed; on a CPU of less."""
+    device, dtype = setting.device, setting.dtype
     large = device.type == "cuda"
     source = torch.empty(2**29 if large else 2**24, dtype=torch.bfloat16, device=device)
     target = torch.empty_like(source)
@@ -47,9 +50,10 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     a = torch.randn(side, side, device=device, dtype=dtype)
     b = torch.randn(side, side, device=device, dtype=dtype)
     times = median_us({"copy": lambda: target.copy_(source), "product": lambda: a @ b}, device, SAMPLES)
-    return Ceilings(
-        bandwidth=2 * source.nbytes / (times["copy"] * 1e-6), matrix_rate=2 * side**3 / (times["product"] * 1e-6)
-    )
+    return {
+        "copy bytes/s": 2 * source.nbytes / (times["copy"] * 1e-6),
+        "matrix FLOP/s": 2 * side**3 / (times["product"] * 1e-6),
+    }
 
 
 def _state() -> str:

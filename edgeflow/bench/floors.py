@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from edgeflow.bench.random_policy import PolicySize, TowerSize
 from edgeflow.kernels.layout import Span
+from edgeflow.models.llama import LlamaConfig
 
 NUMBER_BYTES = 2
 
@@ -39,17 +40,30 @@ class Ceilings:
 
 
 def decoder_work(size: PolicySize, spans: Sequence[Span]) -> Work:
-    """The language model over the rows of a pass; the head for the last row of each span."""
-    text = size.text
+    """The language model of a policy over the rows of a pass."""
+    return text_work(size.text, spans)
+
+
+def text_work(text: LlamaConfig, spans: Sequence[Span]) -> Work:
+    """A language model over the rows of a pass; the head for the last row of each span."""
+    return linear_work(text, spans) + attention_work(text, spans)
+
+
+def linear_work(text: LlamaConfig, spans: Sequence[Span], weight_bytes: int = NUMBER_BYTES) -> Work:
+    """Projections, MLP and head."""
     rows = sum(span.length for span in spans)
     layer = text.hidden_size * (2 * text.q_width + 2 * text.kv_width + 3 * text.intermediate_size)
     weights = text.num_hidden_layers * layer
     head = text.vocab_size * text.hidden_size
+    return Work(2 * rows * weights + 2 * len(spans) * head, weight_bytes * (weights + head))
+
+
+def attention_work(text: LlamaConfig, spans: Sequence[Span]) -> Work:
+    """Scores and sums of values; keys and values read and written."""
     keys = sum(span.length * (span.start + (span.length + 1) / 2) for span in spans)
-    attention = 4 * keys * text.q_width * text.num_hidden_layers
+    flops = 4 * keys * text.q_width * text.num_hidden_layers
     kept = sum(span.start + 2 * span.length for span in spans) * 2 * text.kv_width * text.num_hidden_layers
-    flops = 2 * rows * weights + 2 * len(spans) * head + attention
-    return Work(flops, NUMBER_BYTES * (weights + head + kept))
+    return Work(flops, NUMBER_BYTES * kept)
 
 
 def vision_work(size: PolicySize) -> Work:
@@ -83,6 +97,10 @@ def serial_floor_s(size: PolicySize, ceilings: Ceilings) -> float:
 
 def pipelined_floor_s(size: PolicySize, ceilings: Ceilings) -> float:
     """One steady pass: a frame's prefill and a decode row of each frame before it."""
+    return ceilings.floor_s(vision_work(size) + decoder_work(size, pipelined_spans(size)))
+
+
+def pipelined_spans(size: PolicySize) -> list[Span]:
+    """The segments of a steady pass."""
     rows = size.rows
-    spans = [Span(0, 0, rows), *(Span(stage, rows + stage - 1, 1) for stage in range(1, size.stages))]
-    return ceilings.floor_s(vision_work(size) + decoder_work(size, spans))
+    return [Span(0, 0, rows), *(Span(stage, rows + stage - 1, 1) for stage in range(1, size.stages))]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from edgeflow.bench.random_weights import RandomTensors, llama_shapes
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig
@@ -76,29 +75,6 @@ SIZES = {
 }
 
 
-class RandomTensors(Mapping[str, Tensor]):
-    """Tensors of given names and shapes, made when asked for; the same name and seed give the same numbers."""
-
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, dtype: torch.dtype) -> None:
-        self._shapes = shapes
-        self._device = device
-        self._dtype = dtype
-
-    def __getitem__(self, name: str) -> Tensor:
-        shape = self._shapes[name]
-        if "norm" in name and name.endswith("weight"):
-            return torch.ones(shape, dtype=self._dtype, device=self._device)
-        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
-        scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.02
-        return torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device) * scale
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
-
-
 class _Prompt:
     """A tokenizer's place: any instruction gives the same number of ids."""
 
@@ -110,8 +86,13 @@ class _Prompt:
         return (BOS, *(3 + (start + 7 * index) % 100 for index in range(self._count - 1)))
 
 
+def policy_tensors(size: PolicySize, device: torch.device, dtype: torch.dtype) -> RandomTensors:
+    """A checkpoint's tensors by their published names."""
+    return RandomTensors(_shapes(size), device, dtype)
+
+
 def random_policy(size: PolicySize, device: torch.device, dtype: torch.dtype, **decoder_options: Any) -> OpenVLAPolicy:
-    weights = Weights.of(RandomTensors(_shapes(size), device, dtype), dtype, device)
+    weights = Weights.of(policy_tensors(size, device, dtype), dtype, device)
     prompt: Any = _Prompt(size.text_tokens)
     return OpenVLAPolicy(_config(size), weights, prompt, **decoder_options)
 
@@ -141,7 +122,7 @@ def _config(size: PolicySize) -> OpenVLAConfig:
 
 def _shapes(size: PolicySize) -> dict[str, tuple[int, ...]]:
     """Every tensor of a checkpoint, by its published name."""
-    shapes = _llama_shapes(size.text)
+    shapes = llama_shapes(size.text, "language_model.")
     for name, tower in zip(("featurizer", "fused_featurizer"), size.towers, strict=True):
         found = _tower_shapes(tower, size)
         shapes |= {f"vision_backbone.{name}.{key}": shape for key, shape in found.items()}
@@ -170,26 +151,4 @@ def _tower_shapes(tower: TowerSize, size: PolicySize) -> dict[str, tuple[int, ..
             shapes |= {f"{block}{name}.weight": (width,), f"{block}{name}.bias": (width,)}
         if tower.scaled:
             shapes |= {f"{block}{name}.scale_factor": (width,) for name in ("ls1", "ls2")}
-    return shapes
-
-
-def _llama_shapes(text: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    width, inner = text.hidden_size, text.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "language_model.model.embed_tokens.weight": (text.vocab_size, width),
-        "language_model.model.norm.weight": (width,),
-        "language_model.lm_head.weight": (text.vocab_size, width),
-    }
-    for index in range(text.num_hidden_layers):
-        layer = f"language_model.model.layers.{index}."
-        shapes |= {f"{layer}{name}.weight": (width,) for name in ("input_layernorm", "post_attention_layernorm")}
-        shapes |= {
-            f"{layer}self_attn.q_proj.weight": (text.q_width, width),
-            f"{layer}self_attn.k_proj.weight": (text.kv_width, width),
-            f"{layer}self_attn.v_proj.weight": (text.kv_width, width),
-            f"{layer}self_attn.o_proj.weight": (width, text.q_width),
-            f"{layer}mlp.gate_proj.weight": (inner, width),
-            f"{layer}mlp.up_proj.weight": (inner, width),
-            f"{layer}mlp.down_proj.weight": (width, inner),
-        }
     return shapes

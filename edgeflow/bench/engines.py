@@ -1,0 +1,59 @@
+"""Policies on engines as the service runs them, and how fast frames leave them."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+from edgeflow.bench.random_policy import PolicySize, random_policy
+from edgeflow.bench.setting import Setting
+from edgeflow.engine.engine import LaunchedPass, PolicyEngine
+from edgeflow.engine.offline import OfflineRun, limits_for
+from edgeflow.engine.policy import PreparedFrame, TokenPolicy
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode
+
+
+def engine_of(
+    policy: TokenPolicy,
+    size: PolicySize,
+    setting: Setting,
+    *,
+    graphs: bool,
+    kind: type[PolicyEngine] = PolicyEngine,
+) -> PolicyEngine:
+    """One slot a frame under way."""
+    return kind(policy, size.stages, size.rows + size.stages, setting.device, table=setting.table(size.name))
+
+
+def policy_of(setting: Setting, size: PolicySize, **decoder_options: Any) -> OpenVLAPolicy:
+    """With the operators tuned here, unless another table is given."""
+    options = {"table": setting.table(size.name), **decoder_options}
+    return random_policy(size, setting.device, setting.dtype, **options)
+
+
+def frames_per_s(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[PreparedFrame]) -> float:
+    """With one pass launched ahead, as the worker runs; pipelined: while the pipe is full."""
+    stages = engine.policy.K
+    finished = finish_times(engine, mode, shift, frames)
+    full = finished if mode is Mode.SERIAL else finished[: len(frames) - stages + 1]
+    return (len(full) - 1) / (full[-1] - full[0])
+
+
+def finish_times(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[PreparedFrame]) -> list[float]:
+    """When the tokens of each frame were on the host."""
+    run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K, shift=shift)), [mode])
+    waiting = list(enumerate(frames, start=1))
+    finished: list[float] = []
+    pending: LaunchedPass | None = None
+    while True:
+        if waiting and not run.waiting(0):
+            run.offer(0, *waiting.pop(0))
+        launched = run.step()
+        if pending is not None:
+            finished += [perf_counter()] * len(engine.collect(pending))
+        if launched is None:
+            return finished
+        pending = launched

@@ -1,0 +1,112 @@
+"""Section: every implementation against its reference on this device, on small problems and on those of the model."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+import torch
+
+from edgeflow.bench.order import Found
+from edgeflow.bench.random_policy import SIZES, PolicySize
+from edgeflow.bench.setting import OffError, Setting, named
+from edgeflow.kernels.cases import Case
+from edgeflow.kernels.catalogue import small_cases
+from edgeflow.kernels.compare import deviation, tolerance
+from edgeflow.kernels.implementations import REFERENCE, Hardware
+from edgeflow.kernels.model_cases import ModelShape, model_cases
+from edgeflow.kernels.table import OperatorTable, built_in_table
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+PROCESSES = 8  # Triton compiles for seconds a kernel and dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of the checks, every `of`-th from `index` on."""
+
+    device: str
+    size: str
+    dtype: torch.dtype
+    index: int
+    of: int
+
+
+def kernels(setting: Setting) -> Found:
+    """OffError names what deviates; a part that a device's error ended is told too."""
+    count = min(PROCESSES, max(1, (os.cpu_count() or 1) // 2)) if setting.cuda else 1
+    parts = [Part(setting.device.type, setting.size.name, setting.dtype, index, count) for index in range(count)]
+    rows: list[Found] = []
+    broken: list[Found] = []
+    if count == 1:
+        rows += checks(parts[0])
+        return _found(rows, broken)
+    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+        for each in as_completed([pool.submit(checks, part) for part in parts]):
+            try:
+                rows += each.result()
+            except Exception as error:
+                broken.append({"part": "of the checks", "error": f"{type(error).__name__}: {error}"[:300]})
+            setting.tell({"checks": len(rows), "off": [row for row in rows if not row["ok"]]})
+    return _found(rows, broken)
+
+
+def model_shape(size: PolicySize) -> ModelShape:
+    """As the operator table sees a policy."""
+    text = size.text
+    sizes = text.hidden_size, text.intermediate_size, text.num_attention_heads, text.num_key_value_heads
+    return ModelShape("llama", *sizes, text.head_dim, text.vocab_size, size.rows, size.stages)
+
+
+@torch.inference_mode()
+def checks(part: Part) -> list[Found]:
+    """The model's own problems in its dtype, then the small ones in all."""
+    table, device = built_in_table(), torch.device(part.device)
+    problems = [(case, part.dtype) for case in model_cases(model_shape(SIZES[part.size]))]
+    small = [case for name in table.operators for case in small_cases(name)]
+    problems += [(case, dtype) for dtype in FLOATS for case in small]
+    return [row for case, dtype in problems[part.index :: part.of] for row in _checks(table, case, device, dtype)]
+
+
+def _checks(table: OperatorTable, case: Case, device: torch.device, dtype: torch.dtype) -> list[Found]:
+    """Each implementation against the reference; one that does not compile or run is a result, not an end."""
+    stage, shape_sig = case.signed()
+    reference = table.implementation(case.op_name, REFERENCE).load()
+    rows: list[Found] = []
+    for impl_id in table.candidates(case.op_name):
+        candidate = table.implementation(case.op_name, impl_id)
+        if impl_id == REFERENCE or candidate.objection(Hardware.of(device), dtype, shape_sig):
+            continue
+        allowed = tolerance(case, dtype, candidate.precision)
+        row: Found = {"operator": case.op_name, "implementation": impl_id, "dtype": named(dtype)}
+        row |= {"stage": stage, "shape": shape_sig, "allowed": allowed}
+        try:
+            off = deviation(case, candidate.load(), reference, device, dtype)
+            rows.append(row | {"deviation": off, "ok": off <= allowed})
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"[:300]
+            rows.append(row | {"deviation": None, "ok": False, "error": told})
+    return rows
+
+
+def _found(rows: list[Found], broken: list[Found]) -> Found:
+    off = [row for row in rows if not row["ok"]] + broken
+    found = {"checks": len(rows), "off": off, "largest deviations": _worst(rows)}
+    if off:
+        raise OffError(f"{len(off)} of {len(rows)} kernel checks are off", found)
+    return found
+
+
+def _worst(rows: list[Found]) -> list[Found]:
+    """The largest deviation of each implementation and dtype."""
+    worst: dict[tuple[str, str, str], Found] = {}
+    for row in rows:
+        key = row["operator"], row["implementation"], row["dtype"]
+        mine = {name: row[name] for name in ("operator", "implementation", "dtype", "allowed")}
+        mine |= {"deviation": row["deviation"] or 0.0, "checks": 0}
+        best = worst.setdefault(key, mine)
+        best["checks"] += 1
+        best["deviation"] = max(best["deviation"], mine["deviation"])
+    return list(worst.values())

@@ -1,0 +1,70 @@
+"""Section: every implementation that may serve here, timed on the policy's passes and on long contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from edgeflow.bench.kernel_checks import model_shape
+from edgeflow.bench.order import Found
+from edgeflow.bench.setting import Setting
+from edgeflow.kernels import cases
+from edgeflow.kernels.cases import Case, Heads
+from edgeflow.kernels.implementations import REFERENCE, Hardware
+from edgeflow.kernels.layout import Span
+from edgeflow.kernels.model_cases import model_cases
+from edgeflow.kernels.table import OperatorTable, built_in_table
+from edgeflow.kernels.timing import median_us
+
+SAMPLES = 9
+CONTEXTS = (2048, 8192, 32768)
+SMALL_CONTEXTS = (64,)
+LONG_HEADS = Heads(28, 4, 128)  # of Qwen2.5 7B
+SMALL_HEADS = Heads(4, 2, 16)
+MEASURED = ("packed_attention", "rms_norm", "rope_write_kv", "swiglu", "greedy")
+
+
+@torch.inference_mode()
+def operators(setting: Setting) -> Found:
+    """Microseconds of a call; of long contexts also the share of the copy bandwidth that reading the KV takes."""
+    table = built_in_table()
+    rows: list[Found] = []
+    for case, kv_bytes in [*_long(setting), *((case, 0) for case in _model(setting))]:
+        rows += _times(setting, table, case, kv_bytes)
+        setting.tell({"operators": rows})
+    return {"operators": rows}
+
+
+def _model(setting: Setting) -> Iterator[Case]:
+    return (case for case in model_cases(model_shape(setting.size)) if case.op_name in MEASURED)
+
+
+def _long(setting: Setting) -> Iterator[tuple[Case, int]]:
+    """One decode row over a long slot, KV in the model's dtype and in int8, with the bytes that must be read."""
+    heads = SMALL_HEADS if setting.small else LONG_HEADS
+    for context in SMALL_CONTEXTS if setting.small else CONTEXTS:
+        spans = [Span(0, context - 1, 1)]
+        rows = 2 * context * heads.kv
+        yield cases.packed_attention(spans, heads), rows * heads.width * setting.dtype.itemsize
+        yield cases.packed_attention_int8(spans, heads), rows * (heads.width + torch.float32.itemsize)
+
+
+def _times(setting: Setting, table: OperatorTable, case: Case, kv_bytes: int) -> list[Found]:
+    """One that fails to run is told, and the others are timed."""
+    stage, shape_sig = case.signed()
+    problem = case.problem(setting.device, setting.dtype)
+    rows = []
+    for impl_id in table.candidates(case.op_name):
+        candidate = table.implementation(case.op_name, impl_id)
+        if impl_id == REFERENCE or table.objection(candidate, Hardware.of(setting.device), setting.dtype, shape_sig):
+            continue
+        row: Found = {"operator": case.op_name, "stage": stage, "shape": shape_sig, "implementation": impl_id}
+        try:
+            row["µs"] = median_us({"call": problem.given_to(candidate.load())}, setting.device, SAMPLES)["call"]
+        except Exception as error:  # whatever a compiler or a device says
+            row["error"] = f"{type(error).__name__}: {error}"[:200]
+        if kv_bytes and setting.measured and "µs" in row:
+            row["share of copy bandwidth"] = kv_bytes / (row["µs"] * 1e-6) / setting.measured.bandwidth
+        rows.append(row)
+    return rows

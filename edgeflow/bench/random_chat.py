@@ -1,0 +1,57 @@
+"""Chat models of random weights in the shapes of Qwen2.5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from edgeflow.bench.random_weights import RandomTensors, llama_shapes
+from edgeflow.engine.generate import Generation
+from edgeflow.engine.sampling import SamplingParams
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.models.chat import ChatModel
+from edgeflow.models.checkpoint import Weights
+from edgeflow.models.generation_config import GenerationConfig
+from edgeflow.models.llama import LlamaConfig, LlamaDecoder
+
+FAMILY = "qwen2"
+TINY = "tiny-chat"
+
+
+def _qwen(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocabulary,
+        rope_theta=1e6,
+        max_position_embeddings=32768,
+        tie_word_embeddings=tied,
+        attention_bias=True,
+    )
+
+
+CHAT_SIZES = {
+    TINY: _qwen(64, 96, 2, 4, 2, 300, True),
+    "qwen2.5-0.5b": _qwen(896, 4864, 24, 14, 2, 151936, True),
+    "qwen2.5-1.5b": _qwen(1536, 8960, 28, 12, 2, 151936, True),
+    "qwen2.5-3b": _qwen(2048, 11008, 36, 16, 2, 151936, True),
+    "qwen2.5-7b": _qwen(3584, 18944, 28, 28, 4, 152064, False),
+}
+
+
+def random_chat(config: LlamaConfig, device: torch.device, dtype: torch.dtype, **decoder_options: Any) -> ChatModel:
+    """Takes token ids; has no tokenizer, no template and no token that ends an answer."""
+    weights = Weights.of(RandomTensors(llama_shapes(config), device, dtype), dtype, device)
+    decoder = LlamaDecoder(config, weights, name=FAMILY, **decoder_options)
+    no_tokenizer: Any = None
+    return ChatModel(FAMILY, decoder, no_tokenizer, None, GenerationConfig(frozenset()), None, device)
+
+
+def random_request(model: ChatModel, kv: KVSlots, rows: int, tokens: int) -> Generation:
+    """A prompt of `rows` ids, answered with `tokens` greedy ones."""
+    prompt = model.prompt([(7 * row + 1) % model.config.vocab_size for row in range(rows)])
+    return Generation(model, prompt, SamplingParams(tokens), 0, kv.capacity)
