@@ -49,6 +49,23 @@ def row_by_row(layout: PackedLayout) -> Attend:
     return attend
 
 
+def masked(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001
+    """Each row over all of its slot that the pass may reach, the rest hidden; slots and positions stay on the device.
+
+    As slow as that sounds; what it does depends on the shape of the pass alone, so a graph can hold it in any dtype.
+    """
+    place = torch.arange(layout.reach, device=layout.row_slot.device)
+    seen = place <= layout.row_position[:, None]  # [L_Q, reach]
+
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+        read = (each[layout.row_slot, : layout.reach] for each in (k_slots, v_slots))  # [L_Q, reach, KH, D]
+        k, v = (each.masked_fill(~seen[..., None, None], 0).transpose(1, 2) for each in read)
+        grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])  # a KV head's queries are rows of its batch
+        return F.scaled_dot_product_attention(grouped, k, v, attn_mask=seen[:, None, None]).reshape(q.shape)
+
+    return attend
+
+
 def naive_gather(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001
     """The paper's naive pipe: in every layer the caches of all spans are copied into one fresh contiguous buffer."""
     spans = layout.spans

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.layout import PackedLayout
 
 Signed = tuple[str, str]
 """stage ("" where the arguments do not tell) and shape signature"""
@@ -22,9 +23,9 @@ def size_class(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def stage_of(spans: Sequence[Span]) -> str:
+def stage_of(lengths: Sequence[int]) -> str:
     """prefill: longer spans alone; decode: single rows alone; packed: both."""
-    kinds = {span.length > 1 for span in spans}
+    kinds = {length > 1 for length in lengths}
     return "packed" if len(kinds) > 1 else "prefill" if kinds == {True} else "decode"
 
 
@@ -56,10 +57,9 @@ def _rope(qkv: Tensor, heads: int, kv_heads: int, *_: Any) -> Signed:
     return "", _text(m=qkv.shape[0], h=heads, kv=kv_heads, d=width)
 
 
-def _attention(layout: PackedLayout, *_: Any) -> Signed:
-    spans = layout.spans
-    longest = max(span.start + span.length for span in spans)
-    return stage_of(spans), _text(m=sum(span.length for span in spans), t=longest)
+def _attention(layout: PackedLayout, kv: KVSlots) -> Signed:
+    kv_heads, width = kv.data.shape[-2:]
+    return stage_of(layout.lengths), _text(m=len(layout.row_slot), t=layout.reach, kv=kv_heads, d=width)
 
 
 def _linear(weight: Tensor, bias: Tensor | None, rows: int) -> Signed:  # noqa: ARG001

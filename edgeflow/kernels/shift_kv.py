@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 ShiftKV = Callable[[Tensor, int, int, int], None]
@@ -37,3 +38,11 @@ def chain_strided(data: Tensor, moves: Tensor) -> None:
     """Move by move."""
     for move in moves.tolist():
         strided(data, *move)
+
+
+def chain_indexed(data: Tensor, moves: Tensor) -> None:
+    """Move by move over whole slots, by indices that stay on the device."""
+    place = torch.arange(data.shape[3], device=data.device)[:, None, None]
+    for source, target, length in moves[..., None].unbind():
+        rows = torch.where(place < length, data.index_select(2, source), data.index_select(2, target))
+        data.index_copy_(2, target, rows)

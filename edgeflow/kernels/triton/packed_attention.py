@@ -1,7 +1,7 @@
 """Packed attention over slots: one launch for prefills, chunks and decode rows of any lengths.
 
-The work is a list of tiles (first row, rows, split, splits, part), made once for the lengths of a pass; slots and
-positions are read on the device, so that a graph of one plan shape can be replayed with others. A tile holds the
+The work is a list of tiles (first row, rows, split, splits, part), made of the lengths and the reach of a layout; slots
+and positions are read on the device, so that a graph of one shape is replayed with others. A tile holds the
 queries of all heads that share a KV head (row by row, head by head): a decode row of group 7 is a tile of 7 queries.
 Tiles of at most SMALL queries take a narrow path of the same launch, and over long slots they are split along the
 keys; a second launch joins the parts. Keys beyond a row's position are never read.
@@ -10,7 +10,6 @@ keys; a second launch joins the parts. Keys beyond a row's position are never re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from edgeflow.kernels.int8_kv import Int8Attend
 from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import PackedLayout, Span, on_device
+from edgeflow.kernels.layout import PackedLayout, on_device
 from edgeflow.kernels.packed_attention import Attend
 from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_tile
 from edgeflow.kernels.triton.launch import INTERPRETED, cdiv, power_of_two, warps_of
@@ -145,23 +144,23 @@ class Tiles:
     parts: int
 
     @classmethod
-    def of(cls, spans: Sequence[Span], group: int, block_m: int, splits: int, device: torch.device) -> Tiles:
-        """splits: parts of every small tile; 0 splits where a slot is long."""
+    def of(cls, layout: PackedLayout, group: int, block_m: int, splits: int, device: torch.device) -> Tiles:
+        """splits: parts of every small tile; 0 splits where slots may be long."""
         tiles: list[tuple[int, ...]] = []
         joins: list[tuple[int, ...]] = []
         first_row = parts = 0
-        for span in spans:
-            rows = span.length if span.length * group <= SMALL else block_m // group
-            for start in range(0, span.length, rows):
-                count = min(rows, span.length - start)
+        for length in layout.lengths:
+            rows = length if length * group <= SMALL else block_m // group
+            for start in range(0, length, rows):
+                count = min(rows, length - start)
                 small = count * group <= SMALL
-                pieces = (splits or cdiv(span.start + span.length, SPLIT_KEYS)) if small else 1
+                pieces = (splits or cdiv(layout.reach, SPLIT_KEYS)) if small else 1
                 tile = [(first_row + start, count, split, pieces, parts) for split in range(pieces)]
                 tiles += tile
                 if pieces > 1:
                     joins.append(tile[0])
                     parts += pieces
-            first_row += span.length
+            first_row += length
         table = on_device(tiles + joins, device, torch.int32).view(-1, TILE_FIELDS)
         return cls(table[: len(tiles)], table[len(tiles) :], parts)
 
@@ -186,7 +185,7 @@ def packed_attention(
 
 
 class _Launch:
-    """Attention of one pass; its tiles and the room for parts serve all layers."""
+    """Attention of one layout; its tiles and the room for parts serve all layers and all passes that replay it."""
 
     def __init__(
         self, layout: PackedLayout, block_m: int, block_n: int, splits: int, num_warps: int, num_stages: int
@@ -196,8 +195,6 @@ class _Launch:
         self._splits = splits
         self._warps = num_warps
         self._stages = num_stages
-        self._tiles: Tiles | None = None
-        self._room: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, q: Tensor, slots: tuple[Tensor, Tensor], scales: tuple[Tensor, Tensor] | None) -> Tensor:
         layout = self._layout
@@ -208,20 +205,27 @@ class _Launch:
         out = torch.empty_like(q)
         if not len(q):
             return out
-        if self._tiles is None or self._room is None:
-            self._tiles = Tiles.of(layout.spans, group, block_m, self._splits, q.device)
-            self._room = _room(self._tiles.parts * kv_heads * SMALL, width, q.device)
-        tiles, shape = self._tiles, (kv_heads, group, width)
+        tiles, room = self._work(kv_heads, group, width, q.device)
+        shape = kv_heads, group, width
         scale = LOG2_E / math.sqrt(width)
         wide = INTERPRETED and q.dtype == torch.bfloat16
         _attend[(len(tiles.tiles), kv_heads)](
-            q, *slots, *(scales or slots), layout.row_slot, layout.row_position, tiles.tiles, out, *self._room,
+            q, *slots, *(scales or slots), layout.row_slot, layout.row_position, tiles.tiles, out, *room,
             capacity, scale, *shape, block_m, SMALL, block_n, power_of_two(width), scales is not None, wide,
             num_warps=self._warps or warps_of(width), num_stages=self._stages,
         )  # fmt: skip
         if len(tiles.joins):
-            _join[(len(tiles.joins), kv_heads)](*self._room, tiles.joins, out, *shape, SMALL, power_of_two(width))
+            _join[(len(tiles.joins), kv_heads)](*room, tiles.joins, out, *shape, SMALL, power_of_two(width))
         return out
+
+    def _work(self, kv_heads: int, group: int, width: int, device: torch.device) -> tuple[Tiles, tuple[Tensor, Tensor]]:
+        """Kept by the layout: a graph must not hold a copy from the host."""
+
+        def make() -> tuple[Tiles, tuple[Tensor, Tensor]]:
+            tiles = Tiles.of(self._layout, group, self._blocks[0], self._splits, device)
+            return tiles, _room(tiles.parts * kv_heads * SMALL, width, device)
+
+        return self._layout.kept(("triton tiles", kv_heads, group, width, self._blocks[0], self._splits), make)
 
 
 def _room(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -231,6 +235,7 @@ def _room(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def packed_attention_int8(
     layout: PackedLayout,
+    kv: KVSlots,  # noqa: ARG001 - the layout says all
     *,
     block_m: int = 64,
     block_n: int = 64,
