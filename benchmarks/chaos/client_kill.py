@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 
 import grpc
 
-from benchmarks.chaos.proc import wait_for
+from benchmarks.chaos.proc import threads, wait_for
 from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import LARGE, OVERCOMMIT, SMALL, Channel, RawRobot, RobotProcess, opening, told_to_stop
 from benchmarks.chaos.rules import Row, percentile, rise_percent, spread
@@ -53,9 +53,11 @@ def main() -> int:
         others.hear()
         _blocks(service, generator, WARM_UP, Measured(), "warm-up")
         before = _settled(service)
+        names = {"before": threads(service.pid)}
         measured = Measured()
         _blocks(service, generator, arguments.trials, measured, "robots killed or leaving")
         leaked = _leaks(service, before)
+        names["after"] = threads(service.pid)
         others.link.send("stop")
         ages = others.hear()
         others.process.join()
@@ -72,7 +74,7 @@ def main() -> int:
         Row("sessions opened and not closed", last["edgeflow_sessions_opened_total"] - _closed(last), "", 0),
         Row("sessions that the service counts as open", last["edgeflow_sessions"], "", 0),
     ]
-    return report.finish(rows, **asdict(measured), ages_ms={"killed": killed, "polite": polite})
+    return report.finish(rows, **asdict(measured), ages_ms={"killed": killed, "polite": polite}, threads=names)
 
 
 def _closed(metrics: dict[str, float]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,13 @@ class Held:
 
 def held(pid: int) -> Held:
     """Open descriptors, and threads but for those of POOL."""
-    folder = Path(f"/proc/{pid}")
-    names = [(task / "comm").read_text().strip() for task in (folder / "task").iterdir()]
-    return Held(len(list((folder / "fd").iterdir())), sum(name != POOL for name in names))
+    names = threads(pid)
+    return Held(len(list(Path(f"/proc/{pid}/fd").iterdir())), names.total() - names[POOL])
+
+
+def threads(pid: int) -> Counter[str]:
+    """How many of each name; those that Python starts have the process's."""
+    return Counter((task / "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir())
 
 
 def memory(pid: int) -> dict[str, int]:

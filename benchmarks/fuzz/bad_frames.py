@@ -51,7 +51,7 @@ def connector(channel: grpc.aio.Channel) -> Connect:
     stream = channel.stream_stream(
         f"/{SERVICE}/Stream", request_serializer=bytes, response_deserializer=pb.ServerMessage.FromString
     )
-    return lambda: Robot(stream())
+    return lambda: Robot(stream)
 
 
 async def run(service: Serving, names: list[str], count: int, seed: int) -> list[Row]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Sequence
+from functools import cache
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
 from edgeflow.config import LimitsConfig
@@ -19,6 +21,7 @@ from edgeflow.types import CameraSpec, ImageFormat, Mode
 
 MAX_NAME = 64
 MAX_PARTS = 64  # messages in a repeated field, before they are looked at one by one
+SMALL_FIELDS_BYTES = 1024  # of a frame, beside pixels, text and proprio: more than its numbers and lengths take
 MAX_PROPRIO = 1e6  # beyond it a value is a broken sensor, whatever its unit
 MAX_PERIOD_MS = 10_000
 MAX_AGE_MS = 60_000
@@ -80,6 +83,7 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
 
 def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) -> CheckedFrame:
     """Everything about a frame that can be told without decoding pixels or summing bytes."""
+    _check_text_size(message, limits)
     images = _order_images(message.images, opened.cameras)
     for index, (data, camera) in enumerate(zip(images, opened.cameras, strict=True)):
         field = f"frame.images[{index}].data"
@@ -109,7 +113,7 @@ def check_text(text: str, field: str, limits: LimitsConfig) -> str:
     """An instruction: not empty, bounded, printable."""
     limit = limits.text_bytes
     if len(text) > limit or len(text.encode("utf-8", "surrogatepass")) > limit:
-        raise InvalidArgument(f"is longer than {limit} bytes of UTF-8", field=field, reason="TEXT_TOO_LONG")
+        raise _text_too_long(field, limits)
     if not text.strip():
         raise InvalidArgument("is empty", field=field, reason="TEXT_EMPTY")
     if any(unicodedata.category(character) in _REFUSED_CATEGORIES for character in text):
@@ -122,18 +126,35 @@ def refuse_unknown_fields(message: Message, field: str) -> None:
 
     They are discarded and the sizes compared: to list a message full of them would take a second.
     """
-    for descriptor, value in message.ListFields():
-        if descriptor.message_type is not None:
-            path = f"{field}.{descriptor.name}"
-            parts = [value] if isinstance(value, Message) else value
-            if len(parts) > MAX_PARTS:
-                raise InvalidArgument(f"has {len(parts)} parts, the limit is {MAX_PARTS}", field=path, reason="PARTS")
-            for part in parts:
-                refuse_unknown_fields(part, path)
+    for name in _message_fields(message.DESCRIPTOR):
+        path, value = f"{field}.{name}", getattr(message, name)
+        if isinstance(value, Message):
+            value = [value] if message.HasField(name) else []
+        if len(value) > MAX_PARTS:
+            raise InvalidArgument(f"has {len(value)} parts, the limit is {MAX_PARTS}", field=path, reason="PARTS")
+        for part in value:
+            refuse_unknown_fields(part, path)
     size = message.ByteSize()
     message.DiscardUnknownFields()
     if message.ByteSize() != size:
         raise InvalidArgument("has fields that this version does not know", field=field, reason="UNKNOWN_FIELD")
+
+
+@cache
+def _message_fields(kind: Descriptor) -> tuple[str, ...]:
+    """The fields that are messages. The others need not be looked at: that would copy pixels and texts."""
+    return tuple(field.name for field in kind.fields if field.message_type is not None)
+
+
+def _check_text_size(message: pb.Frame, limits: LimitsConfig) -> None:
+    """Without making a string of it, which takes a millisecond when it is long."""
+    rest = message.ByteSize() - sum(image.ByteSize() for image in message.images) - 4 * len(message.proprio)
+    if rest > limits.text_bytes + SMALL_FIELDS_BYTES:
+        raise _text_too_long("frame.instruction", limits)
+
+
+def _text_too_long(field: str, limits: LimitsConfig) -> InvalidArgument:
+    return InvalidArgument(f"is longer than {limits.text_bytes} bytes of UTF-8", field=field, reason="TEXT_TOO_LONG")
 
 
 def _check_cameras(messages: Sequence[pb.Camera], limits: LimitsConfig) -> tuple[CameraSpec, ...]:

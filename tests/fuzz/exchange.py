@@ -69,7 +69,8 @@ class Conversation:
         start_ns = time.perf_counter_ns()
         await self.robot.send(data)
         answer = await self.robot.until(_is_refusal)
-        return problem(kind, data, answer), time.perf_counter_ns() - start_ns
+        reply_ns = time.perf_counter_ns() - start_ns
+        return problem(kind, data, answer), reply_ns
 
     async def close(self) -> None:
         await self.robot.send(pb.ClientMessage(close=pb.Close()))

@@ -16,27 +16,14 @@ import pytest
 
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.http_protocol import MAX_CHUNKS
+from tests.fuzz import h2
 from tests.service.harness import WAIT_S, eventually, frame_message, open_message, serving
 from tests.service.protected import Authority
 
 LATE_S = 0.3
 SLOW = {"timing__http_headers_ms": 300, "timing__http_body_ms": 600, "timing__handshake_ms": 300}
 HEAD = b"POST /v1/act HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 RESETS = 10_000
-
-
-def h2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-
-
-def h2_headers(path: bytes) -> bytes:
-    """A call of gRPC in HPACK, nothing indexed anew: POST, http, path, authority, content-type, te."""
-    fields = [b"\x83\x86", b"\x04", path, b"\x01", b"x", b"\x0f\x10", b"application/grpc", b"\x00", b"te", b"trailers"]
-    markers = {b"\x83\x86", b"\x04", b"\x01", b"\x0f\x10", b"\x00"}
-    return b"".join(field if field in markers else bytes([len(field)]) + field for field in fields)
 
 
 def rss_bytes() -> int:
@@ -255,7 +242,7 @@ async def test_a_handshake_that_does_not_come_is_cut(checkpoint, tmp_path: Path)
 
 
 async def test_calls_that_are_reset_at_once_do_not_delay_a_robot(checkpoint):
-    block = h2_headers(b"/edgeflow.v1.Control/Stream")
+    block = h2.headers(b"/edgeflow.v1.Control/Stream")
     async with serving(checkpoint) as served, contextlib.AsyncExitStack() as stack:
         robot = served.robot()
         await robot.open()
@@ -263,12 +250,12 @@ async def test_calls_that_are_reset_at_once_do_not_delay_a_robot(checkpoint):
 
         async def flood() -> int:
             reader, writer = await stack.enter_async_context(connected(served.service.status.grpc_address))
-            writer.write(PREFACE + h2_frame(4, 0, 0, b""))
+            writer.write(h2.PREFACE + h2.frame(h2.SETTINGS, 0, 0, b""))
             reading = asyncio.create_task(rest(reader))
             sent = 0
             with contextlib.suppress(ConnectionError):
                 for stream in range(1, 2 * RESETS, 2):
-                    writer.write(h2_frame(1, 4, stream, block) + h2_frame(3, 0, stream, b"\0\0\0\x08"))
+                    writer.write(h2.call_reset_at_once(stream, block))
                     await writer.drain()
                     sent += 1
             reading.cancel()
