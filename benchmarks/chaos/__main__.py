@@ -2,7 +2,8 @@
 
     .venv/bin/python -m benchmarks.chaos SCENARIO [--trials N] [--seed N] [--json FILE]
 
-Scenarios: client-kill, worker-kill, sigterm, server-stop, front-kill, soak. Exit code 1 when a bar is missed.
+Scenarios: client-kill, worker-kill, sigterm, server-stop, front-kill, soak, strangers.
+Exit code 1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-SCENARIOS = ("client-kill", "worker-kill", "sigterm", "server-stop", "front-kill", "soak")
+SCENARIOS = ("client-kill", "worker-kill", "sigterm", "server-stop", "front-kill", "soak", "strangers")
 
 
 def main() -> int:

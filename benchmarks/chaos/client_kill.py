@@ -22,7 +22,18 @@ import grpc
 
 from benchmarks.chaos.proc import threads, wait_for
 from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import LARGE, OVERCOMMIT, SMALL, Channel, RawRobot, RobotProcess, opening, told_to_stop
+from benchmarks.chaos.robots import (
+    LARGE,
+    OVERCOMMIT,
+    SMALL,
+    Channel,
+    RawRobot,
+    RobotProcess,
+    ages_of,
+    bystanders,
+    opening,
+    told_to_stop,
+)
 from benchmarks.chaos.rules import Row, percentile, rise_percent, spread
 from benchmarks.chaos.service import ServiceUnderTest
 from edgeflow.rpc import control_pb2 as pb
@@ -49,7 +60,10 @@ def main() -> int:
     arguments = parser(__doc__, 100).parse_args()
     report = Report("client-kill", arguments)
     generator = random.Random(arguments.seed)
-    with ServiceUnderTest(CONFIG, ["--tasks"]) as service, RobotProcess(_bystanders, service.address) as others:
+    with (
+        ServiceUnderTest(CONFIG, ["--tasks"]) as service,
+        RobotProcess(bystanders, service.address, OTHERS, OTHERS_HZ) as others,
+    ):
         others.hear()
         _blocks(service, generator, WARM_UP, Measured(), "warm-up")
         before = _settled(service)
@@ -63,7 +77,7 @@ def main() -> int:
         others.process.join()
         wait_for(lambda: service.metrics()["edgeflow_sessions"] == 0, SETTLE_S, 0.2)
         last = service.metrics()
-    killed, polite = (_of_blocks(ages, measured.blocks, kind) for kind in (True, False))
+    killed, polite = (ages_of(ages, measured.blocks, kind) for kind in (True, False))
     rows = [
         Row("robots killed", len(measured.freed_ms)),
         *spread("kill to slot taken by another", measured.freed_ms, "ms", p99=250, max=1000),
@@ -163,23 +177,6 @@ def _leaks(service: ServiceUnderTest, before: dict[str, float]) -> list[Row]:
     wait_for(lambda: all(_settled(service)[key] <= value for key, value in before.items()), SETTLE_S, 0.2)
     after = _settled(service)
     return [Row(f"{key} after minus before", after[key] - value, "", 0) for key, value in before.items()]
-
-
-def _of_blocks(ages: object, blocks: list[tuple[int, int, bool]], kind: bool) -> list[float]:
-    spans = [(start, end) for start, end, killed in blocks if killed == kind]
-    return [age / 1e6 for at, age in ages if any(start <= at < end for start, end in spans)]  # type: ignore[attr-defined]
-
-
-def _bystanders(link: Connection, address: str) -> None:
-    robots = [RawRobot(address, OTHERS_HZ) for _ in range(OTHERS)]
-    for robot in robots:
-        robot.wait_opened()
-        robot.acted.wait()
-    link.send("acting")
-    link.recv()
-    for robot in robots:
-        robot.leave()
-    link.send([pair for robot in robots for pair in robot.ages])
 
 
 def _victim(link: Connection, address: str) -> None:

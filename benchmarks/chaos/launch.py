@@ -22,6 +22,8 @@ from edgeflow import cli
 from edgeflow.service.metrics import Metrics
 from edgeflow.service.runner import SessionRunner
 
+POOLS = ("asyncio_", "uvloop_", "decode")  # of the event loop, whichever it is, and of the decoders
+
 
 def main() -> None:
     """Put the probes in, then serve."""
@@ -50,7 +52,7 @@ def _tell_tasks() -> None:
     text = Metrics.text
 
     def with_tasks(self: Metrics) -> bytes:
-        pool = sum(thread.name.startswith(("asyncio_", "decode")) for thread in threading.enumerate())
+        pool = sum(thread.name.startswith(POOLS) for thread in threading.enumerate())
         return text(self) + f"asyncio_tasks {len(asyncio.all_tasks())}\nasyncio_pool_threads {pool}\n".encode()
 
     Metrics.text = with_tasks  # type: ignore[method-assign]

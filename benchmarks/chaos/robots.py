@@ -10,7 +10,7 @@ import multiprocessing
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from types import TracebackType
@@ -23,7 +23,7 @@ from edgeflow.client.robot import RobotClient
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import CameraSpec, ImageFormat
 
-STREAM = "/edgeflow.v1.Control/Stream"
+STREAM, ACT = "/edgeflow.v1.Control/Stream", "/edgeflow.v1.Control/Act"
 INSTRUCTION = "grasp the red handle"
 SMALL = CameraSpec("wrist", 96, 96, ImageFormat.JPEG)
 LARGE = CameraSpec("wrist", 640, 480, ImageFormat.RGB8)  # takes long enough to write to be killed in the middle
@@ -215,6 +215,30 @@ class RobotProcess:
         if not self.link.poll(timeout_s):
             raise TimeoutError(f"a robot said nothing for {timeout_s:g} s")
         return self.link.recv()
+
+
+def at_work(link: Connection, robots: Sequence[RawRobot]) -> None:
+    """In a robots' process: says when all of them act, and lets them leave when told to."""
+    for robot in robots:
+        robot.wait_opened()
+        robot.acted.wait()
+    link.send("acting")
+    link.recv()
+    for robot in robots:
+        robot.leave()
+
+
+def bystanders(link: Connection, address: str, count: int, rate_hz: float) -> None:
+    """Work of a process: robots that act, whose ages are told at the end."""
+    robots = [RawRobot(address, rate_hz) for _ in range(count)]
+    at_work(link, robots)
+    link.send([pair for robot in robots for pair in robot.ages])
+
+
+def ages_of(ages: object, spans: Sequence[tuple[int, int, bool]], kind: bool) -> list[float]:
+    """Milliseconds: what `bystanders` told, of the (start, end, kind) spans of this kind."""
+    chosen = [(start, end) for start, end, each in spans if each == kind]
+    return [age / 1e6 for at, age in ages if any(start <= at < end for start, end in chosen)]  # type: ignore[attr-defined]
 
 
 def told_to_stop(link: Connection, wait_s: float = 0.0) -> bool:

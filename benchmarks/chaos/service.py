@@ -56,6 +56,10 @@ class ServiceUnderTest:
     def address(self) -> str:
         return f"127.0.0.1:{self._ports['grpc']}"
 
+    def port(self, name: str) -> int:
+        """`grpc` or `http`."""
+        return self._ports[name]
+
     @property
     def pid(self) -> int:
         """Of the front."""

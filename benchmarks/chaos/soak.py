@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.chaos.plots import plot_resident
 from benchmarks.chaos.proc import held, memory
 from benchmarks.chaos.report import Report, progress
-from benchmarks.chaos.robots import OVERCOMMIT, RawRobot, RobotProcess
+from benchmarks.chaos.robots import OVERCOMMIT, RawRobot, RobotProcess, at_work
 from benchmarks.chaos.rules import (
     EARLY,
     GROWTH_BYTES,
@@ -167,11 +167,5 @@ def _points(samples: list[Sample]) -> list[tuple[int, float]]:
 
 def _robots(link: Connection, address: str, count: int, rate_hz: float) -> None:
     robots = [RawRobot(address, rate_hz, keep=False) for _ in range(count)]
-    for robot in robots:
-        robot.wait_opened()
-        robot.acted.wait()
-    link.send("acting")
-    link.recv()
-    for robot in robots:
-        robot.leave()
+    at_work(link, robots)
     link.send([robot.code for robot in robots])

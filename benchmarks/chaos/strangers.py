@@ -1,0 +1,157 @@
+"""What strangers cost those who may be there: slow sockets, calls that are reset at once, calls without a token.
+
+    .venv/bin/python -m benchmarks.chaos strangers --json benchmarks/results/chaos-strangers.json
+
+Two robots act at 20 Hz. Blocks of seconds with 500 slow sockets on both ports, and then blocks with a flood of resets,
+take turns with blocks without: the ages of the robots' actions are compared between them. The flood comes from the
+same machine, whose cores it shares. Then a service that asks for tokens is called without one, over connections that
+are open already.
+"""
+
+from __future__ import annotations
+
+import http.client
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from benchmarks.chaos.attacks import rapid_resets, slow_sockets
+from benchmarks.chaos.proc import held, memory, wait_for
+from benchmarks.chaos.report import Report, parser, progress
+from benchmarks.chaos.robots import ACT, OVERCOMMIT, RobotProcess, ages_of, bystanders
+from benchmarks.chaos.rules import MIB, Row, percentile, rise_percent, spread
+from benchmarks.chaos.service import ServiceUnderTest
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.auth import Role, new_token
+
+ROBOTS, HZ = 2, 20.0
+SOCKETS, RESETS_HZ = 500, 10_000
+BLOCK_S, SETTLE_S = 12.0, 20.0
+REFUSALS = 1000
+CONFIG = {"max_sessions": ROBOTS, **OVERCOMMIT}
+
+
+@dataclass(slots=True)
+class Blocks:
+    """What an attack cost. spans: (start, end, whether it was on), nanoseconds; did: what the attackers say."""
+
+    spans: list[tuple[int, int, bool]] = field(default_factory=list)
+    did: list[float] = field(default_factory=list)
+    descriptors: int = 0  # of the front, at most
+    left: int = 0  # descriptors more than before, once they were gone
+    resident: list[int] = field(default_factory=list)  # bytes of the front after each
+
+
+def main() -> int:
+    """The exit code."""
+    arguments = parser(__doc__, 3).parse_args()
+    report = Report("strangers", arguments)
+    with ServiceUnderTest(CONFIG) as service, RobotProcess(bystanders, service.address, ROBOTS, HZ) as robots:
+        robots.hear()
+        grpc_port, http_port = service.port("grpc"), service.port("http")
+        slow = _blocks(
+            service, arguments.trials, lambda: RobotProcess(slow_sockets, grpc_port, http_port, SOCKETS), "slow sockets"
+        )
+        flood = _blocks(service, arguments.trials, lambda: RobotProcess(rapid_resets, grpc_port, RESETS_HZ), "resets")
+        robots.link.send("stop")
+        ages = robots.hear()
+    refused = _refusals()
+    grown = flood.resident[-1] - flood.resident[0]
+    rows = [
+        Row("slow sockets", SOCKETS),
+        Row("slow sockets cut by the service, in a second", percentile(slow.did, 50)),
+        *_ages("slow sockets", ages, slow, 10),
+        Row("front descriptors beside them, at most", slow.descriptors),
+        Row("front descriptors more, once they are gone", slow.left, "", 0),
+        Row("calls reset at once, in a second", percentile(flood.did, 50)),
+        *_ages("resets", ages, flood, 20),
+        Row(
+            "front's growth by resets, after the first of them",
+            grown / MIB,
+            "MiB",
+            32,
+        ),
+        Row("front descriptors more after the resets", flood.left, "", 0),
+        *[row for name, took_ms in refused.items() for row in spread(f"{name} without a token", took_ms, "ms", p99=5)],
+    ]
+    samples = {"slow": slow.spans, "resets": flood.spans, "ages": ages, "refused_ms": refused}
+    return report.finish(rows, **samples)
+
+
+def _blocks(service: ServiceUnderTest, turns: int, attack: Callable[[], RobotProcess], what: str) -> Blocks:
+    """Quiet and attack take turns."""
+    found = Blocks()
+    with progress() as bar:
+        for _ in bar.track(range(turns), description=what):
+            _span(found, False)
+            before = held(service.pid).descriptors
+            with attack() as stranger:
+                stranger.hear()
+                found.descriptors = max(found.descriptors, _span(found, True, service.pid))
+                stranger.link.send("stop")
+                found.did.append(float(str(stranger.hear())))
+                stranger.process.join()
+            wait_for(lambda before=before: held(service.pid).descriptors <= before, SETTLE_S, 0.1)  # type: ignore[misc]
+            found.left = max(found.left, held(service.pid).descriptors - before)
+            found.resident.append(memory(service.pid)["VmRSS"])
+    return found
+
+
+def _span(blocks: Blocks, attacked: bool, pid: int = 0) -> int:
+    """Let a block pass; the most descriptors that the process had."""
+    started_ns, most = time.monotonic_ns(), 0
+    while time.monotonic_ns() - started_ns < BLOCK_S * 1e9:
+        time.sleep(0.2)
+        most = max(most, held(pid).descriptors if pid else 0)
+    blocks.spans.append((started_ns, time.monotonic_ns(), attacked))
+    return most
+
+
+def _ages(name: str, ages: object, blocks: Blocks, bar: float) -> list[Row]:
+    attacked, quiet = (ages_of(ages, blocks.spans, kind) for kind in (True, False))
+    return [
+        Row(f"age of the robots' actions, p99, no {name}", percentile(quiet, 99), "ms"),
+        Row(f"age of the robots' actions, p99, beside {name}", percentile(attacked, 99), "ms"),
+        Row(f"rise of the p99 by {name}", rise_percent(attacked, quiet, 99), "%", bar),
+    ]
+
+
+def _refusals() -> dict[str, list[float]]:
+    """Milliseconds to the answer of calls without a token, by kind of call."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = Path(folder) / "tokens.json"
+        new_token(str(tokens), "arm-1", [Role.CONTROL.value])
+        with ServiceUnderTest({"tokens_file": str(tokens)}) as service:
+            with grpc.insecure_channel(service.address) as channel:
+                act = channel.unary_unary(ACT, pb.ActRequest.SerializeToString, pb.ActResponse.FromString)
+                by_grpc = [_refused_ms(lambda: _is_refused(act)) for _ in range(REFUSALS)]
+            web = http.client.HTTPConnection("127.0.0.1", service.port("http"))
+            by_http = [_refused_ms(lambda: _is_refused_by_http(web)) for _ in range(REFUSALS)]
+            web.close()
+    return {"gRPC call": by_grpc, "HTTP request": by_http}
+
+
+def _refused_ms(call: Callable[[], bool]) -> float:
+    started_ns = time.perf_counter_ns()
+    if not call():
+        raise RuntimeError("a stranger was let in")
+    return (time.perf_counter_ns() - started_ns) / 1e6
+
+
+def _is_refused(act: grpc.UnaryUnaryMultiCallable) -> bool:
+    try:
+        act(pb.ActRequest())
+    except grpc.RpcError as error:
+        return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
+    return False
+
+
+def _is_refused_by_http(web: http.client.HTTPConnection) -> bool:
+    web.request("GET", "/v1/models")
+    answer = web.getresponse()
+    answer.read()
+    return answer.status == http.HTTPStatus.UNAUTHORIZED
