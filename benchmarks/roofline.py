@@ -1,0 +1,240 @@
+"""The tables of docs/performance.md: what passes cost in FLOPs and bytes, and the least time that is on each device.
+
+    python -m benchmarks.roofline             print them
+    python -m benchmarks.roofline --write     put them into the page
+
+Nothing is measured here. Rates and bandwidths are the peaks that vendors publish, without sparsity.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgeflow.bench.edgefm import A800_BANDWIDTH, DECODE_STEPS, PREFILL_ROWS, TIMES_MS, scaled_ms
+from edgeflow.bench.floors import (
+    Ceilings,
+    Work,
+    attention_work,
+    decoder_work,
+    linear_work,
+    pipelined_floor_s,
+    pipelined_spans,
+    serial_floor_s,
+    text_work,
+    vision_work,
+)
+from edgeflow.bench.random_chat import CHAT_SIZES
+from edgeflow.bench.random_policy import SIZES, PolicySize
+from edgeflow.kernels.layout import Span
+
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+OPENVLA = SIZES["openvla-7b"]
+LONG = replace(OPENVLA, stages=32)
+CHATS = {name: CHAT_SIZES[name] for name in TIMES_MS}
+NVIDIA = "https://www.nvidia.com/"
+ORIN = f"{NVIDIA}content/dam/en-zz/Solutions/gtcf21/jetson-orin/nvidia-jetson-agx-orin-technical-brief.pdf"
+ORIN_NX = "https://developer.download.nvidia.com/assets/embedded/secure/jetson/orin_nx/docs/"
+BLACKWELL = "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """bandwidth: GB/s. bf16, fp8: dense TFLOP/s with fp32 sums; None where there is no such unit."""
+
+    name: str
+    bandwidth: float
+    bf16: float
+    fp8: float | None
+    source: str
+
+    @property
+    def ceilings(self) -> Ceilings:
+        return Ceilings(self.bandwidth * 1e9, self.bf16 * 1e12)
+
+
+DEVICES = (
+    Device(
+        "AGX Orin 64GB", 204.8, 42.5, None, f"[technical brief]({ORIN}): 170 sparse INT8 TOPS of the GPU, a quarter"
+    ),
+    Device("Orin NX 16GB", 102.4, 15.0, None, f"[data sheet]({ORIN_NX}jetson_orin_nx_series_modules_ds-10712.pdf)"),
+    Device(
+        "Thor T5000",
+        273,
+        258.5,
+        517,
+        f"[product page]({NVIDIA}en-us/autonomous-machines/embedded-systems/jetson-thor/): 2,070 sparse FP4, an eighth",
+    ),
+    Device("RTX 5090", 1792, 209.5, 419, f"[architecture]({BLACKWELL}), appendix"),
+    Device("H100 SXM", 3350, 989, 1979, f"[product page]({NVIDIA}en-us/data-center/h100/), half of the sparse rates"),
+    Device("H200 SXM", 4800, 989, 1979, f"[product page]({NVIDIA}en-us/data-center/h200/), half of the sparse rates"),
+)
+NAMES = [device.name for device in DEVICES]
+A800 = Ceilings(A800_BANDWIDTH, 312e12)
+ACTIONFLOW_MS = {"AGX Orin 64GB": (803.0, 313.1), "RTX 5090": (131.2, 51.4)}
+"""its Table 1, K = 7: baseline, ActionFlow"""
+
+
+def tables() -> dict[str, str]:
+    """Each table of the page, by the name of its place there."""
+    return {
+        "devices": _devices(),
+        "policy-work": _policy_work(),
+        "policy-floors": _policy_floors(),
+        "actionflow": _actionflow(),
+        "chat-work": _chat_work(),
+        "chat-floors": _chat_floors(),
+        "edgefm": _edgefm(),
+    }
+
+
+def fp8_floor_s(size: PolicySize, device: Device) -> float | None:
+    """A steady pass with the language model's products in fp8; towers and attention stay bf16."""
+    if device.fp8 is None:
+        return None
+    spans = pipelined_spans(size)
+    small = linear_work(size.text, spans, weight_bytes=1)
+    rest = vision_work(size) + attention_work(size.text, spans)
+    arithmetic = small.flops / (device.fp8 * 1e12) + rest.flops / (device.bf16 * 1e12)
+    return max(arithmetic, (small + rest).bytes / (device.bandwidth * 1e9))
+
+
+def _devices() -> str:
+    rows = [
+        [each.name, f"{each.bandwidth:g}", f"{each.bf16:g}", _or_dash(each.fp8, "g"), _knee(each), each.source]
+        for each in DEVICES
+    ]
+    return _table(["device", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "FLOP a byte", "from"], rows)
+
+
+def _knee(device: Device) -> str:
+    """A pass of fewer FLOPs a byte waits for memory."""
+    return f"{device.bf16 * 1e3 / device.bandwidth:.0f}"
+
+
+def _policy_work() -> str:
+    rows, first = OPENVLA.rows, [Span(0, 0, OPENVLA.rows)]
+    passes = {
+        "vision: both towers and the projector": vision_work(OPENVLA),
+        f"prefill, {rows} rows": decoder_work(OPENVLA, first),
+        "decode, 1 row": decoder_work(OPENVLA, [Span(0, rows, 1)]),
+        "a frame, serial, K = 7": _serial_work(OPENVLA),
+        "a frame, pipelined, K = 7": vision_work(OPENVLA) + decoder_work(OPENVLA, pipelined_spans(OPENVLA)),
+        "a frame, serial, K = 32": _serial_work(LONG),
+        "a frame, pipelined, K = 32": vision_work(LONG) + decoder_work(LONG, pipelined_spans(LONG)),
+    }
+    return _table(["OpenVLA-7B, bf16", "GFLOP", "GB", "FLOP a byte"], [_work_row(*each) for each in passes.items()])
+
+
+def _serial_work(size: PolicySize) -> Work:
+    work = vision_work(size) + decoder_work(size, [Span(0, 0, size.rows)])
+    for stage in range(size.stages - 1):
+        work += decoder_work(size, [Span(0, size.rows + stage, 1)])
+    return work
+
+
+def _policy_floors() -> str:
+    rows = []
+    for device in DEVICES:
+        row = [device.name]
+        for size in (OPENVLA, LONG):
+            serial, pipelined = (floor(size, device.ceilings) for floor in (serial_floor_s, pipelined_floor_s))
+            row += [_ms(serial), _ms(pipelined), f"{1 / pipelined:.1f}", f"{serial / pipelined:.2f}"]
+        small = fp8_floor_s(OPENVLA, device)
+        rows.append([*row, _or_dash(small and small * 1e3, ".1f")])
+    heads = ["serial ms", "pipelined ms", "frames/s", "ratio"]
+    names = [f"K = {size.stages}: {head}" for size in (OPENVLA, LONG) for head in heads]
+    return _table(["predicted floor", *names, "K = 7, fp8: pipelined ms"], rows)
+
+
+def _actionflow() -> str:
+    rows = []
+    for device in DEVICES:
+        if device.name in ACTIONFLOW_MS:
+            floors = [floor(OPENVLA, device.ceilings) * 1e3 for floor in (serial_floor_s, pipelined_floor_s)]
+            for name, ms, floor in zip(("serial", "pipelined"), ACTIONFLOW_MS[device.name], floors, strict=True):
+                rows.append([f"{device.name}, {name}", f"{ms:.1f}", f"{floor:.1f}", f"{floor / ms:.0%}"])
+    return _table(["OpenVLA-7B, K = 7", "ActionFlow, ms", "floor, ms", "share of the floor"], rows)
+
+
+def _chat_work() -> str:
+    rows = []
+    for name, text in CHATS.items():
+        decode, prefill = text_work(text, [Span(0, 1024, 1)]), text_work(text, [Span(0, 0, 1024)])
+        rows += [_work_row(f"{name}, decode at 1024", decode), _work_row(f"{name}, prefill 1024", prefill)]
+    return _table(["bf16, one request", "GFLOP", "GB", "FLOP a byte"], rows)
+
+
+def _chat_floors() -> str:
+    rows = []
+    for name in CHATS:
+        for prompt in PREFILL_ROWS:
+            floors = [_chat_floor_s(name, prompt, device.ceilings) for device in DEVICES]
+            rows.append([name, f"{prompt}/{DECODE_STEPS}", *(f"{_ms(first)} + {_ms(rest)}" for first, rest in floors)])
+    return _table(["predicted floor, prefill + decode, ms", "shape", *NAMES], rows)
+
+
+def _chat_floor_s(name: str, prompt: int, ceilings: Ceilings) -> tuple[float, float]:
+    """Prefill, and all decode steps."""
+    text = CHATS[name]
+    steps = (text_work(text, [Span(0, prompt + step, 1)]) for step in range(DECODE_STEPS))
+    return ceilings.floor_s(text_work(text, [Span(0, 0, prompt)])), sum(map(ceilings.floor_s, steps))
+
+
+def _edgefm() -> str:
+    rows = []
+    for name in CHATS:
+        for prompt in PREFILL_ROWS:
+            prefill, decode = TIMES_MS[name][prompt]
+            scaled = [scaled_ms(name, prompt, device.bandwidth * 1e9) for device in DEVICES]
+            cells = [f"{each[0]:.1f} + {each[1]:.0f}" for each in scaled if each]
+            first, rest = (floor * 1e3 for floor in _chat_floor_s(name, prompt, A800))
+            share = f"{first / prefill:.0%} + {rest / decode:.0%}"
+            rows.append([name, f"{prompt}/{DECODE_STEPS}", f"{prefill:.1f} + {decode:.0f}", share, *cells])
+    head = ["EdgeFM, prefill + decode, ms", "shape", "A800, its authors measured", "share of the A800's floor"]
+    return _table([*head, *NAMES], rows)
+
+
+def _work_row(name: str, work: Work) -> list[str]:
+    return [name, f"{work.flops / 1e9:,.1f}", f"{work.bytes / 1e9:,.2f}", f"{work.flops / work.bytes:,.0f}"]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"
+
+
+def _or_dash(value: float | None, style: str) -> str:
+    return "-" if value is None else format(value, style)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def filled(page: str) -> str:
+    """The page with every table as the code has it now."""
+    for name, table in tables().items():
+        start = f"<!-- {name} -->\n"
+        page, found = re.subn(f"{start}.*?<!-- end -->", f"{start}{table}<!-- end -->", page, flags=re.DOTALL)
+        if found != 1:
+            raise ValueError(f"{PAGE.name}: one place <!-- {name} --> … <!-- end --> is needed")
+    return page
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.roofline", description="The tables of the roofline page."
+    )
+    parser.add_argument("--write", action="store_true", help=f"put them into docs/{PAGE.name}")
+    if parser.parse_args().write:
+        PAGE.write_text(filled(PAGE.read_text()))
+    else:
+        print("\n".join(tables().values()))
+
+
+if __name__ == "__main__":
+    main()
