@@ -1,13 +1,15 @@
 """Packed attention by FlashInfer over slots seen as pages, without a copy.
 
-What a pass needs is planned on the host when it is first asked to attend, and serves all layers. The wrappers and their
-workspace live as long as the store; a plan writes over the one before, so passes over a store run one after the other.
+A pass whose slots the host knows is planned when it is first asked to attend; the plan serves all layers and divides
+long slots among blocks. What a graph holds is planned once, for its shape: a slot is one page of which the device says
+how much is used, so nothing depends on where the rows go, and nothing divides a slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Protocol
 
 import flashinfer
 import torch
@@ -19,25 +21,35 @@ from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span, on_device
 from edgeflow.kernels.packed_attention import Attend
 
-WORKSPACE_BYTES = 128 << 20  # for parts of split slots, as FlashInfer recommends
+WORKSPACE_BYTES = 128 << 20  # for parts of divided slots, as FlashInfer recommends
+PLAN_BYTES = 1 << 20  # of a plan for one shape: a few numbers a tile
 WIDTHS = (64, 128, 256)
 BACKEND = "fa2"  # runs everywhere from sm_80, compiles without further headers
 
 
-class Paged:
-    """The wrappers of one store: of passes with longer spans, and of decode rows alone."""
+class Run(Protocol):
+    """A planned wrapper: q [L_Q, H, D] over pages of keys and of values → [L_Q, H, D]"""
 
-    def __init__(self, kv: KVSlots) -> None:
+    def __call__(self, q: Tensor, pages: tuple[Tensor, Tensor]) -> Tensor: ...
+
+
+class Paged:
+    """The wrappers of one store, kept as long as it lives: of passes with longer spans, and of decode rows alone.
+
+    A plan writes over the one before, so passes over a store run one after the other.
+    """
+
+    def __init__(self, kv: KVSlots, *, tensor_cores: bool) -> None:
         self._device = kv.data.device
         self._capacity = kv.capacity
         room = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         self._longer = flashinfer.BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend=BACKEND)
         self._single = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            room, "NHD", use_tensor_cores=True, backend=BACKEND
+            room, "NHD", use_tensor_cores=tensor_cores, backend=BACKEND
         )
         self._copied: torch.cuda.Event | None = None
 
-    def planned(self, spans: Sequence[Span], q: Tensor, kv_heads: int) -> Any:
+    def planned(self, spans: Sequence[Span], q: Tensor, kv_heads: int) -> Run:
         """The wrapper that serves a pass, planned for it."""
         table = PageTable.of(spans, self._capacity)
         pages, last = self._host(table.pages), self._host(table.last)
@@ -45,14 +57,14 @@ class Paged:
         sizes = q.shape[1], kv_heads, q.shape[2], page_size(self._capacity)
         types = {"q_data_type": q.dtype, "kv_data_type": q.dtype}
         self._wait()
-        if all(span.length == 1 for span in spans):
-            self._single.plan(pages, indices, last, *sizes, **types)
-            wrapper = self._single
+        wrapper = self._single if all(span.length == 1 for span in spans) else self._longer
+        if wrapper is self._single:
+            wrapper.plan(pages, indices, last, *sizes, **types)
         else:
-            self._longer.plan(self._host(table.rows), pages, indices, last, *sizes, causal=True, **types)
-            wrapper = self._longer
+            wrapper.plan(self._host(table.rows), pages, indices, last, *sizes, causal=True, **types)
         self._mark()
-        return wrapper
+        run: Run = wrapper.run
+        return run
 
     def _host(self, values: list[int]) -> Tensor:
         """Where the planner reads; pinned, so that its copy to the device does not wait for what runs there."""
@@ -69,15 +81,40 @@ class Paged:
             self._copied.record(torch.cuda.current_stream(self._device))
 
 
+class OneShape:
+    """A wrapper planned once for the lengths of a layout, with a page a slot; it must be made before a graph is."""
+
+    def __init__(self, layout: PackedLayout, q: Tensor, slots: Tensor) -> None:
+        count, device = len(layout.lengths), q.device
+        room, plan = (torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
+        rows = torch.tensor([0, *layout.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+        pages = torch.arange(count + 1, dtype=torch.int32, device=device)
+        self._slots = torch.zeros(count, dtype=torch.int32, device=device)
+        self._ends = torch.ones(count, dtype=torch.int32, device=device)
+        self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend=BACKEND)
+        self._wrapper.reset_workspace_buffer(room, plan)
+        self._wrapper.plan(
+            rows, pages, self._slots, self._ends, q.shape[1], slots.shape[2], q.shape[2], slots.shape[1],
+            causal=True, q_data_type=q.dtype, kv_data_type=q.dtype, disable_split_kv=True,
+        )  # fmt: skip
+
+    def placed(self, layout: PackedLayout) -> Run:
+        """For the slots and positions that the device holds now; the wrapper reads them from the same memory."""
+        self._slots.copy_(layout.row_slot[layout.last_rows])
+        self._ends.copy_(layout.row_position[layout.last_rows] + 1)
+        run: Run = self._wrapper.run
+        return run
+
+
 class Mixed:
-    """One persistent kernel for prefills and decode rows. Its plan waits for the device."""
+    """BatchAttention: one persistent kernel for prefills and decode rows. Its plan waits for the device."""
 
     def __init__(self, kv: KVSlots) -> None:
         self._device = kv.data.device
         self._capacity = kv.capacity
         self._attention = flashinfer.BatchAttention("NHD", str(self._device))
 
-    def planned(self, spans: Sequence[Span], q: Tensor, kv_heads: int) -> Any:
+    def planned(self, spans: Sequence[Span], q: Tensor, kv_heads: int) -> Run:
         """The kernel, planned for a pass."""
         table = PageTable.of(spans, self._capacity)
         rows, pages, indices, ends = (
@@ -89,34 +126,52 @@ class Mixed:
             rows, pages, indices, ends, q.shape[1], kv_heads, width, width, page_size(self._capacity),
             causal=True, q_data_type=q.dtype, kv_data_type=q.dtype,
         )  # fmt: skip
-        return self
-
-    def run(self, q: Tensor, pages: tuple[Tensor, Tensor]) -> Tensor:
-        """[L_Q, H, D] → the same, without the sums of weights."""
-        out: Tensor = self._attention.run(q, pages)[0]
-        return out
+        return lambda q, pages: self._attention.run(q, pages)[0]
 
 
-def packed_attention(layout: PackedLayout, kv: KVSlots) -> Attend:
-    """A prefill wrapper with a causal mask aligned bottom right; for decode rows alone the decode wrapper."""
-    return _attending(layout, kv.kept("flashinfer", Paged))
+def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1) -> Attend:
+    """tensor_cores: of decode rows alone, where without them groups of 1, 2, 3, 4, 6 or 8 queries are taken."""
+    if layout.places is None:
+        return _held(layout)
+    planner = kv.kept(f"flashinfer {tensor_cores}", partial(Paged, tensor_cores=bool(tensor_cores)))
+    return _attending(layout.places, planner)
 
 
 def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
-    """BatchAttention."""
-    return _attending(layout, kv.kept("flashinfer mixed", Mixed))
+    """No graph holds it."""
+    return _attending(layout.spans, kv.kept("flashinfer mixed", Mixed))
 
 
-def _attending(layout: PackedLayout, planner: Paged | Mixed) -> Attend:
-    wrapper: Any = None
+def _attending(spans: Sequence[Span], planner: Paged | Mixed) -> Attend:
+    run: Run | None = None
 
     def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-        nonlocal wrapper
-        if wrapper is None:
-            if q.shape[2] not in WIDTHS:
-                raise ConfigError(f"operator packed_attention: flashinfer takes heads of {WIDTHS}, not {q.shape[2]}")
-            wrapper = planner.planned(layout.spans, q, k_slots.shape[2])
-        out: Tensor = wrapper.run(q.contiguous(), (as_pages(k_slots), as_pages(v_slots)))
-        return out
+        nonlocal run
+        if run is None:
+            _check(q)
+            run = planner.planned(spans, q, k_slots.shape[2])
+        return run(q.contiguous(), (as_pages(k_slots), as_pages(v_slots)))
 
     return attend
+
+
+def _held(layout: PackedLayout) -> Attend:
+    run: Run | None = None
+
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+        nonlocal run
+        if run is None:
+            _check(q)
+            name = "flashinfer", q.dtype, *q.shape[1:], *k_slots.shape
+            run = layout.kept(name, lambda: OneShape(layout, q, k_slots)).placed(layout)
+        return run(q.contiguous(), (k_slots, v_slots))
+
+    return attend
+
+
+def _check(q: Tensor) -> None:
+    if q.shape[2] not in WIDTHS:
+        raise ConfigError(
+            f"operator packed_attention: flashinfer takes heads of 64, 128 or 256 numbers, not {q.shape[2]}: "
+            "name another implementation in the overlay"
+        )

@@ -1,0 +1,217 @@
+"""FlashInfer without a GPU: our calls bind to its signatures, and what we plan means what we mean.
+
+A double in plain torch stands for the library (flashinfer_double.py), once a version whose signatures are recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgeflow.errors import ConfigError
+from edgeflow.kernels import cases
+from edgeflow.kernels.cases import Heads
+from edgeflow.kernels.catalogue import small_cases
+from edgeflow.kernels.compare import deviation, tolerance
+from edgeflow.kernels.implementations import REFERENCE
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.table import built_in_table
+from tests.kernels.flashinfer_double import flashinfer
+from tests.kernels.flashinfer_signatures import USED, read, recorded
+
+CPU = torch.device("cpu")
+TABLE = built_in_table()
+OURS = "edgeflow.kernels.flashinfer."
+CANDIDATES = [
+    (name, impl_id)
+    for name in TABLE.operators
+    for impl_id in TABLE.candidates(name)
+    if impl_id.startswith("flashinfer")
+]
+ATTENTION = [impl_id for name, impl_id in CANDIDATES if name == "packed_attention"]
+
+
+VERSIONS = list(recorded())
+
+
+@pytest.fixture
+def version():
+    """Whose signatures hold, where a test does not go through all."""
+    return VERSIONS[0]
+
+
+@pytest.fixture
+def library(version, monkeypatch):
+    """A double in the place of the library, and with less room to work in."""
+    monkeypatch.setitem(sys.modules, "flashinfer", flashinfer(version))
+    for name in [name for name in sys.modules if name.startswith(OURS)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(importlib.import_module(f"{OURS}attention"), "WORKSPACE_BYTES", 1 << 10)
+
+
+def off_by(case, impl_id: str, dtype: torch.dtype) -> float:
+    candidate = TABLE.implementation(case.op_name, impl_id).load()
+    return deviation(case, candidate, TABLE.implementation(case.op_name, REFERENCE).load(), CPU, dtype)
+
+
+def fitting(op_name: str, impl_id: str) -> list:
+    """Proofs of an operator that the candidate takes, by its sizes."""
+    sizes = TABLE.implementation(op_name, impl_id)
+    return [case for case in small_cases(op_name) if not sizes.size_objection(case.signed()[1])]
+
+
+@pytest.mark.parametrize(("op_name", "impl_id"), CANDIDATES, ids=[" ".join(each) for each in CANDIDATES])
+def test_a_candidate_equals_the_reference(library, op_name, impl_id):
+    proofs = fitting(op_name, impl_id)
+    assert len(proofs) >= 3
+    for index, case in enumerate(proofs):
+        dtype = (torch.bfloat16, torch.float16)[index % 2]
+        assert off_by(case, impl_id, dtype) <= tolerance(case, dtype)
+
+
+@pytest.mark.parametrize("version", VERSIONS[1:])
+@pytest.mark.parametrize(("op_name", "impl_id"), CANDIDATES, ids=[" ".join(each) for each in CANDIDATES])
+def test_calls_bind_to_the_signatures_of_other_versions(library, version, op_name, impl_id):
+    for case in fitting(op_name, impl_id)[:3]:
+        assert off_by(case, impl_id, torch.bfloat16) <= tolerance(case, torch.bfloat16)
+
+
+@st.composite
+def spans_of_a_pass(draw) -> list[Span]:
+    """Distinct slots in any order, decode rows and longer spans, ends around every page."""
+    slots = draw(st.permutations(range(4)))[: draw(st.integers(1, 4))]
+    return [Span(slot, draw(st.integers(0, 34)), draw(st.sampled_from([1, 1, 2, 15, 16, 17, 33]))) for slot in slots]
+
+
+@pytest.mark.parametrize("impl_id", ATTENTION)
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+)
+@given(spans=spans_of_a_pass(), heads=st.sampled_from([Heads(2, 2, 64), Heads(7, 1, 64), Heads(6, 2, 64)]))
+def test_attention_over_random_passes(library, impl_id, spans, heads):
+    case = cases.packed_attention(spans, heads)
+    assert off_by(case, impl_id, torch.bfloat16) <= tolerance(case, torch.bfloat16)
+
+
+@pytest.mark.parametrize("capacity", [1, 7, 16, 24, 40, 41])
+def test_slots_become_pages_without_a_copy(capacity):
+    pages_of = importlib.import_module(f"{OURS}pages")
+    as_pages, page_size = pages_of.as_pages, pages_of.page_size
+    store = KVSlots(1, 3, capacity, 1, 4, torch.float32, CPU)
+    keys, _ = store.layer(0)
+    pages = as_pages(keys)
+    assert pages.data_ptr() == keys.data_ptr() and capacity % page_size(capacity) == 0
+    keys[2] = torch.arange(capacity)[:, None, None]
+    table = pages_of.PageTable.of([Span(2, capacity - 1, 1)], capacity)
+    assert pages[table.indices].flatten(0, 1)[: table.ends[0], 0, 0].tolist() == list(range(capacity))
+
+
+def test_one_plan_serves_all_layers_and_the_store_keeps_its_wrappers(library):
+    kv = KVSlots(3, 2, 32, 1, 64, torch.bfloat16, CPU)
+    attention = TABLE.implementation("packed_attention", "flashinfer").load()
+    for spans in ([Span(0, 0, 5), Span(1, 3, 1)], [Span(0, 5, 1), Span(1, 4, 1)], [Span(0, 6, 1), Span(1, 5, 1)]):
+        attend = attention(PackedLayout.of(spans, CPU), kv)
+        for layer in range(3):
+            attend(torch.zeros(sum(span.length for span in spans), 1, 64, dtype=torch.bfloat16), *kv.layer(layer))
+    kept = kv.kept("flashinfer 1", lambda _: None)
+    assert (kept._longer.plans, kept._single.plans) == (1, 2)
+
+
+def test_one_plan_serves_all_passes_of_a_graph(library):
+    """Slots and positions change on the device, under the same layout; the host is asked nothing."""
+    heads, lengths = Heads(7, 1, 64), (17, 1, 2)
+    kv = KVSlots(2, 4, 41, heads.kv, heads.width, torch.bfloat16, CPU)
+    kv.data.normal_()
+    layout = replace(placed(lengths, [(0, 0), (1, 0), (2, 0)]), places=None)
+    operators = [TABLE.implementation("packed_attention", name).load() for name in ("flashinfer", REFERENCE)]
+    for places in ([(0, 0), (1, 0), (2, 0)], [(3, 9), (2, 40), (0, 39)], [(1, 24), (0, 31), (2, 1)]):
+        now = placed(lengths, places)
+        layout.row_slot.copy_(now.row_slot)
+        layout.row_position.copy_(now.row_position)
+        q = torch.randn(sum(lengths), heads.query, heads.width).bfloat16()
+        attend, reference = (operator(each, kv) for operator, each in zip(operators, (layout, now), strict=True))
+        for layer in range(2):
+            off = attend(q, *kv.layer(layer)).float() - reference(q.float(), *(x.float() for x in kv.layer(layer)))
+            assert off.norm(dim=-1).max() < 0.05
+    (wrapper,) = layout._kept.values()
+    assert wrapper._wrapper.plans == 1
+
+
+def placed(lengths, places) -> PackedLayout:
+    return PackedLayout.of([Span(*place, length) for place, length in zip(places, lengths, strict=True)], CPU)
+
+
+def test_what_waits_for_the_device_is_not_held_by_a_graph(library):
+    kv = KVSlots(1, 1, 8, 1, 64, torch.bfloat16, CPU)
+    attention = TABLE.implementation("packed_attention", "flashinfer_mixed").load()
+    with pytest.raises(ConfigError, match="a graph cannot hold it"):
+        attention(replace(placed([1], [(0, 0)]), places=None), kv)
+
+
+def test_without_tensor_cores_the_decode_wrapper_takes_only_some_groups(library):
+    attention = partial(TABLE.implementation("packed_attention", "flashinfer").load(), tensor_cores=0)
+    for query, taken in ((6, True), (7, False)):
+        kv = KVSlots(1, 1, 16, 1, 64, torch.bfloat16, CPU)
+        attend = attention(placed([1], [(0, 3)]), kv)
+        with contextlib.nullcontext() if taken else pytest.raises(AssertionError):
+            attend(torch.zeros(1, query, 64, dtype=torch.bfloat16), *kv.layer(0))
+
+
+@pytest.mark.parametrize("impl_id", ATTENTION)
+def test_heads_of_another_width_are_told(library, impl_id):
+    kv = KVSlots(1, 1, 8, 1, 80, torch.bfloat16, CPU)
+    attend = TABLE.implementation("packed_attention", impl_id).load()(PackedLayout.of([Span(0, 0, 1)], CPU), kv)
+    with pytest.raises(ConfigError, match="heads of 64, 128 or 256 numbers, not 80"):
+        attend(torch.zeros(1, 1, 80, dtype=torch.bfloat16), *kv.layer(0))
+
+
+@pytest.mark.parametrize("wrong", ["pages", "last", "indices", "rows"])
+def test_a_wrong_page_table_would_be_noticed(library, monkeypatch, wrong):
+    table_of = importlib.import_module(f"{OURS}attention").PageTable
+    right = table_of.of
+
+    def bent(spans, capacity):
+        table = right(spans, capacity)
+        values = getattr(table, wrong)
+        values[-1 if wrong == "indices" else 1 if wrong in ("pages", "rows") else 0] += -1 if wrong == "last" else 1
+        return table
+
+    monkeypatch.setattr(table_of, "of", bent)
+    case = cases.packed_attention([Span(0, 0, 20), Span(1, 18, 4)], Heads(2, 1, 64))
+    try:
+        found = off_by(case, "flashinfer", torch.bfloat16)
+    except (AssertionError, RuntimeError, IndexError):
+        return
+    assert found > 10 * tolerance(case, torch.bfloat16)
+
+
+def test_what_is_recorded_is_what_is_installed():
+    found = importlib.util.find_spec("flashinfer")
+    if found is None:
+        pytest.skip("flashinfer is not installed: its signatures are as recorded")
+    from importlib.metadata import version
+
+    installed = version("flashinfer-python")
+    if installed not in recorded():
+        pytest.skip(f"run scripts/flashinfer-signatures {' '.join(recorded())} {installed}")
+    assert read(Path(found.submodule_search_locations[0])) == recorded()[installed]
+
+
+def test_every_function_used_is_recorded():
+    names = {
+        f"{name}.{method}" if methods else name for name, (_, methods) in USED.items() for method in methods or [""]
+    }
+    assert all(set(told) == names for told in recorded().values())
