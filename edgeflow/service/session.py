@@ -42,9 +42,11 @@ from edgeflow.service.ordering import FrameOrder, RateGauge, RollingCount
 from edgeflow.service.outbox import Outbox
 from edgeflow.service.requests import CheckedFrame, OpenRequest
 from edgeflow.service.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, Track
+from edgeflow.service.underway import UnderWay
 from edgeflow.types import ActionSchema, Command, Disposition, StageTimings
 
 PERIODS_SILENT = 5
+RESTARTING = ("UNAVAILABLE", "WORKER_RESTARTING", "the worker is restarting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +88,8 @@ class Session:
         self._silent = self._draining = self._input_ended = self._lost = False
         self._ring = Ring.HELD
         self._guard = OutputGuard()
-        self._arrived: Track | None = None
-        self._decoding: Track | None = None
-        self._decoder_busy = False
-        self._decoded: Track | None = None
-        self._sent: dict[int, Track] = {}
-        self._ready: Ready | None = None
         self._outbox = Outbox()
+        self._frames = UnderWay(self._outbox)
 
     # What the robot does.
 
@@ -122,12 +119,11 @@ class Session:
             self.reset(frame.instruction)
         track = Track(frame, self.epoch, now_ns, self._rate.over(now_ns))
         if self._draining or self._input_ended:
-            self._leave(track, Disposition.DROPPED, "UNAVAILABLE", "DRAINING", "the service is stopping")
+            self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", "DRAINING", "the service is stopping")
         elif self._ring is Ring.LOST:
-            self._leave(track, Disposition.DROPPED, "UNAVAILABLE", "WORKER_RESTARTING", "the worker is restarting")
+            self._frames.leave(track, Disposition.DROPPED, *RESTARTING)
         else:
-            self._supersede(self._arrived)
-            self._arrived = track
+            self._frames.arrive(track)
             if self._ring is Ring.FREED:
                 self._ring = Ring.WANTED
 
@@ -138,7 +134,7 @@ class Session:
         self.instruction = instruction or self.instruction
         self.epoch += 1
         text = "the instruction or episode changed while this frame was under way"
-        self._drop_all("ABORTED", "EPOCH_CHANGED", text)
+        self._frames.drop_all("ABORTED", "EPOCH_CHANGED", text)
         if self._ring in (Ring.HELD, Ring.ASKED):
             self.commands.append(ResetSession(self.number, self.epoch))
         self._outbox.note(NoticeEvent("epoch", self.epoch, text="a new instruction or episode"))
@@ -157,23 +153,17 @@ class Session:
 
     def start_decoding(self) -> CheckedFrame | None:
         """The frame to decode now, if there is one and the decoder of this session is free."""
-        if self._decoder_busy or self._arrived is None:
-            return None
-        self._decoding, self._arrived = self._arrived, None
-        self._decoder_busy = True
-        return self._decoding.frame
+        return self._frames.start_decoding()
 
     def decoded(self, payload: Payload, decode_ns: int) -> None:
         """The frame in the decoder is RGB now; it waits for the worker's socket."""
-        track = self._leave_decoder()
+        track = self._frames.finish_decoding()
         if track is not None:
-            track.payload, track.decode_ns = payload, decode_ns
-            self._supersede(self._decoded)
-            self._decoded = track
+            self._frames.decoded(track, payload, decode_ns)
 
     def decode_failed(self, error: RequestError, now_ns: int) -> None:
         """The frame in the decoder is broken."""
-        track = self._leave_decoder()
+        track = self._frames.finish_decoding()
         if track is not None:
             self.refuse(track.frame.seq, error, now_ns)
         self._finish_if_idle()
@@ -182,12 +172,10 @@ class Session:
 
     def start_sending(self, now_ns: int) -> SubmitFrame | None:
         """The frame to send to the worker now, if one waits."""
-        if self._decoded is None or self._ring is not Ring.HELD:
+        track = self._frames.start_sending(now_ns) if self._ring is Ring.HELD else None
+        if track is None:
             return None
-        track, self._decoded = self._decoded, None
         camera = self.request.cameras[0]
-        track.sent_ns = now_ns
-        self._sent[track.frame.seq] = track
         payload, track.payload = track.payload, b""
         return SubmitFrame(
             self.number, track.epoch, track.frame.seq, camera.height, camera.width, self.instruction, payload
@@ -195,37 +183,36 @@ class Session:
 
     def result(self, message: FrameResult) -> None:
         """An action, gated: finite, within the limits, of this epoch; else HOLD."""
-        track = self._pop_sent(message.seq, message.epoch)
+        track = self._frames.answered(message.seq, message.epoch)
         if track is None:
             return
         self._proven_instruction = self.instruction
         if not message.valid or not within_limits(message.values, self.schema):
             text = "the policy's output was not finite or outside the action limits"
-            self._leave(track, Disposition.DROPPED, "INTERNAL", "POLICY_OUTPUT_INVALID", text)
+            self._frames.leave(track, Disposition.DROPPED, "INTERNAL", "POLICY_OUTPUT_INVALID", text)
             self.hold("POLICY_OUTPUT_INVALID")
             if self._guard.refused():
                 self._fault()
         else:
             self._guard.passed()
-            self._supersede(self._ready.track if self._ready else None)
             front_wait_ns = track.sent_ns - track.received_ns - track.decode_ns
             timings = StageTimings(
                 track.decode_ns, message.queue_ns + max(front_wait_ns, 0), message.inference_ns, message.passes
             )
-            self._ready = Ready(track, tuple(message.values), tuple(message.token_ids), timings)
+            self._frames.act(Ready(track, tuple(message.values), tuple(message.token_ids), timings))
             self._outbox.safe = None
         self._finish_if_idle()
 
     def dropped(self, message: FrameDropped) -> None:
         """The worker let a frame go without an action."""
-        track = self._pop_sent(message.seq, message.epoch)
+        track = self._frames.answered(message.seq, message.epoch)
         if track is None:
             return
         disposition = Disposition(message.disposition)
         if disposition is Disposition.SUPERSEDED:
-            self._supersede(track)
+            self._frames.supersede(track)
         else:
-            self._leave(track, disposition, message.code, message.reason, message.text)
+            self._frames.leave(track, disposition, message.code, message.reason, message.text)
         if message.reason == INSTRUCTION_TOO_LONG and self.instruction != self._proven_instruction:
             self.reset(self._proven_instruction)
         self._finish_if_idle()
@@ -237,7 +224,7 @@ class Session:
         self._ring, self._lost = Ring.LOST, True
         self.commands.clear()
         text = "the worker process was lost and is being replaced"
-        self._drop_all("UNAVAILABLE", "WORKER_LOST", text)
+        self._frames.drop_all("UNAVAILABLE", "WORKER_LOST", text)
         self._outbox.note(NoticeEvent("worker_lost", self.epoch, "UNAVAILABLE", text))
         self.hold("WORKER_LOST")
         self._finish_if_idle()
@@ -273,15 +260,15 @@ class Session:
         elif silence_ns > self._hold_after_ns and not self._silent and not self._input_ended:
             self._silent = True
             self.hold("INGRESS_SILENT")
-        elif silence_ns > self._free_after_ns and self._ring is Ring.HELD and not self._busy:
+        elif silence_ns > self._free_after_ns and self._ring is Ring.HELD and not self._frames:
             self._ring = Ring.FREED
             self.commands.append(CloseSession(self.number))
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
         """Tell the robot to stop moving; an action that was not taken yet is withdrawn. A fault's STOP stays."""
-        if self._ready is not None:
-            self._leave(self._ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn, the robot holds")
-            self._ready = None
+        ready = self._frames.take_ready()
+        if ready is not None:
+            self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn, the robot holds")
         if command is Command.STOP or not self._guard.fault:
             self._outbox.safe = ActionEvent(self.epoch, command, reason, self.valid_for_ms)
 
@@ -296,17 +283,14 @@ class Session:
             return
         self._draining = True
         self._outbox.note(NoticeEvent("drain", self.epoch, "UNAVAILABLE", "the service is stopping", deadline_ms))
-        for track in (self._arrived, self._decoding, self._decoded):
-            if track is not None:
-                self._leave(track, Disposition.DROPPED, "UNAVAILABLE", "DRAINING", "the service is stopping")
-        self._arrived = self._decoding = self._decoded = None
+        self._frames.drop_unsent("UNAVAILABLE", "DRAINING", "the service is stopping")
         self._finish_if_idle()
 
     def end(self, end: End) -> None:
         """Over: every frame under way leaves. The first end counts."""
         if self.ended is None:
             code = "CANCELLED" if end.code == "OK" else end.code
-            self._drop_all(code, "SESSION_CLOSED", "the session ended")
+            self._frames.drop_all(code, "SESSION_CLOSED", "the session ended")
             if end.code != "OK":
                 self.hold(end.reason.upper(), end.command)
             self.ended = end
@@ -315,76 +299,36 @@ class Session:
 
     @property
     def has_events(self) -> bool:
-        return bool(self._outbox) or self._ready is not None
+        return bool(self._outbox) or self._frames.ready is not None
 
     def take(self, now_ns: int) -> list[Event]:
         """Everything to tell the robot now, in order; the newest action last, followed by its ACTED."""
         self._withdraw_if_old(now_ns)
         events = self._outbox.take()
-        if self._ready is not None:
-            track = self._ready.track
-            delay_ns = self._order.delay_ns(track.frame.stamp_ns, track.received_ns)
-            events += self._ready.events(now_ns, delay_ns, self.valid_for_ms)
-            self._ready = None
+        ready = self._frames.take_ready()
+        if ready is not None:
+            delay_ns = self._order.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
+            events += ready.events(now_ns, delay_ns, self.valid_for_ms)
         self._finish_if_idle()
         return events
 
     def _withdraw_if_old(self, now_ns: int) -> None:
-        limit_ns = self.request.max_action_age_ns
-        if self._ready is None or limit_ns is None:
-            return
-        track = self._ready.track
-        if now_ns - track.received_ns > limit_ns:
-            self._ready = None
+        ready, limit_ns = self._frames.ready, self.request.max_action_age_ns
+        if ready is not None and limit_ns is not None and now_ns - ready.track.received_ns > limit_ns:
+            self._frames.take_ready()
             text = f"the action took longer than {limit_ns // 1_000_000} ms"
-            self._leave(track, Disposition.DROPPED, "DEADLINE_EXCEEDED", "ACTION_TOO_OLD", text)
+            self._frames.leave(ready.track, Disposition.DROPPED, "DEADLINE_EXCEEDED", "ACTION_TOO_OLD", text)
             self.hold("ACTION_TOO_OLD")
 
     def _fault(self) -> None:
         text = f"{INVALID_IN_A_ROW} invalid outputs in a row"
-        self._drop_all("INTERNAL", "FAULT", text)
+        self._frames.drop_all("INTERNAL", "FAULT", text)
         self._outbox.note(NoticeEvent("fault", self.epoch, "INTERNAL", f"{text}: the robot must reset"))
         self.hold("FAULT", Command.STOP)
 
-    def _leave_decoder(self) -> Track | None:
-        track, self._decoding = self._decoding, None
-        self._decoder_busy = False
-        return track
-
-    def _pop_sent(self, seq: int, epoch: int) -> Track | None:
-        """The frame an answer is about; None when it left before, with its epoch or its worker."""
-        track = self._sent.get(seq)
-        if track is None or track.epoch != epoch:
-            return None
-        return self._sent.pop(seq)
-
-    def _supersede(self, track: Track | None) -> None:
-        if track is None:
-            return
-        if track.over_rate:
-            text = "above the permitted frame rate, and a newer frame came"
-            self._leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", "RATE_EXCEEDED", text)
-            return
-        self._leave(track, Disposition.SUPERSEDED, "", "SUPERSEDED", "a newer frame came first")
-
-    def _drop_all(self, code: str, reason: str, text: str) -> None:
-        ready = self._ready.track if self._ready else None
-        for track in (ready, *self._sent.values(), self._decoded, self._decoding, self._arrived):
-            if track is not None:
-                self._leave(track, Disposition.DROPPED, code, reason, text)
-        self._sent.clear()
-        self._arrived = self._decoding = self._decoded = self._ready = None
-
-    def _leave(self, track: Track, disposition: Disposition, code: str, reason: str, text: str) -> None:
-        self._outbox.note(StatusEvent(track.frame.seq, disposition, code, reason, text))
-
-    @property
-    def _busy(self) -> bool:
-        return bool(self._arrived or self._decoding or self._decoded or self._sent or self._ready)
-
     def _finish_if_idle(self) -> None:
         """While stopping: the end comes when nothing is under way any more."""
-        if self._busy or self.ended is not None:
+        if self._frames or self.ended is not None:
             return
         if self._draining:
             self.end(End("UNAVAILABLE", "draining", "the service is stopping"))

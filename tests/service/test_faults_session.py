@@ -146,7 +146,7 @@ async def test_a_new_episode_in_a_silence_is_the_epoch_that_the_ring_comes_back_
         await robot.frame(2)
         assert (await robot.action(2)).epoch == 2
         opened = [m for m in served.script.worker.seen if isinstance(m, OpenSession)]
-        assert [m.epoch for m in opened][:2] == [1, 2]
+        assert {m.epoch for m in opened} == {1, 2} and opened[-1].epoch == 2
 
 
 @pytest.mark.parametrize("freed", [True, False])
