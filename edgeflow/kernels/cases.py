@@ -34,12 +34,13 @@ class Numbers:
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype, rounded: torch.dtype, seed: int) -> Numbers:
-        return cls(device, dtype, rounded, torch.Generator().manual_seed(seed))
+        where = device if device.type == "cuda" else "cpu"  # large weights are drawn where they stay
+        return cls(device, dtype, rounded, torch.Generator(where).manual_seed(seed))
 
     def normal(self, *shape: int) -> Tensor:
         if self.device.type == "meta":
             return torch.empty(shape, dtype=self.dtype, device=self.device)
-        return self.given(torch.randn(shape, generator=self.generator))
+        return self.given(torch.randn(shape, generator=self.generator, device=self.generator.device))
 
     def given(self, values: Tensor) -> Tensor:
         return values.to(self.device).to(self.rounded).to(self.dtype)
@@ -79,7 +80,7 @@ class Case:
     layer_role: str = ""
 
     def problem(self, device: torch.device, dtype: torch.dtype, rounded: torch.dtype | None = None) -> Problem:
-        """The same numbers on every device; rounded to `rounded`, `dtype` unless told, and given as `dtype`."""
+        """The same numbers each time on a device; rounded to `rounded`, `dtype` unless told, and given as `dtype`."""
         return self.build(Numbers.of(device, dtype, rounded or dtype, self.seed))
 
     def signed(self) -> Signed:
