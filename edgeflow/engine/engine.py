@@ -1,42 +1,49 @@
 """Runs plans: one packed forward a pass over KV slots that live for the life of the process.
 
-Sampled tokens stay on the device, in the state of their slot; only finished frames are copied to the host, and
-only when they are collected (ActionFlow algorithm 1, lines 4 to 11).
+Sampled tokens stay on the device, in the state of their slot; they are copied to the host behind each pass, and read
+when it is collected (ActionFlow algorithm 1, lines 4 to 11). A pass is a program (engine/passes.py) that is run as it
+stands, or recorded once a shape and replayed (engine/graphs.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from edgeflow.engine.graphs import CudaRecord, Graphs, Record
+from edgeflow.engine.passes import PassInputs, PassOutputs, PassProgram, PassShape, input_bytes, stage
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
-from edgeflow.kernels.greedy import Greedy
-from edgeflow.kernels.layout import PackedLayout, Span, on_device
-from edgeflow.kernels.shift_kv import ShiftKVChain
+from edgeflow.kernels.layout import Span
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.scheduler.engine import Sampled
 from edgeflow.scheduler.plan import FrameRef, Pass
 
+ROW_STEP = 16
+"""Rows of a prefill are padded to a multiple of it where passes are replayed: few shapes for prompts of any length."""
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchedPass:
-    """A pass on its way. token_ids [n, K] and finite [n] of the n finished frames; logits [N, V] if kept.
+    """A pass on its way. results [N, K + 1] as in PassOutputs; logits [N, V] if kept.
 
     done: when they are there; None where launching computes.
     """
 
     planned: Pass
-    token_ids: Tensor
-    finite: Tensor
+    results: Tensor
     logits: Tensor | None
     done: torch.cuda.Event | None
 
 
 class PolicyEngine:
-    """The engine of token policies. One device, one caller, passes in order."""
+    """The engine of token policies. One device, one caller, passes in order.
+
+    graphs: replay recordings of passes; shapes are recorded as they come until `graphs.seal()`. record: what makes
+    them, CUDA graphs if not given.
+    """
 
     def __init__(
         self,
@@ -47,86 +54,71 @@ class PolicyEngine:
         *,
         keep_logits: bool = False,
         table: OperatorTable | None = None,
+        graphs: bool = False,
+        record: Record | None = None,
     ) -> None:
         self.policy = policy
         self.capacity = capacity
         self.launch_ahead = 1 if device.type == "cuda" else 0
+        self.graphs: Graphs[PassOutputs] | None = Graphs(record or CudaRecord(device)) if graphs else None
+        self.kv = policy.decoder.kv_slots(slots + graphs, capacity)  # the last one is what a recording's warm-up writes
+        self._scratch = slots
         self._device = device
-        self._keep_logits = keep_logits
-        self.kv = policy.decoder.kv_slots(slots, capacity)
-        self._token_ids = torch.zeros(slots, policy.K, dtype=torch.long, device=device)
-        self._finite = torch.ones(slots, dtype=torch.bool, device=device)
-        operators = table or built_in_table()
-        self._greedy: Greedy = operators.resolve(OperatorKey("greedy", "llama"), device, self.kv.data.dtype)
-        chain = operators.resolve(OperatorKey("shift_kv_chain", "llama"), device, self.kv.data.dtype)
-        self._shift_kv: ShiftKVChain = chain
+        operators, dtype = table or built_in_table(), self.kv.data.dtype
+        greedy = operators.resolve(OperatorKey("greedy", "llama"), device, dtype)
+        shift = operators.resolve(OperatorKey("shift_kv_chain", "llama"), device, dtype)
+        self._program = PassProgram(policy, self.kv, greedy, shift, keep_logits=keep_logits)
 
     @torch.inference_mode()
     def launch(self, planned: Pass, observations: Mapping[FrameRef, PreparedFrame]) -> LaunchedPass:
-        """Start a pass: embed, one packed forward, sample, gather what is finished, shift."""
-        layout = PackedLayout.of(
-            [Span(segment.slot, segment.start, segment.length) for segment in planned.segments], self._device
-        )
-        hidden = self._embed(planned, observations)
-        hidden = self.policy.decoder.forward(hidden, layout, self.kv)
-        logits = self.policy.decoder.logits(hidden[layout.last_rows])
-        self._sample(planned, logits)
-        finished = self._index([segment.slot for segment in planned.finished])
-        launched = LaunchedPass(
+        """Start a pass: stage its inputs, run or replay it, fetch what it gives."""
+        shape = PassShape.of(planned, self._padded)
+        staged = stage(planned, observations, shape, self.policy, self._device.type == "cuda")
+        outputs = self._run(planned, shape, staged)
+        return LaunchedPass(
             planned,
-            self._token_ids[finished].to("cpu", non_blocking=True),
-            self._finite[finished].to("cpu", non_blocking=True),
-            logits if self._keep_logits else None,
+            outputs.results.to("cpu", non_blocking=True, copy=True),
+            None if outputs.logits is None else outputs.logits.clone(),
             self._event(),
         )
-        self._shift(planned)
-        return launched
 
     def collect(self, ticket: LaunchedPass) -> list[Sampled]:
         """Wait for a pass; the action tokens of the frames it finished."""
-        if ticket.done is not None and ticket.planned.finished:
+        if not ticket.planned.finished:
+            return []
+        if ticket.done is not None:
             ticket.done.synchronize()
-        rows = zip(ticket.planned.finished, ticket.token_ids.tolist(), ticket.finite.tolist(), strict=True)
-        return [Sampled(segment.frame, tuple(ids), finite) for segment, ids, finite in rows]
+        rows = dict(zip(ticket.planned.segments, ticket.results.tolist(), strict=True))
+        return [Sampled(each.frame, tuple(rows[each][:-1]), bool(rows[each][-1])) for each in ticket.planned.finished]
 
-    def _embed(self, planned: Pass, observations: Mapping[FrameRef, PreparedFrame]) -> Tensor:
-        """H [L_Q, E] (ActionFlow equation 1): prefills, then the last token of each frame under way."""
-        parts: list[Tensor] = []
-        prefills = planned.prefills
-        if prefills:
-            frames = [observations[segment.frame] for segment in prefills]
-            pixels = self._upload(torch.stack([frame.pixel_values for frame in frames]))
-            parts += self.policy.embed_prefill(pixels, [frame.prompt_ids for frame in frames])
-        decodes = planned.decodes
-        if decodes:
-            slots = self._index([segment.slot for segment in decodes])
-            stages = self._index([segment.stage - 1 for segment in decodes])
-            parts.append(self.policy.decoder.embed(self._token_ids[slots, stages]))
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+    def _padded(self, rows: int) -> int:
+        return rows if self.graphs is None else min(-(-rows // ROW_STEP) * ROW_STEP, self.capacity)
 
-    def _sample(self, planned: Pass, logits: Tensor) -> None:
-        """Greedy, over the whole vocabulary; token j of a frame goes to its slot's state."""
-        slots = self._index([segment.slot for segment in planned.segments])
-        stages = self._index([segment.stage for segment in planned.segments])
-        ids, finite = self._greedy(logits, 0, logits.shape[-1])
-        self._token_ids[slots, stages] = ids
-        self._finite[slots] = finite & (self._finite[slots] | (stages == 0))
+    def _run(self, planned: Pass, shape: PassShape, staged: Tensor) -> PassOutputs:
+        if self.graphs is None:
+            spans = tuple(Span(segment.slot, segment.start, segment.length) for segment in planned.segments)
+            return self._over(self._upload(staged), shape, max(span.start + span.length for span in spans), spans)()
+        recording = self.graphs.find(shape, lambda: self._harmless(shape))
+        return self._over(self._upload(staged), shape, self.capacity)() if recording is None else recording.run(staged)
 
-    def _shift(self, planned: Pass) -> None:
-        if planned.moves:
-            moves = [(move.source, move.target, move.length) for move in planned.moves]
-            self._shift_kv(self.kv.data, on_device(moves, self._device))
-        for move in planned.moves:
-            self._token_ids[move.target] = self._token_ids[move.source]
-            self._finite[move.target] = self._finite[move.source]
+    def _over(
+        self, buffer: Tensor, shape: PassShape, reach: int, places: tuple[Span, ...] | None = None
+    ) -> Callable[[], PassOutputs]:
+        """The program over a buffer of inputs; its layout stays, and what operators keep with it."""
+        inputs = PassInputs.over(buffer, shape, self.policy)
+        layout = inputs.layout(shape, reach, places)
+        return lambda: self._program(shape, inputs, layout)
 
-    def _index(self, values: list[int]) -> Tensor:
-        return on_device(values, self._device)
+    def _harmless(self, shape: PassShape) -> tuple[Tensor, Callable[[], PassOutputs]]:
+        """A buffer of a recording's own, all of it about the slot that no frame lives in."""
+        buffer = torch.zeros(input_bytes(shape, self.policy), dtype=torch.uint8, device=self._device)
+        inputs = PassInputs.over(buffer, shape, self.policy)
+        for slots in (inputs.row_slot, inputs.slots, inputs.moves[:, :2]):
+            slots.fill_(self._scratch)
+        return buffer, self._over(buffer, shape, self.capacity)
 
-    def _upload(self, pixels: Tensor) -> Tensor:
-        """From pinned memory, so that the host does not wait for the passes before."""
-        pinned = pixels.pin_memory() if self._device.type == "cuda" else pixels
-        return pinned.to(self._device, non_blocking=True)
+    def _upload(self, staged: Tensor) -> Tensor:
+        return staged.to(self._device, non_blocking=True)
 
     def _event(self) -> torch.cuda.Event | None:
         if self._device.type != "cuda":

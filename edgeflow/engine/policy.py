@@ -53,6 +53,11 @@ class TokenPolicy(Protocol):
     def decoder(self) -> Decoder: ...
 
     @property
+    def pixel_shape(self) -> tuple[int, int, int]:
+        """C, h, w of a frame's pixel values."""
+        ...
+
+    @property
     def unnorm_keys(self) -> tuple[str, ...]: ...
 
     def prompt_ids(self, instruction: str) -> tuple[int, ...]: ...
@@ -61,8 +66,8 @@ class TokenPolicy(Protocol):
         """[H, W, 3] RGB → [C, h, w] float32"""
         ...
 
-    def embed_prefill(self, pixel_values: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
-        """[B, C, h, w] and B prompts → B tensors [L_P, E]"""
+    def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
+        """[B, C, h, w] and B prompts [t] on the device → B tensors [L_P, E], without a word to the host."""
         ...
 
     def decode_actions(self, token_ids: Sequence[int], unnorm_key: str | None = None) -> NDArray[np.float64]:

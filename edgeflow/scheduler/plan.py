@@ -60,7 +60,7 @@ class Pass:
 
     segments: prefills first, then decode rows by ascending slot.
     finished: the segments whose sampled token completes their frame.
-    moves: slot copies to make after the pass, in this order.
+    moves: slot copies to make after the pass, in this order; none reads a slot that one before it has written.
     """
 
     number: int

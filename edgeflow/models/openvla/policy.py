@@ -65,6 +65,11 @@ class OpenVLAPolicy:
     def unnorm_keys(self) -> tuple[str, ...]:
         return self._actions.keys
 
+    @property
+    def pixel_shape(self) -> tuple[int, int, int]:
+        """C, h, w of what `preprocess` gives."""
+        return 3 * len(self.towers), self.config.image.side, self.config.image.side
+
     def prompt_ids(self, instruction: str) -> tuple[int, ...]:
         """Text tokens of a prompt, BOS first."""
         return self._prompter.ids(instruction)
@@ -85,14 +90,15 @@ class OpenVLAPolicy:
             x = F.linear(F.gelu(x) if index else x, weight, bias)
         return x
 
-    def embed_prefill(self, pixel_values: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
-        """[B, C, side, side] and B prompts → B tensors [L_P, E]: BOS, image tokens, the rest of the text."""
+    def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
+        """[B, C, side, side] and B prompts [t] → B tensors [L_P, E]: BOS, image tokens, the rest of the text."""
         images = self.project(self.tower_features(pixel_values))
-        embedded = []
-        for image, prompt in zip(images, ids, strict=True):
-            text = self.decoder.embed(on_device(prompt, self._device))
-            embedded.append(torch.cat([text[:1], image, text[1:]]))
-        return embedded
+        texts = [self.decoder.embed(prompt) for prompt in ids]
+        return [torch.cat([text[:1], image, text[1:]]) for text, image in zip(texts, images, strict=True)]
+
+    def embed_prefill(self, pixel_values: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
+        """As `embed_rows`, of prompts on the host."""
+        return self.embed_rows(pixel_values, [on_device(prompt, self._device) for prompt in ids])
 
     def normalized_actions(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
         """[K] in -1 .. 1"""
