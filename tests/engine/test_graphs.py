@@ -1,0 +1,118 @@
+"""Passes that replay recordings give the tokens of serial decoding, whatever slots, lengths and frames come next."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from edgeflow.engine.engine import LaunchedPass, PolicyEngine
+from edgeflow.engine.graphs import Graphs
+from edgeflow.engine.offline import OfflineRun, decode_serially, limits_for
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.kernels.table import built_in_table
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.depth import depth_of
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode
+from tests.engine.recorded import record
+from tests.engine.test_lossless import make_engine, make_frames
+from tests.tiny_checkpoint import TinySize, write_checkpoint
+
+CPU = torch.device("cpu")
+ON_THE_DEVICE = built_in_table().forcing(packed_attention="masked", shift_kv_chain="indexed", linear="gemm")
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    torch.set_num_threads(1)
+    path = write_checkpoint(tmp_path_factory.mktemp("tiny"), TinySize(kv_heads=2))
+    return OpenVLAPolicy.load(path, torch.float32, CPU, table=ON_THE_DEVICE)
+
+
+def replaying(policy: OpenVLAPolicy, sessions: int = 1, **options) -> PolicyEngine:
+    """Memory holds NaN wherever nothing was written."""
+    slots = policy.K * sessions
+    engine = PolicyEngine(policy, slots, 128, CPU, table=ON_THE_DEVICE, graphs=True, record=record, **options)
+    engine.kv.data.fill_(torch.nan)
+    return engine
+
+
+def tokens(results) -> list[tuple[int, ...]]:
+    assert all(result.sampled.finite for result in results)
+    return [result.sampled.token_ids for result in results]
+
+
+@pytest.mark.parametrize("shift", Shift)
+@pytest.mark.parametrize("modes", [[Mode.SERIAL], [Mode.DEPTH], [Mode.PIPELINED, Mode.SERIAL, Mode.PIPELINED]])
+def test_replayed_tokens_equal_serial_decoding(policy, shift: Shift, modes: list[Mode]):
+    engine = replaying(policy, len(modes))
+    streams = [make_frames(policy, 10 - 3 * session, seed=session) for session in range(len(modes))]
+    assert len({len(frame.prompt_ids) for frame in streams[0]}) == 3, "prompts of several lengths"
+    scheduler = Scheduler(limits_for(policy.K, sessions=len(modes), shift=shift))
+    results = OfflineRun(engine, scheduler, modes, depth=3).decode(streams)
+    for frames, result in zip(streams, results, strict=True):
+        assert tokens(result) == tokens(decode_serially(make_engine(policy, 1), frames))
+    assert engine.graphs.eager_passes == 0
+    assert len(engine.graphs) < scheduler.counts.passes, "recordings are replayed"
+
+
+def decode_one_ahead(engine: PolicyEngine, frames: list[PreparedFrame]) -> list[tuple[int, ...]]:
+    """Each pass is collected when the next one is launched, as a worker with `launch_ahead` does."""
+    run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K)), [Mode.PIPELINED])
+    waiting, found = list(enumerate(frames, start=1)), []
+    launched: list[LaunchedPass] = []
+    while True:
+        if waiting and not run.waiting(0):
+            run.offer(0, *waiting.pop(0))
+        ticket = run.step()
+        if launched:
+            found += [sampled.token_ids for sampled in engine.collect(launched.pop())]
+        if ticket is None:
+            return found
+        launched.append(ticket)
+
+
+def test_a_launch_does_not_write_over_what_the_one_before_left(policy):
+    frames = make_frames(policy, 12, seed=3)
+    expected = tokens(decode_serially(make_engine(policy, 1), frames))
+    assert decode_one_ahead(replaying(policy), frames) == expected
+
+
+def test_a_frame_that_is_not_finite_does_not_spoil_its_neighbours(policy):
+    frames = make_frames(policy, 9, seed=7)
+    poisoned = PreparedFrame(torch.full_like(frames[4].pixel_values, torch.nan), frames[4].prompt_ids)
+    run = OfflineRun(replaying(policy), Scheduler(limits_for(policy.K)), [Mode.PIPELINED])
+    results = run.decode([[*frames[:4], poisoned, *frames[5:]]])[0]
+    expected = decode_serially(make_engine(policy, 1), frames)
+    assert not results[4].sampled.finite
+    assert tokens(results[:4] + results[5:]) == tokens(expected[:4] + expected[5:])
+
+
+def test_sealed_a_new_shape_runs_eagerly_and_is_counted(policy):
+    engine = replaying(policy)
+    frames = make_frames(policy, 9, seed=5)
+    expected = tokens(decode_serially(make_engine(policy, 1), frames))
+    assert tokens(decode_serially(engine, frames)) == expected
+    shapes = len(engine.graphs)
+    engine.graphs.seal()
+    run = OfflineRun(engine, Scheduler(limits_for(policy.K)), [Mode.PIPELINED])
+    assert tokens(run.decode([frames])[0]) == expected
+    assert len(engine.graphs) == shapes and 0 < engine.graphs.eager_passes < len(frames) + policy.K
+
+
+def test_recordings_are_bounded():
+    graphs = Graphs(record, most=2)
+    buffer = torch.zeros(3)
+    for shape, found in ((1, True), (2, True), (3, False), (1, True)):
+        assert (graphs.find(shape, lambda: (buffer, lambda: buffer + 1)) is not None) == found
+    assert len(graphs) == 2 and graphs.eager_passes == 1
+
+
+def test_an_operator_that_reads_places_on_the_host_is_refused(policy, tmp_path):
+    plain = OpenVLAPolicy.load(write_checkpoint(tmp_path / "tiny", TinySize(kv_heads=2)), torch.float32, CPU)
+    engine = PolicyEngine(plain, plain.K, 128, CPU, graphs=True, record=record)
+    with pytest.raises(Exception, match="packed_attention: what serves it reads slots on the host"):
+        decode_serially(engine, make_frames(plain, 1, seed=0))
