@@ -142,7 +142,13 @@ class ChatConfig(_Section):
     decode_model: str = Field("", description="another checkpoint of the same shape, for decode steps; empty = model")
     alias: str = Field("", max_length=128, description="the name clients use; the last part of model if not given")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    weights: Literal["float", "int8"] = Field("float", description="int8: decode rows meet 8-bit weights (CPU)")
+    weights: Literal["float", "int8", "fp8", "auto"] = Field(
+        "float",
+        description="int8: decode rows meet 8-bit weights (CPU); auto: where that is measured to be faster; "
+        "fp8: as for the policy",
+    )
+    operators: str = Field("", description="overlay of `edgeflow tune` for the chat model; empty = what is built in")
+    kv: Literal["model", "int8"] = Field("model", description="keys and values in the model's dtype, or in 8 bits")
     capacity: int = Field(2048, ge=16, le=131_072, description="positions of a slot: prompt and answer together")
     slots: list[ChatSlot] = Field(default_factory=list, max_length=16)
     max_tokens: int = Field(256, ge=1, description="of an answer, when the request does not say")
@@ -170,6 +176,11 @@ class ServiceConfig(_Section):
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["float", "fp8"] = Field(
+        "float",
+        description="fp8: of the language model, with FP8 rows (CUDA from sm_89; on a CPU emulated, not faster)",
+    )
+    operators: str = Field("", description="overlay of `edgeflow tune` for the policy; empty = what is built in")
     unnorm_key: str = Field("", description="statistics that un-normalise actions; empty = the model's only ones")
     center_crop: bool = Field(False, description="crop images to 0.9 of their area, as some fine-tunes expect")
     mode: Literal["serial", "pipelined", "depth", "auto"] = Field(
@@ -216,6 +227,17 @@ class ServiceConfig(_Section):
         return [
             f"{key} {host} can be reached from outside without {' or '.join(lacking)}" for key, host in _outside(self)
         ]
+
+    @property
+    def chosen_operators(self) -> str:
+        """Overlays and weights other than the built-in ones, in a line."""
+        chosen = {"policy": (self.operators, self.weights), "chat": (self.chat.operators, self.chat.weights)}
+        told = []
+        for who, (overlay, weights) in chosen.items():
+            parts = [Path(overlay).name if overlay else "", "" if weights == "float" else f"{weights} weights"]
+            if any(parts):
+                told.append(f"{who} {', '.join(filter(None, parts))}")
+        return "; ".join(told)
 
     @property
     def model_path(self) -> Path:

@@ -38,6 +38,8 @@ class Status(Protocol):
     @property
     def chat(self) -> str: ...
     @property
+    def operators(self) -> str: ...
+    @property
     def forecasts(self) -> Sequence[tuple[str, float, float]]: ...
 
 
@@ -91,6 +93,8 @@ class ServicePrinter:
                 )
                 if status.chat:
                     self._console.print(f"  chat: {status.chat}", highlight=False, markup=False)
+                if status.operators:
+                    self._console.print(f"  operators: {status.operators}", highlight=False, markup=False)
                 for mode, fps, age_ms in status.forecasts:
                     self._console.print(
                         f"  {mode:>9}: one robot alone gets {fps:.1f} actions a second, {age_ms:.0f} ms old",

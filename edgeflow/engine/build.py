@@ -11,7 +11,9 @@ import torch
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.calibrate import INSTRUCTION
 from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.table import OperatorTable
 from edgeflow.models.openvla.config import load_config
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
@@ -39,7 +41,8 @@ def build_engine(config: ServiceConfig) -> BuiltEngine:
     keys = load_config(path).statistics  # before the long part, so that a wrong key is told at once
     if config.unnorm_key and config.unnorm_key not in keys:
         raise ConfigError(f"unnorm_key: {config.unnorm_key!r} is not one of {', '.join(keys)}")
-    policy = OpenVLAPolicy.load(path, dtype, device, center_crop=config.center_crop)
+    table = operator_table(Path(config.operators) if config.operators else None, config.weights, device, dtype)
+    policy = OpenVLAPolicy.load(path, dtype, device, center_crop=config.center_crop, table=table)
     limits = SchedulerLimits(
         stages=policy.K,
         max_sessions=config.max_sessions,
@@ -47,12 +50,16 @@ def build_engine(config: ServiceConfig) -> BuiltEngine:
         drain_after_ns=config.drain_after_ms * 1_000_000,
         shift=Shift(config.shift),
     )
-    engine = _reserve(policy, limits, config, device)
+    engine = _reserve(policy, limits, config, device, table)
     return BuiltEngine(engine, limits, _device_name(device), fingerprint(path))
 
 
 def _reserve(
-    policy: OpenVLAPolicy, limits: SchedulerLimits, config: ServiceConfig, device: torch.device
+    policy: OpenVLAPolicy,
+    limits: SchedulerLimits,
+    config: ServiceConfig,
+    device: torch.device,
+    table: OperatorTable,
 ) -> PolicyEngine:
     """Slots for the longest prompt that is allowed."""
     needed = len(policy.prompt_ids(INSTRUCTION))
@@ -61,7 +68,7 @@ def _reserve(
         raise ConfigError(f"max_prompt_tokens: {limit} is too few, a short instruction takes {needed} with this model")
     capacity = policy.image_tokens + config.max_prompt_tokens + policy.K
     try:
-        return PolicyEngine(policy, limits.slots, capacity, device)
+        return PolicyEngine(policy, limits.slots, capacity, device, table=table)
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(
             f"max_sessions: no memory for {config.max_sessions} rings of {policy.K} slots of {capacity} positions; "

@@ -95,4 +95,5 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes) -> Worke
         packed_ns=times.packed_ns,
         decode_ns=times.decode_ns,
         decodes_ns=times.decodes_ns,
+        operators=config.chosen_operators,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from edgeflow.config import EMBEDDED_MODEL, resolve_model
+from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.model_cases import ModelShape, model_cases, preset
@@ -66,9 +67,11 @@ def dtype_named(name: str, hardware: Hardware) -> torch.dtype:
     return DTYPES[name]
 
 
-def serving(shape: ModelShape, hardware: Hardware, dtype: torch.dtype, overlay: Path | None) -> list[Serving]:
+def serving(
+    shape: ModelShape, hardware: Hardware, dtype: torch.dtype, overlay: Path | None, weights: str = "float"
+) -> list[Serving]:
     """Every operator as it is looked up for a model, then each problem of its passes."""
-    table = _table(overlay, dtype)
+    table = _table(overlay, dtype, weights)
     keys = [OperatorKey(name, shape.family) for name in table.operators]
     for case in model_cases(shape):
         stage, shape_sig = case.signed()
@@ -77,13 +80,19 @@ def serving(shape: ModelShape, hardware: Hardware, dtype: torch.dtype, overlay: 
 
 
 def tune(
-    shape: ModelShape, device: torch.device, dtype: torch.dtype, out: Path, samples: int, report: Report
+    shape: ModelShape,
+    device: torch.device,
+    dtype: torch.dtype,
+    out: Path,
+    samples: int,
+    report: Report,
+    weights: str = "float",
 ) -> Overlay:
     """Search what `out` does not hold yet; it is written after every problem, so that a run can go on later."""
-    stamp = current_stamp(device, dtype)
+    stamp = current_stamp(device, dtype, weights)
     sizes = Shape(**{name: getattr(shape, name) for name in Shape.model_fields})
     overlay = _begun(out, stamp, sizes)
-    tuner = Tuner(built_in_table(), shape.family, device, dtype, samples)
+    tuner = Tuner(operator_table(None, weights, device, dtype), shape.family, device, dtype, samples)
     problems = model_cases(shape)
     for index, case in enumerate(problems):
         key = tuner.key(case)
@@ -99,9 +108,10 @@ def regress(path: Path, device: torch.device, dtype: torch.dtype, samples: int, 
     overlay = read_overlay(path)
     if overlay.stamp is None or overlay.model is None:
         raise ConfigError(f"operator overlay {path}: it was not written by `edgeflow tune`, nothing can be re-checked")
-    refuse_stale(path, overlay.stamp, current_stamp(device, dtype))
+    weights = overlay.stamp.weights
+    refuse_stale(path, overlay.stamp, current_stamp(device, dtype, weights))
     shape = overlay.model.model
-    tuner = Tuner(built_in_table(), shape.family, device, dtype, samples)
+    tuner = Tuner(operator_table(None, weights, device, dtype), shape.family, device, dtype, samples)
     problems = {tuner.key(case): case for case in model_cases(shape)}
     for index, entry in enumerate(overlay.entries):
         report(f"{entry.op_name} {entry.shape_sig}", index, len(overlay.entries))
@@ -111,11 +121,13 @@ def regress(path: Path, device: torch.device, dtype: torch.dtype, samples: int, 
             yield Verdict(entry.key, entry.impl_id, 0.0, 0.0, "no problem of this model has this shape")
 
 
-def _table(overlay: Path | None, dtype: torch.dtype) -> OperatorTable:
+def _table(overlay: Path | None, dtype: torch.dtype, weights: str) -> OperatorTable:
+    """Of a device that may not be here: `weights` are allowed, whether or not they can be served."""
+    table = built_in_table() if weights == "float" else built_in_table().allowing(weights)
     if overlay is None:
-        return built_in_table()
+        return table
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return built_in_table().overlaid(*load_entries(overlay, device, dtype))
+    return table.overlaid(*load_entries(overlay, device, dtype, weights))
 
 
 def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> Serving:

@@ -162,6 +162,7 @@ class WorkerReady:
     unnorm_keys: list[str]
     kv_bytes: int
     prefill_rows: int
+    operators: what serves besides what is built in, in a line.
     prefill_ns: int
     two_prefills_ns: int
     packed_ns: int
@@ -178,6 +179,7 @@ class ChatReady:
     min_p and repetition_penalty.
     """
 
+    operators: str = ""
     model: str
     family: str
     model_fingerprint: str

@@ -31,11 +31,12 @@ class _Strict(BaseModel):
 
 
 class Stamp(_Strict):
-    """What a measurement holds for; "" where there is none."""
+    """What a measurement holds for; "" where there is none. weights: float, or the precision that was allowed."""
 
     device: str
     hw_profile: str
     dtype: str
+    weights: str = "float"
     driver: str
     torch: str
     triton: str
@@ -111,11 +112,11 @@ def write_overlay(path: Path, overlay: Overlay) -> None:
     draft.replace(path)
 
 
-def load_entries(path: Path, device: torch.device, dtype: torch.dtype) -> Sequence[Entry]:
+def load_entries(path: Path, device: torch.device, dtype: torch.dtype, weights: str = "float") -> Sequence[Entry]:
     """Entries for `OperatorTable.overlaid`; ConfigError where the stamp is of another machine or version."""
     overlay = read_overlay(path)
     if overlay.stamp is not None:
-        refuse_stale(path, overlay.stamp, current_stamp(device, dtype))
+        refuse_stale(path, overlay.stamp, current_stamp(device, dtype, weights))
     origin = path.name
     return [Entry(each.key, each.impl_id, dict(each.impl_params), origin) for each in overlay.entries]
 
@@ -124,17 +125,19 @@ def refuse_stale(path: Path, stamp: Stamp, now: Stamp) -> None:
     for name, theirs in stamp.model_dump().items():
         mine = getattr(now, name)
         if theirs != mine:
+            options = f" --weights {now.weights}" if now.weights != "float" else ""
             raise ConfigError(
                 f"operator overlay {path}: tuned with {name} {theirs or 'none'}, here it is {mine or 'none'}: "
-                f"run `edgeflow tune --out {path}` again"
+                f"run `edgeflow tune --out {path}{options}` again"
             )
 
 
-def current_stamp(device: torch.device, dtype: torch.dtype) -> Stamp:
+def current_stamp(device: torch.device, dtype: torch.dtype, weights: str = "float") -> Stamp:
     return Stamp(
         device=_device_name(device),
         hw_profile=Hardware.of(device).profile,
         dtype=str(dtype).removeprefix("torch."),
+        weights=weights,
         driver=_driver() if device.type == "cuda" else "",
         torch=torch.__version__,
         triton=_version("triton"),

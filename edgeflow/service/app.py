@@ -171,6 +171,7 @@ class Service:
             device=ready.device,
             chat=self._desk.summary,
             step="",
+            operators=ready.operators,
             done=0,
             total=0,
             forecasts=forecasts,

@@ -22,6 +22,7 @@ class ServiceStatus:
     """One announcement. step, done, total: progress of the start; ports: the bound ones, 0 before that.
 
     chat: the chat model and the memory of its slots, in a line; empty where there is none.
+    operators: what serves besides the built-in operators, in a line.
     forecasts: (mode, actions a second, age in ms) of one robot alone at full rate, from measured pass times.
     warnings: what was asked for and is not permitted here.
     """
@@ -37,5 +38,6 @@ class ServiceStatus:
     model: str = ""
     device: str = ""
     chat: str = ""
+    operators: str = ""
     forecasts: tuple[tuple[str, float, float], ...] = ()
     warnings: tuple[str, ...] = ()
