@@ -25,7 +25,9 @@ def engine_of(
     kind: type[PolicyEngine] = PolicyEngine,
 ) -> PolicyEngine:
     """One slot a frame under way."""
-    return kind(policy, size.stages, size.rows + size.stages, setting.device, table=setting.table(size.name))
+    return kind(
+        policy, size.stages, size.rows + size.stages, setting.device, table=setting.table(size.name), graphs=graphs
+    )
 
 
 def policy_of(setting: Setting, size: PolicySize, **decoder_options: Any) -> OpenVLAPolicy:

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None, run: Run | None = None) -> int:
     out = Path(options.out).absolute()
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="gpu-suite-") as folder:
-        installed = _install(Path(options.wheels), Path(folder)) if options.wheels else None
+        installed = install(Path(options.wheels), Path(folder)) if options.wheels else None
         started = monotonic()
         results: Found = {
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, run: Run | None = None) -> int:
             print(f"[{index}/{len(options.sections)}] {name}", file=sys.stderr, flush=True)
             left_s = 60 * options.minutes - (monotonic() - started)
             seconds = min(left_s, SECTIONS[name].most_s * options.minutes / MINUTES)
-            section = _section(replace(order, section=name, seconds=seconds), run or _in_child(installed), left_s)
+            section = _section(replace(order, section=name, seconds=seconds), run or in_child(installed), left_s)
             results["sections"][name] = section
             results["figures"] = figures(results["sections"], options.size)
             results["seconds"] = monotonic() - started
@@ -72,11 +72,9 @@ def _section(order: Order, run: Run, left_s: float) -> Result:
     return run(order)
 
 
-def _in_child(installed: Path | None) -> Run:
+def in_child(installed: Path | None) -> Run:
     """installed: a folder of packages for the sections."""
-    paths = [str(installed)] if installed else []
-    paths += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": python_path(installed)}
 
     def run(order: Order) -> Result:
         with TemporaryDirectory(prefix="gpu-suite-") as folder:
@@ -93,6 +91,12 @@ def _in_child(installed: Path | None) -> Run:
     return run
 
 
+def python_path(installed: Path | None) -> str:
+    """This process's, and before it the folder of packages."""
+    paths = [str(installed or ""), os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(path for path in paths if path)
+
+
 def _ended(child: subprocess.Popen[bytes], limit_s: float) -> bool:
     """Whether it ended by itself; after `limit_s`, or an interrupt, it is killed with all that it started."""
     try:
@@ -106,7 +110,7 @@ def _ended(child: subprocess.Popen[bytes], limit_s: float) -> bool:
             child.wait()
 
 
-def _install(wheels: Path, folder: Path) -> Path:
+def install(wheels: Path, folder: Path) -> Path:
     """All wheels of a folder, without asking any index, where this run alone sees them."""
     files = sorted(str(path) for path in wheels.glob("*.whl"))
     if not files:

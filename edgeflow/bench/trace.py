@@ -19,13 +19,15 @@ WAITS = ("Synchronize", "cudaMemcpy")  # cudaMemcpyAsync waits only where memory
 LONGEST_COPY_US = 200.0
 CLASSES = {
     "GEMM": ("gemm", "gemv", "cutlass", "nvjet", "xmma", "cublas", "splitk", "scaled_mm"),
-    "attention": ("attention", "attend", "flash", "fmha", "flashinfer", "prefill", "decode"),
+    "attention": ("attention", "_attend", "_join", "flash", "fmha", "prefill", "decode"),
     "norm": ("norm",),
-    "rope and KV": ("rope", "shift", "kv"),
-    "activation": ("swiglu", "silu", "gelu"),
-    "sampling": ("greedy", "argmax", "reduce"),
+    "rope and KV": ("_turn", "_carry", "rope", "kv"),
+    "activation": ("_gate", "silu", "gelu"),
+    "sampling": ("_best_of", "argmax"),
+    "quantisation": ("_quantise",),
     "copy": ("memcpy", "memset", "copy", "cat", "index", "gather", "scatter"),
 }
+"""Parts of kernels' names, ours and the libraries', in lower case; the first class that has one."""
 Event = Mapping[str, Any]
 
 
@@ -48,12 +50,11 @@ def analysed(events: Iterable[Event], skipped: int) -> Found:
         return found | {"device": "not in this trace"}
     on_device = [_device_work(mark, calls, work) for mark in steady]
     pairs = zip(on_device, steady[1:], strict=False)
-    ahead = [bool(mine) and after.start < max(each.end for each in mine) for mine, after in pairs]
-    spans = [each for mine in on_device for each in mine]
-    steady_work = [event for event in work if spans and _interval(event).start >= min(each.start for each in spans)]
+    ahead = [any(after.start < _interval(each).end for each in mine) for mine, after in pairs]
+    steady_work = [each for mine in on_device for each in mine]
     return found | {
         "launched before the pass before had ended": f"{sum(ahead)} of {len(ahead)}",
-        **_busy(spans),
+        **_busy([_interval(each) for each in steady_work]),
         "classes": classes(steady_work),
     }
 
@@ -94,10 +95,10 @@ def class_of(name: str) -> str:
     return next((each for each, words in CLASSES.items() if any(word in low for word in words)), "other")
 
 
-def _device_work(mark: Interval, calls: Sequence[Event], work: Sequence[Event]) -> list[Interval]:
+def _device_work(mark: Interval, calls: Sequence[Event], work: Sequence[Event]) -> list[Event]:
     """What the calls inside a pass have launched."""
     launched = {_correlation(call) for call in calls if mark.start <= call["ts"] < mark.end} - {None}
-    return [_interval(event) for event in work if _correlation(event) in launched]
+    return [event for event in work if _correlation(event) in launched]
 
 
 def _busy(spans: Sequence[Interval]) -> Found:

@@ -1,126 +1,168 @@
-"""The GPU suite's logic, on a CPU with tiny shapes."""
+"""The GPU suite on a CPU with tiny shapes: every section, and what the suite does around them."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
-from edgeflow.bench import sections, suite
-from edgeflow.bench.floors import Ceilings, Work, decoder_work, pipelined_floor_s, serial_floor_s, vision_work
-from edgeflow.bench.random_policy import SIZES, random_frames, random_policy
-from edgeflow.bench.sections import Setting
-from edgeflow.kernels.layout import Span
-from edgeflow.models.llama import LlamaConfig
+from edgeflow.bench import child, device, kernel_checks, operator_speed, order, suite, token_checks, tuning
+from edgeflow.bench.order import SECTIONS, Order
 
 ROOT = Path(__file__).parents[2]
-CPU = torch.device("cpu")
-TINY, LARGE = SIZES["tiny"], SIZES["openvla-7b"]
+ARGUMENTS = ("--device", "cpu", "--size", "tiny", "--frames", "12")
 
 
 @pytest.fixture(autouse=True)
-def few_cases(monkeypatch):
+def few_samples(monkeypatch):
     """The small problems of all operators take half a minute in all dtypes; they have tests of their own."""
-    monkeypatch.setattr(sections, "FLOATS", (torch.float32,))
+    monkeypatch.setattr(kernel_checks, "FLOATS", (torch.float32,))
+    for module in (device, operator_speed, tuning):
+        monkeypatch.setattr(module, "SAMPLES", 1)
 
 
-def run(tmp_path, *arguments: str) -> tuple[int, dict, str]:
-    code = suite.main(["--device", "cpu", "--size", "tiny", "--frames", "12", "--out", str(tmp_path), *arguments])
-    return code, json.loads((tmp_path / "gpu-suite.json").read_text()), (tmp_path / "gpu-suite.md").read_text()
+def run(folder: Path, *arguments: str) -> tuple[int, dict, str]:
+    """In this process."""
+
+    def here(asked: Order) -> dict:
+        return child.run(asked, folder / "result.json")
+
+    code = suite.main([*ARGUMENTS, "--out", str(folder), *arguments], here)
+    return code, *written(folder)
+
+
+def written(folder: Path) -> tuple[dict, str]:
+    return json.loads((folder / "gpu-suite.json").read_text()), (folder / "gpu-suite.md").read_text()
 
 
 def test_all_sections_run_and_are_reported(tmp_path, capsys):
-    code, results, text = run(tmp_path)
-    assert code == 0 and list(results["sections"]) == list(sections.SECTIONS)
-    assert {section["status"] for section in results["sections"].values()} == {"ok"}
+    code, results, text = run(tmp_path, "--minutes", "60")
+    assert code == 0 and list(results["sections"]) == list(SECTIONS)
+    assert {name: section["status"] for name, section in results["sections"].items()} == dict.fromkeys(SECTIONS, "ok")
     found = {name: section["found"] for name, section in results["sections"].items()}
+
     assert found["kernels"]["checks"] > 80 and found["kernels"]["off"] == []
-    assert set(found["lossless"]["tiny float32"].values()) == {0.0}
-    assert all(fps > 0 for fps in found["speed"]["fps"].values())
-    assert 0 < found["speed"]["share_of_floor"]["pipelined, rotate"] < 1
-    assert len(found["tuning"]["tuned"]) == found["tuning"]["problems"]
-    assert all(f"## {name}" in text for name in sections.SECTIONS)
-    assert "[7/7] tuning" in capsys.readouterr().err
+    assert {row["share"] for row in found["tokens"]["tokens that differ"]} == {0.0}
+    assert all(each["problems"] == each["tuned"] > 10 for each in found["tune"]["models"])
+    assert (tmp_path / "operators-tiny.json").exists() and (tmp_path / "operators-tiny-chat.json").exists()
+    systems = {row["system"]: row for row in found["policy"]["systems"]}
+    assert list(systems) == ["serial", "pipelined, rotate", "pipelined, copy", "naive pipe"]
+    assert all(0 < row["share of floor"] < 1 for row in systems.values())
+    assert found["baseline"]["share of our tokens that differ"] == 0.0 and found["baseline"]["frames/s"] > 0
+    assert [row["prompt"] for row in found["chat"]["requests"]] == [16, 32, 64]
+    assert found["fp8"]["share of tokens that FP8 changes"] > 0
+    assert found["long actions"]["action tokens"] == 32
+    assert found["profile"]["steady passes"] == 7 and (tmp_path / found["profile"]["trace"]).exists()
+    timed = {(row["operator"], row["implementation"]) for row in found["operators"]["operators"] if "µs" in row}
+    assert {("packed_attention", "slots_in_place"), ("rms_norm", "fused")} <= timed
+
+    assert all(f"## {name}" in text for name in SECTIONS)
+    assert "| K = 32: pipelined / serial |" in text
+    assert f"[{len(SECTIONS)}/{len(SECTIONS)}]" in capsys.readouterr().err
 
 
 def test_a_wrong_kernel_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(sections, "tolerance", lambda case, dtype: -1.0 if case.op_name == "swiglu" else 1.0)
+    monkeypatch.setattr(kernel_checks, "tolerance", lambda case, *_: -1.0 if case.op_name == "swiglu" else float("inf"))
     code, results, text = run(tmp_path, "--sections", "kernels", "facts")
     kernels = results["sections"]["kernels"]
     assert code == 1 and kernels["status"] == "failed" and results["sections"]["facts"]["status"] == "ok"
-    assert {row["op"] for row in kernels["found"]["off"]} == {"swiglu"}
+    assert {row["operator"] for row in kernels["found"]["off"]} == {"swiglu"}
     assert "| swiglu | fused | float32 |" in text and "kernel checks are off" in text
 
 
-def test_a_section_that_breaks_is_told(tmp_path, monkeypatch):
-    def broken(setting: Setting) -> dict:
-        raise RuntimeError("no kernel image is available")
-
-    monkeypatch.setitem(sections.SECTIONS, "ceilings", broken)
-    code, results, _ = run(tmp_path, "--sections", "ceilings", "speed")
-    assert code == 1
-    assert results["sections"]["ceilings"]["error"] == "RuntimeError: no kernel image is available"
-    assert "floor_s" not in results["sections"]["speed"]["found"]
-
-
 def test_tokens_that_differ_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(sections, "_loss", lambda *arguments: 0.5)
-    code, _, text = run(tmp_path, "--sections", "lossless")
-    assert code == 1 and "50.00% of tokens differ" in text
+    monkeypatch.setattr(token_checks, "differing", lambda *_: 0.5)
+    code, results, text = run(tmp_path, "--sections", "tokens")
+    assert code == 1 and "tokens differ from serial ones" in text
+    assert results["sections"]["tokens"]["found"]["tokens that differ"][0]["share"] == 0.5
+
+
+def test_a_section_that_breaks_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(order.SECTIONS, "ceilings", order.Section("device:nothing", 10))
+    code, results, _ = run(tmp_path, "--sections", "ceilings", "facts")
+    assert code == 1 and results["sections"]["ceilings"]["error"].startswith("AttributeError: ")
+    assert results["sections"]["facts"]["status"] == "ok"
+
+
+def test_a_section_that_cannot_be_done_here_is_skipped(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    code, results, text = run(tmp_path, "--sections", "baseline")
+    assert code == 0 and results["sections"]["baseline"]["status"] == "skipped"
+    assert "transformers cannot be imported" in text
+    assert "| baseline, plain transformers, frames/s |  |  | not measured |" in text
 
 
 def test_no_section_starts_when_the_time_is_over(tmp_path):
     code, results, _ = run(tmp_path, "--minutes", "0", "--sections", "facts", "kernels")
     assert code == 0
-    assert {section["status"] for section in results["sections"].values()} == {"skipped"}
+    assert {section["error"] for section in results["sections"].values()} == {"no time left"}
+
+
+def test_a_section_runs_in_a_process_of_its_own(tmp_path):
+    assert suite.main([*ARGUMENTS, "--out", str(tmp_path), "--sections", "facts", "--minutes", "60"]) == 0
+    results, text = written(tmp_path)
+    assert results["sections"]["facts"]["found"]["torch"] == torch.__version__ and "- profile: cpu" in text
+
+
+def in_child(monkeypatch, folder: Path, script: str, seconds: float) -> dict:
+    """The section's process is this script; its arguments are those of python."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+    return suite.in_child(None)(Order("facts", "cpu", "tiny", 12, seconds, str(folder)))
+
+
+def test_a_process_that_dies_is_told(tmp_path, monkeypatch):
+    found = in_child(monkeypatch, tmp_path, "exit 3", 60)
+    assert (found["status"], found["error"]) == ("failed", "ended with code 3")
+
+
+def test_a_process_that_hangs_is_killed_and_what_it_found_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(suite, "GRACE_S", 0.0)
+    script = 'echo $$ >"$(dirname "$0")/pid"; echo \'{"status": "running", "found": {"x": 1}, "seconds": 1}\' >"$4"'
+    found = in_child(monkeypatch, tmp_path, f"{script}; sleep 600", 1.0)
+    assert found == {"status": "cut off", "found": {"x": 1}, "seconds": 1, "error": "stopped after 1 s"}
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_wheels_are_there_for_the_sections_only(tmp_path):
+    wheel = tmp_path / "carried-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("carried.py", "ANSWER = 42\n")
+        file.writestr("carried-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: carried\nVersion: 1.0\n")
+        file.writestr("carried-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr("carried-1.0.dist-info/RECORD", "")
+    site = suite.install(tmp_path, tmp_path)
+    result = subprocess.run(
+        [sys.executable, "-c", "import carried; print(carried.ANSWER)"],
+        env={**os.environ, "PYTHONPATH": suite.python_path(site)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout == "42\n", result.stderr
+
+
+def test_a_folder_without_wheels_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match=r"no \*\.whl"):
+        suite.main(["--wheels", str(tmp_path), "--out", str(tmp_path)])
 
 
 def test_the_suite_starts_without_what_a_service_needs():
     """The machine it is made for may have little more than torch, triton and transformers."""
     absent = ["pydantic", "rich", "typer", "fastapi", "uvicorn", "grpc", "msgpack", "pytest", "simplejpeg", "triton"]
+    sections = {section.function.split(":")[0] for section in SECTIONS.values()}
     code = (
-        f"import sys; sys.modules.update(dict.fromkeys({absent!r}))\n"
-        "from edgeflow.bench import suite; suite._options(['--size', 'openvla-7b'])"
+        f"import sys, importlib; sys.modules.update(dict.fromkeys({[*absent, 'transformers']!r}))\n"
+        "from edgeflow.bench import suite\n"
+        f"for name in {sorted(sections)!r}: importlib.import_module(f'edgeflow.bench.{{name}}')"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-
-
-def test_random_policies_repeat_and_frames_differ():
-    first, second = (random_policy(TINY, CPU, torch.float32) for _ in range(2))
-    frames = random_frames(TINY, first, 2)
-    embedded = [
-        policy.embed_prefill(frames[0].pixel_values[None], [frames[0].prompt_ids])[0] for policy in (first, second)
-    ]
-    assert torch.equal(*embedded) and embedded[0].shape == (TINY.rows, 64)
-    assert not torch.equal(frames[0].pixel_values, frames[1].pixel_values)
-
-
-def test_work_counts_weights_once_and_rows_twice():
-    text = LlamaConfig(
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=10,
-    )
-    size = type(TINY)("one", text, TINY.towers, 28, 14)
-    weights = 8 * (8 + 4 + 4 + 8 + 3 * 16)
-    assert decoder_work(size, [Span(0, 4, 1)]) == Work(
-        2 * weights + 2 * 80 + 4 * 5 * 8, 2 * (weights + 80 + (4 + 2) * 2 * 4)
-    )
-
-
-def test_floors_of_the_real_shape():
-    """7.5 billion parameters: a decode row reads 13 GB of weights, a prefill takes 4 TFLOP."""
-    decode = decoder_work(LARGE, [Span(0, LARGE.rows, 1)])
-    assert decode.bytes == pytest.approx(13.2e9, rel=0.02) and decode.flops == pytest.approx(13.3e9, rel=0.02)
-    assert vision_work(LARGE).flops == pytest.approx(0.40e12, rel=0.05)
-    ceilings = Ceilings(bandwidth=4e12, matrix_rate=700e12)
-    assert ceilings.floor_s(decode) == decode.bytes / 4e12
-    assert 2.5 < serial_floor_s(LARGE, ceilings) / pipelined_floor_s(LARGE, ceilings) < 6
