@@ -21,6 +21,7 @@ INT8_TOLERANCE = 8e-3  # a step up or down here and there; always rounding down 
 PRECISION_TOLERANCE = {
     "": 0.0,
     "int8": 1.3e-2,
+    "fp8": 7e-2,
 }  # of a product of 8-bit numbers; of weights that are rounded down it is larger
 
 
