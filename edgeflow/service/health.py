@@ -39,7 +39,7 @@ class Health:
         self._state = State.STARTING
         self._stalled = False
         self._listeners: list[Callable[[State], None]] = []
-        self._watchers: list[Callable[[bool], None]] = []
+        self._watchers: list[Callable[[bool], object]] = []
 
     @property
     def state(self) -> State:
@@ -70,7 +70,7 @@ class Health:
         self._listeners.append(listener)
         listener(self._state)
 
-    def watch(self, watcher: Callable[[bool], None]) -> None:
+    def watch(self, watcher: Callable[[bool], object]) -> None:
         """Call `watcher` with whether the service is ready, now and whenever that may have changed."""
         self._watchers.append(watcher)
         watcher(self.ready)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import RequestError, ResourceExhausted, Unavailable
+from edgeflow.errors import RequestError, Unavailable
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -31,13 +31,13 @@ from edgeflow.service.faults import error_of_code
 from edgeflow.service.health import Health
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
+from edgeflow.service.places import RETRY_AFTER_MS, Places
 from edgeflow.service.requests import OpenRequest
 from edgeflow.service.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.session import Session, SessionRules
 from edgeflow.types import Command, Mode
 
 TICK_S = 0.02
-RETRY_AFTER_MS = 1000
 
 
 class ControlPlane:
@@ -63,7 +63,8 @@ class ControlPlane:
         self._log = log
         self._rules = _rules(config)
         self._runners: dict[int, SessionRunner] = {}
-        self._callers: dict[int, Caller] = {}
+        self._places = Places(config.max_sessions, config.limits.sessions_per_principal)
+        self._returning: dict[int, asyncio.Task[None]] = {}
         self._opening: dict[int, asyncio.Future[SessionOpened]] = {}
         self._last_number = 0
         self._admission = Admission(config)
@@ -74,19 +75,16 @@ class ControlPlane:
 
     async def open(self, request: OpenRequest, caller: Caller) -> SessionRunner:
         """A new session; typed RequestErrors when it cannot be."""
-        self._admit(caller)
+        number = self._admit(caller)
         limit_ms = self.config.max_action_age_ms
         if request.max_action_age_ns is None and limit_ms:
             request = replace(request, max_action_age_ns=limit_ms * 1_000_000)
-        self._last_number += 1
-        number = self._last_number
-        self._callers[number] = caller
         try:
             plan = await self._plan(number, request)
             return await self._open(number, request, plan, caller)
         except BaseException:
             self._admission.leave(number)
-            del self._callers[number]
+            self._places.leave(number)
             raise
 
     async def _plan(self, number: int, request: OpenRequest) -> SessionPlan:
@@ -126,6 +124,7 @@ class ControlPlane:
             limits=self.config.limits,
             metrics=self._metrics,
             log=self._log,
+            want_ring=self._want_ring,
         )
         self._register(runner, caller)
         return runner
@@ -140,7 +139,7 @@ class ControlPlane:
             pass
         self._port.send(CloseSession(session.number))
         self._admission.leave(session.number)
-        del self._callers[session.number]
+        self._places.leave(session.number)
         if not self._runners:
             self._all_closed.set()
         reason = session.ended.reason if session.ended else ""
@@ -157,7 +156,11 @@ class ControlPlane:
         self._admission.worker_ready(ready)
         self._metrics.predict(self._admission.modes())
         for runner in self._runners.values():
-            runner.open_ring()
+            if runner.session.parked:
+                runner.session.worker_back()
+                runner.pump()
+            else:
+                runner.open_ring()
 
     def worker_message(self, message: Message) -> None:
         """An answer of the worker, on its way to the session it is about."""
@@ -206,11 +209,13 @@ class ControlPlane:
     # What the service does.
 
     def tick(self) -> None:
-        """Silence and age of every session."""
+        """Silence and age of every session. Who gave the ring back in a silence has no place any more."""
         now_ns = self._clock.now_ns()
-        for runner in self._runners.values():
+        for number, runner in self._runners.items():
             runner.session.tick(now_ns)
             runner.pump()
+            if runner.session.parked and number not in self._returning:
+                self._give_up(number)
 
     async def drain(self, timeout_ms: int) -> None:
         """No new sessions; the present ones finish what is under way, or are ended at the timeout."""
@@ -231,8 +236,9 @@ class ControlPlane:
 
     def end_callers(self, stays: Callable[[Caller], bool]) -> None:
         """End the sessions of those whose token was revoked or has expired."""
-        for number, runner in list(self._runners.items()):
-            if not stays(self._callers[number]):
+        for number, caller in self._places:
+            runner = self._runners.get(number)
+            if runner is not None and not stays(caller):
                 runner.session.end(End("UNAUTHENTICATED", "revoked", "the token does not allow this any more"))
                 runner.pump()
 
@@ -246,7 +252,7 @@ class ControlPlane:
         self._metrics.predict(modes)
         self._log.event("pass_times_changed", **{mode: f"{seen.fps:.1f} FPS" for mode, seen in modes.items()})
         for number, runner in list(self._runners.items()):
-            if runner.plan.mode is Mode.AUTO:
+            if runner.plan.mode is Mode.AUTO and not runner.session.parked:
                 await self._replan_one(number, runner)
 
     async def _replan_one(self, number: int, runner: SessionRunner) -> None:
@@ -257,41 +263,54 @@ class ControlPlane:
             except RequestError as error:
                 runner.session.notify("depth", error.text)
                 return
-            if number in self._runners:
+            if number in self._runners and not runner.session.parked:
                 self._admission.enter(number, plan)
                 runner.change_plan(plan)
 
-    def _admit(self, caller: Caller) -> None:
+    def _want_ring(self, runner: SessionRunner) -> None:
+        """A robot that was silent is back, its frame waits."""
+        number = runner.session.number
+        if number not in self._returning:
+            self._returning[number] = asyncio.create_task(self._readmit(number, runner), name="readmit")
+
+    async def _readmit(self, number: int, runner: SessionRunner) -> None:
+        """A place and a ring again, or why there is none; the robot's next frame asks anew."""
         try:
-            self._check_admission(caller)
+            self._places.take_again(number)
+            plan = await self._plan(number, runner.session.request)
+        except RequestError as error:
+            self._give_up(number)
+            runner.session.stay_parked(error)
+        else:
+            if number in self._runners and runner.session.wants_ring:
+                runner.reopen(plan)
+            else:
+                self._give_up(number)
+        finally:
+            del self._returning[number]
+        runner.pump()
+
+    def _give_up(self, number: int) -> None:
+        self._admission.leave(number)
+        if number in self._runners:
+            self._places.give_up(number)
+
+    def _admit(self, caller: Caller) -> int:
+        """The new session's number."""
+        try:
+            self._check_open()
+            self._last_number += 1
+            self._places.take(self._last_number, caller)
         except RequestError as error:
             self._metrics.admission_rejected.labels(error.reason).inc()
             raise
+        return self._last_number
 
-    def _check_admission(self, caller: Caller) -> None:
+    def _check_open(self) -> None:
         if self._draining:
             raise Unavailable("the service is stopping", reason="DRAINING")
         if self.worker is None or not self._health.ready:
             raise _no_worker()
-        if len(self._callers) >= self.config.max_sessions:
-            raise ResourceExhausted(
-                f"all {self.config.max_sessions} sessions are taken",
-                field="max_sessions",
-                reason="SESSIONS_TAKEN",
-                retry_after_ms=RETRY_AFTER_MS,
-            )
-
-        self._check_principal(caller.principal)
-
-    def _check_principal(self, principal: str) -> None:
-        most = self.config.limits.sessions_per_principal
-        if principal and sum(each.principal == principal for each in self._callers.values()) >= most:
-            raise ResourceExhausted(
-                f"{principal} has {most} sessions already",
-                field="limits.sessions_per_principal",
-                reason="PRINCIPAL_SESSIONS",
-                retry_after_ms=RETRY_AFTER_MS,
-            )
 
     def _register(self, runner: SessionRunner, caller: Caller) -> None:
         number = runner.session.number

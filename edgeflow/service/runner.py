@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
 
@@ -45,6 +46,7 @@ class SessionRunner:
         limits: LimitsConfig,
         metrics: Metrics,
         log: EventLog,
+        want_ring: Callable[[SessionRunner], None],
     ) -> None:
         self.session = session
         self.plan = plan
@@ -54,6 +56,7 @@ class SessionRunner:
         self._limits = limits
         self._metrics = metrics
         self._log = log
+        self._want_ring = want_ring
         self._changed = asyncio.Event()
         self._last_frame_ns: int | None = None
         self._told: list[Event] = []
@@ -93,11 +96,14 @@ class SessionRunner:
 
     def change_plan(self, plan: SessionPlan) -> None:
         """The pass times drifted: another depth from the next frame on, or only another forecast."""
-        depth, self.plan = self.plan.depth, plan
-        if plan.depth != depth:
+        if self._replace_plan(plan):
             self._port.send(ChangeDepth(self.session.number, plan.depth))
-            self.session.notify("depth", f"pass times changed: depth {plan.depth} instead of {depth}")
             self.pump()
+
+    def reopen(self, plan: SessionPlan) -> None:
+        """The session may have a ring again, in what is free now."""
+        self._replace_plan(plan)
+        self.open_ring()
 
     def open_ring(self) -> None:
         """Ask the worker for the session's ring: it has none since a silence, or is a new worker."""
@@ -110,7 +116,7 @@ class SessionRunner:
         while session.commands:
             self._port.send(session.commands.popleft())
         if session.wants_ring:
-            self.open_ring()
+            self._want_ring(self)
         if self._port.writable and (ready := session.start_sending(self._clock.now_ns())) is not None:
             self._port.send(ready)
         if (frame := session.start_decoding()) is not None:
@@ -170,6 +176,13 @@ class SessionRunner:
         if error.code == "RESOURCE_EXHAUSTED" or error.reason.endswith(("_TOO_LARGE", "_TOO_LONG")):
             self._metrics.limit_rejections.labels(error.reason).inc()
         self.pump()
+
+    def _replace_plan(self, plan: SessionPlan) -> bool:
+        """Whether the depth is another one, which the robot is told."""
+        depth, self.plan = self.plan.depth, plan
+        if plan.depth != depth:
+            self.session.notify("depth", f"the forecasts changed: depth {plan.depth} instead of {depth}")
+        return plan.depth != depth
 
     def _observe_gap(self, now_ns: int) -> None:
         if self._last_frame_ns is not None:

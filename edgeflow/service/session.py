@@ -15,8 +15,9 @@ Rules that the contract leaves open:
   epoch of its own.
 - A frame above the permitted rate is used when nothing newer comes before its turn; otherwise it is refused with
   RESOURCE_EXHAUSTED instead of superseded. Such refusals do not count towards ending the stream.
-- A robot that was silent for a second and has nothing under way gives its ring back to the worker. Its next frame
-  waits until the worker opened it again, and is served.
+- A robot that was silent for a second and has nothing under way is parked: its ring and its place are another's to
+  take. Its next frame waits until the worker opened the ring again, and is served; where no place is left it leaves
+  with the reason, the robot holds, and the frame after it asks again.
 - Three invalid outputs in a row put the session in fault: STOP, and every frame is refused until the robot says
   `Reset`. These refusals do not count towards ending the stream either.
 """
@@ -221,7 +222,7 @@ class Session:
         """The worker is gone: HOLD until there is another. An ended session has been told its last."""
         if self.ended is not None:
             return
-        self._ring, self._lost = Ring.LOST, True
+        self._ring, self._lost = Ring.FREED if self.parked else Ring.LOST, True
         self.commands.clear()
         text = "the worker process was lost and is being replaced"
         self._frames.drop_all("UNAVAILABLE", "WORKER_LOST", text)
@@ -234,6 +235,19 @@ class Session:
         """Whether a frame waits for a ring that was given back."""
         return self._ring is Ring.WANTED
 
+    @property
+    def parked(self) -> bool:
+        """Whether it gave its ring back in a silence, and has none yet."""
+        return self._ring in (Ring.FREED, Ring.WANTED)
+
+    def stay_parked(self, error: RequestError) -> None:
+        """There is no ring for the frame that waits."""
+        if self._ring is Ring.WANTED:
+            self._ring = Ring.FREED
+            self._frames.drop_unsent(error.code, error.reason, error.text)
+            self.hold(error.reason)
+            self._finish_if_idle()
+
     def ring_asked(self) -> None:
         """The worker is asked for a ring, in the present epoch."""
         self._ring = Ring.ASKED
@@ -241,6 +255,10 @@ class Session:
     def worker_ready(self) -> None:
         """The worker has this session, in the epoch that it was asked for."""
         self._ring = Ring.HELD
+        self.worker_back()
+
+    def worker_back(self) -> None:
+        """There is a worker again."""
         if self._lost:
             self._lost = False
             self.notify("worker_ready")

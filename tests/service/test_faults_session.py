@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 
+import grpc
 import pytest
 
 from edgeflow.ipc.messages import CloseSession, FrameResult, OpenSession
@@ -14,7 +15,7 @@ from edgeflow.service.events import ActionEvent, StatusEvent
 from edgeflow.service.requests import CheckedFrame
 from edgeflow.service.session import Session
 from edgeflow.types import Command
-from tests.service.harness import Robot, eventually, serving
+from tests.service.harness import Robot, eventually, open_message, serving
 from tests.service.scripted import SCHEMA, Script
 from tests.service.test_session_properties import MS, REQUEST, RULES
 
@@ -161,6 +162,75 @@ async def test_a_worker_lost_in_a_silence_changes_nothing_for_the_next_frame(che
         await robot.notice("worker_ready")
         await robot.frame(2)
         await robot.action(2)
+
+
+FAST = {"mode": pb.MODE_SERIAL, "control_period_ms": 20}
+PARKED_SOON = {"timing__silent_hold_ms": 30, "timing__silent_free_ms": 120}
+
+
+async def parked_robot(served, closed: int = 1, **changes) -> Robot:
+    robot = await silent_robot(served, **changes)
+    await robot.hold("INGRESS_SILENT")
+    await eventually(lambda: rings(served.script).count("CloseSession") >= closed)
+    return robot
+
+
+async def refused(robot: Robot, seq: int, reason: str) -> None:
+    await robot.frame(seq)
+    status = await robot.status(seq)
+    assert (status.disposition, status.code, status.reason) == (pb.DISPOSITION_DROPPED, "RESOURCE_EXHAUSTED", reason)
+    await robot.hold(reason)
+
+
+async def test_the_place_of_a_silent_robot_is_anothers_to_take(checkpoint):
+    async with serving(checkpoint, max_sessions=1, **PARKED_SOON) as served:
+        robot, other = await parked_robot(served), served.robot()
+        await other.open(control_period_ms=5000)
+        await refused(robot, 2, "SESSIONS_TAKEN")
+        await refused(robot, 3, "SESSIONS_TAKEN")
+        await other.send(pb.ClientMessage(close=pb.Close()))
+        await other.rest()
+        await robot.frame(4)
+        assert (await robot.action(4)).epoch == 1
+        assert served.metric("edgeflow_sessions") == 1
+
+
+async def test_a_robot_that_comes_back_to_a_full_device_holds_until_it_fits(checkpoint):
+    script = Script(pass_ns=(30_000_000,) * 5)  # one robot takes all of the device
+    async with serving(checkpoint, script, **PARKED_SOON) as served:
+        robot = served.robot()
+        await robot.open(**FAST)
+        await eventually(lambda: "CloseSession" in rings(script))
+        other = served.robot()
+        script.hold = True
+        await other.open(**FAST)
+        await other.frame(1)
+        await eventually(lambda: bool(script.worker.held))
+        script.hold = False
+        await refused(robot, 1, "DEVICE_FULL")
+        await other.send(pb.ClientMessage(close=pb.Close()))
+        await other.rest()
+        await robot.frame(2)
+        await robot.action(2)
+
+
+async def test_a_robot_that_leaves_while_it_asks_for_its_place_takes_none_along(checkpoint):
+    async with serving(checkpoint, max_sessions=1, **PARKED_SOON) as served:
+        for closed in (1, 3):
+            robot = await parked_robot(served, closed)
+            await robot.frame(2)
+            robot.call.cancel()
+            await eventually(lambda: served.metric("edgeflow_sessions") == 0)
+        await served.robot().open()
+
+
+async def test_sessions_without_a_place_are_bounded(checkpoint):
+    async with serving(checkpoint, max_sessions=1, **PARKED_SOON) as served:
+        for closed in (1, 2):
+            await parked_robot(served, closed)
+        robot = served.robot()
+        await robot.send(pb.ClientMessage(open=open_message()))
+        assert (await robot.rest())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_a_ring_is_kept_while_frames_are_under_way(checkpoint):

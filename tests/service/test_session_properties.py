@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edgeflow.errors import InvalidArgument, RequestError
+from edgeflow.errors import InvalidArgument, RequestError, ResourceExhausted
 from edgeflow.ipc.messages import FrameDropped, FrameResult, SubmitFrame
 from edgeflow.service.events import ActionEvent, End, Event, StatusEvent
 from edgeflow.service.requests import CheckedFrame, OpenRequest
@@ -181,6 +181,13 @@ class SessionMachine(RuleBasedStateMachine):
         self.session.ring_asked()
         self.session.worker_ready()
 
+    @precondition(lambda self: self.session.wants_ring)
+    @rule()
+    def find_no_place(self) -> None:
+        """Another has the place by now."""
+        self.session.stay_parked(ResourceExhausted("taken", reason="SESSIONS_TAKEN"))
+        assert self.session.parked and not self.session.wants_ring and self.session.start_sending(self.now) is None
+
     @precondition(lambda self: self.worker_up)
     @rule()
     def lose_worker(self) -> None:
@@ -192,7 +199,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule()
     def new_worker(self) -> None:
         self.worker_up = True
-        self.session.worker_ready()
+        self.session.worker_back() if self.session.parked else self.session.worker_ready()
 
     @rule(milliseconds=st.sampled_from([0, 1, 20, 400, 2_000]))
     def time_passes(self, milliseconds: int) -> None:

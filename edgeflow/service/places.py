@@ -1,0 +1,70 @@
+"""Places for sessions: how many there are, who has them, and who gave theirs up in a silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgeflow.errors import ResourceExhausted
+from edgeflow.service.auth import Caller
+
+RETRY_AFTER_MS = 1000
+
+
+class Places:
+    """A session has one from `take` to `leave`, but for the time between `give_up` and `take_again`.
+
+    most: of all sessions; as many again may wait without a place. most_of_principal: sessions, with or without.
+    """
+
+    def __init__(self, most: int, most_of_principal: int) -> None:
+        self._most = most
+        self._most_of_principal = most_of_principal
+        self._callers: dict[int, Caller] = {}
+        self._given_up: set[int] = set()
+
+    def __iter__(self) -> Iterator[tuple[int, Caller]]:
+        return iter(list(self._callers.items()))
+
+    def take(self, number: int, caller: Caller) -> None:
+        """For a new session; ResourceExhausted when there is none."""
+        if len(self._callers) >= 2 * self._most:
+            raise self._taken()
+        self._check_free()
+        self._check_principal(caller.principal)
+        self._callers[number] = caller
+
+    def give_up(self, number: int) -> None:
+        """Another may have it; a second time does nothing."""
+        self._given_up.add(number)
+
+    def take_again(self, number: int) -> None:
+        """For a session that gave its place up; ResourceExhausted when there is none."""
+        self._check_free()
+        self._given_up.discard(number)
+
+    def leave(self, number: int) -> None:
+        """The session has ended."""
+        del self._callers[number]
+        self._given_up.discard(number)
+
+    def _check_free(self) -> None:
+        if len(self._callers) - len(self._given_up) >= self._most:
+            raise self._taken()
+
+    def _taken(self) -> ResourceExhausted:
+        return ResourceExhausted(
+            f"all {self._most} sessions are taken",
+            field="max_sessions",
+            reason="SESSIONS_TAKEN",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+    def _check_principal(self, principal: str) -> None:
+        most = self._most_of_principal
+        if principal and sum(each.principal == principal for each in self._callers.values()) >= most:
+            raise ResourceExhausted(
+                f"{principal} has {most} sessions already",
+                field="limits.sessions_per_principal",
+                reason="PRINCIPAL_SESSIONS",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
