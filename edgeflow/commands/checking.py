@@ -23,6 +23,7 @@ VERDICT_STYLE = {"ok": "[green]ok[/]", "optional": "[yellow]optional[/]", "missi
 def verify(
     directory: Annotated[Path, typer.Argument(help="A checkpoint with recorded cases.")],
     mode: OptionalMode = None,
+    kv: Annotated[str, typer.Option(help="model, or int8: what 8-bit keys and values cost a chat model.")] = "model",
     as_json: Json = False,
 ) -> None:
     """Check a checkpoint's outputs against those of the original implementation, in fp32.
@@ -31,10 +32,12 @@ def verify(
     """
     from edgeflow.engine.verify import verify_checkpoint
 
+    if kv not in ("model", "int8"):
+        raise ConfigError("kv: model or int8")
     if mode not in (None, *ENDS):
         raise ConfigError("mode: verify runs serial and pipelined")
     with reporting(Console(stderr=True)) as report:
-        results = verify_checkpoint(directory, [mode] if mode else [], report)
+        results = verify_checkpoint(directory, [mode] if mode else [], report, int8_kv=kv == "int8")
     off = sum(not result.ok for _, result in results)
     if as_json:
         rows = [

@@ -13,19 +13,20 @@ import torch
 
 from edgeflow.clock import Clock
 from edgeflow.config import ChatConfig, ChatSlot, ServiceConfig, resolve_model
-from edgeflow.engine.build import choose_device, choose_dtype, fingerprint
+from edgeflow.engine.build import choose_device, fingerprint
 from edgeflow.engine.chat import ChatPlane, Prefix, StepCost
+from edgeflow.engine.chat_numbers import choose_chat_dtype, choose_weights, row_error
 from edgeflow.engine.generate import FixedPrefix, Prefill, run_pass
 from edgeflow.engine.grammar import Grammars
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.messages import ChatReady, Message
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.kv import SCALE_BYTES, KVSlots
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 
 REPEATS = 5
 PROBE_ROWS = 64
+WORTH_TELLING = 1e-3  # of the logits of a row by itself
 # What two checkpoints must have in common for one to read what the other wrote.
 _SHARED = ("num_hidden_layers", "num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "rope")
 
@@ -43,6 +44,7 @@ class BuiltChat:
     cost: StepCost
     fingerprint: str
     decode: ChatModel
+    numbers: str
 
     def plane(self, config: ChatConfig, clock: Clock, publish: Callable[[Message], None]) -> ChatPlane:
         """Ready to serve."""
@@ -77,6 +79,7 @@ class BuiltChat:
             self.cost.row_ns,
             [defaults.temperature, defaults.top_p, defaults.min_p, defaults.repetition_penalty],
             defaults.top_k,
+            self.numbers,
         )
 
 
@@ -85,29 +88,34 @@ def load_chat(config: ServiceConfig, progress: Progress) -> BuiltChat | None:
     path = config.chat_path
     if path is None:
         return None
-    device = choose_device(config.device)
-    if config.chat.weights == "int8" and device.type != "cpu":
-        raise ConfigError("chat.weights: int8 is for a CPU")
-    table = built_in_table().allowing("int8") if config.chat.weights == "int8" else built_in_table()
-    dtype = choose_dtype(config.chat.dtype, device)
-    model = decode = load_chat_model(path, dtype, device, table=table)
-    if config.chat.decode_model:
-        decode = load_chat_model(resolve_model(config.chat.decode_model), dtype, device, table=table)
+    device, chat = choose_device(config.device), config.chat
+    dtype = choose_chat_dtype(chat.dtype, path, device)
+    weights = choose_weights(chat, path, dtype, device)
+    progress(weights.told, 1, 1)
+    model = decode = load_chat_model(path, dtype, device, table=weights.table)
+    if chat.decode_model:
+        decode = load_chat_model(resolve_model(chat.decode_model), dtype, device, table=weights.table)
         _check_decode(model, decode)
-    return build_chat(config.chat, model, fingerprint(path), progress, decode)
+    return build_chat(config.chat, model, fingerprint(path), progress, decode, weights.told)
 
 
 def build_chat(
-    config: ChatConfig, model: ChatModel, fingerprint: str, progress: Progress, decode: ChatModel | None = None
+    config: ChatConfig,
+    model: ChatModel,
+    fingerprint: str,
+    progress: Progress,
+    decode: ChatModel | None = None,
+    weights: str = "float weights",
 ) -> BuiltChat:
     """Reserve the slots, compute the prefixes, time a step; ConfigError says what does not fit.
 
-    decode: computes the decode steps, over keys and values that `model` wrote; `model` itself if not given.
+    decode: computes the decode steps, over keys and values that `model` wrote; `model` itself if not given. weights:
+    what the model was loaded with, for a person.
     """
     decode = decode or model
     capacity = min(config.capacity, model.config.max_position_embeddings)
     prompts = [_prefix_prompt(model, slot, capacity) for slot in config.slots]
-    kv = _reserve(model, 1 + len(prompts), capacity)
+    kv = _reserve(model, 1 + len(prompts), capacity, int8=config.kv == "int8")
     prefixes = []
     for index, (slot, prompt) in enumerate(zip(config.slots, prompts, strict=True), start=1):
         fixed = FixedPrefix(prompt, index)
@@ -115,7 +123,9 @@ def build_chat(
             progress(f"prefix {slot.id}", done, len(prompt))
         prefixes.append(Prefix(slot.id, fixed))
     cost = measure_step(model, kv, decode)
-    return BuiltChat(config.name, model, kv, tuple(prefixes), cost, fingerprint, decode)
+    off = row_error(decode, kv, _probe(decode, min(PROBE_ROWS, capacity)))
+    numbers = f"{_name(kv.dtype)}, {weights}{_told(off)}, KV in {_name(kv.data.dtype)}"
+    return BuiltChat(config.name, model, kv, tuple(prefixes), cost, fingerprint, decode, numbers)
 
 
 def _check_decode(model: ChatModel, decode: ChatModel) -> None:
@@ -128,18 +138,21 @@ def _check_decode(model: ChatModel, decode: ChatModel) -> None:
 def measure_step(model: ChatModel, kv: KVSlots, decode: ChatModel) -> StepCost:
     """Medians of a decode row and of a chunk, in slot 0."""
     rows = min(PROBE_ROWS, kv.capacity)
-    probe = model.prompt([token % model.config.vocab_size for token in range(rows)])
+    probe = _probe(model, rows)
     one, many = (_timed(model, kv, probe, count) for count in (1, rows))
     step_ns = one if decode is model else _timed(decode, kv, probe, 1)
     return StepCost(step_ns, max((many - one) // max(rows - 1, 1), 0))
 
 
-def kv_bytes(model: ChatModel, slots: int, capacity: int) -> int:
-    """Memory of so many slots: layers x keys and values x slots x positions x heads x dimension."""
-    config = model.config
-    width = config.num_key_value_heads * config.head_dim
-    size = torch.empty(0, dtype=model.embed([0]).dtype).element_size()
-    return config.num_hidden_layers * 2 * slots * capacity * width * size
+def _probe(model: ChatModel, rows: int) -> Prompt:
+    return model.prompt([token % model.config.vocab_size for token in range(rows)])
+
+
+def kv_bytes(model: ChatModel, slots: int, capacity: int, *, int8: bool = False) -> int:
+    """Memory of so many slots: layers x keys and values x slots x positions x heads x bytes of a head."""
+    config, dtype = model.config, model.decoder.dtype
+    sizes = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+    return slots * capacity * KVSlots.position_bytes(*sizes, dtype, int8=int8)
 
 
 def _timed(model: ChatModel, kv: KVSlots, probe: Prompt, rows: int) -> int:
@@ -164,24 +177,30 @@ def free_bytes(device: torch.device) -> int:
     return int(kib) * 1024
 
 
-def _reserve(model: ChatModel, slots: int, capacity: int) -> KVSlots:
-    needed, free = kv_bytes(model, slots, capacity), free_bytes(model.device)
-    if needed > free:
-        raise _no_memory(model, slots, capacity, needed, free)
-    try:
-        return model.decoder.kv_slots(slots, capacity)
-    except (RuntimeError, MemoryError) as error:
-        raise _no_memory(model, slots, capacity, needed, free) from error
-
-
-def _no_memory(model: ChatModel, slots: int, capacity: int, needed: int, free: int) -> ConfigError:
-    config = model.config
-    size = needed // (config.num_hidden_layers * 2 * slots * capacity * config.num_key_value_heads * config.head_dim)
-    return ConfigError(
+def _reserve(model: ChatModel, slots: int, capacity: int, *, int8: bool) -> KVSlots:
+    needed, free = kv_bytes(model, slots, capacity, int8=int8), free_bytes(model.device)
+    config, dtype = model.config, model.decoder.dtype
+    head = f"({config.head_dim} + {SCALE_BYTES} of a scale)" if int8 else f"{config.head_dim} x {dtype.itemsize}"
+    error = ConfigError(
         f"chat.capacity: no memory for {slots} slots of {capacity} positions: {config.num_hidden_layers} layers "
-        f"x 2 x {slots} x {capacity} x {config.num_key_value_heads} x {config.head_dim} x {size} bytes are "
-        f"{needed / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free; lower chat.capacity or the number of chat.slots"
+        f"x 2 x {slots} x {capacity} x {config.num_key_value_heads} x {head} bytes are {needed / 2**20:.0f} MiB, "
+        f"{free / 2**20:.0f} MiB are free; lower chat.capacity or the number of chat.slots"
+        + ("" if int8 else ", or choose chat.kv int8")
     )
+    if needed > free:
+        raise error
+    try:
+        return model.decoder.kv_slots(slots, capacity, int8=int8)
+    except (RuntimeError, MemoryError) as cause:
+        raise error from cause
+
+
+def _told(error: float) -> str:
+    return f", {error:.1%} of the logits' spread off" if error >= WORTH_TELLING else ""
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _prefix_prompt(model: ChatModel, slot: ChatSlot, capacity: int) -> Prompt:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.engine.build import choose_device, choose_dtype
+from edgeflow.engine.build import choose_device
+from edgeflow.engine.chat_numbers import choose_chat_dtype
 from edgeflow.engine.generate import Generation, generate
 from edgeflow.engine.sampling import SamplingParams
 from edgeflow.errors import RequestError
@@ -75,7 +76,7 @@ def open_conversation(
     """Load the model; typed StartErrors. temperature None: as the checkpoint says."""
     where = choose_device(device)
     torch.set_grad_enabled(False)
-    model = load_chat_model(path, choose_dtype("auto", where), where)
+    model = load_chat_model(path, choose_chat_dtype("auto", path, where), where)
     defaults = model.generation
     params = SamplingParams(
         max_tokens,

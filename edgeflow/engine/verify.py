@@ -22,7 +22,7 @@ from edgeflow.engine.comparison import CheckResult, compare, mismatches
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.engine.verify_chat import verify_chat
+from edgeflow.engine.verify_chat import verify_chat, verify_int8_kv
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.models.decoder_config import FAMILIES
@@ -57,16 +57,21 @@ class _Case:
 Progress = Callable[[str, int, int], None]
 
 
-def verify_checkpoint(directory: Path, modes: Sequence[Mode], progress: Progress) -> list[tuple[str, CheckResult]]:
+def verify_checkpoint(
+    directory: Path, modes: Sequence[Mode], progress: Progress, *, int8_kv: bool = False
+) -> list[tuple[str, CheckResult]]:
     """All comparisons of a bundle of any family, with the mode they were made in.
 
-    modes: of control policies, empty for all; chat models are checked in modes of their own.
+    modes: of control policies, empty for all; chat models are checked in modes of their own. int8_kv: what 8-bit keys
+    and values cost instead, of a chat model.
     """
     family = read_json(directory / "config.json").get("model_type")
     if isinstance(family, str) and family in FAMILIES:
         if modes:
             raise ConfigError(f"mode: {family} is no control policy; it is checked in modes of its own")
-        return verify_chat(directory, progress)
+        return verify_int8_kv(directory, progress) if int8_kv else verify_chat(directory, progress)
+    if int8_kv:
+        raise ConfigError("kv: int8 is for chat models")
     return [(mode.value, result) for mode in modes or MODES for result in verify_bundle(directory, mode, progress)]
 
 

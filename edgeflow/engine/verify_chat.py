@@ -3,7 +3,9 @@
 Once: chat text, input ids, pixel values (of the torchvision preprocessor, which is the one followed), image rows,
 positions, hidden states and logits of the prompt. In each mode: the first and the last logits, all greedy tokens and
 their text. Modes: alone; the prompt in chunks; beginning with a fixed prefix, in its slot or copied; all cases packed
-into shared passes, each starting one pass after the other.
+into shared passes, each starting one pass after the other (engine/chat_ways.py).
+
+Of int8 KV: the logits of recorded answers against those over KV in fp32, its own tokens in every mode, its memory.
 """
 
 from __future__ import annotations
@@ -16,10 +18,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.chat_bundle import ChatCase, read_chat_bundle
+from edgeflow.engine.chat_ways import Asked, Ways
 from edgeflow.engine.comparison import CheckResult, compare, mismatches
-from edgeflow.engine.generate import FixedPrefix, Generation, run_pass
-from edgeflow.engine.sampling import SamplingParams
-from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
@@ -27,9 +27,9 @@ from edgeflow.models.prompt import Prompt
 CPU = torch.device("cpu")
 PIXEL_TOLERANCE = 1e-6
 FEATURE_TOLERANCE = 1e-4
-CHUNKS = (1, 5, 64)
-PACKED_CHUNK = 7
-PREFIX_CHUNK = 16
+LARGEST_INT8_ERROR = 0.5
+MEAN_INT8_ERROR = 0.05
+LARGEST_INT8_LOSS = 0.15  # of models with random weights, whose best tokens are close
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class _Case:
     def name(self) -> str:
         return self.recorded.name
 
-
-Answers = list[tuple[list[int], list[Tensor]]]
-"""Of each case: tokens, and the logits [V] that each was taken from."""
+    @property
+    def asked(self) -> Asked:
+        return Asked(self.prompt, len(self.recorded.greedy_ids))
 
 
 def verify_chat(
@@ -54,8 +54,8 @@ def verify_chat(
 ) -> list[tuple[str, CheckResult]]:
     """All comparisons with their mode; CheckpointError when the directory is no bundle."""
     model = load_chat_model(directory, torch.float32, CPU)
-    cases = [_prepared(case, model) for case in read_chat_bundle(directory)]
-    modes = _modes(model)
+    cases = _prepared_cases(directory, model)
+    modes = Ways(model).all()
     results: list[tuple[str, CheckResult]] = []
     progress("prompts", 0, len(modes) + 1)
     with torch.inference_mode():
@@ -64,9 +64,58 @@ def verify_chat(
     answered = [case for case in cases if case.recorded.greedy_ids]
     for index, (name, run) in enumerate(modes.items(), start=1):
         progress(name, index, len(modes) + 1)
-        for case, answer in zip(answered, run(answered), strict=True):
+        for case, answer in zip(answered, run([case.asked for case in answered]), strict=True):
             results += [(name, result) for result in _check_answer(case, *answer, model)]
     return results
+
+
+def verify_int8_kv(
+    directory: Path, progress: Callable[[str, int, int], None] = lambda *_: None
+) -> list[tuple[str, CheckResult]]:
+    """What keeping KV in 8 bits costs; all modes must give one answer. Deviations of logits are in their spreads."""
+    model = load_chat_model(directory, torch.float32, CPU)
+    cases = [case for case in _prepared_cases(directory, model) if case.recorded.greedy_ids]
+    asked = [case.asked for case in cases]
+    modes = Ways(model, int8=True).all()
+    results = [("int8 KV", result) for case in cases for result in _check_int8(case, model)]
+    results.append(("int8 KV", _memory(model)))
+    alone = [tokens for tokens, _ in modes["alone"](asked)]
+    for index, (name, run) in enumerate(modes.items(), start=1):
+        progress(name, index, len(modes) + 1)
+        for case, wanted, (tokens, _) in zip(cases, alone, run(asked), strict=True):
+            results.append((name, CheckResult(case.name, "tokens, against alone", mismatches(tokens, wanted), 0)))
+    return results
+
+
+def _check_int8(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
+    """Every token of the recorded answer predicted over KV of both kinds."""
+    exact, found = (_forced(case, Ways(model, int8=int8)) for int8 in (False, True))
+    off = (found - exact).abs() / exact.std(dim=-1, keepdim=True)
+    differ = (found.argmax(-1) != exact.argmax(-1)).double().mean().item()
+    yield CheckResult(case.name, "largest logit error", off.max().item(), LARGEST_INT8_ERROR)
+    yield CheckResult(case.name, "mean logit error", off.mean().item(), MEAN_INT8_ERROR)
+    yield CheckResult(case.name, "tokens that differ, share", differ, LARGEST_INT8_LOSS)
+
+
+@torch.inference_mode()
+def _forced(case: _Case, ways: Ways) -> Tensor:
+    """Logits [tokens, V] of the recorded answer, each over what was recorded before it."""
+    decoder, prompt, answer = ways.model.decoder, case.prompt, case.recorded.greedy_ids[:-1]
+    count = len(prompt) + len(answer)
+    hidden = torch.cat([ways.model.embed_prompt(prompt), ways.model.embed(answer)])
+    after = torch.arange(len(prompt), count) + prompt.shift
+    positions = torch.cat([prompt.positions, after.expand(len(prompt.positions), -1)], dim=1)
+    layout = PackedLayout.of([Span(0, 0, count)], CPU, positions)
+    return decoder.logits(decoder.forward(hidden, layout, ways.kv(1, count))[len(prompt) - 1 :])
+
+
+def _memory(model: ChatModel) -> CheckResult:
+    exact, found = (Ways(model, int8=int8).kv(1, 1).nbytes for int8 in (False, True))
+    return CheckResult("all", f"bytes a position, {found} for {exact}", found / exact, 1)
+
+
+def _prepared_cases(directory: Path, model: ChatModel) -> list[_Case]:
+    return [_prepared(case, model) for case in read_chat_bundle(directory)]
 
 
 def _prepared(case: ChatCase, model: ChatModel) -> _Case:
@@ -129,65 +178,3 @@ def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: fl
     """`found` against the tensor of that name, where the bundle has it."""
     if name in case.recorded.tensors:
         yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)
-
-
-def _modes(model: ChatModel) -> dict[str, Callable[[list[_Case]], Answers]]:
-    chunked = {
-        f"chunks of {size}": lambda cases, size=size: [_alone(model, case, size) for case in cases] for size in CHUNKS
-    }
-    return {
-        "alone": lambda cases: [_alone(model, case, len(case.prompt)) for case in cases],
-        **chunked,
-        "prefix": lambda cases: [_after_prefix(model, case, slot=0) for case in cases],
-        "prefix, copied": lambda cases: [_after_prefix(model, case, slot=1) for case in cases],
-        "packed": lambda cases: _packed(model, cases),
-    }
-
-
-def _alone(model: ChatModel, case: _Case, chunk: int) -> tuple[list[int], list[Tensor]]:
-    kv = model.decoder.kv_slots(1, _capacity(case))
-    return _run(model, kv, [_generation(model, case, 0, kv.capacity)], chunk)[0]
-
-
-def _after_prefix(model: ChatModel, case: _Case, slot: int) -> tuple[list[int], list[Tensor]]:
-    """The first half of the prompt is computed by itself, once, in slot 0; slot: where the request runs, twice."""
-    kv = model.decoder.kv_slots(2, _capacity(case))
-    prefix = FixedPrefix(case.prompt.head(max(1, len(case.prompt) // 2)), 0)
-    for _ in prefix.compute(model, kv, PREFIX_CHUNK):
-        pass
-    for _ in range(2):
-        known = prefix.lend(kv, case.prompt, slot)
-        (answer,) = _run(model, kv, [_generation(model, case, slot, kv.capacity, known)], PREFIX_CHUNK)
-    return answer
-
-
-def _packed(model: ChatModel, cases: list[_Case]) -> Answers:
-    """One slot a case, by descending index, so that rows of a pass lie in no order of slots."""
-    kv = model.decoder.kv_slots(len(cases), max(map(_capacity, cases)))
-    slots = range(len(cases) - 1, -1, -1)
-    generations = [_generation(model, case, slot, kv.capacity) for case, slot in zip(cases, slots, strict=True)]
-    return _run(model, kv, generations, PACKED_CHUNK)
-
-
-def _capacity(case: _Case) -> int:
-    return len(case.prompt) + len(case.recorded.greedy_ids)
-
-
-def _generation(model: ChatModel, case: _Case, slot: int, capacity: int, known: int = 0) -> Generation:
-    params = SamplingParams(max_tokens=len(case.recorded.greedy_ids))
-    return Generation(model, case.prompt, params, slot, capacity, known=known, ignore_stop=True)
-
-
-def _run(model: ChatModel, kv: KVSlots, generations: list[Generation], chunk: int) -> Answers:
-    """Shared passes; each generation starts one pass after the one before it."""
-    logits: list[list[Tensor]] = [[] for _ in generations]
-    started = 0
-    while any(each.finish is None for each in generations):
-        started = min(started + 1, len(generations))
-        busy = [index for index in range(started) if generations[index].finish is None]
-        if busy:
-            found = run_pass(model.decoder, kv, [generations[index].rows(chunk) for index in busy])
-            for index, row in zip(busy, found, strict=True):
-                generations[index].take(row)
-                logits[index] += [] if row is None else [row]
-    return [(each.tokens, rows) for each, rows in zip(generations, logits, strict=True)]

@@ -125,6 +125,17 @@ class ChatStop:
 
 
 @dataclass(frozen=True, slots=True)
+class SetPrefix:
+    """Front → worker: what a declared slot begins with from now on; no ids = nothing. Computed after the requests that
+    came before it, which keep the prefix they run on. Answered by PrefixSet or ChatRefused.
+    """
+
+    request: int
+    slot: str
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """Front → worker, once a second: proves that the loop turns."""
 
@@ -151,6 +162,7 @@ class WorkerReady:
 
     schema: `schema_fields` of the default key's ActionSchema. prefill_rows: L_P of a short instruction.
     prefill_ns … decodes_ns: pass times measured at start, as in scheduler.cost.PassTimes.
+    operators: what serves besides what is built in, in a line.
     """
 
     model: str
@@ -162,12 +174,12 @@ class WorkerReady:
     unnorm_keys: list[str]
     kv_bytes: int
     prefill_rows: int
-    operators: what serves besides what is built in, in a line.
     prefill_ns: int
     two_prefills_ns: int
     packed_ns: int
     decode_ns: int
     decodes_ns: int
+    operators: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +188,9 @@ class ChatReady:
 
     capacity: positions of a slot, prompt and answer together. slots, prefix_tokens: of the declared fixed prefixes.
     step_ns: one decode row. row_ns: a prompt's row, in chunks. sampling: the checkpoint's own temperature, top_p,
-    min_p and repetition_penalty.
+    min_p and repetition_penalty. numbers: what it computes in and what that costs, for a person.
     """
 
-    operators: str = ""
     model: str
     family: str
     model_fingerprint: str
@@ -192,6 +203,7 @@ class ChatReady:
     row_ns: int
     sampling: list[float]
     top_k: int
+    numbers: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +243,15 @@ class ChatRefused:
     text: str
     field: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSet:
+    """Worker → front: the slot's prefix is computed; tokens: its length."""
+
+    request: int
+    slot: str
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +335,7 @@ Message: TypeAlias = (
     | CloseSession
     | ChatStart
     | ChatStop
+    | SetPrefix
     | Ping
     | Shutdown
     | WarmupProgress
@@ -321,6 +343,7 @@ Message: TypeAlias = (
     | ChatToken
     | ChatDone
     | ChatRefused
+    | PrefixSet
     | WorkerReady
     | WorkerFailed
     | SessionOpened

@@ -213,6 +213,11 @@ class LlamaDecoder:
         shape = (config.num_hidden_layers, slots, capacity, config.num_key_value_heads, config.head_dim)
         return KVSlots(*shape, like.dtype, like.device, shift=self._operators.shift_kv, int8=int8)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return self._embedding.dtype
+
     def embed(self, ids: Tensor) -> Tensor:
         """[n] → [n, E]"""
         return F.embedding(ids, self._embedding)

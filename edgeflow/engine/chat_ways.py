@@ -1,0 +1,98 @@
+"""Every way in which a chat model answers: alone, in chunks, after a fixed prefix, packed with others. For checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from edgeflow.engine.generate import FixedPrefix, Generation, run_pass
+from edgeflow.engine.sampling import SamplingParams
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.models.chat import ChatModel
+from edgeflow.models.prompt import Prompt
+
+CHUNKS = (1, 5, 64)
+PACKED_CHUNK = 7
+PREFIX_CHUNK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt, and how many tokens are wanted."""
+
+    prompt: Prompt
+    tokens: int
+
+    @property
+    def positions(self) -> int:
+        return len(self.prompt) + self.tokens
+
+
+Answer = tuple[list[int], list[Tensor]]
+"""Greedy tokens, and the logits [V] that each was taken from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """int8: keys and values are kept in 8 bits."""
+
+    model: ChatModel
+    int8: bool = False
+
+    def all(self) -> dict[str, Callable[[Sequence[Asked]], list[Answer]]]:
+        """By name; answers in the order of what was asked."""
+        chunked = {
+            f"chunks of {size}": lambda asked, size=size: [self.alone(each, size) for each in asked] for size in CHUNKS
+        }
+        return {
+            "alone": lambda asked: [self.alone(each, len(each.prompt)) for each in asked],
+            **chunked,
+            "prefix": lambda asked: [self._after_prefix(each, slot=0) for each in asked],
+            "prefix, copied": lambda asked: [self._after_prefix(each, slot=1) for each in asked],
+            "packed": self._packed,
+        }
+
+    def alone(self, asked: Asked, chunk: int) -> Answer:
+        kv = self.kv(1, asked.positions)
+        return self._run(kv, [self._generation(asked, 0, kv.capacity)], chunk)[0]
+
+    def kv(self, slots: int, capacity: int) -> KVSlots:
+        return self.model.decoder.kv_slots(slots, capacity, int8=self.int8)
+
+    def _after_prefix(self, asked: Asked, slot: int) -> Answer:
+        """The first half of the prompt is computed by itself, once, in slot 0; slot: where the request runs, twice."""
+        kv = self.kv(2, asked.positions)
+        prefix = FixedPrefix(asked.prompt.head(max(1, len(asked.prompt) // 2)), 0)
+        for _ in prefix.compute(self.model, kv, PREFIX_CHUNK):
+            pass
+        for _ in range(2):
+            known = prefix.lend(kv, asked.prompt, slot)
+            (answer,) = self._run(kv, [self._generation(asked, slot, kv.capacity, known)], PREFIX_CHUNK)
+        return answer
+
+    def _packed(self, asked: Sequence[Asked]) -> list[Answer]:
+        """One slot each, by descending index, so that rows of a pass lie in no order of slots."""
+        kv = self.kv(len(asked), max(each.positions for each in asked))
+        slots = range(len(asked) - 1, -1, -1)
+        generations = [self._generation(each, slot, kv.capacity) for each, slot in zip(asked, slots, strict=True)]
+        return self._run(kv, generations, PACKED_CHUNK)
+
+    def _generation(self, asked: Asked, slot: int, capacity: int, known: int = 0) -> Generation:
+        params = SamplingParams(max_tokens=asked.tokens)
+        return Generation(self.model, asked.prompt, params, slot, capacity, known=known, ignore_stop=True)
+
+    def _run(self, kv: KVSlots, generations: list[Generation], chunk: int) -> list[Answer]:
+        """Shared passes; each generation starts one pass after the one before it."""
+        logits: list[list[Tensor]] = [[] for _ in generations]
+        started = 0
+        while any(each.finish is None for each in generations):
+            started = min(started + 1, len(generations))
+            busy = [index for index in range(started) if generations[index].finish is None]
+            if busy:
+                found = run_pass(self.model.decoder, kv, [generations[index].rows(chunk) for index in busy])
+                for index, row in zip(busy, found, strict=True):
+                    generations[index].take(row)
+                    logits[index] += [] if row is None else [row]
+        return [(each.tokens, rows) for each, rows in zip(generations, logits, strict=True)]
