@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
@@ -13,7 +11,6 @@ from edgeflow.engine.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table import built_in_table
 from edgeflow.models.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.depth import depth_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode

@@ -1,0 +1,130 @@
+"""The path of a GPU without one: tensors without contents, which cannot be read; Triton kernels noted, not launched.
+
+A pass that a graph holds must neither read the device nor copy from the host, and what is launched must follow from the
+shape of the pass alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime.jit import JITFunction
+
+from edgeflow.bench.random_policy import SIZES, random_policy
+from edgeflow.bench.random_weights import RandomTensors
+from edgeflow.engine.passes import PassInputs, PassProgram, PassShape, input_bytes
+from edgeflow.kernels.layout import Span
+from edgeflow.kernels.table import OperatorKey
+from tests.engine.recorded import READS_ON_THE_HOST
+from tests.kernels.interpreted_engine import in_triton
+
+META = torch.device("meta")
+SIZE = SIZES["tiny"]
+CAPACITY = 600  # long enough for decode rows to be split
+
+
+class OnTheDevice(TorchDispatchMode):
+    """Fails where a program reads the device, or works on a tensor of the host. Notes what is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        assert not name.startswith(READS_ON_THE_HOST), f"{name} waits for the device"
+        result = function(*args, **(kwargs or {}))
+        given = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+        assert all(tensor.is_meta for tensor in given), f"{name} works on the host"
+        self.calls.append(name)
+        return result
+
+
+class Machine:
+    """launches: of Triton kernels, everything but the tensors' contents. uploads: copies of host numbers."""
+
+    def __init__(self) -> None:
+        self.launches: list[Any] = []
+        self.uploads = 0
+
+    def launch(self, kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        told = [
+            (tuple(each.shape), each.stride(), each.storage_offset() % 2) if isinstance(each, Tensor) else each
+            for each in arguments
+        ]
+        self.launches.append((kernel.__name__, grid, told, options))
+
+    def upload(self, values: Any, device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
+        self.uploads += 1
+        return torch.empty(torch.tensor(values).shape, dtype=dtype, device=device)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    machine = Machine()
+    monkeypatch.setattr(JITFunction, "run", lambda kernel, *given, **options: machine.launch(kernel, *given, **options))
+    monkeypatch.setattr("edgeflow.kernels.triton.packed_attention.on_device", machine.upload)
+    monkeypatch.setattr(
+        RandomTensors, "__getitem__", lambda self, name: torch.empty(self._shapes[name], device=self._device)
+    )
+    with torch.inference_mode():
+        yield machine
+
+
+def program(capacity: int = CAPACITY) -> tuple[Any, PassProgram]:
+    table = in_triton()
+    policy = random_policy(SIZE, META, torch.bfloat16, table=table)
+    kv = policy.decoder.kv_slots(2 * policy.K, capacity)
+    greedy, shift = (
+        table.resolve(OperatorKey(name, "llama"), META, torch.bfloat16) for name in ("greedy", "shift_kv_chain")
+    )
+    return policy, PassProgram(policy, kv, greedy, shift, keep_logits=False)
+
+
+SHAPES = [
+    PassShape((32,), 0, 0),
+    PassShape((32,), 6, 0),
+    PassShape((32, 48), 5, 4),
+    PassShape((), 1, 0),
+    PassShape((), 6, 5),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_pass_stays_on_the_device(machine: Machine, shape: PassShape):
+    policy, run = program()
+    inputs = PassInputs.over(torch.zeros(input_bytes(shape, policy), dtype=torch.uint8, device=META), shape, policy)
+    layout = inputs.layout(shape, CAPACITY)
+    run(shape, inputs, layout)  # a warm-up, which may make tiles
+    first, machine.launches, machine.uploads = machine.launches, [], 0
+    with OnTheDevice() as seen:
+        outputs = run(shape, inputs, layout)
+    assert outputs.results.shape == (len(shape.lengths), policy.K + 1)
+    assert machine.uploads == 0, "a graph would hold the address of memory that is gone"
+    assert machine.launches == first
+    kernels = {launch[0] for launch in first}
+    assert {"_attend", "_turn", "_norm_row", "_gate", "_best_of_block"} <= kernels
+    assert ("_carry" in kernels) == (shape.moves > 0)
+    assert len(seen.calls) > 20
+
+
+def launches(machine: Machine, spans: list[Span]) -> list[Any]:
+    """Of one pass whose places the host knows."""
+    policy, run = program()
+    shape = PassShape(tuple(span.length for span in spans if span.length > 1), sum(s.length == 1 for s in spans), 0)
+    inputs = PassInputs.over(torch.zeros(input_bytes(shape, policy), dtype=torch.uint8, device=META), shape, policy)
+    machine.launches = []
+    run(shape, inputs, inputs.layout(shape, CAPACITY, tuple(spans)))
+    return machine.launches
+
+
+def test_what_is_launched_follows_from_the_shape_alone(machine: Machine):
+    one = launches(machine, [Span(0, 0, 32), Span(3, 40, 1), Span(1, 33, 1)])
+    other = launches(machine, [Span(9, 100, 32), Span(2, 590, 1), Span(5, 1, 1)])
+    assert one == other
+    assert one != launches(machine, [Span(0, 0, 32), Span(3, 40, 1)])
