@@ -1,0 +1,164 @@
+"""Both Dockerfiles against the project: what they name exists, and what they promise is what the service does."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomllib
+from typer.testing import CliRunner
+
+import edgeflow
+from edgeflow.cli import app
+from edgeflow.config import ServiceConfig
+from tests.deploy.dockerfile import Stage, stages
+
+ROOT = Path(__file__).parents[2]
+IMAGES = {"cuda": ROOT / "Dockerfile", "jetson": ROOT / "Dockerfile.jetson"}
+LOCKED = re.compile(r"([a-z0-9-]+)==(\S+) --hash=sha256:[0-9a-f]{64}")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def locked(image: str) -> dict[str, str]:
+    lines = (ROOT / "constraints" / f"{image}.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    matches = [LOCKED.fullmatch(line) for line in pins]
+    assert all(matches), "a wheel without a version or a hash"
+    return {match[1]: match[2] for match in matches}
+
+
+@pytest.fixture(params=IMAGES)
+def image(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def built(image: str) -> list[Stage]:
+    return stages(IMAGES[image])
+
+
+def run_options(command: list[str]) -> None:
+    """A command line of ours that our own command line understands."""
+    name, *options = command
+    told = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"})
+    assert told.exit_code == 0
+    for option in options:
+        if option.startswith("--"):
+            assert option in told.stdout
+
+
+def test_it_is_built_in_two_stages_of_pinned_bases(image: str, built: list[Stage]):
+    build, final = built
+    assert build.name == "build" and "COPY" in dict(final.lines)
+    bases = {stage.base for stage in built}
+    if image == "cuda":
+        assert all(re.fullmatch(r"nvidia/cuda:13\.0\.2-\w+-ubuntu24\.04@sha256:[0-9a-f]{64}", base) for base in bases)
+    else:
+        assert len(bases) == 1 and "-r36." in bases.pop(), "L4T r36, and the torch that was compiled against"
+
+
+def test_what_is_copied_is_there_and_not_ignored(built: list[Stage]):
+    kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert all((ROOT / path).exists() for path in kept)
+    for source in (rest.split()[0] for rest in built[0].all("COPY")):
+        assert source == "." or (source.split("/")[0] in kept and (ROOT / source).exists()), source
+
+
+def test_the_wheels_are_locked_ones_and_nothing_is_resolved(image: str, built: list[Stage]):
+    installs = [rest for rest in built[0].all("RUN") if "pip install" in rest]
+    assert len(installs) == 2 and all("--no-deps" in each for each in installs)
+    assert f"--require-hashes -r constraints/{image}.txt" in installs[0]
+    assert installs[1].startswith("pip install --no-deps . ")
+
+
+def test_the_locks_hold_what_the_project_needs(image: str):
+    versions = locked(image)
+    wanted = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["server"]
+    for requirement in wanted:
+        name = re.split(r"[\s<>=!~;\[]", requirement)[0]
+        assert name in versions or (image, name) == ("jetson", "torch"), name
+    tested = dict(line.split(";")[0].strip().split("==") for line in TESTED if "==" in line)
+    for name in ("triton", "safetensors", "tokenizers", "llguidance", "jinja2"):
+        assert versions[name] == tested[name], f"{name} is tested in another version: scripts/check-wheels --update"
+
+
+TESTED = (ROOT / "constraints" / "cpu.txt").read_text().splitlines()
+
+
+def test_a_jetsons_torch_is_never_replaced():
+    assert not {name for name in locked("jetson") if name == "torch" or name.startswith("nvidia-c")}
+    build, final = stages(IMAGES["jetson"])
+    assert any("--system-site-packages" in rest for rest in build.all("RUN"))
+    assert any("torch.__file__" in rest for rest in build.all("RUN")), "the build proves it"
+    assert final.environment["FLASHINFER_CUDA_ARCH_LIST"] == "8.7"
+
+
+def test_the_user_is_not_root_and_owns_the_cache(built: list[Stage]):
+    final = built[-1]
+    user = final.last("USER").split(":")[0]
+    (made,) = (rest for rest in final.all("RUN") if "useradd" in rest)
+    assert user != "0" and f"--uid {user} " in made
+    cache = final.last("VOLUME")
+    assert f"install -d -o edgeflow -g edgeflow {cache}" in made
+    written = {name: value for name, value in final.environment.items() if value.startswith("/var/")}
+    assert {"HOME", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH"} == set(written)
+    assert all(value.startswith(cache) for value in written.values()), "with a read-only root nothing else is writable"
+
+
+def test_the_commands_are_ours(built: list[Stage]):
+    final = built[-1]
+    assert final.command("ENTRYPOINT") == [next(iter(PROJECT["scripts"]))]
+    run_options(final.command("CMD"))
+    timing, _, command = final.last("HEALTHCHECK").partition("CMD ")
+    words = json.loads(command)
+    assert words[0] == "edgeflow"
+    run_options(words[1:])
+    assert final.command("CMD")[2] == words[3], "the check reads the configuration that is served"
+    start_s = int(re.search(r"--start-period=(\d+)s", timing)[1])
+    assert start_s >= ServiceConfig().timing.worker_start_s
+
+
+def test_ports_and_signal_are_the_services(built: list[Stage]):
+    config, final = ServiceConfig(), built[-1]
+    assert final.last("EXPOSE").split() == [str(config.grpc.port), str(config.http.port)]
+    assert final.last("STOPSIGNAL") == "SIGTERM"
+
+
+def test_the_default_configuration_serves_loopback_only(built: list[Stage]):
+    """So that an image started with no thought asks for none: --network host, and robots on this machine."""
+    (made,) = (rest for rest in built[-1].all("RUN") if "config.json" in rest)
+    written = re.search(r"echo '(.*?)' > (\S+)", made)
+    assert json.loads(written[1]) == {} and written[2] == built[-1].command("CMD")[2]
+
+
+def test_the_flashinfer_build_is_valid_and_installed_where_flashinfer_is_locked(image: str):
+    """It is compiled where nvcc is; here its syntax and its place."""
+    source = (ROOT / "deploy" / "build_flashinfer.py").read_text()
+    compile(source, "build_flashinfer.py", "exec")
+    assert "flashinfer-python" in locked(image) and "apache-tvm-ffi" in locked(image)
+
+
+@pytest.mark.parametrize("path", [*IMAGES.values(), ROOT / "README.md", ROOT / "docs" / "deploy.md"], ids=lambda p: p.name)
+def test_docker_lines_for_people_name_images_that_are_built(path: Path):
+    text = re.sub(r"\\\n#? *", " ", path.read_text())
+    lines = [shlex.split(line.lstrip("# "), comments=True) for line in text.splitlines() if "docker run" in line]
+    assert all(line[-1].startswith("edgeflow") or "edgeflow" in line for line in lines)
+    for line in lines:
+        if "edgeflow:jetson" in line:
+            assert line[line.index("--runtime") + 1] == "nvidia"
+
+
+def test_the_locks_check_needs_no_package(tmp_path: Path):
+    told = subprocess.run(
+        [sys.executable, "-I", ROOT / "scripts" / "check-wheels", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--update" in told.stdout
+
+
+def test_compose_and_unit_carry_this_version():
+    assert f"image: edgeflow:{edgeflow.__version__}\n" in (ROOT / "deploy" / "compose.yaml").read_text()
