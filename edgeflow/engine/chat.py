@@ -1,7 +1,8 @@
 """The chat plane of the worker: one request at a time, in steps that fit the gaps between control passes.
 
 Slot 0 is for prompts without a fixed prefix; each declared prefix has a slot of its own, filled at start. A request
-that begins with a whole prefix runs in that prefix's slot, after it: the prefix's rows are never written again.
+that begins with a whole prefix runs in that prefix's slot, after it: the prefix's rows are never written again, but by
+a change of the prefix, which waits for its turn as a request does.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from numpy.typing import NDArray
 from edgeflow.clock import Clock
 from edgeflow.engine.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.grammar import Grammar, Grammars
+from edgeflow.engine.prefix_change import PrefixChange
 from edgeflow.engine.sampling import SampledToken, SamplingParams
 from edgeflow.errors import InvalidArgument, NotFound, RequestError
-from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message
+from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message, PrefixSet, SetPrefix
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
@@ -63,6 +65,12 @@ class _Request:
     prompt_tokens: int = 0
     reused: int = 0
 
+    @property
+    def ready(self) -> bool:
+        """Whether its next step waits for nothing."""
+        grammar = self.grammar
+        return grammar is None or (grammar.done() and (grammar.exception() is not None or grammar.result().ready))
+
 
 class ChatPlane:
     """Requests in order of arrival; the first runs to its end. `step` does one pass."""
@@ -85,58 +93,89 @@ class ChatPlane:
         self._name = name
         self._model = model
         self._kv = kv
-        self._prefixes = sorted(prefixes, key=lambda prefix: -len(prefix.fixed.prompt))
+        self._slots = {prefix.slot_id: prefix.fixed.slot for prefix in prefixes}
+        self._prefixes = _longest_first(prefixes)
         self._chunk = chunk
         self._clock = clock
         self._publish = publish
         self._grammars = grammars
         self._decode = decode
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[_Request | PrefixChange] = deque()
 
     @property
     def busy(self) -> bool:
         """Whether there is a step to run; the first request may wait for its grammar."""
-        return bool(self._waiting) and (self._waiting[0].grammar is None or self._waiting[0].grammar.done())
+        if not self._waiting:
+            return False
+        first = self._waiting[0]
+        return isinstance(first, PrefixChange) or first.ready
 
     def start(self, message: ChatStart) -> None:
         """A request arrives."""
         request = _Request(message, self._clock.now_ns())
         if message.schema:
-            request.grammar = self._grammars.compile(message.schema)
-            request.grammar.add_done_callback(lambda _: self.wake())
+            request.grammar = self._grammars.compile(message.schema, lambda: self.wake())
         self._waiting.append(request)
+
+    def set_prefix(self, message: SetPrefix) -> None:
+        """A slot gets another prefix, once the requests before it are answered."""
+        slot = self._slots.get(message.slot)
+        if slot is None:
+            known = ", ".join(self._slots) or "none is declared"
+            self._refuse(message.request, NotFound(f"there is no slot of that name; known: {known}", field="slot"))
+        else:
+            self._waiting.append(PrefixChange(message, slot))
 
     def stop(self, request: int, reason: str) -> None:
         """A request ends here; unknown ones are no error."""
         for each in self._waiting:
-            if each.message.request == request:
+            if isinstance(each, _Request) and each.message.request == request:
                 self._waiting.remove(each)
                 self._done(each, reason)
                 return
 
     def step(self, room_ns: int) -> int:
-        """One pass of the first request: a chunk of its prompt that fits the room, or a decode row.
+        """One pass of what came first: a chunk of its prompt that fits the room, or a decode row.
 
         What it should have cost by the cost model, nanoseconds; 0 where nothing was computed.
         """
-        request = self._waiting[0]
+        first, most = self._waiting[0], self.cost.rows_in(room_ns, self._chunk)
         try:
-            generation = request.generation or self._begin(request)
-            decoder = generation.decoder
-            rows = generation.rows(self.cost.rows_in(room_ns, self._chunk))
-            (logits,) = run_pass(decoder, self._kv, [rows])
-            sampled = generation.take(logits)
+            rows = self._step_change(first, most) if isinstance(first, PrefixChange) else self._step(first, most)
         except RequestError as error:
             self._waiting.popleft()
-            number = request.message.request
-            self._publish(ChatRefused(number, error.code, error.text, error.field, error.reason))
+            self._refuse(first.message.request, error)
             return 0
+        return self.cost.of_rows(rows) if rows else 0
+
+    def _step(self, request: _Request, most: int) -> int:
+        generation = request.generation or self._begin(request)
+        decoder, rows = generation.decoder, generation.rows(most)
+        (logits,) = run_pass(decoder, self._kv, [rows])
+        sampled = generation.take(logits)
         if sampled is not None:
             self._tell(request, sampled)
         if generation.finish is not None:
             self._waiting.popleft()
             self._done(request, generation.finish.value)
-        return self.cost.of_rows(rows.span.length)
+        return rows.span.length
+
+    def _step_change(self, change: PrefixChange, most: int) -> int:
+        """From the first row on the old prefix is gone, and nobody needs it: requests that follow wait for the new."""
+        slot_id = change.message.slot
+        if not change.begun:
+            change.begin(self._model, self._kv.capacity)
+            self._prefixes = [prefix for prefix in self._prefixes if prefix.slot_id != slot_id]
+        rows = change.step(self._model, self._kv, most)
+        if not change.left:
+            self._waiting.popleft()
+            if change.fixed is not None:
+                self._prefixes = _longest_first([*self._prefixes, Prefix(slot_id, change.fixed)])
+            self._publish(PrefixSet(change.message.request, slot_id, len(change.message.ids)))
+        return rows
+
+    def _refuse(self, request: int, error: RequestError) -> None:
+        self._publish(ChatRefused(request, error.code, error.text, error.field, error.reason))
 
     def _begin(self, request: _Request) -> Generation:
         message = request.message
@@ -185,6 +224,10 @@ class ChatPlane:
                 decode_ns=now_ns - first_ns,
             )
         )
+
+
+def _longest_first(prefixes: Sequence[Prefix]) -> list[Prefix]:
+    return sorted(prefixes, key=lambda prefix: -len(prefix.fixed.prompt))
 
 
 def _begins_with(prompt: Prompt, prefix: Prompt) -> bool:

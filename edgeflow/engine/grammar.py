@@ -1,49 +1,72 @@
-"""JSON schemas as grammars over tokens: which token may come next. Compiled by llguidance, in a thread of its own.
+"""JSON schemas as grammars over tokens: which token may come next, and a process that finds it out.
 
-Work is bounded by the library's fuel, in compiling and in each step; a schema or an answer that needs more is refused.
+Schemas are a client's, so llguidance works in a process of its own (grammar_child.py): compiling and every step are
+killed at their limits, and no schema can hold the interpreter of the worker's loop. One thread talks to the process;
+the mask after a token is computed while the loop does something else. The process starts with the first schema.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import IO, cast
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
 
+from edgeflow.engine.grammar_child import (
+    COMPILE,
+    COMPILE_S,
+    HANDLE,
+    LENGTH,
+    MASK,
+    MEMORY_BYTES,
+    NEXT,
+    send,
+)
 from edgeflow.errors import InvalidArgument
 from edgeflow.text.tokenizer import TextTokenizer
 
-KEPT = 32  # compiled schemas
-MAX_REASON = 200  # characters of the library's own words
-# Between tokens of JSON: a blank, or a new line and its indentation. Otherwise an answer may be blanks for ever.
-BLANKS = r"(\x20|\x0A[\x20\x09]{0,16})?"
-# Defaults of the library, halved: about 10 ms a step and 0.1 s to begin with.
-LIMITS = LLParserLimits(initial_lexer_fuel=500_000, step_lexer_fuel=100_000, step_max_items=25_000)
+START_S = 60.0  # of the process, a large tokenizer included
+STEP_S = 1.0  # the library's own limits keep a step below 10 ms
+MAX_BYTES = 1 << 20  # of a mask: eight million tokens
 
 
 class Grammar:
-    """Where one answer is in its schema."""
+    """Where one answer is in its schema. wake: called, from another thread, whenever `ready` has become true."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, device: torch.device) -> None:
-        self._matcher = matcher
-        self._vocab_size = vocab_size
-        self._device = device
+    def __init__(self, grammars: Grammars, handle: int, mask: bytes, wake: Callable[[], None]) -> None:
+        self._grammars = grammars
+        self._handle = handle
+        self._wake = wake
+        self._mask: Future[bytes] = Future()
+        self._mask.set_result(mask)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `allowed` answers at once."""
+        return self._mask.done()
 
     def allowed(self) -> Tensor:
         """[V] bool: tokens that may come next; a stop token once the schema is met."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        _check(self._matcher)
-        mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(bool)
-        return torch.from_numpy(mask).to(self._device)
+        bits = np.frombuffer(self._mask.result(), np.uint8)
+        mask = np.unpackbits(bits, count=self._grammars.vocab_size, bitorder="little").astype(bool)
+        return torch.from_numpy(mask).to(self._grammars.device)
 
     def accept(self, token: int) -> None:
         """The token was chosen."""
-        self._matcher.consume_token(token)
-        _check(self._matcher)
+        self._mask = self._grammars.after(self._handle, token)
+        self._mask.add_done_callback(lambda _: self._wake())
 
 
 class Grammars:
@@ -52,47 +75,103 @@ class Grammars:
     def __init__(
         self, tokenizer: TextTokenizer, vocab_size: int, stop_ids: Iterable[int], device: torch.device
     ) -> None:
-        self._vocab_size = vocab_size
-        self._device = device
+        self.vocab_size = vocab_size
+        self.device = device
+        values = {"definition": tokenizer.definition, "vocab": vocab_size, "stop_ids": sorted(stop_ids)}
+        self._process = _Process(json.dumps(values).encode()) if values["stop_ids"] else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._tokenizer = self._thread.submit(_tokens, tokenizer, vocab_size, sorted(stop_ids))
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._last = 0
 
-    def compile(self, schema: str) -> Future[Grammar]:
-        """schema: JSON."""
-        return self._thread.submit(self._compile, schema)
+    def compile(self, schema: str, wake: Callable[[], None] = lambda: None) -> Future[Grammar]:
+        """schema: JSON. wake: called when it is done, and whenever the grammar is ready again."""
+        self._last += 1
+        future = self._thread.submit(self._compile, schema, self._last, wake)
+        future.add_done_callback(lambda _: wake())
+        return future
 
-    def _compile(self, schema: str) -> Grammar:
-        matcher = self._kept.get(schema)
-        if matcher is None:
-            try:
-                grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": BLANKS})
-            except ValueError:
-                raise _refused("is no JSON schema") from None
-            matcher = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LIMITS)
-            _check(matcher)
-            matcher.compute_bitmask()
-            _check(matcher)
-            self._kept[schema] = matcher
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(schema)
-        return Grammar(matcher.deep_copy(), self._vocab_size, self._device)
+    def after(self, handle: int, token: int) -> Future[bytes]:
+        """The mask after one more token."""
+        return self._thread.submit(self._ask, NEXT + HANDLE.pack(handle) + HANDLE.pack(token), STEP_S)
+
+    def _compile(self, schema: str, handle: int, wake: Callable[[], None]) -> Grammar:
+        mask = self._ask(COMPILE + HANDLE.pack(handle) + schema.encode(), COMPILE_S)
+        return Grammar(self, handle, mask, wake)
+
+    def _ask(self, message: bytes, limit_s: float) -> bytes:
+        if self._process is None:
+            raise _refused("this model has no token that ends an answer")
+        return self._process.ask(message, limit_s)
 
 
-def _tokens(tokenizer: TextTokenizer, vocab_size: int, stop_ids: list[int]) -> LLTokenizer:
-    """Takes a second for a large vocabulary."""
-    if not stop_ids:
-        raise _refused("this model has no token that ends an answer")
-    try:
-        return LLTokenizer(tokenizer.definition, n_vocab=vocab_size, eos_token=stop_ids)
-    except Exception as error:  # the library knows fewer kinds of tokenizers than there are
-        raise _refused("this model's tokenizer cannot follow a schema") from error
+class _Process:
+    """One grammar process after another: what broke its limits is ended, and the next question starts a new one."""
+
+    def __init__(self, first: bytes) -> None:
+        self._first = first
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, message: bytes, limit_s: float) -> bytes:
+        """A mask; InvalidArgument where there is none, or none in time."""
+        if self._process is None:
+            self._start()
+            self._exchange(self._first, START_S)
+        return self._exchange(message, limit_s)
+
+    def _exchange(self, message: bytes, limit_s: float) -> bytes:
+        process = cast("subprocess.Popen[bytes]", self._process)
+        try:
+            send(cast("IO[bytes]", process.stdin), message)  # type: ignore[arg-type]
+            answer = _receive(cast("IO[bytes]", process.stdout).fileno(), time.monotonic() + limit_s)
+        except TimeoutError:
+            self._end()
+            raise _refused(f"takes longer than {limit_s:g} s") from None
+        except OSError:
+            code = self._end()
+            slow = code == -signal.SIGXCPU
+            limit = f"{COMPILE_S} s of processor time" if slow else f"{MEMORY_BYTES >> 20} MiB"
+            raise _refused(f"needs more than {limit}") from None
+        if answer[:1] != MASK:
+            raise _refused(answer[1:].decode(errors="replace"))
+        return answer[1:]
+
+    def _end(self) -> int:
+        """Kill it; its exit code."""
+        process, self._process = cast("subprocess.Popen[bytes]", self._process), None
+        self._ended()
+        return process.wait()
+
+    def _start(self) -> None:
+        code = f"import sys; sys.path[:] = {sys.path!r}; from edgeflow.engine.grammar_child import main; main()"
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+        )
+        self._ended = weakref.finalize(self, _end, self._process)
 
 
-def _check(matcher: LLMatcher) -> None:
-    if matcher.is_error():
-        raise _refused(matcher.get_error().partition("\n")[0][:MAX_REASON])
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError), process:  # what was not written to it yet is lost
+        process.kill()
+
+
+def _receive(descriptor: int, deadline_s: float) -> bytes:
+    """One message; TimeoutError after the deadline, ConnectionError when the other side has gone."""
+    (size,) = LENGTH.unpack(_read(descriptor, LENGTH.size, deadline_s))
+    if size > MAX_BYTES:
+        raise ConnectionError
+    return _read(descriptor, size, deadline_s)
+
+
+def _read(descriptor: int, size: int, deadline_s: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not select.select([descriptor], [], [], max(deadline_s - time.monotonic(), 0))[0]:
+            raise TimeoutError
+        part = os.read(descriptor, size - len(data))
+        if not part:
+            raise ConnectionError
+        data += part
+    return data
 
 
 def _refused(why: str) -> InvalidArgument:

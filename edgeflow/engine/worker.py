@@ -20,6 +20,7 @@ from edgeflow.ipc.messages import (
     Ping,
     Pong,
     ResetSession,
+    SetPrefix,
     Shutdown,
     SubmitFrame,
 )
@@ -120,9 +121,11 @@ class Worker:
                 self._control.close(message)
                 self._gaps.close(message.session)
             case ChatStart() if self._chat is not None:
-                if not self._chat.busy:
-                    self._gaps.begin(self._clock.now_ns())
+                self._begin_chat(self._chat)
                 self._chat.start(message)
+            case SetPrefix() if self._chat is not None:
+                self._begin_chat(self._chat)
+                self._chat.set_prefix(message)
             case ChatStop() if self._chat is not None:
                 self._chat.stop(message.request, "cancelled" if message.cancelled else "stop")
             case ChangeDepth():
@@ -131,6 +134,10 @@ class Worker:
                 self._pong(message)
             case Shutdown():
                 self.running = False
+
+    def _begin_chat(self, chat: ChatPlane) -> None:
+        if not chat.busy:
+            self._gaps.begin(self._clock.now_ns())
 
     def _pong(self, message: Ping) -> None:
         counts = self._control.counts

@@ -28,6 +28,8 @@ from edgeflow.ipc.messages import (
     FrameResult,
     Message,
     OpenSession,
+    PrefixSet,
+    SetPrefix,
     SubmitFrame,
 )
 from edgeflow.kernels.layout import Span
@@ -208,6 +210,79 @@ def test_sampling_and_log_probabilities_cross(model, policy):
     assert tokens(bench) == alone(model, temperature=1.0, seed=5)
     for said in bench.of(ChatToken):
         assert len(said.logprobs) == 3 and len(said.top) == 2 and said.logprobs[1] >= said.logprobs[2]
+
+
+def ids_of(model: ChatModel, text: str) -> list[int]:
+    return list(model.text_prompt(text).ids)
+
+
+def test_a_prefix_is_changed_behind_the_answers_before_it(model, policy):
+    """One request before the change, one after it; all answers are those of the model alone."""
+    bench = Bench(policy, built(model, slots=SLOTS[:1]))
+    other = "the cup is red and "
+    asked = other + "what is red? what is?"
+    bench.tell(start(model), SetPrefix(2, "rest", ids_of(model, other)), start(model, asked, request=3))
+    while len(bench.of(ChatDone)) < 2:
+        assert bench.worker.step()
+    first, second = bench.of(ChatDone)
+    assert first.reused == len(ids_of(model, PREFIX)), "it keeps its prefix"
+    (changed,) = bench.of(PrefixSet)
+    assert (changed.request, changed.slot, changed.tokens) == (2, "rest", len(ids_of(model, other)))
+    assert bench.said.index(first) < bench.said.index(changed) < bench.said.index(second)
+    assert (second.slot, second.reused) == ("rest", changed.tokens)
+    assert tokens(bench) == alone(model) + alone(model, asked)
+    bench.said.clear()
+    bench.tell(start(model, request=4), start(model, asked, request=5))
+    while len(bench.of(ChatDone)) < 2:
+        assert bench.worker.step()
+    assert [done.slot for done in bench.of(ChatDone)] == ["", "rest"], "the old one is gone"
+    assert tokens(bench) == alone(model) + alone(model, asked)
+
+
+def test_a_prefix_is_taken_away_and_given_again(model, policy):
+    bench = Bench(policy, built(model, slots=SLOTS))
+    bench.tell(SetPrefix(1, "rest", []), start(model, request=2))
+    bench.run(ChatDone)
+    assert (bench.of(PrefixSet)[0].tokens, bench.of(ChatDone)[0].slot) == (0, "arm")
+    bench.said.clear()
+    bench.tell(SetPrefix(3, "rest", ids_of(model, PREFIX)), start(model, request=4))
+    bench.run(ChatDone)
+    assert bench.of(ChatDone)[0].slot == "rest" and tokens(bench) == alone(model)
+
+
+def test_a_prefix_is_computed_in_the_gaps_beside_a_robot(model, policy):
+    bench = Bench(policy, built(model, slots=SLOTS))
+    bench.tell(OpenSession(1, 1, K, "", deadline_ns=60_000_000, period_ns=60_000_000))
+    ids = ids_of(model, "the cup is red and the arm is at rest. " * 2)
+    for seq in range(1, 8):
+        due_ns = bench.clock.now_ns() + 60_000_000
+        bench.tell(frame(seq))
+        if seq == 2:
+            bench.tell(SetPrefix(1, "rest", ids[:-8]))
+        while bench.clock.now_ns() < due_ns:
+            bench.worker.step()
+            bench.clock.advance_ns(500_000)
+    (changed,) = bench.of(PrefixSet)
+    assert changed.tokens == len(ids) - 8
+    queued = [result.queue_ns for result in bench.said if isinstance(result, FrameResult)]
+    assert len(queued) > 2 and max(queued) <= PASS_NS
+
+
+@pytest.mark.parametrize(
+    ("slot", "ids", "code", "field"),
+    [
+        ("none", [1], "NOT_FOUND", "slot"),
+        ("rest", [1] * CAPACITY, "INVALID_ARGUMENT", "prefix"),
+        ("rest", [1 << 20], "INVALID_ARGUMENT", "prompt"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_and_the_prefix_stays(model, policy, slot, ids, code, field):
+    bench = Bench(policy, built(model, slots=SLOTS))
+    bench.tell(SetPrefix(1, slot, ids), start(model, request=2))
+    bench.run(ChatDone)
+    (refused,) = bench.of(ChatRefused)
+    assert (refused.request, refused.code, refused.field) == (1, code, field)
+    assert bench.of(ChatDone)[0].slot == "rest" and tokens(bench) == alone(model)
 
 
 def test_a_prefix_that_does_not_fit_is_told(model):

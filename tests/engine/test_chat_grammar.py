@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from llguidance import LLTokenizer
 
 from edgeflow.clock import ManualClock
 from edgeflow.config import ChatConfig
+from edgeflow.engine import grammar as grammar_module
 from edgeflow.engine.chat_build import build_chat
 from edgeflow.engine.generate import Generation, generate
-from edgeflow.engine.grammar import KEPT, Grammars
+from edgeflow.engine.grammar import Grammars
+from edgeflow.engine.grammar_child import COMPILE, HANDLE, KEPT, KEPT_ANSWERS, MASK, NEXT, Compiler
 from edgeflow.engine.inbox import Inbox
 from edgeflow.engine.sampling import SamplingParams
 from edgeflow.errors import InvalidArgument
@@ -167,13 +174,93 @@ def test_hostile_schemas_are_compiled_or_refused_in_bounded_time(grammars: Gramm
         assert future.result().allowed().any()
 
 
-def test_compiled_schemas_are_kept_and_bounded(grammars: Grammars):
+# Each of a few hundred bytes, and of work without a bound that the library keeps.
+PRODUCT = {"allOf": [{"type": "number", "multipleOf": step} for step in (0.7, 0.9, 1.1, 1.3, 1.7, 1.9, 2.3)]}
+CHOICES = {
+    "allOf": [
+        {"anyOf": [{"type": "object", "properties": {f"p{i}{j}": {}}, "required": [f"p{i}{j}"]} for j in range(2)]}
+        for i in range(11)
+    ]
+}
+
+
+@pytest.mark.parametrize("schema", [PRODUCT, CHOICES], ids=["product of numbers", "product of choices"])
+def test_what_compiles_for_too_long_is_killed_and_the_next_schema_is_compiled(
+    model: ChatModel, monkeypatch: pytest.MonkeyPatch, schema: Any
+):
+    grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
+    compiled(grammars, {"const": 1})
+    process = grammars._process._process
+    monkeypatch.setattr(grammar_module, "COMPILE_S", 0.5)
+    with pytest.raises(InvalidArgument, match=r"takes longer than 0\.5 s") as caught:
+        compiled(grammars, schema)
+    assert (caught.value.field, caught.value.reason) == ("response_format", "SCHEMA")
+    assert process.returncode == -9, "killed, not left to work"
+    monkeypatch.undo()
+    assert compiled(grammars, {"const": 1}).allowed().any()
+
+
+def limited(model: ChatModel, monkeypatch: pytest.MonkeyPatch, **limits: object) -> Grammars:
+    """Whose process has other limits of its own."""
+    changes = "".join(f"c.{name} = {value!r}; " for name, value in limits.items())
+    code = f"import sys; sys.path[:] = {sys.path!r}; import edgeflow.engine.grammar_child as c; {changes}c.main()"
+    command, popen = [sys.executable, "-c", code], subprocess.Popen
+    monkeypatch.setattr(grammar_module.subprocess, "Popen", lambda _, **rest: popen(command, **rest))
+    return Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
+
+
+def test_the_kernel_ends_what_uses_the_processor_for_too_long(model: ChatModel, monkeypatch: pytest.MonkeyPatch):
+    """Also when nobody is left to kill it."""
+    grammars = limited(model, monkeypatch, COMPILE_S=1)
+    monkeypatch.setattr(grammar_module, "COMPILE_S", 60)
+    with pytest.raises(InvalidArgument, match="needs more than 60 s of processor time"):
+        compiled(grammars, PRODUCT)
+
+
+def test_the_kernel_refuses_memory_beyond_the_limit(model: ChatModel, monkeypatch: pytest.MonkeyPatch):
+    grammars = limited(model, monkeypatch, MEMORY_BYTES=1 << 20)
+    with pytest.raises(InvalidArgument, match=r"needs (more than 512 MiB|too much memory)"):
+        compiled(grammars, {"enum": [f"{i:04}" * 8 for i in range(1500)]})
+
+
+def test_a_process_that_is_gone_is_told_and_another_one_starts(model: ChatModel):
+    grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
+    grammar = compiled(grammars, SCHEMA)
+    grammars._process._process.kill()
+    grammar.accept(int(grammar.allowed().nonzero()[0]))
+    with pytest.raises(InvalidArgument):
+        grammar.allowed()
+    assert compiled(grammars, SCHEMA).allowed().any()
+
+
+def test_the_process_ends_with_its_owner(model: ChatModel):
+    grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
+    compiled(grammars, {"const": 1})
+    process = grammars._process._process
+    process.stdin.close()
+    assert process.wait(10) == 0
+
+
+@pytest.fixture
+def compiler(model: ChatModel) -> Compiler:
+    definition, vocab = model.tokenizer.definition, model.config.vocab_size
+    return Compiler(LLTokenizer(definition, n_vocab=vocab, eos_token=sorted(model.stop_ids)))
+
+
+def ask(compiler: Compiler, handle: int, schema: Any) -> bytes:
+    return compiler.answer(COMPILE + HANDLE.pack(handle) + json.dumps(schema).encode())
+
+
+def test_compiled_schemas_and_answers_are_kept_and_bounded(compiler: Compiler):
     for index in range(KEPT + 5):
-        compiled(grammars, {"const": index})
-    assert len(grammars._kept) == KEPT
-    first, second = compiled(grammars, {"const": 40}), compiled(grammars, {"const": 40})
-    first.accept(int(first.allowed().nonzero()[0]))
-    assert second.allowed().sum() == compiled(grammars, {"const": 40}).allowed().sum(), "answers do not share a place"
+        ask(compiler, index, {"const": index})
+    assert len(compiler._kept) == KEPT and len(compiler._answers) == KEPT_ANSWERS
+    first, second = ask(compiler, 90, {"const": 40}), ask(compiler, 91, {"const": 40})
+    assert first == second and first[:1] == MASK
+    token = int(np.unpackbits(np.frombuffer(first[1:], np.uint8), bitorder="little").nonzero()[0][0])
+    after = compiler.answer(NEXT + HANDLE.pack(90) + HANDLE.pack(token))
+    assert after != first
+    assert compiler.answer(NEXT + HANDLE.pack(91) + HANDLE.pack(token)) == after, "answers do not share a place"
 
 
 class Slow:
@@ -183,8 +270,9 @@ class Slow:
         self.go = threading.Event()
         self._grammars = grammars
 
-    def compile(self, schema: str):
-        return self._grammars._thread.submit(lambda: self.go.wait(30) and self._grammars._compile(schema))
+    def compile(self, schema: str, wake: Callable[[], None]):
+        self._grammars._thread.submit(self.go.wait, 30)
+        return self._grammars.compile(schema, wake)
 
 
 def start(model: ChatModel, request: int, schema: str) -> ChatStart:

@@ -1,0 +1,148 @@
+"""The process in which JSON schemas become grammars over tokens, and in which answers keep their place in them.
+
+What a client's schema may cost is bounded from outside: the worker kills this process when an answer takes too long,
+and the kernel ends it at its memory and processor limits, which also hold when the worker is gone. It knows nothing but
+the tokenizer and schemas. Messages are a length, then bytes; the first one is the tokenizer, as JSON; each is answered.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import struct
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import BinaryIO
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+COMPILE_S = 5  # processor time of one schema
+MEMORY_BYTES = 512 << 20  # beside the tokenizer, of all that is kept
+KEPT = 32  # compiled schemas
+KEPT_ANSWERS = 8  # one at a time is asked for; those of requests that ended are not taken leave of
+MAX_REASON = 200  # characters of the library's own words
+NICENESS = 10
+COMPILE, NEXT = b"C", b"N"  # handle and schema; handle and token
+MASK, REFUSED = b"M", b"R"  # bits of the tokens that may come next; why not
+LENGTH = struct.Struct("<I")
+HANDLE = struct.Struct("<I")
+# Between tokens of JSON: a blank, or a new line and its indentation. Otherwise an answer may be blanks for ever.
+BLANKS = r"(\x20|\x0A[\x20\x09]{0,16})?"
+# Defaults of the library, halved: about 10 ms a step and 0.1 s to begin with.
+LIMITS = LLParserLimits(initial_lexer_fuel=500_000, step_lexer_fuel=100_000, step_max_items=25_000)
+
+
+class Compiler:
+    """Of one tokenizer. Answers are bytes to send; ValueError says what is wrong with a schema or a token."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._answers: OrderedDict[int, LLMatcher] = OrderedDict()
+
+    def answer(self, message: bytes) -> bytes:
+        """To COMPILE or NEXT: the mask."""
+        (handle,) = HANDLE.unpack_from(message, 1)
+        rest = message[1 + HANDLE.size :]
+        if message[:1] == COMPILE:
+            matcher = self._answers[handle] = self._compiled(rest.decode()).deep_copy()
+            _bound(self._answers, KEPT_ANSWERS)
+        else:
+            matcher = self._answers[handle]
+            matcher.consume_token(HANDLE.unpack(rest)[0])
+            _check(matcher)
+        return _mask(matcher)
+
+    def _compiled(self, schema: str) -> LLMatcher:
+        if schema not in self._kept:
+            try:
+                grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": BLANKS})
+            except ValueError:
+                raise ValueError("is no JSON schema") from None
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+            _check(matcher)
+            _mask(matcher)
+            self._kept[schema] = matcher
+            _bound(self._kept, KEPT)
+        self._kept.move_to_end(schema)
+        return self._kept[schema]
+
+
+def main() -> None:
+    """Until standard input ends."""
+    _step_back()
+    stream, out = sys.stdin.buffer, sys.stdout.buffer
+    first = receive(stream)
+    if first is None:
+        return
+    try:
+        values = json.loads(first)
+        tokenizer = LLTokenizer(values["definition"], n_vocab=values["vocab"], eos_token=values["stop_ids"])
+    except Exception:  # the library knows fewer kinds of tokenizers than there are
+        send(out, REFUSED + b"this model's tokenizer cannot follow a schema")
+        return
+    send(out, MASK)
+    _limit_memory()
+    compiler = Compiler(tokenizer)
+    while (message := receive(stream)) is not None:
+        _limit_time()
+        try:
+            answer = compiler.answer(message)
+        except (ValueError, MemoryError) as error:
+            answer = REFUSED + (str(error) or "needs too much memory").encode()
+        send(out, answer)
+
+
+def send(stream: BinaryIO, message: bytes) -> None:
+    """A length, then the bytes."""
+    stream.write(LENGTH.pack(len(message)) + message)
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> bytes | None:
+    """One message; None at the end."""
+    head = stream.read(LENGTH.size)
+    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
+
+
+def _mask(matcher: LLMatcher) -> bytes:
+    bits = bytes(matcher.compute_bitmask())
+    _check(matcher)
+    return MASK + bits
+
+
+def _check(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        raise ValueError(matcher.get_error().partition("\n")[0][:MAX_REASON])
+
+
+def _bound(kept: OrderedDict[str, LLMatcher] | OrderedDict[int, LLMatcher], most: int) -> None:
+    while len(kept) > most:
+        kept.popitem(last=False)
+
+
+def _step_back() -> None:
+    """The worker's priority is for robots."""
+    if hasattr(os, "sched_setscheduler"):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+
+
+def _limit_memory() -> None:
+    """Address space: what is used now, and MEMORY_BYTES more (where /proc tells what is used)."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return
+    most = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _limit_time() -> None:
+    """Processor time: what was used until now, and COMPILE_S more."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used.ru_utime + used.ru_stime) + COMPILE_S, hard))

@@ -1,0 +1,47 @@
+"""A slot's prefix, changed while the worker serves: a job among the chat plane's requests, a chunk of it a step."""
+
+from __future__ import annotations
+
+from edgeflow.engine.generate import FixedPrefix, Prefill, run_pass
+from edgeflow.errors import InvalidArgument
+from edgeflow.ipc.messages import SetPrefix
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.models.chat import ChatModel
+
+
+class PrefixChange:
+    """`begin`, then `step` while `left`; then `fixed` lies in its slot. slot: where the prefix before it lies."""
+
+    def __init__(self, message: SetPrefix, slot: int) -> None:
+        self.message = message
+        self.fixed: FixedPrefix | None = None
+        self._slot = slot
+        self._prefill: Prefill | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._prefill is not None
+
+    @property
+    def left(self) -> int:
+        """Rows still to compute."""
+        return self._prefill.left if self._prefill is not None else 0
+
+    def begin(self, model: ChatModel, capacity: int) -> None:
+        """InvalidArgument for a prefix that is none or does not fit, as long as nothing was touched."""
+        if not self.message.ids:
+            return
+        prompt = model.prompt(self.message.ids)
+        if len(prompt) >= capacity:
+            text = f"has {len(prompt)} tokens, the limit is {capacity - 1}"
+            raise InvalidArgument(text, field="prefix", reason="CONTEXT_LENGTH_EXCEEDED")
+        self.fixed = FixedPrefix(prompt, self._slot)
+        self._prefill = Prefill(model, prompt, self._slot)
+
+    def step(self, model: ChatModel, kv: KVSlots, most: int) -> int:
+        """The next chunk, of `most` rows at most; how many there were."""
+        if self._prefill is None:
+            return 0
+        rows = self._prefill.rows(most, samples=False)
+        run_pass(model.decoder, kv, [rows])
+        return rows.span.length
