@@ -11,7 +11,7 @@ if importlib.util.find_spec("typer") is None:
 
 import typer
 
-from edgeflow.commands import chatting, checking, serving, settings, training
+from edgeflow.commands import chatting, checking, prefixes, serving, settings, training
 from edgeflow.errors import DependencyError, EdgeflowError, StartError
 from edgeflow.loadtest.options import loadtest
 
@@ -26,6 +26,7 @@ config_app = typer.Typer(help="The one JSON file that configures the service.", 
 app.add_typer(config_app, name="config")
 token_app = typer.Typer(help="The tokens that a service asks for.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
+app.add_typer(prefixes.prefix_app, name="prefix")
 app.command()(serving.serve)
 app.command()(serving.health)
 app.command()(serving.robot)

@@ -23,6 +23,7 @@ from edgeflow.ipc.messages import (
     ChatRefused,
     ChatToken,
     Message,
+    PrefixSet,
     WarmupProgress,
     WorkerReady,
 )
@@ -124,7 +125,7 @@ class Service:
         match message:
             case ChatReady():
                 self._desk.worker_ready(message)
-            case ChatToken() | ChatDone() | ChatRefused():
+            case ChatToken() | ChatDone() | ChatRefused() | PrefixSet():
                 self._desk.worker_message(message)
             case _:
                 self.plane.worker_message(message)
@@ -170,8 +171,8 @@ class Service:
             Phase.READY,
             device=ready.device,
             chat=self._desk.summary,
-            step="",
             operators=ready.operators,
+            step="",
             done=0,
             total=0,
             forecasts=forecasts,
@@ -252,13 +253,14 @@ class Service:
         os._exit(1)  # the worker follows; nothing in this process can be trusted to end it in order
 
     async def _watch_files(self) -> None:
-        """New tokens and certificates hold without a restart; a revoked token ends its sessions."""
+        """New tokens and certificates hold without a restart; a revoked token ends its sessions and answers."""
         while True:
             await asyncio.sleep(FILES_S)
             if self._tls is not None:
                 self._tls.refresh()
             self._guard.refresh()
             self.plane.end_callers(self._guard.may_control)
+            self._desk.end_callers(self._guard.may_chat)
 
     def _tell(self, phase: Phase, **changes: object) -> None:
         self._status = replace(self._status, phase=phase, **changes)  # type: ignore[arg-type]

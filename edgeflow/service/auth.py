@@ -103,12 +103,17 @@ class Guard:
 
     def may_control(self, caller: Caller) -> bool:
         """Whether the token that a session was opened with still allows it."""
+        return self._may(caller, CONTROL)
+
+    def may_chat(self, caller: Caller) -> bool:
+        """Whether the token that an answer was asked for with still allows it."""
+        return self._may(caller, CHAT)
+
+    def _may(self, caller: Caller, roles: frozenset[Role]) -> bool:
         if not self._file:
             return True
-        return any(
-            entry.sha256 == caller.token and not self._expired(entry) and {Role.CONTROL, Role.ADMIN} & set(entry.roles)
-            for entry in self._entries
-        )
+        mine = (entry for entry in self._entries if entry.sha256 == caller.token and not self._expired(entry))
+        return any(roles.union(ADMIN).intersection(entry.roles) for entry in mine)
 
     def refresh(self) -> None:
         """Read the file again if it changed; one that is wrong or gone leaves the tokens as they were."""

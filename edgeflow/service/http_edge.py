@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgeflow.config import is_loopback
 from edgeflow.errors import EdgeflowError, PermissionDenied, RequestError, Unauthenticated
 from edgeflow.service.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
 from edgeflow.service.log import EventLog
@@ -21,6 +22,7 @@ GOOD_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 << 10
 OPEN_PATHS = frozenset({"/live", "/ready", "/healthz", "/readyz"})
+ADMIN_PATH = "/admin/"
 ROLES: dict[str, frozenset[Role]] = {
     "/v1/act": CONTROL,
     "/v1/models": ANY,
@@ -75,7 +77,9 @@ def error_of_status(status: int, message: str) -> dict[str, Any]:
 
 
 class Edge:
-    """ASGI middleware: whatever the routes raise is answered here. Paths without an entry in ROLES need admin."""
+    """ASGI middleware: whatever the routes raise is answered here. Paths without an entry in ROLES need admin; where
+    no tokens are asked for, those below ADMIN_PATH are for loopback only.
+    """
 
     def __init__(self, app: ASGIApp, guard: Guard, body_bytes: int, metrics: Metrics, log: EventLog) -> None:
         self._app = app
@@ -124,6 +128,8 @@ class Edge:
             return Caller(peer)
         shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         try:
+            if path.startswith(ADMIN_PATH) and not self._guard.asks and not is_loopback(peer):
+                raise PermissionDenied("is for this machine only, or with a token", field="peer", reason="NOT_LOOPBACK")
             return self._guard.check(shown, ROLES.get(path, ADMIN), peer)
         except (Unauthenticated, PermissionDenied) as error:
             self._guard.refused(path if path in ROLES else "unknown", peer, error)

@@ -19,6 +19,7 @@ from edgeflow import __version__
 from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.service.act import act_once
 from edgeflow.service.auth import Guard
+from edgeflow.service.chat.prefixes import add_prefixes
 from edgeflow.service.chat.routes import ChatFront, add_chat
 from edgeflow.service.health import Health
 from edgeflow.service.http_act import MSGPACK_TYPES, act_answer, act_request, parse_body
@@ -51,6 +52,7 @@ def build_app(
     _add_act(app, plane)
     _add_state(app, config, plane, chat, health, metrics)
     add_chat(app, chat)
+    add_prefixes(app, chat)
     app.add_middleware(Edge, guard=guard, body_bytes=config.limits.http_body_bytes, metrics=metrics, log=log)
     return app
 

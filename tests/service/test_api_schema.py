@@ -25,7 +25,14 @@ OPERATIONS = {
     "GET /v1/models",
     "POST /v1/act",
 }
-OF_CHAT = {"POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize"}  # where a chat model is tested
+OF_CHAT = {  # where a chat model is tested
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "POST /tokenize",
+    "GET /admin/v1/prefixes",
+    "PUT /admin/v1/prefixes/{slot}",
+    "DELETE /admin/v1/prefixes/{slot}",
+}
 ANY_TEXT = st.text(st.characters())  # lone surrogates too, which JSON can say and Protocol Buffers cannot
 
 

@@ -9,14 +9,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from edgeflow.clock import Clock
 from edgeflow.config import ChatConfig
-from edgeflow.errors import DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
-from edgeflow.ipc.messages import ChatDone, ChatReady, ChatRefused, ChatStart, ChatStop, ChatToken
+from edgeflow.errors import (
+    DeadlineExceeded,
+    EdgeflowError,
+    RequestError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+from edgeflow.ipc.messages import (
+    ChatDone,
+    ChatReady,
+    ChatRefused,
+    ChatStart,
+    ChatStop,
+    ChatToken,
+    PrefixSet,
+    SetPrefix,
+)
+from edgeflow.service.auth import Caller
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
@@ -32,6 +49,7 @@ class Turn:
 
     asked_ns: int
     started_ns: int
+    caller: Caller
 
     @property
     def waited_ns(self) -> int:
@@ -39,10 +57,19 @@ class Turn:
         return max(self.started_ns - self.asked_ns, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Who waits for a turn."""
+
+    caller: Caller
+    turn: asyncio.Future[None]
+
+
 @dataclass(slots=True)
 class _Ticket:
     """A request that was sent: what came back and was not read yet."""
 
+    caller: Caller
     answers: asyncio.Queue[Answer | Exception] = field(default_factory=asyncio.Queue)
 
 
@@ -57,7 +84,9 @@ class ChatDesk:
         self._metrics = metrics
         self._log = log
         self._tickets: dict[int, _Ticket] = {}
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[_Waiting] = deque()
+        self._changes: dict[int, asyncio.Future[None]] = {}
+        self._changed: dict[str, Sequence[int]] = {}  # prefixes that are not those of the configuration
         self._busy = False
         self._idle = asyncio.Event()
         self._draining = False
@@ -69,16 +98,19 @@ class ChatDesk:
         self.ready = ready
         slots = 1 + len(ready.slots)
         memory = {"slots": slots, "slot_bytes": ready.kv_bytes // slots, "kv_bytes": ready.kv_bytes}
-        self._log.event("chat_ready", model=ready.model, family=ready.family, capacity=ready.capacity, **memory)
+        named = {"model": ready.model, "family": ready.family, "numbers": ready.numbers, "capacity": ready.capacity}
+        self._log.event("chat_ready", **named, **memory)
+        for slot, ids in self._changed.items():  # this worker began with those of the configuration
+            self._port.send(SetPrefix(self._number(), slot, list(ids)))
 
-    def worker_message(self, message: ChatToken | ChatDone | ChatRefused) -> None:
-        ticket = self._tickets.get(message.request)
-        if ticket is None:
-            return
-        if isinstance(message, ChatRefused):
-            ticket.answers.put_nowait(error_of_code(message.code, message.text, message.reason, message.field))
-        else:
-            ticket.answers.put_nowait(message)
+    def worker_message(self, message: ChatToken | ChatDone | ChatRefused | PrefixSet) -> None:
+        answer: Answer | EdgeflowError | PrefixSet = (
+            message if not isinstance(message, ChatRefused) else _error(message)
+        )
+        if message.request in self._changes:
+            _settle(self._changes.pop(message.request), answer)
+        elif message.request in self._tickets and not isinstance(answer, PrefixSet):
+            self._tickets[message.request].answers.put_nowait(answer)
 
     def worker_lost(self) -> None:
         """What ran is lost; a robot's worker comes back by itself, a chat request is for the client to repeat."""
@@ -88,9 +120,18 @@ class ChatDesk:
     def drain(self) -> None:
         """No new requests; what runs goes on."""
         self._draining = True
-        for future in self._waiting:
-            if not future.done():
-                future.set_exception(Unavailable("the service is stopping", reason="DRAINING"))
+        for waiting in self._waiting:
+            if not waiting.turn.done():
+                waiting.turn.set_exception(Unavailable("the service is stopping", reason="DRAINING"))
+
+    def end_callers(self, stays: Callable[[Caller], bool]) -> None:
+        """What those ask whose token was revoked or has expired ends here."""
+        for waiting in self._waiting:
+            if not waiting.turn.done() and not stays(waiting.caller):
+                waiting.turn.set_exception(_revoked())
+        for ticket in self._tickets.values():
+            if not stays(ticket.caller):
+                ticket.answers.put_nowait(_revoked())
 
     async def finish(self, timeout_ms: int) -> None:
         """Until nothing runs; what still does at the timeout ends then."""
@@ -107,7 +148,7 @@ class ChatDesk:
         ready, slots = self.ready, 1 + len(self.ready.slots)
         whole_mib = ready.kv_bytes / 2**20
         size = f"{slots} slots of {ready.capacity} positions, {whole_mib / slots:.1f} MiB each, {whole_mib:.1f} in all"
-        return f"{ready.model} ({ready.family}), {size}"
+        return f"{ready.model} ({ready.family}; {ready.numbers}), {size}"
 
     # What clients ask.
 
@@ -120,22 +161,21 @@ class ChatDesk:
         return self.ready
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[Turn]:
+    async def turn(self, caller: Caller) -> AsyncIterator[Turn]:
         """Wait for the turn; it goes to the next at the end. ResourceExhausted when too many wait, or for too long."""
         asked_ns = self._clock.now_ns()
-        await self._turn()
+        await self._turn(caller)
         try:
             self.check()
-            yield Turn(asked_ns, self._clock.now_ns())
+            yield Turn(asked_ns, self._clock.now_ns(), caller)
         finally:
             self._pass_on()
 
     async def answer(self, message: ChatStart, turn: Turn) -> AsyncGenerator[Answer, None]:
         """Tokens and the end of one answer of the turn. Closing the iterator stops the request."""
         self.check()
-        self._last += 1
-        number = self._last
-        ticket = self._tickets[number] = _Ticket()
+        number = self._number()
+        ticket = self._tickets[number] = _Ticket(turn.caller)
         done = False
         try:
             self._port.send(replace(message, request=number))
@@ -149,6 +189,16 @@ class ChatDesk:
             del self._tickets[number]
             if not done:
                 self._port.send(ChatStop(number, cancelled=True))
+
+    async def set_prefix(self, slot: str, ids: Sequence[int]) -> None:
+        """Another prefix for a slot, by no ids none; returns once it serves. It is set again for later workers."""
+        self.check()
+        number = self._number()
+        change = self._changes[number] = asyncio.get_running_loop().create_future()
+        self._port.send(SetPrefix(number, slot, list(ids)))
+        await change
+        self._changed[slot] = ids
+        self._log.event("prefix_set", slot=slot, tokens=len(ids))
 
     def stop(self, answer: ChatToken) -> None:
         """The text is complete (a stop string): the worker ends the request and says ChatDone."""
@@ -170,7 +220,11 @@ class ChatDesk:
         finally:
             timer.cancel()
 
-    async def _turn(self) -> None:
+    def _number(self) -> int:
+        self._last += 1
+        return self._last
+
+    async def _turn(self, caller: Caller) -> None:
         self.check()
         if not self._busy:
             self._busy = True
@@ -182,7 +236,8 @@ class ChatDesk:
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         late = loop.call_later(self.config.queue_ms / 1000, self._too_late, turn)
-        self._waiting.append(turn)
+        waiting = _Waiting(caller, turn)
+        self._waiting.append(waiting)
         self._metrics.chat_waiting.set(len(self._waiting))
         try:
             await turn
@@ -192,8 +247,8 @@ class ChatDesk:
             raise
         finally:
             late.cancel()
-            if turn in self._waiting:
-                self._waiting.remove(turn)
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
             self._metrics.chat_waiting.set(len(self._waiting))
 
     def _too_late(self, turn: asyncio.Future[None]) -> None:
@@ -203,7 +258,7 @@ class ChatDesk:
     def _pass_on(self) -> None:
         """The turn goes to whoever waited longest."""
         while self._waiting:
-            turn = self._waiting.popleft()
+            turn = self._waiting.popleft().turn
             if not turn.done():
                 turn.set_result(None)
                 return
@@ -218,6 +273,25 @@ class ChatDesk:
     def _fail(self, error: RequestError) -> None:
         for ticket in self._tickets.values():
             ticket.answers.put_nowait(error)
+        while self._changes:
+            _settle(self._changes.popitem()[1], error)
+
+
+def _error(refused: ChatRefused) -> EdgeflowError:
+    return error_of_code(refused.code, refused.text, refused.reason, refused.field)
+
+
+def _settle(change: asyncio.Future[None], answer: object) -> None:
+    if change.done():  # whoever asked for it has gone
+        return
+    if isinstance(answer, EdgeflowError):
+        change.set_exception(answer)
+    else:
+        change.set_result(None)
+
+
+def _revoked() -> Unauthenticated:
+    return Unauthenticated("the token does not allow this any more", field="authorization", reason="REVOKED")
 
 
 def _no_worker() -> Unavailable:

@@ -18,13 +18,14 @@ from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import EdgeflowError, Unavailable
 from edgeflow.ipc.messages import ChatDone, ChatStart
+from edgeflow.service.auth import Caller
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage
 from edgeflow.service.chat.body import ChatBody, CompletionBody, Kind, TokenizeBody, parse
 from edgeflow.service.chat.calls import CallReader
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.text import ChatText
-from edgeflow.service.http_edge import REQUEST_ID, error_body
+from edgeflow.service.http_edge import CALLER, REQUEST_ID, error_body
 from edgeflow.service.metrics import Metrics
 
 Value = TypeVar("Value")
@@ -34,6 +35,7 @@ Value = TypeVar("Value")
 class _Asked:
     """A request on its way. shape: how its answers are written."""
 
+    caller: Caller
     message: ChatStart
     body: ChatBody | CompletionBody
     shape: shapes.Shape
@@ -70,7 +72,7 @@ class ChatFront:
             raise Unavailable("no chat model is configured", reason="NO_CHAT")
         return self.text
 
-    async def ask(self, body: ChatBody | CompletionBody, request_id: str) -> _Asked:
+    async def ask(self, body: ChatBody | CompletionBody, request_id: str, caller: Caller) -> _Asked:
         """Check the names, make the prompt, fill in the defaults."""
         text, ready = self.loaded(), self.desk.check()
         slot = text.slot(body.model, body.slot)
@@ -81,7 +83,7 @@ class ChatFront:
         chat = self._config.chat
         message = start_message(body, prompt, ready, (chat.max_tokens, chat.max_tokens_limit))
         shape_of = shapes.ChatShape if isinstance(body, ChatBody) else shapes.TextShape
-        return _Asked(message, body, shape_of(request_id, int(time.time()), ready.model, text.tokenizer))
+        return _Asked(caller, message, body, shape_of(request_id, int(time.time()), ready.model, text.tokenizer))
 
     def pieces(self, asked: _Asked, index: int, turn: Turn) -> AsyncGenerator[Piece, None]:
         """One choice."""
@@ -120,7 +122,7 @@ def add_chat(app: FastAPI, front: ChatFront) -> None:
 
 
 async def _answer(front: ChatFront, request: Request, body: ChatBody | CompletionBody) -> Response:
-    asked = await front.ask(body, request.scope[REQUEST_ID])
+    asked = await front.ask(body, request.scope[REQUEST_ID], request.scope[CALLER])
     if not body.stream:
         return JSONResponse(await _unless_gone(request, _collect(front, asked)))
     events = _events(front, asked)
@@ -149,7 +151,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Va
 
 async def _collect(front: ChatFront, asked: _Asked) -> dict[str, Any]:
     choices, dones = [], []
-    async with front.desk.turn() as turn:
+    async with front.desk.turn(asked.caller) as turn:
         for index in range(asked.body.n):
             pieces = [piece async for piece in front.pieces(asked, index, turn)]
             dones += [piece.done for piece in pieces if piece.done is not None]
@@ -159,7 +161,7 @@ async def _collect(front: ChatFront, asked: _Asked) -> dict[str, Any]:
 
 async def _events(front: ChatFront, asked: _Asked) -> AsyncGenerator[str, None]:
     dones: list[ChatDone] = []
-    async with front.desk.turn() as turn:
+    async with front.desk.turn(asked.caller) as turn:
         for index in range(asked.body.n):
             async with contextlib.aclosing(front.pieces(asked, index, turn)) as pieces:
                 async for chunk in _chunks(asked, index, pieces, dones):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,14 @@ class PreparedPrompt:
 
 
 class ChatText:
-    """Of one checkpoint directory. Methods are pure and may run in a thread."""
+    """Of one checkpoint directory. Methods may run in a thread; all but `replace` are pure."""
 
     def __init__(self, path: Path, config: ChatConfig, limits: LimitsConfig) -> None:
         values = read_json(path / "config.json")
         vocab = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size")
         self.tokenizer = TextTokenizer(path, int(vocab or 0))
         self._template = ChatTemplate.load(path)
-        self._slots = {slot.id: slot for slot in config.slots}
+        self._slots: dict[str, ChatSlot | None] = {slot.id: slot for slot in config.slots}
         self._name = config.name
         self._limits = limits
         self._most = config.capacity * CHARACTERS_PER_TOKEN
@@ -61,6 +61,22 @@ class ChatText:
             known = ", ".join(self._slots) or "none is declared"
             raise NotFound(f"there is no slot of that name; known: {known}", field="slot")
         return self._slots.get(wanted)
+
+    @property
+    def slots(self) -> Mapping[str, ChatSlot | None]:
+        """What the declared slots begin with now; None where a prefix was taken away."""
+        return self._slots
+
+    def replace(self, slot_id: str, slot: ChatSlot | None) -> None:
+        """From the next request on the slot begins with something else."""
+        self._slots = {**self._slots, slot_id: slot}
+
+    def prefix_ids(self, slot: ChatSlot) -> list[int]:
+        """The tokens of a fixed prefix."""
+        if slot.text:
+            return self.encode(slot.text)
+        messages = [message.model_dump() for message in slot.messages]
+        return self._encode(self._templated()(messages, answer=False), special=False)
 
     def chat_prompt(self, body: ChatBody, slot: ChatSlot | None) -> PreparedPrompt:
         """Messages through the checkpoint's template, a slot's own messages before them."""
@@ -87,12 +103,16 @@ class ChatText:
 
     def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool] = (), begun: str = "") -> list[int]:
         """begun: what the answer begins with."""
-        if self._template is None:
-            raise InvalidArgument("this model has no chat template: use /v1/completions", field="messages")
-        if tools and not self._template.takes_tools:
+        template = self._templated()
+        if tools and not template.takes_tools:
             raise InvalidArgument("this model's chat template takes no tools", field="tools")
         offered = [tool.model_dump(exclude_none=True) for tool in tools] or None
-        return self._encode(self._template(messages, tools=offered) + begun, special=False)
+        return self._encode(template(messages, tools=offered) + begun, special=False)
+
+    def _templated(self) -> ChatTemplate:
+        if self._template is None:
+            raise InvalidArgument("this model has no chat template: use /v1/completions", field="messages")
+        return self._template
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         """A text that cannot fit is refused before it is cut into tokens, which takes time."""

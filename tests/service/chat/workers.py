@@ -132,7 +132,7 @@ class ThreadWorker:
         built = build_chat(settings.chat, loaded.chat, "c" * 64, lambda *_: None)
         self.plane = built.plane(settings.chat, clock, self._channel.send)
         step = self.plane.step
-        self.plane.step = lambda room_ns: step(room_ns) if gate.passes() else None
+        self.plane.step = lambda room_ns: step(room_ns) if gate.passes() else 0
         worker = Worker(engine, Scheduler(limits), clock, self._channel.send, chat=self.plane)
         self._channel.send(built.ready())
         self._channel.send(ready_message())

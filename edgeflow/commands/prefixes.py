@@ -1,0 +1,103 @@
+"""`edgeflow prefix`: what the slots of a running service begin with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from edgeflow.commands.options import Json, OptionalPath, OptionalText, TlsCa, TlsCert, TlsKey, TokenFile
+from edgeflow.console import table_console
+from edgeflow.errors import ConfigError
+
+PATH = "/admin/v1/prefixes"
+CHANGE_S = 600.0  # a long prefix beside busy robots takes its time
+MAX_FILE_BYTES = 4 << 20
+SHOWN = 60  # characters
+Address = Annotated[str, typer.Option(help="Of the service's HTTP, host:port or URL.")]
+Slot = Annotated[str, typer.Argument(help="A slot of the configuration's chat.slots.")]
+
+prefix_app = typer.Typer(help="Fixed prefixes of a running service, for its administrator.", no_args_is_help=True)
+
+
+@prefix_app.command("list")
+def list_prefixes(
+    address: Address = "127.0.0.1:8000",
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show what every slot begins with."""
+    told = _call(address, (tls_ca, tls_cert, tls_key, token_file), "GET", PATH)
+    if as_json:
+        print(json.dumps(told["data"], indent=2))
+        return
+    table = Table("slot", "tokens", "begins with")
+    for each in told["data"]:
+        words = each.get("text") or " ".join(message["content"] for message in each.get("messages", []))
+        table.add_row(escape(each["id"]), str(each["tokens"]), escape(" ".join(words.split())[:SHOWN]) or "-")
+    table_console().print(table)
+
+
+@prefix_app.command("set")
+def set_prefix(
+    slot: Slot,
+    file: Annotated[OptionalPath, typer.Option(help="JSON: a list of messages, each with role and content.")] = None,
+    text: Annotated[OptionalText, typer.Option(help="A plain text, for completions.")] = None,
+    address: Address = "127.0.0.1:8000",
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Give a slot another prefix. Returns when it serves; robots and the answer under way are not disturbed."""
+    if (file is None) == (text is None):
+        raise ConfigError("prefix: give --file or --text")
+    body = {"messages": _messages(file)} if file is not None else {"text": text}
+    told = _call(address, (tls_ca, tls_cert, tls_key, token_file), "PUT", f"{PATH}/{quote(slot, safe='')}", body)
+    print(f"{told['id']}: {told['tokens']} tokens")
+
+
+@prefix_app.command("clear")
+def clear_prefix(
+    slot: Slot,
+    address: Address = "127.0.0.1:8000",
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Let a slot begin with nothing."""
+    told = _call(address, (tls_ca, tls_cert, tls_key, token_file), "DELETE", f"{PATH}/{quote(slot, safe='')}")
+    print(f"{told['id']}: {told['tokens']} tokens")
+
+
+def _call(
+    address: str,
+    files: tuple[Path | None, Path | None, Path | None, Path | None],
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+) -> Any:
+    from edgeflow.client.credentials import Credentials
+    from edgeflow.client.http import HttpService
+
+    return HttpService.of(address, Credentials.of(*files)).call(method, path, body, CHANGE_S)
+
+
+def _messages(path: Path) -> Any:
+    try:
+        with path.open("rb") as stream:
+            return json.loads(stream.read(MAX_FILE_BYTES))
+    except OSError as error:
+        raise ConfigError(f"file: {path}: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"file: {path} is not JSON") from None

@@ -1,0 +1,88 @@
+"""Fixed prefixes at run time: what the declared slots begin with, and how an administrator changes it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field, model_validator
+
+from edgeflow.config import ChatMessage, ChatSlot
+from edgeflow.errors import InvalidArgument, NotFound
+from edgeflow.service.chat import shapes
+from edgeflow.service.chat.body import MAX_MESSAGES, parse
+from edgeflow.service.chat.routes import ChatFront
+from edgeflow.service.chat.text import ChatText
+from edgeflow.service.chat.turns import Body
+
+PREFIXES = "/admin/v1/prefixes"
+
+
+class PrefixBody(Body):
+    """Messages, for chat completions, or a text, for completions."""
+
+    messages: list[ChatMessage] = Field(default_factory=list, max_length=MAX_MESSAGES)
+    text: str = Field("", max_length=1 << 20)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> PrefixBody:
+        if bool(self.messages) == bool(self.text):
+            raise ValueError("give messages or text")
+        return self
+
+
+def add_prefixes(app: FastAPI, front: ChatFront) -> None:
+    """The routes; the HTTP edge keeps everybody but administrators away."""
+
+    @app.get(PREFIXES, responses=shapes.FAILURES)
+    async def prefixes() -> JSONResponse:
+        """What every declared slot begins with."""
+        text = front.loaded()
+        told = await asyncio.to_thread(lambda: [_entry(text, slot_id) for slot_id in text.slots])
+        return JSONResponse({"object": "list", "data": told})
+
+    @app.put(f"{PREFIXES}/{{slot}}", responses=shapes.FAILURES, openapi_extra=shapes.body_of(PrefixBody))
+    async def set_prefix(slot: str, request: Request) -> JSONResponse:
+        """Another prefix for a declared slot; answered once it serves. Until then the old one does."""
+        data = await request.body()
+        body = await asyncio.to_thread(parse, PrefixBody, request.headers.get("content-type", ""), data)
+        text = _declared(front, slot)
+        changed = ChatSlot(id=slot, messages=body.messages, text=body.text)
+        ids = await asyncio.to_thread(text.prefix_ids, changed)
+        capacity = front.desk.check().capacity
+        if len(ids) >= capacity:
+            field = "messages" if body.messages else "text"
+            why = f"has {len(ids)} tokens, the limit is {capacity - 1}"
+            raise InvalidArgument(why, field=field, reason="CONTEXT_LENGTH_EXCEEDED")
+        return await _changed(front, slot, changed, ids)
+
+    @app.delete(f"{PREFIXES}/{{slot}}", responses=shapes.FAILURES)
+    async def clear_prefix(slot: str) -> JSONResponse:
+        """The slot begins with nothing."""
+        _declared(front, slot)
+        return await _changed(front, slot, None, [])
+
+
+def _declared(front: ChatFront, slot: str) -> ChatText:
+    text = front.loaded()
+    if slot not in text.slots:
+        known = ", ".join(text.slots) or "none is declared"
+        raise NotFound(f"there is no slot of that name; known: {known}", field="slot")
+    return text
+
+
+async def _changed(front: ChatFront, slot_id: str, slot: ChatSlot | None, ids: list[int]) -> JSONResponse:
+    await front.desk.set_prefix(slot_id, ids)
+    front.loaded().replace(slot_id, slot)
+    return JSONResponse({"id": slot_id, "object": "prefix", "tokens": len(ids)})
+
+
+def _entry(text: ChatText, slot_id: str) -> dict[str, Any]:
+    slot = text.slots[slot_id]
+    entry: dict[str, Any] = {"id": slot_id, "object": "prefix", "tokens": 0}
+    if slot is not None:
+        entry["tokens"] = len(text.prefix_ids(slot))
+        entry |= {"text": slot.text} if slot.text else {"messages": [each.model_dump() for each in slot.messages]}
+    return entry
