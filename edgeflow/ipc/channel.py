@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable
 
 from edgeflow.errors import WorkerError
-from edgeflow.ipc.messages import Message, Payload, decode, encode
+from edgeflow.ipc.coding import decode, encode
+from edgeflow.ipc.messages import Message, Payload
 
 PREFIX = struct.Struct("<II")
 MAX_HEADER_BYTES = 1 << 20

@@ -9,7 +9,8 @@ from typing import cast
 
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import PREFIX, check_lengths, pack
-from edgeflow.ipc.messages import Message, decode
+from edgeflow.ipc.coding import decode
+from edgeflow.ipc.messages import Message
 
 
 class WorkerLink(asyncio.Protocol):

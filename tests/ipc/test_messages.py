@@ -9,6 +9,7 @@ import pytest
 
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES, PREFIX, BlockingChannel, ChannelClosed
+from edgeflow.ipc.coding import decode, encode
 from edgeflow.ipc.messages import (
     FrameResult,
     Message,
@@ -16,8 +17,6 @@ from edgeflow.ipc.messages import (
     Ping,
     Shutdown,
     SubmitFrame,
-    decode,
-    encode,
     schema_fields,
     schema_of,
 )
