@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -77,7 +77,8 @@ class Implementation:
     limits, multiples: the largest sizes it takes, and what divides those it takes, by their letter in a shape
     signature; choices: parameters and the values that are worth trying, the first of which is the default.
     precision: "" is that of the dtype; another one changes numbers and serves only where a table allows it.
-    absent: why this build of torch cannot run it.
+    absent: why this build of torch cannot run it. replayable: a graph may hold it, for the host reads nothing that
+    differs from pass to pass of one shape.
     """
 
     op_name: str
@@ -92,6 +93,7 @@ class Implementation:
     choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     precision: str = ""
     absent: str = ""
+    replayable: bool = True
 
     def load(self) -> Callable[..., Any]:
         if callable(self.function):
@@ -183,15 +185,18 @@ BUILT_IN = (
     Implementation("rope_write_kv_int8", REFERENCE, int8_kv.write),
     Implementation("rope_write_kv_int8", "indexed", int8_kv.write_indexed),
     _triton("rope_write_kv_int8", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
-    Implementation("packed_attention", REFERENCE, packed_attention.reference),
+    Implementation("packed_attention", REFERENCE, packed_attention.reference, replayable=False),
     Implementation("packed_attention", "masked", packed_attention.masked),
-    Implementation("packed_attention", "naive_gather", packed_attention.naive_gather),
-    Implementation("packed_attention", "slots_in_place", packed_attention.slots_in_place),
+    Implementation("packed_attention", "naive_gather", packed_attention.naive_gather, replayable=False),
+    Implementation("packed_attention", "slots_in_place", packed_attention.slots_in_place, replayable=False),
     _triton("packed_attention", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4)),
     _flashinfer("packed_attention", "attention:packed_attention", {"d": 64}, tensor_cores=(1, 0)),
-    _flashinfer("packed_attention", "attention:packed_attention_mixed", {"d": 64}, "flashinfer_mixed"),
-    Implementation("packed_attention_int8", REFERENCE, int8_kv.attention),
-    Implementation("packed_attention_int8", "widened", int8_kv.attention_widened),
+    replace(
+        _flashinfer("packed_attention", "attention:packed_attention_mixed", {"d": 64}, "flashinfer_mixed"),
+        replayable=False,
+    ),
+    Implementation("packed_attention_int8", REFERENCE, int8_kv.attention, replayable=False),
+    Implementation("packed_attention_int8", "widened", int8_kv.attention_widened, replayable=False),
     _triton("packed_attention_int8", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4)),
     Implementation("varlen_attention", REFERENCE, varlen_attention.reference),
     Implementation("varlen_attention", "sdpa", varlen_attention.sdpa),
@@ -203,8 +208,8 @@ BUILT_IN = (
     Implementation("shift_kv", REFERENCE, shift_kv.reference),
     Implementation("shift_kv", "strided", shift_kv.strided),
     _triton("shift_kv", "shift_kv", {}),
-    Implementation("shift_kv_chain", REFERENCE, shift_kv.chain_reference),
-    Implementation("shift_kv_chain", "strided", shift_kv.chain_strided),
+    Implementation("shift_kv_chain", REFERENCE, shift_kv.chain_reference, replayable=False),
+    Implementation("shift_kv_chain", "strided", shift_kv.chain_strided, replayable=False),
     Implementation("shift_kv_chain", "indexed", shift_kv.chain_indexed),
     _triton("shift_kv_chain", "shift_kv", {}),
     Implementation("greedy", REFERENCE, greedy.reference),

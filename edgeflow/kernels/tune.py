@@ -108,11 +108,12 @@ class Tuner:
         return Verdict(key, impl_id, times["chosen"], times["default"], complaint)
 
     def _candidates(self, key: OperatorKey) -> Iterator[Implementation]:
-        """All that may run there but the reference, which is written to be read."""
+        """All that may run there but the reference, which is written to be read; on CUDA, what graphs may hold."""
         for impl_id in self.table.candidates(key.op_name):
             candidate = self.table.implementation(key.op_name, impl_id)
             objection = self.table.objection(candidate, Hardware.of(self.device), self.dtype, key.shape_sig)
-            if impl_id != REFERENCE and not objection:
+            held = candidate.replayable or self.device.type != "cuda"
+            if impl_id != REFERENCE and held and not objection:
                 yield candidate
 
     def _search(self, case: Case, problem: Problem, implementation: Implementation) -> tuple[Params, str]:

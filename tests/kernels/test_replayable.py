@@ -1,0 +1,52 @@
+"""What says that a graph may hold it, can be held; where passes are replayed, the tuner takes nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from edgeflow.errors import ConfigError
+from edgeflow.kernels import cases
+from edgeflow.kernels.cases import Heads
+from edgeflow.kernels.implementations import BUILT_IN, Hardware, Implementation
+from edgeflow.kernels.layout import Span
+from edgeflow.kernels.table import OperatorKey, built_in_table
+from edgeflow.kernels.tune import Tuner
+
+CPU = torch.device("cpu")
+CASE = cases.packed_attention([Span(0, 4, 1), Span(1, 0, 3)], Heads(4, 2, 16))
+ATTENTION = [each for each in BUILT_IN if each.op_name == "packed_attention"]
+HERE = [each for each in ATTENTION if not each.objection(Hardware.of(CPU), torch.float32)]
+
+
+def reads_places(implementation: Implementation) -> bool:
+    """Whether it asks for slots and positions that only the device knows when a graph is made."""
+    problem = CASE.problem(torch.device("meta"), torch.float32)
+    layout, kv = problem.arguments
+    try:
+        problem.outputs(implementation.load()(replace(layout, places=None), kv))
+    except (ConfigError, NotImplementedError, RuntimeError):  # the last two: of numbers that lie nowhere
+        return True
+    return False
+
+
+@pytest.mark.parametrize("implementation", HERE, ids=lambda each: each.impl_id)
+def test_attention_is_replayable_where_the_host_reads_no_place(implementation: Implementation):
+    assert implementation.replayable is not reads_places(implementation)
+
+
+def test_on_a_gpu_the_tuner_takes_what_graphs_may_hold(monkeypatch):
+    monkeypatch.setattr(Hardware, "of", lambda _: Hardware.named("cuda_sm90"))
+    monkeypatch.setattr(Implementation, "objection", lambda *_: "")
+    key = OperatorKey("packed_attention")
+    taken = {
+        device: {
+            each.impl_id
+            for each in Tuner(built_in_table(), "llama", torch.device(device), torch.bfloat16)._candidates(key)
+        }
+        for device in ("cpu", "cuda")
+    }
+    assert taken["cuda"] == {"masked", "triton", "flashinfer"}
+    assert taken["cpu"] - taken["cuda"] == {"naive_gather", "slots_in_place", "flashinfer_mixed"}
