@@ -22,7 +22,7 @@ from edgeflow.service.status import ServiceStatus
 from tests.service.scripted import Script
 
 WIDTH, HEIGHT = 32, 24
-WAIT_S = 20.0
+WAIT_S = 60.0  # also for a real worker that starts on a loaded machine
 Predicate = Callable[[pb.ServerMessage], bool]
 
 

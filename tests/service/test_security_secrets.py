@@ -17,9 +17,10 @@ import pytest
 from edgeflow.client.credentials import Credentials
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service import grpc_server, http_server
+from edgeflow.service.worker_process import ENTRY
 from tests.service.harness import JPEG, WAIT_S, config, frame_message, open_message, serving
+from tests.service.processes import Launcher
 from tests.service.protected import Authority, call, outcome, robot_with, write_tokens
-from tests.service.test_real_worker import Launcher
 from tests.tiny_checkpoint import write_checkpoint
 
 CANARY = "canary7f3a"
@@ -124,7 +125,7 @@ async def drive_http(served, heard: Heard) -> None:
 async def test_nothing_of_a_secret_is_heard_with_a_real_worker(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     model = write_checkpoint(tmp_path / f"{CANARY}-model")
     tokens = write_tokens(tmp_path / f"{CANARY}.json", (TOKEN, "arm-1", "control"), (f"{CANARY}-boss", "boss", "admin"))
-    launcher = Launcher(config(model=str(model), alias="demo", mode="serial"))
+    launcher = Launcher(config(model=str(model), alias="demo", mode="serial", chat__enabled=False), ENTRY)
     heard = Heard()
     async with serving(model, launcher, tokens_file=tokens, mode="serial") as served:
         await drive_grpc(served, heard)
