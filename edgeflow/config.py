@@ -191,6 +191,9 @@ class ServiceConfig(_Section):
     admission_headroom_percent: int = Field(
         20, ge=0, le=90, description="of the device, kept free when robots share it"
     )
+    graphs: Literal["auto", "on", "off"] = Field(
+        "auto", description="replay passes as CUDA graphs, recorded at start; auto: on CUDA in half precision"
+    )
     shift: Literal["rotate", "copy"] = Field("rotate", description="how a ring of slots advances")
     max_sessions: int = Field(8, ge=1, le=64)
     row_budget: int = Field(1024, ge=1, le=65536, description="rows a packed pass may have")

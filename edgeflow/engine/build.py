@@ -42,6 +42,9 @@ def build_engine(config: ServiceConfig) -> BuiltEngine:
     if config.unnorm_key and config.unnorm_key not in keys:
         raise ConfigError(f"unnorm_key: {config.unnorm_key!r} is not one of {', '.join(keys)}")
     table = operator_table(Path(config.operators) if config.operators else None, config.weights, device, dtype)
+    graphs = choose_graphs(config.graphs, device, dtype)
+    if graphs and dtype == torch.float32:
+        table = table.forcing(packed_attention="masked")  # what serves float32 else reads slots on the host
     policy = OpenVLAPolicy.load(path, dtype, device, center_crop=config.center_crop, table=table)
     limits = SchedulerLimits(
         stages=policy.K,
@@ -50,7 +53,7 @@ def build_engine(config: ServiceConfig) -> BuiltEngine:
         drain_after_ns=config.drain_after_ms * 1_000_000,
         shift=Shift(config.shift),
     )
-    engine = _reserve(policy, limits, config, device, table)
+    engine = _reserve(policy, limits, config, device, table, graphs)
     return BuiltEngine(engine, limits, _device_name(device), fingerprint(path))
 
 
@@ -60,6 +63,7 @@ def _reserve(
     config: ServiceConfig,
     device: torch.device,
     table: OperatorTable,
+    graphs: bool,
 ) -> PolicyEngine:
     """Slots for the longest prompt that is allowed."""
     needed = len(policy.prompt_ids(INSTRUCTION))
@@ -68,7 +72,7 @@ def _reserve(
         raise ConfigError(f"max_prompt_tokens: {limit} is too few, a short instruction takes {needed} with this model")
     capacity = policy.image_tokens + config.max_prompt_tokens + policy.K
     try:
-        return PolicyEngine(policy, limits.slots, capacity, device, table=table)
+        return PolicyEngine(policy, limits.slots, capacity, device, table=table, graphs=graphs)
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(
             f"max_sessions: no memory for {config.max_sessions} rings of {policy.K} slots of {capacity} positions; "
@@ -83,6 +87,13 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: cuda is not available here; run `edgeflow doctor`, or use cpu")
     return torch.device(name)
+
+
+def choose_graphs(name: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """`auto` replays CUDA graphs in half precision, where all operators can; ConfigError when there is no CUDA."""
+    if name == "on" and device.type != "cuda":
+        raise ConfigError("graphs: on needs a CUDA device; run `edgeflow doctor`, or use auto")
+    return name == "on" or (name == "auto" and device.type == "cuda" and dtype != torch.float32)
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -116,6 +116,12 @@ class ControlPlane:
     def counts(self) -> SchedulerCounts:
         return self._scheduler.counts
 
+    @property
+    def eager_passes(self) -> int:
+        """Those whose shape no graph was recorded for."""
+        graphs = self._engine.graphs
+        return graphs.eager_passes if graphs else 0
+
     def take_passes(self) -> list[PassSample]:
         """Every pass since the last call: its shape and the time of its turn of the loop."""
         passes = list(self._passes)

@@ -79,6 +79,7 @@ class Graphs(Generic[Outputs]):
     def seal(self) -> None:
         """From now on nothing is recorded: nobody waits for it."""
         self._sealed = True
+        self.eager_passes = 0
 
     def find(
         self, shape: Hashable, make: Callable[[], tuple[Tensor, Callable[[], Outputs]]]

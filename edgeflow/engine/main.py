@@ -18,7 +18,7 @@ from edgeflow.engine.build import BuiltEngine, build_engine
 from edgeflow.engine.calibrate import INSTRUCTION, calibrate
 from edgeflow.engine.chat_build import load_chat
 from edgeflow.engine.profile import Pacer, load_profile
-from edgeflow.engine.warmup import warm_up
+from edgeflow.engine.warmup import record_passes, warm_up
 from edgeflow.engine.worker import Worker
 from edgeflow.errors import EdgeflowError
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
@@ -52,6 +52,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
         channel.send(WarmupProgress(step, done, total))
 
     progress("warm-up", 1, 2)
+    told = record_passes(built.engine, built.limits.shift, progress, required=config.graphs == "on")
     warm_up(built.engine, built.limits.shift, progress)
     chat = load_chat(config, progress)
     clock = MonotonicClock()
@@ -70,14 +71,16 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
         channel.send(chat.ready())
     gc.collect()
     gc.freeze()
-    channel.send(_ready(config, built, times))
+    if built.engine.graphs is not None:
+        built.engine.graphs.seal()
+    channel.send(_ready(config, built, times, told))
     channel.read_forever(worker.inbox.put, worker.inbox.close)
     worker.run()
     channel.close()
     return 0
 
 
-def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes) -> WorkerReady:
+def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes, graphs: str) -> WorkerReady:
     policy = built.engine.policy
     key = config.unnorm_key or policy.unnorm_keys[0]
     return WorkerReady(
@@ -85,7 +88,7 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes) -> Worke
         model_fingerprint=built.model_fingerprint,
         action_tokens=policy.K,
         max_sessions=built.limits.max_sessions,
-        device=built.device_name,
+        device=", ".join(filter(None, [built.device_name, graphs])),
         schema=schema_fields(policy.action_schema(key)),
         unnorm_keys=list(policy.unnorm_keys),
         kv_bytes=built.engine.kv.nbytes,

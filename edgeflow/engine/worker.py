@@ -108,7 +108,7 @@ class Worker:
 
     def _accept(self, message: SubmitFrame, arrived_ns: int) -> None:
         self._control.accept(message, arrived_ns)
-        self._gaps.arrived(message.session, arrived_ns)
+        self._gaps.arrived(message.session, arrived_ns - message.waited_ns)  # the front decodes it undisturbed
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -151,5 +151,6 @@ class Worker:
                 [sample.ns for sample in passes],
                 [sample.prefills for sample in passes],
                 [sample.decodes for sample in passes],
+                self._control.eager_passes,
             )
         )

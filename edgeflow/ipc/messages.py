@@ -53,6 +53,7 @@ class ChangeDepth:
 class SubmitFrame:
     """Front → worker: one checked observation. Payload: height*width*3 RGB bytes of the policy's camera.
 
+    waited_ns: since the front received it.
     Answered by exactly one FrameResult or FrameDropped.
     """
 
@@ -63,6 +64,7 @@ class SubmitFrame:
     width: int
     instruction: str
     payload: Payload
+    waited_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class Metrics:
         self.passes.inc(max(0, message.passes - before.passes))
         self.rows.inc(max(0, message.rows - before.rows))
         self.full_passes.inc(max(0, message.full_passes - before.full_passes))
+        self.eager_passes.inc(max(0, message.eager_passes - before.eager_passes))
         for pass_ns in message.pass_ns:
             self.pass_seconds.observe(pass_ns / 1e9)
         self._pong = message
@@ -142,6 +143,7 @@ class Metrics:
         self.worker_restarts = self._counter("worker_restarts", "Workers replaced", "cause")
         self.passes = self._counter("passes", "Passes of the network")
         self.full_passes = self._counter("full_passes", "Passes with a full pipeline")
+        self.eager_passes = self._counter("graph_eager_passes", "Passes whose shape no graph was recorded for")
         self.rows = self._counter("rows", "Rows of all passes")
         self.pass_seconds = self._histogram("pass_seconds", "One pass")
         self.predicted_fps = self._gauge("predicted_fps", "Actions a second of one robot alone at full rate", "mode")

@@ -1,7 +1,7 @@
-"""What a CUDA graph does, on a CPU: every operator call of a program is recorded and called again with the same memory.
+"""What a CUDA graph does, on a CPU: every operator call of a program is recorded and called again on the same memory.
 
-Numbers that the host chose are part of the calls, tensors are addresses: whatever differs between replays must have been
-written into them before.
+Numbers that the host chose are part of the calls, tensors are addresses: whatever differs between replays must have
+been written into them before.
 """
 
 from __future__ import annotations
