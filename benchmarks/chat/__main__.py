@@ -1,0 +1,179 @@
+"""Batch-1 chat of a 494 M Qwen2.5-shaped model with random weights, side by side in one run.
+
+Ours (one packed forward; float32, bfloat16, and 8-bit weights) against `transformers` eager in float32 and bfloat16,
+and, where an interpreter with them is named, OpenVINO and llama.cpp with 8-bit weights (GGUF Q8_0). Systems take
+turns, every round has a prompt of its own; medians over rounds, ratios of times within a round.
+
+    .venv/bin/python -m benchmarks.chat --openvino PYTHON --llama-cpp PYTHON --json benchmarks/results/chat-cpu.json
+
+PYTHON: of an environment with openvino-genai, gguf and safetensors, or with llama-cpp-python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.chat.figures import (
+    Bar,
+    Round,
+    SystemRow,
+    bytes_a_token,
+    jitter,
+    main_bars,
+    parameters,
+    peer_ratios,
+    system_rows,
+)
+from benchmarks.chat.systems import SHAPE, Answer, Ours, Peer, transformers_eager, write_checkpoint, write_gguf
+from benchmarks.machine import machine_facts
+from edgeflow.console import table_console
+from edgeflow.kernels.timing import median_us
+
+JITTER_TOKENS, JITTER_RUNS = 256, 3
+PREFIX_SHARE = 480 / 512
+PEER_NAMES = {"OpenVINO, 8 bits": "openvino_peer", "llama.cpp, Q8_0": "llama_cpp_peer"}
+
+
+def main() -> None:
+    """Measure and print; exit code 1 when a bar is missed."""
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    torch.set_grad_enabled(False)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        systems = _systems(Path(folder), arguments, stack)
+        rounds = list(_rounds(systems, arguments))
+        best = min((name for name in systems if name.startswith("edgeflow")), key=lambda name: _token_ms(rounds, name))
+        ours = systems[best]
+        assert isinstance(ours, Ours)
+        bars = main_bars(rounds) + peer_ratios(rounds, [name for name in systems if name in PEER_NAMES])
+        bars += _alone(ours, best, _token_ms(rounds, best), arguments)
+    rows = system_rows(rounds)
+    _print(rows, bars, arguments)
+    if arguments.json:
+        asked = {name: getattr(arguments, name) for name in ("threads", "prompt", "tokens", "rounds")}
+        told = [asdict(bar) | {"met": bar.met} for bar in bars]
+        report = {**machine_facts(), **asked, "rows": [asdict(row) for row in rows], "bars": told}
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    raise SystemExit(0 if all(bar.met for bar in bars) else 1)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--openvino", type=Path, help="an interpreter that has openvino-genai, gguf and safetensors")
+    parser.add_argument("--llama-cpp", type=Path, help="an interpreter that has llama-cpp-python; needs --openvino too")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if arguments.llama_cpp and not arguments.openvino:
+        parser.error("--llama-cpp needs --openvino, whose environment writes the GGUF file")
+    return arguments
+
+
+def _systems(folder: Path, arguments: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, Answer]:
+    from transformers import Qwen2ForCausalLM
+
+    theirs = write_checkpoint(folder)
+    capacity = arguments.prompt + max(arguments.tokens, JITTER_TOKENS)
+    systems: dict[str, Answer] = {
+        f"edgeflow {name}": Ours(folder, dtype, int8="int8" in name, capacity=capacity)
+        for name, dtype in (
+            ("float32", torch.float32),
+            ("bfloat16", torch.bfloat16),
+            ("bfloat16, int8 weights", torch.bfloat16),
+            ("float32, int8 weights", torch.float32),
+        )
+    }
+    systems["transformers float32"] = transformers_eager(theirs)
+    halves = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    systems["transformers bfloat16"] = transformers_eager(halves)
+    pythons = dict(zip(PEER_NAMES, (arguments.openvino, arguments.llama_cpp), strict=True))
+    if arguments.openvino:
+        write_gguf(arguments.openvino, folder, folder / "model.gguf")
+    for name, python in pythons.items():
+        if python:
+            peer = Peer(python, PEER_NAMES[name], folder / "model.gguf", arguments.threads)
+            stack.callback(peer.close)
+            systems[name] = peer
+    return systems
+
+
+def _rounds(systems: dict[str, Answer], arguments: argparse.Namespace) -> Iterator[Round]:
+    generator = np.random.default_rng(0)
+    for index in track(range(arguments.rounds + 1), description="rounds (the first is not counted)"):
+        prompt = generator.integers(0, SHAPE["vocab_size"], arguments.prompt).tolist()
+        outcome = {name: answer(prompt, arguments.tokens) for name, answer in systems.items()}
+        if index:
+            yield outcome
+
+
+def _alone(ours: Ours, name: str, token_ms: float, arguments: argparse.Namespace) -> list[Bar]:
+    """Our best by itself: a fixed prefix, the jitter of a long answer, bytes against what the machine copies."""
+    generator = np.random.default_rng(1)
+
+    def prompt() -> list[int]:
+        drawn: list[int] = generator.integers(0, SHAPE["vocab_size"], arguments.prompt).tolist()
+        return drawn
+
+    shared = round(arguments.prompt * PREFIX_SHARE)
+    ratios = []
+    for _ in range(arguments.rounds):
+        whole = prompt()
+        ours.keep_prefix(whole[:shared])
+        without, with_prefix = ours(whole, 1), ours.after_prefix(shared, whole, 1)
+        ratios.append(with_prefix.at[0] / without.at[0])
+    runs = [ours(prompt(), JITTER_TOKENS) for _ in range(JITTER_RUNS)]
+    item = 1 if "int8" in name else 2 if "bfloat16" in name else 4
+    read = bytes_a_token(parameters() * item, ours.kv.data.element_size(), arguments.prompt + arguments.tokens // 2)
+    rate = read / (token_ms * 1e-3)
+    return [
+        Bar(f"first token with {shared} of {arguments.prompt} in a fixed prefix / without", median(ratios), most=0.15),
+        Bar(f"time between tokens, p99 / p50 of {JITTER_RUNS} x {JITTER_TOKENS}", jitter(runs), most=1.5),
+        Bar(f"MB a token must read ({name})", read / 1e6),
+        Bar("of the bandwidth that a copy reaches", rate / _copy_bytes_per_s()),
+    ]
+
+
+def _copy_bytes_per_s() -> float:
+    """Read and written, of a block that no cache holds."""
+    source = torch.empty(2**28, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    copy: Callable[[], torch.Tensor] = lambda: target.copy_(source)  # noqa: E731
+    return 2 * source.nbytes / (median_us({"copy": copy}, source.device, 9)["copy"] * 1e-6)
+
+
+def _token_ms(rounds: list[Round], name: str) -> float:
+    return next(row.token_ms for row in system_rows(rounds) if row.system == name)
+
+
+def _print(rows: list[SystemRow], bars: list[Bar], arguments: argparse.Namespace) -> None:
+    title = f"494 M, random weights, {arguments.threads} threads: {arguments.prompt} tokens in, {arguments.tokens} out"
+    table = Table("system", "first token ms", "ms a token", "tokens/s", "decode ratio", "same tokens", title=title)
+    for row in rows:
+        times = (f"{row.first_token_ms:.0f}", f"{row.token_ms:.1f}", f"{row.tokens_per_s:.1f}", f"{row.ratio:.2f}")
+        table.add_row(row.system, *times, f"{row.same:.0%}")
+    found = Table("figure", "value", "bar", "")
+    for bar in bars:
+        limit = f">= {bar.least:g}" if bar.least is not None else f"<= {bar.most:g}" if bar.most is not None else ""
+        found.add_row(bar.name, f"{bar.value:.3g}", limit, ("met" if bar.met else "MISSED") if limit else "")
+    console = table_console()
+    console.print(table)
+    console.print(found)
+
+
+if __name__ == "__main__":
+    main()
