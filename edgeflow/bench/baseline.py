@@ -19,8 +19,9 @@ from edgeflow.bench.order import Found
 from edgeflow.bench.random_policy import PolicySize, policy_tensors, random_frames
 from edgeflow.bench.setting import Setting, SkipError
 from edgeflow.engine.offline import decode_serially
-from edgeflow.engine.policy import PreparedFrame, TokenPolicy
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table import built_in_table
+from edgeflow.models.openvla.policy import OpenVLAPolicy
 
 FEWEST = 3
 PREFIX = "language_model."
@@ -58,7 +59,7 @@ def baseline(setting: Setting) -> Found:
 class _Run:
     """A frame to its token ids."""
 
-    def __init__(self, setting: Setting, size: PolicySize, policy: TokenPolicy, llama: Any) -> None:
+    def __init__(self, setting: Setting, size: PolicySize, policy: OpenVLAPolicy, llama: Any) -> None:
         self._device = setting.device
         self._stages = size.stages
         self._policy = policy

@@ -19,10 +19,12 @@ from edgeflow.kernels.implementations import Hardware
 DEFAULT_OUT = "operators-{profile}.json"
 
 
-def ops_command(model: str, hardware: str, dtype: str, rows: int, overlay: Path | None, *, as_json: bool) -> None:
+def ops_command(
+    model: str, hardware: str, dtype: str, rows: int, overlay: Path | None, weights: str, *, as_json: bool
+) -> None:
     """Which implementation serves each operator, and why."""
     where = Hardware.named(hardware) if hardware else Hardware.of(choose_device("auto"))
-    lines = serving(model_shape(model, rows), where, dtype_named(dtype, where), overlay)
+    lines = serving(model_shape(model, rows), where, dtype_named(dtype, where), overlay, weights)
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
         return
@@ -30,12 +32,22 @@ def ops_command(model: str, hardware: str, dtype: str, rows: int, overlay: Path 
     for line in lines:
         params = " ".join(f"{name}={value}" for name, value in line.impl_params.items())
         why = "; ".join((line.why, *line.passed_over))
-        table.add_row(line.op_name, line.stage, line.shape_sig, escape(f"{line.impl_id} {params}".strip()), escape(why))
+        name = _operator(line.op_name, line.layer_role)
+        table.add_row(name, line.stage, line.shape_sig, escape(f"{line.impl_id} {params}".strip()), escape(why))
     table_console().print(table)
 
 
 def tune_command(
-    model: str, device: str, dtype: str, rows: int, out: Path | None, samples: int, again: bool, *, as_json: bool
+    model: str,
+    device: str,
+    dtype: str,
+    rows: int,
+    out: Path | None,
+    samples: int,
+    again: bool,
+    weights: str,
+    *,
+    as_json: bool,
 ) -> int:
     """Write an overlay, or look at one again; exit code 1 when that complains."""
     here = choose_device(device)
@@ -44,7 +56,7 @@ def tune_command(
     if again:
         return _regress_command(path, here, number, samples, as_json=as_json)
     with reporting(Console(stderr=True)) as report:
-        overlay = tune(model_shape(model, rows), here, number, path, samples, report)
+        overlay = tune(model_shape(model, rows), here, number, path, samples, report, weights)
     if as_json:
         print(overlay.model_dump_json(indent=2))
         return 0
@@ -52,7 +64,8 @@ def tune_command(
     for entry in overlay.entries:
         params = " ".join(f"{name}={value}" for name, value in entry.impl_params.items())
         times = f"{entry.us:.1f}", f"{entry.default_us:.1f}"
-        table.add_row(entry.op_name, entry.stage, entry.shape_sig, escape(f"{entry.impl_id} {params}".strip()), *times)
+        name = _operator(entry.op_name, entry.layer_role)
+        table.add_row(name, entry.stage, entry.shape_sig, escape(f"{entry.impl_id} {params}".strip()), *times)
     table_console().print(table)
     return 0
 
@@ -68,6 +81,10 @@ def _regress_command(path: Path, device: torch.device, dtype: torch.dtype, sampl
     for verdict in verdicts:
         key, times = verdict.key, (f"{verdict.us:.1f}", f"{verdict.default_us:.1f}")
         mark = f"[red]{escape(verdict.complaint)}[/]" if verdict.complaint else "[green]ok[/]"
-        table.add_row(key.op_name, key.stage, key.shape_sig, verdict.impl_id, *times, mark)
+        table.add_row(_operator(key.op_name, key.layer_role), key.stage, key.shape_sig, verdict.impl_id, *times, mark)
     table_console().print(table)
     return 1 if complaints else 0
+
+
+def _operator(op_name: str, role: str) -> str:
+    return f"{op_name} ({role})" if role else op_name

@@ -15,7 +15,6 @@ from edgeflow.bench.token_checks import differing
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.packed_attention import naive_gather
 from edgeflow.kernels.table import OperatorKey, OperatorTable
@@ -80,10 +79,7 @@ def _serial_tokens(model: TokenPolicy, setting: Setting, frames: list[PreparedFr
 
 
 def _fp8_table(setting: Setting) -> OperatorTable:
-    try:
-        table = setting.table(setting.size.name).allowing("fp8")
-    except ConfigError as error:
-        raise SkipError(str(error)) from None
+    table = setting.table(setting.size.name, "fp8")
     context = OperatorKey("linear", "llama", layer_role="gate_up")
     chosen = table.choose(context, Hardware.of(setting.device), setting.dtype)
     if chosen.implementation.precision != "fp8":

@@ -58,14 +58,19 @@ class Setting:
         """Where the tuner's choices for a model are."""
         return self.out / f"operators-{model}.json"
 
-    def table(self, model: str) -> OperatorTable:
-        """The operators as tuned for a model on this machine, as built in where that was not done."""
+    def table(self, model: str, weights: str = "float") -> OperatorTable:
+        """The operators as tuned for a model on this machine, as built in where that was not done.
+
+        weights: float, or a precision of `linear`, whose entries are then left out: they are of other weights.
+        """
+        table = built_in_table() if weights == "float" else built_in_table().allowing(weights)
         path = self.overlay(model)
         if not path.exists():
-            return built_in_table()
+            return table
         from edgeflow.kernels.overlay import load_entries  # its schema needs pydantic, which a GPU machine may lack
 
-        return built_in_table().overlaid(*load_entries(path, self.device, self.dtype))
+        entries = load_entries(path, self.device, self.dtype)
+        return table.overlaid(*(each for each in entries if weights == "float" or each.key.op_name != "linear"))
 
     def release(self) -> None:
         """Memory of models that nobody holds any more."""

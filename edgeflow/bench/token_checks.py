@@ -13,6 +13,7 @@ from edgeflow.bench.setting import OffError, Setting, named
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
+from edgeflow.kernels.table import OperatorTable, built_in_table
 from edgeflow.scheduler.engine import Sampled
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
@@ -36,7 +37,7 @@ def tokens(setting: Setting) -> Found:
 def compared(setting: Setting, fills: int) -> list[Found]:
     """Shares of the tokens of `fills` full pipes."""
     size = setting.size
-    policy = policy_of(setting, size)
+    policy = policy_of(setting, size, table=_table(setting))
     frames = random_frames(size, policy, fills * size.stages)
     right = [each.sampled for each in decode_serially(engine_of(policy, size, setting, graphs=False), frames)]
     allowed = 0.0 if setting.dtype == torch.float32 else LARGEST_LOSS
@@ -50,6 +51,13 @@ def compared(setting: Setting, fills: int) -> list[Found]:
             row = {"policy": f"{size.name} {named(setting.dtype)}", "way": way, "graphs": graphs}
             rows.append({**row, "share": differing(right, sampled), "allowed": allowed})
     return rows
+
+
+def _table(setting: Setting) -> OperatorTable:
+    """In float32 with the attention that graphs hold in any dtype."""
+    if setting.dtype == torch.float32:
+        return built_in_table().forcing(packed_attention="masked")
+    return setting.table(setting.size.name)
 
 
 def differing(right: list[Sampled], other: list[Sampled]) -> float:
