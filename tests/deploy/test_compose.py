@@ -1,0 +1,92 @@
+"""The compose file, its configuration and the systemd unit: what they give the service is what it asks for."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+import edgeflow
+from edgeflow.config import load_config
+from tests.deploy.dockerfile import stages
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+UNIT = re.sub(r"\\\n\s*", "", (DEPLOY / "edgeflow.service").read_text())
+DRAIN_S = 5
+
+
+@pytest.fixture(params=["gpu", "jetson"])
+def service(request: pytest.FixtureRequest) -> dict:
+    return COMPOSE["services"][request.param]
+
+
+def unit(name: str) -> list[str]:
+    return re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)
+
+
+def test_each_service_is_built_from_its_dockerfile_and_carries_this_version(service):
+    assert stages(DEPLOY / service["build"]["context"] / service["build"]["dockerfile"])
+    assert service["image"].removesuffix("-jetson") == f"edgeflow:{edgeflow.__version__}"
+
+
+def test_each_service_gets_its_gpu():
+    (device,) = COMPOSE["services"]["gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert COMPOSE["services"]["jetson"]["runtime"] == "nvidia"
+
+
+def test_no_service_may_more_than_it_needs(service):
+    assert service["read_only"] and service["cap_drop"] == ["ALL"] and "privileged" not in service
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    writable = [volume for volume in service["volumes"] if not volume.endswith(":ro")]
+    assert writable == ["cache:/var/cache/edgeflow"] and service["tmpfs"] == ["/tmp"]
+
+
+def test_the_configuration_is_one_that_starts_off_loopback_with_tls_and_tokens(service):
+    """load_config refuses these addresses without both."""
+    config = load_config(DEPLOY / "config.json", {})
+    assert not config.insecure and config.warnings == []
+    ports = {f"{port}:{port}" for port in (config.grpc.port, config.http.port)}
+    assert set(service["ports"]) == ports
+    folders = [volume.split(":")[1] for volume in service["volumes"]]
+    for file in (config.tls.cert, config.tls.key, config.tokens_file, config.model):
+        assert any(file.startswith(f"{folder}/") for folder in folders), file
+
+
+def test_what_the_configuration_asks_of_the_kernel_is_permitted(service):
+    wanted = load_config(DEPLOY / "config.json", {}).realtime
+    priority = max(wanted.front_priority, wanted.worker_priority)
+    assert service["ulimits"]["rtprio"] >= priority and int(unit("LimitRTPRIO")[0]) >= priority
+    assert wanted.lock_memory and service["ulimits"]["memlock"] == -1 and unit("LimitMEMLOCK") == ["infinity"]
+    assert not unit("RestrictRealtime") and not unit("PrivateDevices")
+
+
+def test_both_wait_for_the_drain_and_longer_for_the_start(service):
+    timing = load_config(DEPLOY / "config.json", {}).timing
+    assert timing.drain_ms / 1000 <= DRAIN_S
+    assert int(service["stop_grace_period"].removesuffix("s")) > DRAIN_S < int(unit("TimeoutStopSec")[0])
+    assert int(unit("TimeoutStartSec")[0]) > timing.worker_start_s
+
+
+def test_the_unit_runs_what_the_image_runs():
+    final = stages(DEPLOY.parent / "Dockerfile")[-1]
+    started = " ".join([f"/opt/edgeflow/bin/{final.command('ENTRYPOINT')[0]}", *final.command("CMD")])
+    assert unit("ExecStart") == [started]
+    assert "/opt/edgeflow/bin/edgeflow health --config /etc/edgeflow/config.json" in unit("ExecStartPost")[0]
+    written = dict(each.split("=", 1) for each in unit("Environment"))
+    assert written == {name: value for name, value in final.environment.items() if value.startswith("/var/cache/")}
+    assert unit("KillMode") == ["mixed"], "SIGTERM is the front's to handle"
+    assert unit("User") != ["root"] and unit("NoNewPrivileges") == ["yes"] and unit("CapabilityBoundingSet") == [""]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_systemd_understands_the_unit(tmp_path: Path):
+    here = tmp_path / "edgeflow.service"
+    here.write_text(UNIT.replace("/opt/edgeflow/bin/edgeflow", "/bin/true"))
+    told = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, timeout=60, check=False)
+    assert (told.returncode, told.stderr) == (0, "")
