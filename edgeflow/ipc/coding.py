@@ -8,16 +8,14 @@ another type is a WorkerError.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any, ClassVar, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgpack
 
 from edgeflow.errors import WorkerError
-from edgeflow.ipc.messages import ChatStart, Message, Payload, SubmitFrame
+from edgeflow.ipc.messages import Message, Payload
 
 _KINDS: tuple[type, ...] = Message.__args__
-_WITH_PAYLOAD = (SubmitFrame, ChatStart)  # their last field
 
 
 Check: TypeAlias = Callable[[Any], bool]
@@ -35,26 +33,26 @@ def _check_of(wanted: Any) -> Check:
     return lambda value: type(value) is wanted
 
 
+def _header(kind: type) -> dict[str, Check]:
+    return {name: _check_of(wanted) for name, wanted in get_type_hints(kind).items() if wanted != Payload}
+
+
 class _Codes:
-    """checks: of the fields in a header, by name; a payload is none of them."""
+    """header: the checks of the fields in a header, by name. payload: the name of the field that travels behind it."""
 
     by_type: ClassVar[dict[type, int]] = {kind: code for code, kind in enumerate(_KINDS)}
-    names: ClassVar[list[list[str]]] = [[f.name for f in fields(kind)] for kind in _KINDS]
-    checks: ClassVar[list[dict[str, Check]]] = [
-        {name: _check_of(wanted) for name, wanted in get_type_hints(kind).items() if wanted != Payload}
-        for kind in _KINDS
+    header: ClassVar[list[dict[str, Check]]] = [_header(kind) for kind in _KINDS]
+    payload: ClassVar[list[str]] = [
+        next((name for name, wanted in get_type_hints(kind).items() if wanted == Payload), "") for kind in _KINDS
     ]
 
 
 def encode(message: Message) -> tuple[bytes, Payload]:
     """Header and payload of a message."""
-    kind = type(message)
-    code = _Codes.by_type[kind]
-    values = [getattr(message, name) for name in _Codes.names[code]]
-    payload: Payload = b""
-    if kind in _WITH_PAYLOAD:
-        payload = values.pop()
-    return msgpack.packb([code, *values]), payload
+    code = _Codes.by_type[type(message)]
+    values = [getattr(message, name) for name in _Codes.header[code]]
+    name = _Codes.payload[code]
+    return msgpack.packb([code, *values]), getattr(message, name) if name else b""
 
 
 def decode(header: bytes, payload: bytes) -> Message:
@@ -66,14 +64,12 @@ def decode(header: bytes, payload: bytes) -> Message:
     if type(parts) is not list or not parts or type(parts[0]) is not int or not 0 <= parts[0] < len(_KINDS):
         raise WorkerError("unknown message between front and worker")
     code, *values = parts
-    kind = _KINDS[code]
-    checks = _Codes.checks[code]
+    kind, checks, name = _KINDS[code], _Codes.header[code], _Codes.payload[code]
     if len(values) != len(checks):
         raise WorkerError(f"{kind.__name__} has {len(checks)} fields, got {len(values)}")
-    for (name, fits), value in zip(checks.items(), values, strict=True):
+    for (field, fits), value in zip(checks.items(), values, strict=True):
         if not fits(value):
-            raise WorkerError(f"{kind.__name__}.{name} is of another type")
-    if kind in _WITH_PAYLOAD:
-        values.append(payload)
-    message: Message = kind(*values)
+            raise WorkerError(f"{kind.__name__}.{field} is of another type")
+    named = dict(zip(checks, values, strict=True))
+    message: Message = kind(**named, **{name: payload} if name else {})
     return message

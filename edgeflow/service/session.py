@@ -178,9 +178,8 @@ class Session:
             return None
         camera = self.request.cameras[0]
         payload, track.payload = track.payload, b""
-        return SubmitFrame(
-            self.number, track.epoch, track.frame.seq, camera.height, camera.width, self.instruction, payload
-        )
+        where = (self.number, track.epoch, track.frame.seq, camera.height, camera.width)
+        return SubmitFrame(*where, self.instruction, payload, waited_ns=now_ns - track.received_ns)
 
     def result(self, message: FrameResult) -> None:
         """An action, gated: finite, within the limits, of this epoch; else HOLD."""
