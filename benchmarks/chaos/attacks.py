@@ -63,7 +63,10 @@ class SlowSocket:
 
 
 def slow_sockets(link: Connection, grpc_port: int, http_port: int, count: int) -> None:
-    """`count` of them, on both ports alike: silent ones, half a preface, a call without a message, endless headers."""
+    """`count` of them, on both ports alike: silent ones, half a preface, a call without a message, endless headers.
+
+    Says how many a second were cut.
+    """
     grpc_at, http_at = ("127.0.0.1", grpc_port), ("127.0.0.1", http_port)
     kinds = [
         (grpc_at, b"", b""),
@@ -84,10 +87,11 @@ def slow_sockets(link: Connection, grpc_port: int, http_port: int, count: int) -
             cut += each.step()
             time.sleep(ROUND_S / count)
 
+    started = time.monotonic()
     _attack(link, turn)
+    link.send(cut / (time.monotonic() - started))
     for each in sockets:
         each.close()
-    link.send(cut)
 
 
 class Flood:

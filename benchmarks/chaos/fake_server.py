@@ -13,8 +13,8 @@ import grpc
 
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.rpc.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from tests.client.scripted import NAMES, opened
 
-NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 CHUNK = 1 << 16
 
 
@@ -29,23 +29,9 @@ class _Servicer(ControlServicer):
     ) -> Iterator[pb.ServerMessage]:
         for message in requests:
             if message.HasField("open"):
-                yield pb.ServerMessage(opened=self._opened())
+                yield pb.ServerMessage(opened=opened(self._valid_for_ms))
             elif message.HasField("frame"):
                 yield from self._answer(message.frame)
-
-    def _opened(self) -> pb.Opened:
-        dimensions = [pb.ActionDimension(name=name, low=-1, high=1, relative=True) for name in NAMES]
-        schema = pb.ActionSchema(dimensions=dimensions, frame="tool", rotation="rotvec")
-        return pb.Opened(
-            session=1,
-            epoch=1,
-            schema=schema,
-            action_tokens=len(NAMES),
-            mode=pb.MODE_SERIAL,
-            model="none",
-            valid_for_ms=self._valid_for_ms,
-            depth=1,
-        )
 
     def _answer(self, frame: pb.Frame) -> Iterator[pb.ServerMessage]:
         action = pb.Action(

@@ -44,6 +44,7 @@ class Blocks:
     descriptors: int = 0  # of the front, at most
     left: int = 0  # descriptors more than before, once they were gone
     resident: list[int] = field(default_factory=list)  # bytes of the front after each
+    calls: float = 0.0  # that the front counted
 
 
 def main() -> int:
@@ -68,6 +69,7 @@ def main() -> int:
         Row("front descriptors beside them, at most", slow.descriptors),
         Row("front descriptors more, once they are gone", slow.left, "", 0),
         Row("calls reset at once, in a second", percentile(flood.did, 50)),
+        Row("calls among them that reached the front's code", flood.calls),
         *_ages("resets", ages, flood, 20),
         Row(
             "front's growth by resets, after the first of them",
@@ -84,7 +86,7 @@ def main() -> int:
 
 def _blocks(service: ServiceUnderTest, turns: int, attack: Callable[[], RobotProcess], what: str) -> Blocks:
     """Quiet and attack take turns."""
-    found = Blocks()
+    found, counted = Blocks(), _calls(service)
     with progress() as bar:
         for _ in bar.track(range(turns), description=what):
             _span(found, False)
@@ -98,7 +100,12 @@ def _blocks(service: ServiceUnderTest, turns: int, attack: Callable[[], RobotPro
             wait_for(lambda before=before: held(service.pid).descriptors <= before, SETTLE_S, 0.1)  # type: ignore[misc]
             found.left = max(found.left, held(service.pid).descriptors - before)
             found.resident.append(memory(service.pid)["VmRSS"])
+    found.calls = _calls(service) - counted
     return found
+
+
+def _calls(service: ServiceUnderTest) -> float:
+    return service.metrics().get("edgeflow_rpc_total", 0.0)
 
 
 def _span(blocks: Blocks, attacked: bool, pid: int = 0) -> int:

@@ -56,10 +56,13 @@ class Conversation:
             raise
 
     async def good(self, picture: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """A good frame's tokens and values."""
+        """A good frame's tokens and values. Refused when a silent robot's place was taken."""
         frame = self.next(picture)
         await self.robot.send(pb.ClientMessage(frame=frame))
-        action = await self.robot.action(frame.seq)
+        answer = await self.robot.until(lambda m: m.action.seq == frame.seq or m.frame_status.seq == frame.seq)
+        if answer.frame_status.code == "RESOURCE_EXHAUSTED":
+            raise Refused
+        action = answer.action
         assert action.command == pb.COMMAND_ACT and action.stamp_ns == frame.stamp_ns
         return tuple(action.token_ids), tuple(action.values)
 
