@@ -17,6 +17,7 @@ from edgeflow.commands.options import ENDS, Json, OptionalMode, OptionalPath
 from edgeflow.console import reporting, table_console
 from edgeflow.errors import ConfigError
 
+WEIGHTS = "float, or the precision that matrices may be in: int8 (CPU), fp8 (CUDA)."
 VERDICT_STYLE = {"ok": "[green]ok[/]", "optional": "[yellow]optional[/]", "missing": "[red]missing[/]"}
 
 
@@ -24,20 +25,28 @@ def verify(
     directory: Annotated[Path, typer.Argument(help="A checkpoint with recorded cases.")],
     mode: OptionalMode = None,
     kv: Annotated[str, typer.Option(help="model, or int8: what 8-bit keys and values cost a chat model.")] = "model",
+    weights: Annotated[str, typer.Option(help="float, or fp8: what FP8 weights and rows cost, on any CPU.")] = "float",
+    operators: Annotated[OptionalPath, typer.Option(help="Overlay of a control policy's operators, in fp32.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check a checkpoint's outputs against those of the original implementation, in fp32.
 
     Exit code 1 if any is off. Without --mode: serial and pipelined. Chat models are checked in modes of their own.
     """
-    from edgeflow.engine.verify import verify_checkpoint
+    from edgeflow.engine.verify import verify_checkpoint, verify_weights
 
     if kv not in ("model", "int8"):
         raise ConfigError("kv: model or int8")
+    if weights not in ("float", "fp8"):
+        raise ConfigError("weights: float or fp8")
     if mode not in (None, *ENDS):
         raise ConfigError("mode: verify runs serial and pipelined")
     with reporting(Console(stderr=True)) as report:
-        results = verify_checkpoint(directory, [mode] if mode else [], report, int8_kv=kv == "int8")
+        if weights != "float":
+            results = verify_weights(directory, weights)
+        else:
+            modes = [mode] if mode else []
+            results = verify_checkpoint(directory, modes, report, int8_kv=kv == "int8", overlay=operators)
     off = sum(not result.ok for _, result in results)
     if as_json:
         rows = [
@@ -68,12 +77,13 @@ def ops(
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "",
     rows: Annotated[int, typer.Option(min=1, help="Rows of a prefill.")] = 280,
     overlay: Annotated[OptionalPath, typer.Option(help="JSON file of entries that win over the built-in ones.")] = None,
+    weights: Annotated[str, typer.Option(help=WEIGHTS)] = "float",
     as_json: Json = False,
 ) -> None:
     """Which implementation serves each operator of a model on a device, and why."""
     from edgeflow.bench.ops_command import ops_command
 
-    ops_command(model, hardware, dtype, rows, overlay, as_json=as_json)
+    ops_command(model, hardware, dtype, rows, overlay, weights, as_json=as_json)
 
 
 def tune(
@@ -83,13 +93,14 @@ def tune(
     rows: Annotated[int, typer.Option(min=1, help="Rows of a prefill.")] = 280,
     out: Annotated[OptionalPath, typer.Option(help="The overlay; a run that was cut off goes on from it.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Timings of each candidate; their median counts.")] = 15,
+    weights: Annotated[str, typer.Option(help=WEIGHTS)] = "float",
     regress: Annotated[bool, typer.Option("--regress", help="Check the overlay again: right, and not slower?")] = False,
     as_json: Json = False,
 ) -> None:
     """Find the fastest correct implementation of each operator on this machine and write them as an overlay."""
     from edgeflow.bench.ops_command import tune_command
 
-    raise typer.Exit(tune_command(model, device, dtype, rows, out, samples, regress, as_json=as_json))
+    raise typer.Exit(tune_command(model, device, dtype, rows, out, samples, regress, weights, as_json=as_json))
 
 
 def doctor(as_json: Json = False) -> None:

@@ -39,6 +39,7 @@ class Serving:
     """A line of `edgeflow ops`."""
 
     op_name: str
+    layer_role: str
     stage: str
     shape_sig: str
     impl_id: str
@@ -75,7 +76,8 @@ def serving(
     keys = [OperatorKey(name, shape.family) for name in table.operators]
     for case in model_cases(shape):
         stage, shape_sig = case.signed()
-        keys.append(OperatorKey(case.op_name, shape.family, stage=stage, shape_sig=shape_sig))
+        role = case.layer_role
+        keys.append(OperatorKey(case.op_name, shape.family, layer_role=role, stage=stage, shape_sig=shape_sig))
     return [_serving(table, key, hardware, dtype) for key in keys]
 
 
@@ -133,7 +135,8 @@ def _table(overlay: Path | None, dtype: torch.dtype, weights: str) -> OperatorTa
 def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> Serving:
     chosen = table.choose(key, hardware, dtype)
     impl_id = chosen.implementation.impl_id
-    return Serving(key.op_name, key.stage, key.shape_sig, impl_id, dict(chosen.params), chosen.why, chosen.passed_over)
+    named = key.op_name, key.layer_role, key.stage, key.shape_sig
+    return Serving(*named, impl_id, dict(chosen.params), chosen.why, chosen.passed_over)
 
 
 def _begun(out: Path, stamp: Stamp, sizes: Shape) -> Overlay:

@@ -14,8 +14,10 @@ from edgeflow.engine import chat_build, chat_numbers
 from edgeflow.engine.chat_build import build_chat, kv_bytes, load_chat
 from edgeflow.engine.chat_numbers import choose_chat_dtype, choose_weights, row_error
 from edgeflow.engine.chat_ways import Asked, Ways
+from edgeflow.engine.operators import model_shape
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.implementations import BUILT_IN
+from edgeflow.kernels.table import OperatorTable, built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
 from tests.chat_checkpoint import write_chat_checkpoint
 
@@ -101,6 +103,18 @@ def test_auto_takes_eight_bits_where_they_are_clearly_faster(path, monkeypatch, 
     model, other = (load_chat_model(path, torch.float32, CPU, table=each) for each in (chosen.table, fewer))
     row = torch.randn(1, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     assert torch.equal(model.decoder.logits(row), other.decoder.logits(row))
+
+
+def test_operators_are_looked_up_as_the_tuner_names_them(path):
+    names: set[str] = set()
+
+    class Spying(OperatorTable):
+        def choose(self, context, hardware, dtype):
+            names.add(context.model_name)
+            return super().choose(context, hardware, dtype)
+
+    load_chat_model(path, torch.float32, CPU, table=Spying(BUILT_IN, []))
+    assert names == {model_shape(str(path), 16).family}
 
 
 def test_the_start_tells_weights_and_their_error(path):

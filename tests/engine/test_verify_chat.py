@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.engine.verify import verify_checkpoint
-from edgeflow.engine.verify_chat import verify_chat
+from edgeflow.engine.verify_chat import verify_chat, verify_int8_kv
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.types import Mode
 from tests.chat_checkpoint import write_chat_checkpoint
+from tests.tiny_checkpoint import write_checkpoint
 
 ORACLES = Path(os.environ.get("EDGEFLOW_ORACLES", Path(__file__).parents[3] / "shared" / "oracles"))
 BUNDLES = ["llama-tiny", "qwen2-tiny", "qwen25vl-tiny", "stories260K-hf"]
@@ -47,6 +48,18 @@ def test_the_original_implementation_agrees(name: str):
     tokens = [(mode, result.case) for mode, result in results if result.quantity == "greedy tokens"]
     cases = {case for _, case in tokens}
     assert len(cases) >= 4 and sorted(tokens) == sorted((mode, case) for mode in MODES for case in cases)
+
+
+@pytest.mark.skipif(not ORACLES.is_dir(), reason="the oracle bundles of the original implementations are not here")
+@pytest.mark.parametrize("name", ["llama-tiny", "qwen2-tiny"])
+def test_int8_kv_is_within_its_bounds_and_one_answer_in_every_mode(name: str):
+    results = verify_int8_kv(ORACLES / name)
+    assert [each for each in results if not each[1].ok] == []
+    answers = {(mode, result.case) for mode, result in results if result.quantity == "tokens, against alone"}
+    cases = {case for _, case in answers}
+    assert len(cases) >= 4 and answers == {(mode, case) for mode in MODES for case in cases}
+    told = {result.quantity: result.deviation for mode, result in results if mode == "int8 KV"}
+    assert 0 < told["mean logit error"] < told["largest logit error"]
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +171,21 @@ def test_what_is_no_bundle_is_told(bundle: Path, name: str, content: str | None,
         (bundle / name).write_text(content)
     with pytest.raises(CheckpointError, match=message):
         verify_chat(bundle)
+
+
+def test_the_cost_of_int8_kv_is_told(bundle: Path):
+    result = CliRunner().invoke(app, ["verify", str(bundle), "--kv", "int8", "--json"])
+    rows = {(row["mode"], row["quantity"]): row for row in json.loads(result.stdout)}
+    told = {quantity for mode, quantity in rows if mode == "int8 KV"}
+    memory = (
+        "bytes a position, 144 for 384"  # 3 layers of keys and values of 2 heads of 8 numbers, with and without scales
+    )
+    assert told == {"largest logit error", "mean logit error", "tokens that differ, share", memory}
+    assert rows["int8 KV", memory]["deviation"] == 144 / 384
+    assert rows["int8 KV", "mean logit error"]["deviation"] > 0
+
+
+def test_int8_kv_is_of_chat_models_alone(tmp_path: Path):
+    directory = write_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match="kv: int8 is for chat models"):
+        verify_checkpoint(directory, [], lambda *_: None, int8_kv=True)
