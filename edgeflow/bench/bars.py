@@ -64,7 +64,7 @@ def _policy(sections: Sections, size: PolicySize) -> Iterator[Figure]:
     yield Figure(
         "pipelined / naive pipe, both without graphs", _ratio(fps.get("pipelined, rotate"), fps.get("naive pipe")), 1.25
     )
-    long = _rates(sections, "long actions")
+    long = _rates(sections, "long-actions")
     bar = _scaled(8.0, replace(size, stages=32), measured)
     yield Figure("K = 32: pipelined / serial", _ratio(long.get("pipelined, rotate"), long.get("serial")), bar)
     small = _rates(sections, "fp8")

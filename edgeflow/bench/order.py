@@ -43,7 +43,8 @@ SECTIONS = {
     "baseline": Section("baseline:baseline", 60),
     "chat": Section("chat_speed:chat", 100),
     "fp8": Section("policy_speed:fp8", 50),
-    "long actions": Section("policy_speed:long_actions", 50),
+    "long-actions": Section("policy_speed:long_actions", 50),
+    "long-context": Section("long_context:long_context", 30),
     "profile": Section("profiled:passes", 45),
     "operators": Section("operator_speed:operators", 40),
 }

@@ -51,7 +51,7 @@ def random_chat(config: LlamaConfig, device: torch.device, dtype: torch.dtype, *
     return ChatModel(FAMILY, decoder, no_tokenizer, None, GenerationConfig(frozenset()), None, device)
 
 
-def random_request(model: ChatModel, kv: KVSlots, rows: int, tokens: int) -> Generation:
-    """A prompt of `rows` ids, answered with `tokens` greedy ones."""
+def random_request(model: ChatModel, kv: KVSlots, rows: int, tokens: int, *, known: int = 0) -> Generation:
+    """A prompt of `rows` ids, the first `known` of which lie in the slot, answered with `tokens` greedy ones."""
     prompt = model.prompt([(7 * row + 1) % model.config.vocab_size for row in range(rows)])
-    return Generation(model, prompt, SamplingParams(tokens), 0, kv.capacity)
+    return Generation(model, prompt, SamplingParams(tokens), 0, kv.capacity, known=known)

@@ -1,0 +1,46 @@
+"""Section: a chat's decode steps behind a long context, with keys and values in the model's dtype and in int8."""
+
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter
+
+from edgeflow.bench.order import Found
+from edgeflow.bench.random_chat import CHAT_SIZES, TINY, random_chat, random_request
+from edgeflow.bench.setting import Setting, named
+from edgeflow.engine.generate import generate
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.models.chat import ChatModel
+
+MODEL = "qwen2.5-7b"
+CONTEXTS = (8192, 32000)
+SMALL_CONTEXTS = (64,)
+STEPS = 32
+WARM_UP = 4
+
+
+def long_context(setting: Setting) -> Found:
+    """Median of a step. The context is not computed: what lies in the slot makes no difference to a step's time."""
+    name = TINY if setting.small else MODEL
+    model = random_chat(CHAT_SIZES[name], setting.device, setting.dtype, table=setting.table(name))
+    rows: list[Found] = []
+    for context in SMALL_CONTEXTS if setting.small else CONTEXTS:
+        for int8 in (False, True):
+            kv = model.decoder.kv_slots(1, context + STEPS + WARM_UP, int8=int8)
+            kind = "int8" if int8 else named(setting.dtype)
+            step_s = _step_s(model, kv, context)
+            rows.append(
+                {"model": name, "context": context, "KV": kind, "KV MiB": kv.nbytes / 2**20, "ms/step": 1e3 * step_s}
+            )
+            setting.tell({"steps": rows})
+    return {"steps": rows}
+
+
+def _step_s(model: ChatModel, kv: KVSlots, context: int) -> float:
+    times = []
+    passes = generate(model, kv, random_request(model, kv, context, STEPS + WARM_UP, known=context - 1), context)
+    started = perf_counter()
+    for _ in passes:
+        times.append(perf_counter() - started)
+        started = perf_counter()
+    return median(times[WARM_UP:])
