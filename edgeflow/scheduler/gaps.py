@@ -33,7 +33,9 @@ class Gaps:
         self._expected_ns.pop(session, None)
 
     def arrived(self, session: int, now_ns: int) -> None:
-        """A frame came to the service. An early one moves the beat at once, a late one a little, one of another beat entirely."""
+        """A frame came to the service. An early one moves the beat at once, a late one a little; one of another beat
+        begins a new one.
+        """
         period_ns = self._period_ns.get(session)
         if period_ns is None:
             return

@@ -151,6 +151,19 @@ def test_the_answer_is_the_same_beside_a_robot_and_the_robot_goes_first(model, p
     assert len(queued) > 5 and max(queued) <= PASS_NS
 
 
+def test_chat_leaves_the_front_alone_while_it_decodes(model, policy):
+    """A frame that the front has had for 20 ms: the next one is expected there, 40 ms from now."""
+    bench = Bench(policy, built(model))
+    bench.tell(OpenSession(1, 1, 1, "", deadline_ns=60_000_000, period_ns=60_000_000))
+    bench.tell(start(model, max_tokens=80), replace(frame(1), waited_ns=20_000_000))
+    told = {}
+    for now_ms in range(60):
+        bench.clock.advance_to_ns(max(bench.clock.now_ns(), now_ms * 1_000_000))
+        bench.worker.step()
+        told[bench.clock.now_ns() // 1_000_000] = len(tokens(bench))
+    assert told[59] == told[40] > told[35] > 0
+
+
 def test_chat_moves_on_beside_a_robot_that_leaves_no_gap(model, policy):
     bench = Bench(policy, built(model))
     bench.tell(OpenSession(1, 1, K, "", deadline_ns=PASS_NS, period_ns=PASS_NS), start(model))
