@@ -20,6 +20,8 @@ EXTRAS = {
     "dev": ("hypothesis", "mypy", "pytest", "ruff", "transformers"),
 }  # fmt: skip
 OPTIONAL_EXTRAS = {"cuda", "dev"}
+CUDA_ADVICE = "pip install --no-deps --require-hashes -r constraints/cuda.txt"
+FLASHINFER_ADVICE = f"{CUDA_ADVICE}   (it compiles its kernels when they are first used: needs nvcc)"
 RENDER_TIMEOUT_S = 60
 RENDER_ADVICE = "apt-get install libegl1 libgl1 libgl1-mesa-dri   (or: apt-get install libosmesa6)"
 
@@ -44,7 +46,9 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Every check, in the order a new user meets trouble."""
-    checks: list[Callable[[], list[Finding]]] = [_python, _machine, _packages, _torch, _rendering, _embedded_policy]
+    checks: list[Callable[[], list[Finding]]] = [
+        _python, _machine, _packages, _torch, _flashinfer, _rendering, _embedded_policy,
+    ]  # fmt: skip
     return [finding for check in checks for finding in check()]
 
 
@@ -76,8 +80,8 @@ def _packages() -> list[Finding]:
         if missing:
             found = f"missing: {', '.join(missing)}"
             verdict = Verdict.OPTIONAL if extra in OPTIONAL_EXTRAS else Verdict.MISSING
-        advice = f"pip install -c constraints/cpu.txt 'edgeflow[{extra}]'" if missing else ""
-        findings.append(Finding(f"extra [{extra}]", verdict, found, advice))
+        advice = CUDA_ADVICE if extra == "cuda" else f"pip install -c constraints/cpu.txt 'edgeflow[{extra}]'"
+        findings.append(Finding(f"extra [{extra}]", verdict, found, advice if missing else ""))
     return findings
 
 
@@ -102,6 +106,18 @@ def _torch() -> list[Finding]:
         major, minor = torch.cuda.get_device_capability(index)
         devices.append(f"{torch.cuda.get_device_name(index)} (sm_{major}{minor})")
     return [Finding("torch", Verdict.OK, found), Finding("CUDA", Verdict.OK, ", ".join(devices))]
+
+
+def _flashinfer() -> list[Finding]:
+    """Further candidates for a GPU's operators; without it the others serve."""
+    try:
+        from edgeflow.kernels.implementations import unusable
+    except ImportError as error:
+        return [Finding("FlashInfer", Verdict.OPTIONAL, f"not tried: {error}", "make setup")]
+    why = unusable("flashinfer")
+    if why:
+        return [Finding("FlashInfer", Verdict.OPTIONAL, f"{why}; other operators serve", FLASHINFER_ADVICE)]
+    return [Finding("FlashInfer", Verdict.OK, _version("flashinfer-python") or "installed")]
 
 
 def _rendering() -> list[Finding]:

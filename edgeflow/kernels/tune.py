@@ -8,6 +8,7 @@ holds no noise.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from edgeflow.kernels.cases import Case, Problem
 from edgeflow.kernels.compare import deviation, tolerance
 from edgeflow.kernels.implementations import KINDS, REFERENCE, Hardware, Implementation
 from edgeflow.kernels.table import OperatorKey, OperatorTable
-from edgeflow.kernels.timing import median_us
+from edgeflow.kernels.timing import Seconds, median_us
 
 GAIN = 0.97  # a candidate must take at most this share of the default's time
 SLOWER = 1.10  # an overlay's choice that takes more than this share of the default's time has regressed
@@ -51,13 +52,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Tuner:
-    """samples: of each candidate, the median of which counts."""
+    """samples: of each candidate, the median of which counts. clock: of a CPU."""
 
     table: OperatorTable
     model_name: str
     device: torch.device
     dtype: torch.dtype
     samples: int = 15
+    clock: Seconds = time.perf_counter
 
     def key(self, case: Case) -> OperatorKey:
         """The context of a case on this machine."""
@@ -147,4 +149,4 @@ class Tuner:
         return "" if off <= allowed else f"deviates by {off:.2g}, allowed are {allowed:.2g}"
 
     def _time(self, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-        return median_us(calls, self.device, self.samples)
+        return median_us(calls, self.device, self.samples, self.clock)

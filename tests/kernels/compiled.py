@@ -1,7 +1,8 @@
 """Run by test_triton.py without TRITON_INTERPRET: compiles what a launch would, for GPUs that are not here.
 
 The wrappers run on CPU tensors; instead of being launched, each kernel is compiled for the architecture asked for, with
-the specialisation a launch on such tensors has. A JSON line a kernel: registers, stack, shared memory.
+the specialisation a launch on such tensors has. A JSON line a kernel: registers, stack, shared memory. All widths of a
+head are compiled for sm_87, one for the others, and for sm_89 only what runs from there on.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,8 @@ from edgeflow.kernels.table import built_in_table
 CPU = torch.device("cpu")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 SPANS = [Span(0, 0, 70), Span(1, 600, 1)]
-WIDTHS = (64, 72, 80, 96, 128, 256)
+WIDTHS = {80: (128,), 87: (64, 72, 80, 96, 128, 256), 89: (), 90: (128,)}
+"""Of a head, by architecture."""
 
 
 class Elsewhere:
@@ -48,15 +49,19 @@ class Elsewhere:
         return GPUTarget("cuda", self.arch, 32)
 
 
-def real_cases(every_width: bool) -> Iterator[Case]:
+def real_cases(arch: int) -> Iterator[Case]:
     """Shapes of served models."""
+    if arch >= 89:
+        yield cases.linear(3, 64, 18944)
+    if not WIDTHS[arch]:
+        return
     yield cases.rms_norm(3, 4096)
     yield cases.add_rms_norm(3, 3584)
     yield cases.swiglu(3, 11008)
     yield cases.greedy(7, 32064)
     yield cases.shift_kv_chain(300, [280, 281], Heads(2, 2, 128))
     yield cases.shift_kv(300, 280, Heads(2, 2, 128))
-    for width in WIDTHS if every_width else (128,):
+    for width in WIDTHS[arch]:
         heads = Heads(14, 2, width)
         yield cases.rope_write_kv(SPANS, heads)
         yield cases.packed_attention(SPANS, heads)
@@ -67,7 +72,6 @@ def real_cases(every_width: bool) -> Iterator[Case]:
 
 
 def main() -> None:
-    arch, every_width = int(sys.argv[1]), sys.argv[2] == "every"
     built: list[Any] = []
     plain = JITFunction.run
 
@@ -77,15 +81,16 @@ def main() -> None:
         return kernel
 
     JITFunction.run = compile_only
-    driver.set_active(Elsewhere(arch))
     table = built_in_table()
-    for case in real_cases(every_width):
-        built.clear()
-        case.problem(CPU, torch.bfloat16).given_to(table.implementation(case.op_name, "triton").load())()
-        _, shape_sig = case.signed()
-        for kernel in built:
-            line = {"op": case.op_name, "shape": shape_sig, "kernel": kernel.name, "shared": kernel.metadata.shared}
-            print(json.dumps(line | usage(kernel.asm["cubin"])), flush=True)
+    for arch in WIDTHS:
+        driver.set_active(Elsewhere(arch))
+        for case in real_cases(arch):
+            built.clear()
+            impl_id = "fp8" if case.op_name == "linear" else "triton"
+            case.problem(CPU, torch.bfloat16).given_to(table.implementation(case.op_name, impl_id).load())()
+            for kernel in built:
+                line = {"arch": arch, "op": case.op_name, "kernel": kernel.name, "shared": kernel.metadata.shared}
+                print(json.dumps(line | usage(kernel.asm["cubin"])), flush=True)
 
 
 def usage(binary: bytes) -> dict[str, int]:

@@ -39,7 +39,7 @@ def run_choices(op_name: str) -> None:
     for name, values in table.implementation(op_name, "triton").choices.items():
         if name not in ("num_warps", "num_stages"):  # the interpreter knows neither
             for value in values[1:]:
-                for index in range(1, count, max(1, count // 3)):
+                for index in range(1, count, max(1, count // 2)):
                     tell(op_name, torch.float32, index, {name: value})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -22,9 +22,27 @@ CPU = torch.device("cpu")
 CASE = cases.swiglu(4, 8)
 
 
-def slow(x, steps: int = 20):
-    time.sleep(steps / 1e4)
-    return swiglu.reference(x)
+@dataclass
+class Work:
+    """A clock that goes on when a candidate works."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def slow(self, x, steps: int = 20):
+        self.now += steps * 1e-4
+        return swiglu.reference(x)
+
+    def quick(self, x):
+        self.now += 1e-4
+        return swiglu.fused(x)
+
+
+@pytest.fixture
+def work() -> Work:
+    return Work()
 
 
 def wrong(x):
@@ -35,19 +53,20 @@ def broken(x):
     raise RuntimeError("no such instruction")
 
 
-def tuner(*candidates: Implementation, default: str = "slow") -> Tuner:
+def tuner(work: Work, *candidates: Implementation, default: str = "slow") -> Tuner:
     implementations = [
         Implementation("swiglu", "reference", swiglu.reference),
-        Implementation("swiglu", "slow", slow, choices={"steps": (20, 2)}),
+        Implementation("swiglu", "slow", work.slow, choices={"steps": (20, 2)}),
         *candidates,
     ]
     table = OperatorTable(implementations, [Entry(OperatorKey("swiglu"), default)])
-    return Tuner(table, "llama", CPU, torch.float32, samples=3)
+    return Tuner(table, "llama", CPU, torch.float32, samples=3, clock=work)
 
 
-def test_the_fastest_right_candidate_is_taken():
+def test_the_fastest_right_candidate_is_taken(work):
     found = tuner(
-        Implementation("swiglu", "quick", swiglu.fused),
+        work,
+        Implementation("swiglu", "quick", work.quick),
         Implementation("swiglu", "wrong", wrong),
         Implementation("swiglu", "broken", broken),
     ).tune(CASE)
@@ -57,24 +76,24 @@ def test_the_fastest_right_candidate_is_taken():
     assert wrong_one.startswith("wrong: deviates by 0.01") and broken_one == "broken: does not run (RuntimeError)"
 
 
-def test_parameters_are_searched():
-    found = tuner().tune(CASE)
+def test_parameters_are_searched(work):
+    found = tuner(work).tune(CASE)
     assert (found.impl_id, found.params) == ("slow", {"steps": 2})
 
 
-def test_what_served_stays_where_nothing_is_faster():
-    found = tuner(Implementation("swiglu", "quick", swiglu.fused), default="quick").tune(CASE)
+def test_what_served_stays_where_nothing_is_faster(work):
+    found = tuner(work, Implementation("swiglu", "quick", work.quick), default="quick").tune(CASE)
     assert (found.impl_id, found.params, found.us) == ("quick", {}, found.default_us)
 
 
-def test_a_key_holds_all_that_is_known():
-    key = tuner().key(CASE)
+def test_a_key_holds_all_that_is_known(work):
+    key = tuner(work).key(CASE)
     assert key == OperatorKey("swiglu", "llama", "cpu", "activation", "", "", "m=4|f=8")
 
 
-def test_check_complains_of_what_is_wrong_or_slower():
-    quick = Implementation("swiglu", "quick", swiglu.fused)
-    checked = tuner(quick, Implementation("swiglu", "wrong", wrong), default="quick")
+def test_check_complains_of_what_is_wrong_or_slower(work):
+    quick = Implementation("swiglu", "quick", work.quick)
+    checked = tuner(work, quick, Implementation("swiglu", "wrong", wrong), default="quick")
     assert checked.check(CASE, "quick", {}).complaint == ""
     assert checked.check(CASE, "slow", {}).complaint.startswith("slower than the default by")
     verdict = checked.check(CASE, "wrong", {})
@@ -102,7 +121,7 @@ def test_problems_of_a_model_cover_its_passes():
         [Span(1, 20, 1), Span(2, 21, 1)],
     ]
     signed = {(case.op_name, *case.signed()) for case in model_cases(shape)}
-    assert ("packed_attention", "packed", "m=32|t=32") in signed and ("greedy", "", "m=4|v=100") in signed
+    assert ("packed_attention", "packed", "m=32|t=32|kv=2|d=16") in signed and ("greedy", "", "m=4|v=100") in signed
     assert len(signed) == len(model_cases(shape))
 
 
@@ -117,7 +136,11 @@ def test_shapes_come_from_a_configuration():
         preset("gpt")
 
 
-def test_times_order_calls_and_count_one_call():
-    calls = {"short": lambda: time.sleep(1e-4), "long": lambda: time.sleep(5e-3)}
-    times = median_us(calls, CPU, samples=3)
-    assert 100 <= times["short"] < times["long"] and times["long"] >= 5000
+def test_times_order_calls_and_count_one_call(work):
+    calls = {"short": lambda: work.slow(torch.ones(1, 2), 1), "long": lambda: work.slow(torch.ones(1, 2), 50)}
+    times = median_us(calls, CPU, samples=3, clock=work)
+    assert times == {"short": pytest.approx(100), "long": pytest.approx(5000)}
+
+
+def test_a_clock_of_its_own_goes_on():
+    assert median_us({"any": lambda: torch.ones(1000).exp()}, CPU, samples=3)["any"] > 0
