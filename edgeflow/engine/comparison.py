@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -40,3 +40,21 @@ def mismatches(found: Sequence[int], wanted: Sequence[int]) -> int:
     """Ids that differ, counting a difference in length."""
     same = sum(a == b for a, b in zip(found, wanted, strict=False))
     return max(len(found), len(wanted)) - same
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBounds:
+    """Errors of logits in spreads (standard deviations) of theirs, largest and mean; share of tokens that differ."""
+
+    largest: float
+    mean: float
+    lost: float
+
+
+def logit_errors(case: str, exact: Tensor, found: Tensor, bounds: LogitBounds) -> Iterator[CheckResult]:
+    """Logits [tokens, V] of the same rows, each computed over the same tokens before it."""
+    off = (found - exact).abs() / exact.std(dim=-1, keepdim=True)
+    differ = (found.argmax(-1) != exact.argmax(-1)).double().mean().item()
+    yield CheckResult(case, "largest logit error", off.max().item(), bounds.largest)
+    yield CheckResult(case, "mean logit error", off.mean().item(), bounds.mean)
+    yield CheckResult(case, "tokens that differ, share", differ, bounds.lost)

@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.bundle import Case, read_bundle
-from edgeflow.engine.comparison import CheckResult, compare, mismatches
+from edgeflow.engine.comparison import CheckResult, LogitBounds, compare, logit_errors, mismatches
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.engine.verify_chat import verify_chat, verify_int8_kv
+from edgeflow.engine.table import operator_table
+from edgeflow.engine.verify_chat import verify_chat, verify_chat_weights, verify_int8_kv
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.table import OperatorTable
 from edgeflow.models.decoder_config import FAMILIES
 from edgeflow.models.openvla.config import RESIZE_STRATEGIES
 from edgeflow.models.openvla.policy import OpenVLAPolicy
@@ -39,6 +41,7 @@ FEATURE_TOLERANCE = 1e-4  # fp32: reordered sums give about 1e-5, any wrong oper
 ACTION_TOLERANCE = 1e-12
 TOWER_KEYS = ("dino_patches", "siglip_patches")
 MODES = (Mode.SERIAL, Mode.PIPELINED)
+FP8_BOUNDS = LogitBounds(largest=4.0, mean=0.5, lost=0.75)  # what random weights keep; unrelated logits are 1.1 apart
 PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state, drain
 
 
@@ -58,12 +61,17 @@ Progress = Callable[[str, int, int], None]
 
 
 def verify_checkpoint(
-    directory: Path, modes: Sequence[Mode], progress: Progress, *, int8_kv: bool = False
+    directory: Path,
+    modes: Sequence[Mode],
+    progress: Progress,
+    *,
+    int8_kv: bool = False,
+    overlay: Path | None = None,
 ) -> list[tuple[str, CheckResult]]:
     """All comparisons of a bundle of any family, with the mode they were made in.
 
     modes: of control policies, empty for all; chat models are checked in modes of their own. int8_kv: what 8-bit keys
-    and values cost instead, of a chat model.
+    and values cost instead, of a chat model. overlay: of operators, which serve a control policy.
     """
     family = read_json(directory / "config.json").get("model_type")
     if isinstance(family, str) and family in FAMILIES:
@@ -72,12 +80,42 @@ def verify_checkpoint(
         return verify_int8_kv(directory, progress) if int8_kv else verify_chat(directory, progress)
     if int8_kv:
         raise ConfigError("kv: int8 is for chat models")
-    return [(mode.value, result) for mode in modes or MODES for result in verify_bundle(directory, mode, progress)]
+    table = operator_table(overlay, "float", CPU, torch.float32)
+    return [
+        (mode.value, result) for mode in modes or MODES for result in verify_bundle(directory, mode, progress, table)
+    ]
 
 
-def verify_bundle(directory: Path, mode: Mode, progress: Progress = lambda *_: None) -> list[CheckResult]:
+def verify_weights(directory: Path, weights: str) -> list[tuple[str, CheckResult]]:
+    """What weights and rows of another precision cost a model of any family: its logits and tokens, against fp32."""
+    family = read_json(directory / "config.json").get("model_type")
+    if isinstance(family, str) and family in FAMILIES:
+        return verify_chat_weights(directory, weights, FP8_BOUNDS)
+    table = operator_table(None, weights, CPU, torch.float32)
+    exact, other = (OpenVLAPolicy.load(directory, torch.float32, CPU, table=each) for each in (None, table))
+    results: list[tuple[str, CheckResult]] = []
+    for case in (_prepared(case, exact) for case in read_bundle(directory)):
+        logits = [_forced(case, policy) for policy in (exact, other)]
+        results += [(weights, result) for result in logit_errors(case.name, *logits, FP8_BOUNDS)]
+    return results
+
+
+@torch.inference_mode()
+def _forced(case: _Case, policy: OpenVLAPolicy) -> Tensor:
+    """Logits [K, V] of the recorded action tokens, each over those recorded before it."""
+    (rows,) = policy.embed_prefill(case.frame.pixel_values[None], [case.frame.prompt_ids])
+    before = torch.tensor(case.recorded.action_token_ids[:-1])
+    hidden = torch.cat([rows, policy.decoder.embed(before)])
+    layout = PackedLayout.of([Span(0, 0, len(hidden))], CPU)
+    hidden = policy.decoder.forward(hidden, layout, policy.decoder.kv_slots(1, len(hidden)))
+    return policy.decoder.logits(hidden[len(rows) - 1 :])
+
+
+def verify_bundle(
+    directory: Path, mode: Mode, progress: Progress = lambda *_: None, table: OperatorTable | None = None
+) -> list[CheckResult]:
     """All comparisons of a bundle, case by case; CheckpointError when it is not one."""
-    policy = OpenVLAPolicy.load(directory, torch.float32, CPU)
+    policy = OpenVLAPolicy.load(directory, torch.float32, CPU, table=table)
     cases = [_prepared(case, policy) for case in read_bundle(directory)]
     results: list[CheckResult] = []
     for index, case in enumerate(cases):
@@ -88,7 +126,7 @@ def verify_bundle(directory: Path, mode: Mode, progress: Progress = lambda *_: N
             results += _check_vision(case, policy)
             results += _check_hidden(case, policy)
     progress("decoding", len(cases), len(cases) + 1)
-    for case, decodings in zip(cases, _decode(cases, policy, mode), strict=True):
+    for case, decodings in zip(cases, _decode(cases, policy, mode, table), strict=True):
         results += _check_decoding(case, decodings, policy)
     names = [case.name for case in cases]
     return sorted(results, key=lambda result: names.index(result.case))
@@ -137,11 +175,11 @@ def _check_hidden(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
         yield from _checked(case, "final hidden", "final_hidden_last", found, FEATURE_TOLERANCE)
 
 
-def _decode(cases: list[_Case], policy: OpenVLAPolicy, mode: Mode) -> list[list[Decoded]]:
+def _decode(cases: list[_Case], policy: OpenVLAPolicy, mode: Mode, table: OperatorTable | None) -> list[list[Decoded]]:
     """Every case several times over, so that the pipeline fills, runs full and drains; decodings case by case."""
     longest = max(len(case.frame.prompt_ids) for case in cases)
     capacity = policy.image_tokens + longest + policy.K
-    engine = PolicyEngine(policy, policy.K, capacity, CPU, keep_logits=True)
+    engine = PolicyEngine(policy, policy.K, capacity, CPU, keep_logits=True, table=table)
     rounds = 1 if mode is Mode.SERIAL else -(-PIPELINE_FILLS * policy.K // len(cases))
     run = OfflineRun(engine, Scheduler(limits_for(policy.K)), [mode])
     (decoded,) = run.decode([[case.frame for case in cases] * rounds])

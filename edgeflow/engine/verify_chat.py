@@ -19,7 +19,8 @@ from torch import Tensor
 
 from edgeflow.engine.chat_bundle import ChatCase, read_chat_bundle
 from edgeflow.engine.chat_ways import Asked, Ways
-from edgeflow.engine.comparison import CheckResult, compare, mismatches
+from edgeflow.engine.comparison import CheckResult, LogitBounds, compare, logit_errors, mismatches
+from edgeflow.engine.table import operator_table
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
@@ -27,9 +28,9 @@ from edgeflow.models.prompt import Prompt
 CPU = torch.device("cpu")
 PIXEL_TOLERANCE = 1e-6
 FEATURE_TOLERANCE = 1e-4
-LARGEST_INT8_ERROR = 0.5
-MEAN_INT8_ERROR = 0.05
-LARGEST_INT8_LOSS = 0.15  # of models with random weights, whose best tokens are close
+INT8_BOUNDS = LogitBounds(
+    largest=0.5, mean=0.05, lost=0.15
+)  # of models with random weights, whose best tokens are close
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +88,22 @@ def verify_int8_kv(
     return results
 
 
+def verify_chat_weights(directory: Path, weights: str, bounds: LogitBounds) -> list[tuple[str, CheckResult]]:
+    """What weights and rows of another precision cost: recorded answers predicted with them, against fp32."""
+    table = operator_table(None, weights, CPU, torch.float32)
+    model, other = (load_chat_model(directory, torch.float32, CPU, table=each) for each in (None, table))
+    results: list[tuple[str, CheckResult]] = []
+    for case in _prepared_cases(directory, model):
+        if case.recorded.greedy_ids:
+            exact, found = (_forced(case, Ways(each)) for each in (model, other))
+            results += [(weights, result) for result in logit_errors(case.name, exact, found, bounds)]
+    return results
+
+
 def _check_int8(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
     """Every token of the recorded answer predicted over KV of both kinds."""
     exact, found = (_forced(case, Ways(model, int8=int8)) for int8 in (False, True))
-    off = (found - exact).abs() / exact.std(dim=-1, keepdim=True)
-    differ = (found.argmax(-1) != exact.argmax(-1)).double().mean().item()
-    yield CheckResult(case.name, "largest logit error", off.max().item(), LARGEST_INT8_ERROR)
-    yield CheckResult(case.name, "mean logit error", off.mean().item(), MEAN_INT8_ERROR)
-    yield CheckResult(case.name, "tokens that differ, share", differ, LARGEST_INT8_LOSS)
+    return logit_errors(case.name, exact, found, INT8_BOUNDS)
 
 
 @torch.inference_mode()
