@@ -2,6 +2,7 @@
 
 Runs where nvcc is, without a GPU; FLASHINFER_CUDA_ARCH_LIST says for which ("8.7": AGX Orin). bfloat16, head sizes 64
 and 128: OpenVLA, Llama, Qwen. Any other is compiled when it is first called, where there is an nvcc.
+Arguments: names of the modules wanted, if not all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from typing import Any
 import torch
 from flashinfer.jit import build_jit_specs, env
 from flashinfer.jit.activation import gen_act_and_mul_module
-from flashinfer.jit.attention.modules import gen_batch_decode_module, gen_batch_prefill_module
+from flashinfer.jit.attention.modules import (
+    gen_batch_attention_module,
+    gen_batch_decode_module,
+    gen_batch_prefill_module,
+)
 from flashinfer.jit.norm import gen_norm_module
 from flashinfer.jit.rope import gen_rope_module
 
@@ -32,6 +37,7 @@ def modules() -> Iterator[Any]:
         attention = (*types, size, size, NO_POSITIONS, False, False)  # neither sliding window nor soft cap
         yield gen_batch_decode_module(*attention)
         yield gen_batch_prefill_module("fa2", *attention, False)
+        yield gen_batch_attention_module(*attention)  # neither soft cap nor profiler
 
 
 def main() -> int:
