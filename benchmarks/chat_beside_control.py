@@ -18,6 +18,7 @@ from rich.console import Console
 from benchmarks.machine import machine_facts
 from benchmarks.serving import serving
 from edgeflow.client.credentials import Credentials
+from edgeflow.errors import StartError
 from edgeflow.loadtest.chat import ChatPlan
 from edgeflow.loadtest.command import measured
 from edgeflow.loadtest.plan import Fixed, LoadPlan, Session, parse_size
@@ -44,7 +45,10 @@ def main() -> None:
             duration_s=arguments.seconds,
         )
         beside = ChatPlan(service.http, arguments.clients, arguments.tokens)
-        _, results = measured(plan, {RATIO: BAR}, Credentials(), Console(stderr=True), beside)
+        try:
+            _, results = measured(plan, {RATIO: BAR}, Credentials(), Console(stderr=True), beside)
+        except StartError as error:
+            sys.exit(error.text)
     print_results(results, Console(width=140))
     if arguments.json:
         model = arguments.chat_model or "embedded"
