@@ -239,13 +239,16 @@ def linear(rows: int, outputs: int, inputs: int, *, bias: bool = False, residual
     return Case("linear", build, layer_role=role)
 
 
-def varlen_attention(lengths: Sequence[int], heads: Heads) -> Case:
-    """q, k and v as views of one projection, as a vision tower has them."""
+def varlen_attention(lengths: Sequence[int], heads: Heads, *, turned: bool = False) -> Case:
+    """q, k and v as views of one projection, as a vision tower has them. turned: values lie apart from keys, as where
+    RoPE has turned queries and keys."""
 
     def build(make: Numbers) -> Problem:
         qkv = make.normal(sum(lengths), 3, heads.query, heads.width)
         starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=make.device)
-        return Problem((*qkv.unbind(1), starts, max(lengths)), _alone)
+        q, k, v = qkv.unbind(1)
+        k = qkv[:, :2].clone()[:, 1] if turned else k
+        return Problem((q, k, v, starts, max(lengths)), _alone)
 
     return Case("varlen_attention", build)
 

@@ -131,7 +131,8 @@ def _drawn(seed: int) -> list[Span]:
 def _varlen_attention() -> list[Case]:
     lengths: Sequence[list[int]] = ([1], [0, 5], [63, 64, 65], [16, 16, 16], [40, 1, 0, 130])
     heads = [Heads(2, 2, 64), Heads(1, 1, 72), Heads(2, 2, 80), Heads(1, 1, 96), Heads(1, 1, 256)]
-    return [cases.varlen_attention(each, head) for each, head in zip(lengths, heads, strict=True)]
+    plain = [cases.varlen_attention(each, head) for each, head in zip(lengths, heads, strict=True)]
+    return [*plain, cases.varlen_attention([5, 9], heads[0], turned=True)]
 
 
 _PROOFS: Proofs = {

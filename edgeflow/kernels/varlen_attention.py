@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeflow.kernels.layout import on_device
+
 VarlenAttention = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
 
 
@@ -28,14 +30,21 @@ def reference(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> 
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """torch's own: one batch where all sequences are as long, else one call each."""
+    """torch's own, sequences of one length as a batch; the host reads `starts` where they differ."""
     if len(q) == longest * (len(starts) - 1):
-        shape = (-1, longest, *q.shape[1:])
-        a, b, c = (each.reshape(shape).transpose(1, 2) for each in (q, k, v))
-        return F.scaled_dot_product_attention(a, b, c).transpose(1, 2).flatten(0, 1)
+        return _batch(q, k, v, longest)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    bounds = starts.tolist()
-    for first, stop in pairwise(bounds):
-        a, b, c = (each[first:stop].transpose(0, 1)[None] for each in (q, k, v))
-        out[first:stop] = F.scaled_dot_product_attention(a, b, c)[0].transpose(0, 1)
+    by_length: dict[int, list[int]] = {}
+    for first, stop in pairwise(starts.tolist()):
+        by_length.setdefault(stop - first, []).extend(range(first, stop))
+    for length, places in by_length.items():
+        if length:
+            rows = on_device(places, q.device)
+            out[rows] = _batch(q[rows], k[rows], v[rows], length)
     return out
+
+
+def _batch(q: Tensor, k: Tensor, v: Tensor, length: int) -> Tensor:
+    """Of sequences that are all as long."""
+    a, b, c = (each.reshape(-1, length, *each.shape[1:]).transpose(1, 2) for each in (q, k, v))
+    return F.scaled_dot_product_attention(a, b, c).transpose(1, 2).flatten(0, 1)

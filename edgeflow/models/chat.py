@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError, InvalidArgument
+from edgeflow.kernels.table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.decoder_config import FAMILIES, decoder_config
 from edgeflow.models.generation_config import GenerationConfig
@@ -171,7 +172,7 @@ def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **deco
     weights = Weights(path, dtype, device)
     stem, prefix = _stem(weights)
     decoder = LlamaDecoder(text, weights, stem=stem, **decoder_options)
-    parts = None if vision is None else _load_vision(*vision, weights.under(prefix), text)
+    parts = None if vision is None else _load_vision(*vision, weights.under(prefix), text, decoder_options.get("table"))
     return ChatModel(family, decoder, tokenizer, template, generation, parts, device)
 
 
@@ -188,13 +189,15 @@ def _vision_config(values: dict[str, Any], path: Path) -> tuple[VisionConfig, Im
     return VisionConfig.of(values), ImageRules.of(processor)
 
 
-def _load_vision(config: VisionConfig, rules: ImageRules, weights: Weights, text: LlamaConfig) -> Vision:
+def _load_vision(
+    config: VisionConfig, rules: ImageRules, weights: Weights, text: LlamaConfig, table: OperatorTable | None
+) -> Vision:
     if config.out_hidden_size != text.hidden_size or config.image_token >= text.vocab_size:
         raise CheckpointError(
             f"vision_config.out_hidden_size {config.out_hidden_size} or image_token_id {config.image_token} does not "
             f"fit a decoder of hidden_size {text.hidden_size} and vocab_size {text.vocab_size}"
         )
-    return Vision(VisionTower(weights, config), ImagePreprocessor(rules, config), config.image_token)
+    return Vision(VisionTower(weights, config, table), ImagePreprocessor(rules, config), config.image_token)
 
 
 def _stem(weights: Weights) -> tuple[str, str]:

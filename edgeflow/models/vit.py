@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
+from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.varlen_attention import VarlenAttention
 from edgeflow.models.checkpoint import Weights
 
 LAYER_NORM_EPS = 1e-6
@@ -52,7 +54,9 @@ class VisionTower:
     width: E. patches: rows of features an image gives.
     """
 
-    def __init__(self, weights: Weights, *, heads: int, blocks: int, image_side: int) -> None:
+    def __init__(
+        self, weights: Weights, *, heads: int, blocks: int, image_side: int, table: OperatorTable | None = None
+    ) -> None:
         kernel = weights.take("patch_embed.proj.weight", None, 3, None, None)
         self.width, self._patch, self._heads = kernel.shape[0], kernel.shape[-1], heads
         if self.width % heads:
@@ -66,22 +70,27 @@ class VisionTower:
         prefix = [weights.take(name, 1, None, self.width)[0] for name in ("cls_token", "reg_token") if name in weights]
         self._prefix = torch.cat([kernel.new_zeros(0, self.width), *prefix])
         self._blocks = [_Block.of(weights.under(f"blocks.{index}."), self.width) for index in range(blocks)]
+        key = OperatorKey("varlen_attention", "vit")
+        self._attend: VarlenAttention = (table or built_in_table()).resolve(key, kernel.device, kernel.dtype)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, side, side] → [B, patches, E]; class and register tokens, which get no position, are stripped."""
         x = F.linear(_unfold(pixels, self._patch), self._kernel, self._bias) + self._position
         if len(self._prefix):
             x = torch.cat([self._prefix.expand(x.shape[0], -1, -1), x], dim=1)
+        batch, tokens, _ = x.shape
+        starts = torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=x.device)
+        x = x.flatten(0, 1)
         for block in self._blocks:
-            x = self._run(block, x)
-        return x[:, len(self._prefix) :]
+            x = self._run(block, x, starts, tokens)
+        return x.view(batch, tokens, self.width)[:, len(self._prefix) :]
 
-    def _run(self, block: _Block, x: Tensor) -> Tensor:
-        batch, tokens, width = x.shape
+    def _run(self, block: _Block, x: Tensor, starts: Tensor, tokens: int) -> Tensor:
+        """x [B tokens, E], image after image."""
+        width = self.width
         normed = F.layer_norm(x, (width,), *block.norm1, LAYER_NORM_EPS)
-        q, k, v = F.linear(normed, *block.qkv).view(batch, tokens, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)
-        x = x + F.linear(attended, *block.proj)
+        q, k, v = F.linear(normed, *block.qkv).view(len(x), 3, self._heads, -1).unbind(1)
+        x = x + F.linear(self._attend(q, k, v, starts, tokens).flatten(1), *block.proj)
         normed = F.layer_norm(x, (width,), *block.norm2, LAYER_NORM_EPS)
         return x + F.linear(F.gelu(F.linear(normed, *block.fc1)), *block.fc2)
 

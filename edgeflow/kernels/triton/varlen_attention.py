@@ -55,8 +55,10 @@ def varlen_attention(
     num_warps: int = 0,
     num_stages: int = 2,
 ) -> Tensor:
-    """k and v have the same strides; num_warps 0: by the width of a head."""
+    """num_warps 0: by the width of a head."""
     rows, heads, width = q.shape
+    if k.stride() != v.stride():
+        k, v = k.contiguous(), v.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if rows:
         block_n = min(block_n, 32) if width > 128 else block_n

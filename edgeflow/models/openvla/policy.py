@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.layout import on_device
+from edgeflow.kernels.table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.models.openvla.actions import ActionDecoder
@@ -33,11 +34,19 @@ class OpenVLAPolicy:
     K: action tokens. image_tokens: projected patches that enter after BOS.
     """
 
-    def __init__(self, config: OpenVLAConfig, weights: Weights, prompter: Prompter, **decoder_options: Any) -> None:
+    def __init__(
+        self,
+        config: OpenVLAConfig,
+        weights: Weights,
+        prompter: Prompter,
+        *,
+        table: OperatorTable | None = None,
+        **decoder_options: Any,
+    ) -> None:
         self.config = config
-        self.decoder = LlamaDecoder(config.text, weights.under("language_model."), **decoder_options)
+        self.decoder = LlamaDecoder(config.text, weights.under("language_model."), table=table, **decoder_options)
         self.towers = [
-            _load_tower(weights.under(prefix), heads, config.image.side)
+            _load_tower(weights.under(prefix), heads, config.image.side, table)
             for prefix, heads in zip(_TOWERS, config.tower_heads, strict=False)
         ]
         self.image_tokens = self.towers[0].patches
@@ -113,12 +122,12 @@ class OpenVLAPolicy:
         return self._actions.schema(unnorm_key)
 
 
-def _load_tower(weights: Weights, heads: int, side: int) -> VisionTower:
+def _load_tower(weights: Weights, heads: int, side: int, table: OperatorTable | None) -> VisionTower:
     """All blocks but the last: the features are the second-to-last block's output."""
     depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
     if depth < 2:
         raise CheckpointError(f"a vision tower has {depth} blocks: one with a second-to-last block is needed")
-    return VisionTower(weights, heads=heads, blocks=depth - 1, image_side=side)
+    return VisionTower(weights, heads=heads, blocks=depth - 1, image_side=side, table=table)
 
 
 def _load_projector(weights: Weights, vision: int, hidden: int, *, fused: bool) -> list[tuple[Tensor, Tensor]]:

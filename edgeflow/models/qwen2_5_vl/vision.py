@@ -6,12 +6,17 @@ RMSNorm eps 1e-6, SwiGLU with biases, half-split rotary embedding of (row, colum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeflow.kernels.layout import on_device
+from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.varlen_attention import VarlenAttention
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.qwen2_5_vl.config import VisionConfig
 from edgeflow.models.qwen2_5_vl.preprocess import Patches
@@ -49,23 +54,31 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Of an image's patches, in the order they come: cos, sin [n, 1, D/2]; windows: patches that see each other,
-    windows of one size together [windows, patches of each]."""
+    """Of an image's patches, window by window: cos, sin [n, 1, D/2].
+
+    windows, whole: where the sequences that see each other start [windows + 1], and the longest of them, within
+    windows and in the whole image. order [n]: where each patch comes from. back [n / 4]: where each merged row lies.
+    """
 
     cos: Tensor
     sin: Tensor
-    windows: list[Tensor]
+    windows: tuple[Tensor, int]
+    whole: tuple[Tensor, int]
+    order: Tensor
+    back: Tensor
 
 
 class VisionTower:
     """weights: names below the tower's prefix (patch_embed.proj.weight, blocks.0.norm1.weight, …)."""
 
-    def __init__(self, weights: Weights, config: VisionConfig) -> None:
+    def __init__(self, weights: Weights, config: VisionConfig, table: OperatorTable | None = None) -> None:
         self._config = config
         width, merged = config.hidden_size, config.hidden_size * config.spatial_merge_size**2
         kernel = (width, 3, config.temporal_patch_size, config.patch_size, config.patch_size)
         self._kernel = weights.take("patch_embed.proj.weight", *kernel).flatten(1)
         self._blocks = [_Block.of(weights.under(f"blocks.{index}."), config) for index in range(config.depth)]
+        key, like = OperatorKey("varlen_attention", "qwen2_5_vl"), self._kernel
+        self._attend: VarlenAttention = (table or built_in_table()).resolve(key, like.device, like.dtype)
         self._merge_norm = weights.take("merger.ln_q.weight", width)
         self._merge = [
             _linear(weights, "merger.mlp.0", merged, merged),
@@ -75,25 +88,19 @@ class VisionTower:
     def forward(self, image: Patches) -> Tensor:
         """Rows of the language model, line by line of the merged grid: [h w / 4, E]"""
         places = self._places(image.grid)
-        x = F.linear(image.values.to(self._kernel), self._kernel)
+        x = F.linear(image.values.to(self._kernel)[places.order], self._kernel)
         for index, block in enumerate(self._blocks):
             whole = index in self._config.full_blocks
-            x = self._run(block, x, places, None if whole else places.windows)
+            x = self._run(block, x, places, places.whole if whole else places.windows)
         x = F.rms_norm(x, self._merge_norm.shape, self._merge_norm, NORM_EPS)
         x = x.view(-1, self._config.spatial_merge_size**2 * x.shape[-1])
-        return F.linear(F.gelu(F.linear(x, *self._merge[0])), *self._merge[1])
+        return F.linear(F.gelu(F.linear(x, *self._merge[0])), *self._merge[1])[places.back]
 
-    def _run(self, block: _Block, x: Tensor, places: _Places, windows: list[Tensor] | None) -> Tensor:
+    def _run(self, block: _Block, x: Tensor, places: _Places, sequences: tuple[Tensor, int]) -> Tensor:
         normed = F.rms_norm(x, block.norm1.shape, block.norm1, NORM_EPS)
         qkv = F.linear(normed, *block.qkv).view(len(x), 3, self._config.num_heads, -1)
-        q, k, v = _turned(qkv[:, 0], places), _turned(qkv[:, 1], places), qkv[:, 2]
-        if windows is None:
-            attended = _attend(q[None], k[None], v[None])[0]
-        else:
-            attended = torch.empty_like(v)
-            for rows in windows:
-                attended[rows] = _attend(q[rows], k[rows], v[rows])
-        x = x + F.linear(attended.flatten(1), *block.proj)
+        q, k = _turned(qkv[:, :2], places).unbind(1)
+        x = x + F.linear(self._attend(q, k, qkv[:, 2], *sequences).flatten(1), *block.proj)
         gate, up = F.linear(F.rms_norm(x, block.norm2.shape, block.norm2, NORM_EPS), *block.gate_up).chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * up, *block.down)
 
@@ -104,8 +111,16 @@ class VisionTower:
         frequencies = ROPE_THETA ** -(torch.arange(quarter, dtype=torch.float32) / quarter)
         angles = torch.cat([place[:, None] * frequencies for place in (rows, columns)], dim=-1).to(device)
         side = config.window * config.spatial_merge_size
-        windows = [each.to(device) for each in _windows(rows // side, columns // side)]
-        return _Places(angles.cos()[:, None], angles.sin()[:, None], windows)
+        order, windows = _windows(rows // side, columns // side)
+        merged = order[:: config.spatial_merge_size**2] // config.spatial_merge_size**2
+        return _Places(
+            angles.cos()[order, None],
+            angles.sin()[order, None],
+            _sequences(windows, device),
+            _sequences([len(rows)], device),
+            order.to(device),
+            merged.argsort().to(device),
+        )
 
 
 def _coordinates(grid: tuple[int, int], merge: int) -> tuple[Tensor, Tensor]:
@@ -115,28 +130,23 @@ def _coordinates(grid: tuple[int, int], merge: int) -> tuple[Tensor, Tensor]:
     return in_order // grid[1], in_order % grid[1]
 
 
-def _windows(down: Tensor, right: Tensor) -> list[Tensor]:
-    """Which patches share a window, by the window's place [n] each; windows at the edges are smaller."""
+def _windows(down: Tensor, right: Tensor) -> tuple[Tensor, list[int]]:
+    """By the window's place [n] of each patch: patches window by window [n], and how many each has; windows at the
+    edges are smaller. What is merged stays together."""
     _, window = torch.unique(torch.stack([down, right]), dim=1, return_inverse=True)
-    sizes = torch.bincount(window)
-    order = torch.argsort(window, stable=True)
-    by_size: dict[int, list[Tensor]] = {}
-    for patches in torch.split(order, sizes.tolist()):
-        by_size.setdefault(len(patches), []).append(patches)
-    return [torch.stack(same) for same in by_size.values()]
+    return torch.argsort(window, stable=True), torch.bincount(window).tolist()
+
+
+def _sequences(lengths: Sequence[int], device: torch.device) -> tuple[Tensor, int]:
+    """Where sequences laid one after the other start, and the longest."""
+    return on_device([0, *accumulate(lengths)], device, torch.int32), max(lengths)
 
 
 def _turned(x: Tensor, places: _Places) -> Tensor:
-    """[n, H, D], in float32 as published."""
+    """[n, 2, H, D], in float32 as published."""
     low, high = x.float().chunk(2, dim=-1)
-    turned = [low * places.cos - high * places.sin, high * places.cos + low * places.sin]
-    return torch.cat(turned, dim=-1).to(x.dtype)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[windows, n, H, D], each window by itself."""
-    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+    cos, sin = places.cos[:, None], places.sin[:, None]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
 
 
 def _linear(weights: Weights, name: str, out: int, into: int) -> Linear:
