@@ -1,0 +1,124 @@
+"""A tuned overlay and other weights, from the configuration to the models; and what they cost, as `verify` tells it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from edgeflow.cli import app
+from edgeflow.config import load_config
+from edgeflow.console import ServicePrinter
+from edgeflow.engine.build import build_engine
+from edgeflow.engine.chat_numbers import choose_weights
+from edgeflow.engine.verify import verify_weights
+from edgeflow.errors import ConfigError
+from edgeflow.kernels import fp8, rms_norm
+from edgeflow.kernels.fp8_linear import Emulated
+from edgeflow.kernels.implementations import Hardware
+from edgeflow.kernels.overlay import Overlay, OverlayEntry, current_stamp, write_overlay
+from edgeflow.kernels.table import OperatorKey
+from edgeflow.service.status import Phase, ServiceStatus
+from tests.tiny_checkpoint import write_checkpoint
+
+CPU = torch.device("cpu")
+ORACLES = Path(os.environ.get("EDGEFLOW_ORACLES", Path(__file__).parents[3] / "shared" / "oracles"))
+ENTRIES = [OverlayEntry(op_name="rms_norm", impl_id="reference")]
+
+
+@pytest.fixture
+def overlay(tmp_path) -> Path:
+    """Written by hand: serves everywhere."""
+    write_overlay(tmp_path / "mine.json", Overlay(entries=ENTRIES))
+    return tmp_path / "mine.json"
+
+
+def policy_of(tmp_path, **settings):
+    model = write_checkpoint(tmp_path / "tiny")
+    return build_engine(load_config(None, {"model": str(model), "device": "cpu", **settings})).engine.policy
+
+
+def test_an_overlay_serves_the_policy(tmp_path, overlay):
+    assert policy_of(tmp_path).decoder._operators.rms_norm is rms_norm.fused
+    assert policy_of(tmp_path, operators=str(overlay)).decoder._operators.rms_norm is rms_norm.reference
+
+
+def test_an_overlay_serves_the_chat_model(overlay):
+    config = load_config(None, {"chat.operators": str(overlay)}).chat
+    table = choose_weights(config, Path(), torch.float32, CPU).table
+    chosen = table.choose(OperatorKey("rms_norm", "llama"), Hardware("cpu"), torch.float32)
+    assert (chosen.implementation.impl_id, chosen.why) == ("reference", "mine.json: everywhere")
+
+
+@pytest.mark.parametrize(
+    ("changed", "weights", "told"),
+    [
+        (
+            {"torch": "1.0"},
+            "float",
+            r"tuned with torch 1\.0, here it is .*: run `edgeflow tune --out \S+mine\.json` again",
+        ),
+        ({}, "fp8", r"tuned with weights float, here it is fp8: run `edgeflow tune --out \S+ --weights fp8` again"),
+    ],
+)
+def test_a_stale_overlay_is_refused_with_what_to_run(tmp_path, overlay, changed, weights, told):
+    torch.set_num_threads(1)
+    stamp = current_stamp(CPU, torch.float32).model_copy(update=changed)
+    write_overlay(overlay, Overlay(stamp=stamp, entries=ENTRIES))
+    with pytest.raises(ConfigError, match=told):
+        policy_of(tmp_path, operators=str(overlay), weights=weights)
+
+
+def test_a_missing_overlay_is_told(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.json: No such file"):
+        policy_of(tmp_path, operators="none.json")
+
+
+def test_weights_of_another_precision_serve_every_projection(tmp_path):
+    decoder = policy_of(tmp_path, weights="fp8").decoder
+    layer = decoder._layers[0]
+    assert all(
+        isinstance(each, Emulated) for each in (decoder._head, layer.qkv, layer.output, layer.gate_up, layer.down)
+    )
+
+
+def test_what_was_chosen_is_told_at_start(capsys):
+    assert load_config(None, {}).chosen_operators == ""
+    chosen = load_config(
+        None, {"operators": "a/here.json", "weights": "fp8", "chat.operators": "b.json"}
+    ).chosen_operators
+    assert chosen == "policy here.json, fp8 weights; chat b.json"
+    ServicePrinter(Console(width=200))(ServiceStatus(Phase.READY, operators=chosen))
+    assert f"operators: {chosen}" in capsys.readouterr().out
+
+
+def test_serve_and_verify_take_an_overlay():
+    for command in ("serve", "verify"):
+        told = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+        assert "--operators" in told and "--weights" in told
+
+
+@pytest.mark.skipif(not ORACLES.is_dir(), reason="the oracle bundles of the original implementations are not here")
+@pytest.mark.parametrize("name", ["openvla-tiny", "qwen2-tiny"])
+def test_verify_tells_what_fp8_costs(name, monkeypatch):
+    result = CliRunner().invoke(app, ["verify", str(ORACLES / name), "--weights", "fp8", "--json"])
+    rows = json.loads(result.stdout)
+    assert result.exit_code == 0 and all(row["ok"] and row["mode"] == "fp8" for row in rows)
+    assert {row["quantity"] for row in rows} == {"largest logit error", "mean logit error", "tokens that differ, share"}
+    assert all(row["deviation"] > 0.01 for row in rows if row["quantity"] == "mean logit error")
+    monkeypatch.setattr(fp8, "dequantised", lambda numbers, scale: numbers.float() * scale.mean())
+    assert not all(check.ok for _, check in verify_weights(ORACLES / name, "fp8"))
+
+
+@pytest.mark.skipif(not ORACLES.is_dir(), reason="the oracle bundles of the original implementations are not here")
+def test_verify_runs_an_overlay(overlay):
+    command = ["verify", str(ORACLES / "openvla-tiny"), "--mode", "serial", "--operators", str(overlay)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    write_overlay(overlay, Overlay(entries=[OverlayEntry(op_name="rms_norm", impl_id="nothing")]))
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code != 0
