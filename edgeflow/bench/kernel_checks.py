@@ -18,6 +18,7 @@ from edgeflow.kernels.compare import deviation, tolerance
 from edgeflow.kernels.implementations import REFERENCE, Hardware
 from edgeflow.kernels.model_cases import ModelShape, model_cases
 from edgeflow.kernels.table import OperatorTable, built_in_table
+from edgeflow.models.llama import LlamaConfig
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 PROCESSES = 8  # Triton compiles for seconds a kernel and dtype
@@ -53,18 +54,22 @@ def kernels(setting: Setting) -> Found:
     return _found(rows, broken)
 
 
-def model_shape(size: PolicySize) -> ModelShape:
+def policy_shape(size: PolicySize) -> ModelShape:
     """As the operator table sees a policy."""
-    text = size.text
+    return model_shape(size.text, size.rows, size.stages)
+
+
+def model_shape(text: LlamaConfig, rows: int, stages: int) -> ModelShape:
+    """As the operator table sees a decoder."""
     sizes = text.hidden_size, text.intermediate_size, text.num_attention_heads, text.num_key_value_heads
-    return ModelShape("llama", *sizes, text.head_dim, text.vocab_size, size.rows, size.stages)
+    return ModelShape("llama", *sizes, text.head_dim, text.vocab_size, rows, stages)
 
 
 @torch.inference_mode()
 def checks(part: Part) -> list[Found]:
     """The model's own problems in its dtype, then the small ones in all."""
     table, device = built_in_table(), torch.device(part.device)
-    problems = [(case, part.dtype) for case in model_cases(model_shape(SIZES[part.size]))]
+    problems = [(case, part.dtype) for case in model_cases(policy_shape(SIZES[part.size]))]
     small = [case for name in table.operators for case in small_cases(name)]
     problems += [(case, dtype) for dtype in FLOATS for case in small]
     return [row for case, dtype in problems[part.index :: part.of] for row in _checks(table, case, device, dtype)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from edgeflow.bench.kernel_checks import model_shape
+from edgeflow.bench.kernel_checks import policy_shape
 from edgeflow.bench.order import Found
 from edgeflow.bench.setting import Setting
 from edgeflow.kernels import cases
@@ -37,7 +37,7 @@ def operators(setting: Setting) -> Found:
 
 
 def _model(setting: Setting) -> Iterator[Case]:
-    return (case for case in model_cases(model_shape(setting.size)) if case.op_name in MEASURED)
+    return (case for case in model_cases(policy_shape(setting.size)) if case.op_name in MEASURED)
 
 
 def _long(setting: Setting) -> Iterator[tuple[Case, int]]:

@@ -34,14 +34,20 @@ def policy(setting: Setting) -> Found:
     naive = policy_of(setting, size, attention=naive_gather)
     frames = random_frames(size, model, setting.frames)
     systems: dict[str, Callable[[], float]] = {}
+    engines: list[PolicyEngine] = []
     for graphs in ways(setting):
         engine = engine_of(model, size, setting, graphs=graphs)
+        engines.append(engine)
         kind = ", graphs" if graphs else ""
         systems[f"serial{kind}"] = _serial(engine, frames)
         for shift in Shift:
             systems[f"pipelined, {shift.value}{kind}"] = _pipelined(engine, frames, shift)
+    replaying = next((each.graphs for each in engines if each.graphs is not None), None)
     systems["naive pipe"] = _pipelined(engine_of(naive, size, setting, graphs=False), frames, Shift.ROTATE)
-    return _found(setting, size, systems)
+    found = _found(setting, size, systems)
+    if replaying is not None:
+        found |= {"recordings": len(replaying), "passes without a recording": replaying.eager_passes}
+    return found
 
 
 def long_actions(setting: Setting) -> Found:
@@ -70,7 +76,7 @@ def fp8(setting: Setting) -> Found:
 
 def ways(setting: Setting) -> tuple[bool, ...]:
     """With graphs first, where there are graphs."""
-    return (True, False) if setting.cuda else (False,)
+    return (True, False) if setting.graphs else (False,)
 
 
 def _serial_tokens(model: TokenPolicy, setting: Setting, frames: list[PreparedFrame]) -> list[Sampled]:

@@ -15,7 +15,6 @@ from edgeflow.models.checkpoint import Weights
 from edgeflow.models.generation_config import GenerationConfig
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 
-FAMILY = "qwen2"
 TINY = "tiny-chat"
 
 
@@ -46,9 +45,9 @@ CHAT_SIZES = {
 def random_chat(config: LlamaConfig, device: torch.device, dtype: torch.dtype, **decoder_options: Any) -> ChatModel:
     """Takes token ids; has no tokenizer, no template and no token that ends an answer."""
     weights = Weights.of(RandomTensors(llama_shapes(config), device, dtype), dtype, device)
-    decoder = LlamaDecoder(config, weights, name=FAMILY, **decoder_options)
+    decoder = LlamaDecoder(config, weights, **decoder_options)
     no_tokenizer: Any = None
-    return ChatModel(FAMILY, decoder, no_tokenizer, None, GenerationConfig(frozenset()), None, device)
+    return ChatModel("qwen2", decoder, no_tokenizer, None, GenerationConfig(frozenset()), None, device)
 
 
 def random_request(model: ChatModel, kv: KVSlots, rows: int, tokens: int, *, known: int = 0) -> Generation:

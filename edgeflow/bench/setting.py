@@ -46,6 +46,11 @@ class Setting:
         return self.device.type == "cuda"
 
     @property
+    def graphs(self) -> bool:
+        """Whether passes can be recorded and replayed."""
+        return self.cuda
+
+    @property
     def left_s(self) -> float:
         return self.ends - monotonic()
 

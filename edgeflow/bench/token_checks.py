@@ -42,7 +42,7 @@ def compared(setting: Setting, fills: int) -> list[Found]:
     right = [each.sampled for each in decode_serially(engine_of(policy, size, setting, graphs=False), frames)]
     allowed = 0.0 if setting.dtype == torch.float32 else LARGEST_LOSS
     rows = []
-    for graphs in (False, True) if setting.cuda else (False,):
+    for graphs in (False, True) if setting.graphs else (False,):
         engine = engine_of(policy, size, setting, graphs=graphs)
         ways = {f"pipelined, {shift.value}": _pipelined(engine, frames, shift) for shift in Shift}
         if graphs:

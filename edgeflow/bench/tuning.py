@@ -7,9 +7,9 @@ from functools import partial
 from time import monotonic
 
 from edgeflow.bench.chat_speed import models
-from edgeflow.bench.kernel_checks import model_shape
+from edgeflow.bench.kernel_checks import model_shape, policy_shape
 from edgeflow.bench.order import Found
-from edgeflow.bench.random_chat import CHAT_SIZES, FAMILY
+from edgeflow.bench.random_chat import CHAT_SIZES
 from edgeflow.bench.setting import Setting, SkipError
 from edgeflow.kernels.model_cases import ModelShape, model_cases
 
@@ -56,12 +56,10 @@ def _stop_after(ends: float, problem: str, done: int, total: int) -> None:  # no
 
 def _shapes(setting: Setting) -> dict[str, ModelShape]:
     """The policy, then the chat models."""
-    shapes = {setting.size.name: model_shape(setting.size)}
+    shapes = {setting.size.name: policy_shape(setting.size)}
     prompt = SMALL_PROMPT if setting.small else PROMPT
     for name in models(setting):
-        text = CHAT_SIZES[name]
-        sizes = text.hidden_size, text.intermediate_size, text.num_attention_heads, text.num_key_value_heads
-        shapes[name] = ModelShape(FAMILY, *sizes, text.head_dim, text.vocab_size, prompt, 1)
+        shapes[name] = model_shape(CHAT_SIZES[name], prompt, stages=1)
     return shapes
 
 

@@ -59,7 +59,7 @@ def test_all_sections_run_and_are_reported(tmp_path, capsys):
     assert found["fp8"]["share of tokens that FP8 changes"] > 0
     assert found["long-actions"]["action tokens"] == 32
     assert [(row["context"], row["KV"]) for row in found["long-context"]["steps"]] == [(64, "float32"), (64, "int8")]
-    assert found["profile"]["steady passes"] == 7 and (tmp_path / found["profile"]["trace"]).exists()
+    assert found["profile"]["steady passes"] == 6 and (tmp_path / found["profile"]["trace"]).exists()
     timed = {(row["operator"], row["implementation"]) for row in found["operators"]["operators"] if "µs" in row}
     assert {("packed_attention", "slots_in_place"), ("rms_norm", "fused")} <= timed
 

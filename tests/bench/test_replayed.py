@@ -1,0 +1,55 @@
+"""Sections that replay passes, with recordings of a CPU in the place of CUDA graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeflow.bench import token_checks
+from edgeflow.bench.bars import figures
+from edgeflow.bench.order import Order
+from edgeflow.bench.policy_speed import policy
+from edgeflow.bench.setting import Setting
+from edgeflow.bench.token_checks import tokens
+from edgeflow.engine import engine
+from edgeflow.kernels.table import built_in_table
+from tests.engine.recorded import record
+
+REPLAYABLE = built_in_table().forcing(packed_attention="masked", shift_kv_chain="indexed", linear="gemm")
+
+
+@pytest.fixture
+def setting(monkeypatch, tmp_path: Path) -> Setting:
+    monkeypatch.setattr(Setting, "graphs", True)
+    monkeypatch.setattr(Setting, "table", lambda *_: REPLAYABLE)
+    monkeypatch.setattr(token_checks, "_table", lambda _: REPLAYABLE)
+    monkeypatch.setattr(engine, "CudaRecord", lambda _: record)
+    return Setting.of(Order("", "cpu", "tiny", 10, 600.0, str(tmp_path), (3e10, 3e10)), lambda _: None)
+
+
+def test_replayed_tokens_are_compared_with_those_of_passes_run(setting):
+    rows = tokens(setting)["tokens that differ"]
+    ways = {(row["way"], row["graphs"]) for row in rows}
+    assert ways == {
+        *((f"pipelined, {shift}", graphs) for shift in ("rotate", "copy") for graphs in (False, True)),
+        ("serial", True),
+    }
+    assert {row["share"] for row in rows} == {0.0}
+
+
+def test_a_policy_is_timed_with_graphs_and_without(setting):
+    found = policy(setting)
+    rates = {row["system"]: row["frames/s"] for row in found["systems"]}
+    assert len(rates) == 7 and {name for name in rates if name.endswith("graphs")} == {
+        "serial, graphs",
+        "pipelined, rotate, graphs",
+        "pipelined, copy, graphs",
+    }
+    assert found["recordings"] > 0 and found["passes without a recording"] == 0
+    (row,) = [
+        row
+        for row in figures({"policy": {"found": found}}, "tiny")
+        if row["figure"] == "pipelined / serial, both with graphs"
+    ]
+    assert row["measured"] == pytest.approx(rates["pipelined, rotate, graphs"] / rates["serial, graphs"])
