@@ -95,8 +95,8 @@ def verify_weights(directory: Path, weights: str) -> list[tuple[str, CheckResult
     exact, other = (OpenVLAPolicy.load(directory, torch.float32, CPU, table=each) for each in (None, table))
     results: list[tuple[str, CheckResult]] = []
     for case in (_prepared(case, exact) for case in read_bundle(directory)):
-        logits = [_forced(case, policy) for policy in (exact, other)]
-        results += [(weights, result) for result in logit_errors(case.name, *logits, FP8_BOUNDS)]
+        wanted, found = (_forced(case, policy) for policy in (exact, other))
+        results += [(weights, result) for result in logit_errors(case.name, wanted, found, FP8_BOUNDS)]
     return results
 
 

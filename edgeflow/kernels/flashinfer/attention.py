@@ -88,6 +88,7 @@ class OneShape:
         count, device = len(layout.lengths), q.device
         room, plan = (torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
         rows = torch.tensor([0, *layout.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+        self._final = rows[1:].long() - 1  # of each span, rows that only pad it included
         pages = torch.arange(count + 1, dtype=torch.int32, device=device)
         self._slots = torch.zeros(count, dtype=torch.int32, device=device)
         self._ends = torch.ones(count, dtype=torch.int32, device=device)
@@ -100,8 +101,8 @@ class OneShape:
 
     def placed(self, layout: PackedLayout) -> Run:
         """For the slots and positions that the device holds now; the wrapper reads them from the same memory."""
-        self._slots.copy_(layout.row_slot[layout.last_rows])
-        self._ends.copy_(layout.row_position[layout.last_rows] + 1)
+        self._slots.copy_(layout.row_slot[self._final])
+        self._ends.copy_(layout.row_position[self._final] + 1)
         run: Run = self._wrapper.run
         return run
 

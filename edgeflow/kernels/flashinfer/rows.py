@@ -52,4 +52,5 @@ def _rope_write_kv(
     q, k = flashinfer.apply_rope_with_cos_sin_cache(places, q, k, width, turns, half_split)
     k_slots.flatten(0, 1).index_copy_(0, rows.flat, k.view(count, kv_heads, width))
     v_slots.flatten(0, 1).index_copy_(0, rows.flat, v.reshape(count, kv_heads, width))
-    return q.view(count, heads, width)
+    turned: Tensor = q.view(count, heads, width)
+    return turned
