@@ -38,7 +38,7 @@ from edgeflow.errors import InvalidArgument
 from edgeflow.text.tokenizer import TextTokenizer
 
 START_S = 60.0  # of the process, a large tokenizer included
-STEP_S = 1.0  # the library's own limits keep a step below 10 ms
+PATIENCE_S = 20.0  # with an answer, of which COMPILE_S may be processor time: on a busy machine it gets little
 MAX_BYTES = 1 << 20  # of a mask: eight million tokens
 
 
@@ -91,16 +91,16 @@ class Grammars:
 
     def after(self, handle: int, token: int) -> Future[bytes]:
         """The mask after one more token."""
-        return self._thread.submit(self._ask, NEXT + HANDLE.pack(handle) + HANDLE.pack(token), STEP_S)
+        return self._thread.submit(self._ask, NEXT + HANDLE.pack(handle) + HANDLE.pack(token))
 
     def _compile(self, schema: str, handle: int, wake: Callable[[], None]) -> Grammar:
-        mask = self._ask(COMPILE + HANDLE.pack(handle) + schema.encode(), COMPILE_S)
+        mask = self._ask(COMPILE + HANDLE.pack(handle) + schema.encode())
         return Grammar(self, handle, mask, wake)
 
-    def _ask(self, message: bytes, limit_s: float) -> bytes:
+    def _ask(self, message: bytes) -> bytes:
         if self._process is None:
             raise _refused("this model has no token that ends an answer")
-        return self._process.ask(message, limit_s)
+        return self._process.ask(message)
 
 
 class _Process:
@@ -110,12 +110,12 @@ class _Process:
         self._first = first
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, message: bytes, limit_s: float) -> bytes:
+    def ask(self, message: bytes) -> bytes:
         """A mask; InvalidArgument where there is none, or none in time."""
         if self._process is None:
             self._start()
             self._exchange(self._first, START_S)
-        return self._exchange(message, limit_s)
+        return self._exchange(message, PATIENCE_S)
 
     def _exchange(self, message: bytes, limit_s: float) -> bytes:
         process = cast("subprocess.Popen[bytes]", self._process)
