@@ -16,17 +16,10 @@ from edgeflow.demo.chat.tokenizer import chat_text, train_tokenizer
 from edgeflow.errors import ConfigError
 from edgeflow.models.chat import load_chat_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = ChatSize(hidden=32, mlp=48, layers=2, heads=2)
 PLAN = ChatPlan(steps=6, rows=2, turns=2)
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

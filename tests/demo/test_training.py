@@ -20,15 +20,8 @@ from edgeflow.demo.training.states import label, sample_state
 from edgeflow.demo.training.tokenizer import train_tokenizer
 from edgeflow.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 PLAN = Plan(states=CHUNK, vision_steps=3, language_steps=3, batch=4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

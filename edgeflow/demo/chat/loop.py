@@ -11,8 +11,6 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from edgeflow.demo.chat.batches import ASIDE, Batcher, ChatBatch
@@ -21,10 +19,11 @@ from edgeflow.demo.chat.export import write_chat_checkpoint
 from edgeflow.demo.chat.network import ChatNetwork, ChatSize
 from edgeflow.demo.chat.state import MAX_OBJECTS
 from edgeflow.demo.chat.tokenizer import train_tokenizer
+from edgeflow.demo.training_state import read_state, write_state
 from edgeflow.errors import ConfigError
 
-FULL_MINUTES: Final = 31.25  # of one core, what STEPS take; another budget scales them
-STEPS: Final = 5_000
+FULL_MINUTES: Final = 47.0  # of one core, what STEPS take; another budget scales them
+STEPS: Final = 7_500
 ROWS: Final = 8
 TURNS: Final = 8
 POOL: Final = 8  # batches drawn together
@@ -104,23 +103,15 @@ class ChatTrainer:
             for optimiser in self._optimisers.values():
                 for moment, value in optimiser.state.get(parameter, {}).items():
                     tensors[f"optimiser.{moment}.{name}"] = value
-        facts = {"steps": str(self.done_steps), "cpu_seconds": f"{self.cpu_seconds:.3f}", "seed": str(self._seed)}
-        partial = path.with_suffix(".partial")
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, facts)
-        partial.replace(path)
+        write_state(path, tensors, steps=self.done_steps, cpu_seconds=self.cpu_seconds, seed=self._seed)
 
     def load(self, path: Path) -> None:
         """Go on where `save` was called."""
-        with safe_open(path, "pt") as file:
-            facts = file.metadata()
-            if facts["seed"] != str(self._seed):
-                raise ConfigError(f"seed is {self._seed}, but {path} was trained with seed {facts['seed']}")
-            saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        saved, self.done_steps, self.cpu_seconds = read_state(path, self._seed)
         for name, parameter in self._named.items():
             parameter.data.copy_(saved[name])
         for optimiser in self._optimisers.values():
             self._load_moments(optimiser, saved)
-        self.done_steps, self.cpu_seconds = int(facts["steps"]), float(facts["cpu_seconds"])
 
     def _load_moments(self, optimiser: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
         names = {parameter: name for name, parameter in self._named.items()}

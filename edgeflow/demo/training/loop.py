@@ -12,8 +12,6 @@ from typing import Final
 import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from edgeflow.demo.training.batches import Batch, Prompts, draw_batch, make_prompts
@@ -22,6 +20,7 @@ from edgeflow.demo.training.export import write_checkpoint
 from edgeflow.demo.training.losses import TrainingHeads, language_loss, vision_loss
 from edgeflow.demo.training.network import NetworkSize, PolicyNetwork
 from edgeflow.demo.training.tokenizer import train_tokenizer
+from edgeflow.demo.training_state import read_state, write_state
 from edgeflow.errors import ConfigError
 
 FULL_MINUTES: Final = 30.0  # of two cores, what the counts below take; another budget scales them
@@ -108,18 +107,11 @@ class Trainer:
         for name, parameter in self._named:
             for moment, value in self._optimiser.state[parameter].items():
                 tensors[f"optimiser.{moment}.{name}"] = value
-        facts = {"steps": str(self.done_steps), "cpu_seconds": f"{self.cpu_seconds:.3f}", "seed": str(self._seed)}
-        partial = path.with_suffix(".partial")
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, facts)
-        partial.replace(path)
+        write_state(path, tensors, steps=self.done_steps, cpu_seconds=self.cpu_seconds, seed=self._seed)
 
     def load(self, path: Path) -> None:
         """Go on where `save` was called."""
-        with safe_open(path, "pt") as file:
-            facts = file.metadata()
-            if facts["seed"] != str(self._seed):
-                raise ConfigError(f"seed is {self._seed}, but {path} was trained with seed {facts['seed']}")
-            saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        saved, self.done_steps, self.cpu_seconds = read_state(path, self._seed)
         for name, parameter in self._named:
             parameter.data.copy_(saved[name])
             self._optimiser.state[parameter] = {
@@ -127,7 +119,6 @@ class Trainer:
                 for moment in ("step", "exp_avg", "exp_avg_sq")
                 if f"optimiser.{moment}.{name}" in saved
             }
-        self.done_steps, self.cpu_seconds = int(facts["steps"]), float(facts["cpu_seconds"])
 
 
 def rate_share(step: int, plan: Plan) -> float:
