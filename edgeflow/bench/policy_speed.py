@@ -34,19 +34,16 @@ def policy(setting: Setting) -> Found:
     naive = policy_of(setting, size, attention=naive_gather)
     frames = random_frames(size, model, setting.frames)
     systems: dict[str, Callable[[], float]] = {}
-    engines: list[PolicyEngine] = []
-    for graphs in ways(setting):
-        engine = engine_of(model, size, setting, graphs=graphs)
-        engines.append(engine)
+    engines = {graphs: engine_of(model, size, setting, graphs=graphs) for graphs in ways(setting)}
+    for graphs, engine in engines.items():
         kind = ", graphs" if graphs else ""
         systems[f"serial{kind}"] = _serial(engine, frames)
         for shift in Shift:
             systems[f"pipelined, {shift.value}{kind}"] = _pipelined(engine, frames, shift)
-    replaying = next((each.graphs for each in engines if each.graphs is not None), None)
     systems["naive pipe"] = _pipelined(engine_of(naive, size, setting, graphs=False), frames, Shift.ROTATE)
     found = _found(setting, size, systems)
-    if replaying is not None:
-        found |= {"recordings": len(replaying), "passes without a recording": replaying.eager_passes}
+    if True in engines and (recorded := engines[True].graphs) is not None:
+        found |= {"recordings": len(recorded), "passes without a recording": recorded.eager_passes}
     return found
 
 
