@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.clock import Clock
-from edgeflow.engine.generate import FixedPrefix, Generation, run_pass
+from edgeflow.engine.generate import FixedPrefix, Generation, RunPass, run_pass
 from edgeflow.engine.grammar import Grammar, Grammars
 from edgeflow.engine.prefix_change import PrefixChange
 from edgeflow.engine.sampling import SampledToken, SamplingParams
@@ -87,8 +87,10 @@ class ChatPlane:
         publish: Callable[[Message], None],
         grammars: Grammars,
         decode: ChatModel | None = None,
+        run: RunPass = run_pass,
     ) -> None:
         self.cost = cost
+        self._run = run
         self.wake: Callable[[], None] = lambda: None  # called from another thread when a grammar is ready
         self._name = name
         self._model = model
@@ -151,7 +153,7 @@ class ChatPlane:
     def _step(self, request: _Request, most: int) -> int:
         generation = request.generation or self._begin(request)
         decoder, rows = generation.decoder, generation.rows(most)
-        (logits,) = run_pass(decoder, self._kv, [rows])
+        (logits,) = self._run(decoder, self._kv, [rows])
         sampled = generation.take(logits)
         if sampled is not None:
             self._tell(request, sampled)

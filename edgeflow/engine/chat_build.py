@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -13,10 +13,11 @@ import torch
 
 from edgeflow.clock import Clock
 from edgeflow.config import ChatConfig, ChatSlot, ServiceConfig, resolve_model
-from edgeflow.engine.build import choose_device, fingerprint
+from edgeflow.engine.build import choose_device, choose_graphs, fingerprint
 from edgeflow.engine.chat import ChatPlane, Prefix, StepCost
+from edgeflow.engine.chat_graphs import replayed
 from edgeflow.engine.chat_numbers import choose_chat_dtype, choose_weights, row_error
-from edgeflow.engine.generate import FixedPrefix, Prefill, run_pass
+from edgeflow.engine.generate import FixedPrefix, Prefill, RunPass, run_pass
 from edgeflow.engine.grammar import Grammars
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.messages import ChatReady, Message
@@ -45,6 +46,7 @@ class BuiltChat:
     fingerprint: str
     decode: ChatModel
     numbers: str
+    run: RunPass = run_pass
 
     def plane(self, config: ChatConfig, clock: Clock, publish: Callable[[Message], None]) -> ChatPlane:
         """Ready to serve."""
@@ -61,6 +63,7 @@ class BuiltChat:
             publish,
             grammars,
             self.decode,
+            self.run,
         )
 
     def ready(self) -> ChatReady:
@@ -96,7 +99,11 @@ def load_chat(config: ServiceConfig, progress: Progress) -> BuiltChat | None:
     if chat.decode_model:
         decode = load_chat_model(resolve_model(chat.decode_model), dtype, device, table=weights.table)
         _check_decode(model, decode)
-    return build_chat(config.chat, model, fingerprint(path), progress, decode, weights.told)
+    built = build_chat(config.chat, model, fingerprint(path), progress, decode, weights.told)
+    if not choose_graphs(config.graphs, device, dtype):
+        return built
+    run, told = replayed(model, decode, built.kv, chat.prefill_chunk, required=config.graphs == "on")
+    return replace(built, run=run, numbers=f"{built.numbers}, {told}")
 
 
 def build_chat(

@@ -6,7 +6,7 @@ other users of the same decoder, may share one pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -37,6 +37,10 @@ class StepRows:
     hidden: Tensor
     positions: Tensor
     samples: bool
+
+
+RunPass = Callable[[Decoder, KVSlots, Sequence[StepRows]], "list[Tensor | None]"]
+"""What runs a pass: `run_pass`, or what replays it."""
 
 
 @torch.inference_mode()

@@ -1,0 +1,120 @@
+"""Chat passes replayed: a decode row or a whole chunk of a prompt is one launch (engine/graphs.py).
+
+A shape is a number of rows and how far their slot may be read, in powers of two. What is left of a prompt after its
+whole chunks runs eagerly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.generate import RunPass, StepRows, run_pass
+from edgeflow.engine.graphs import CudaRecord, Graphs, Record
+from edgeflow.engine.policy import Decoder
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.layout import PackedLayout
+from edgeflow.kernels.shapes import size_class
+from edgeflow.models.chat import ChatModel
+
+LEAST_REACH = 256
+
+
+def replayed(
+    model: ChatModel, decode: ChatModel, kv: KVSlots, chunk: int, *, required: bool, record: Record | None = None
+) -> tuple[RunPass, str]:
+    """What runs the passes of a model and of the one that decodes, recorded now; what to tell at start.
+
+    required: ConfigError where passes cannot be recorded; else they are run.
+    """
+    passes = ReplayedPasses(kv, record)
+    try:
+        passes.record(decode.decoder, (1,), 1)
+        for components in (1,) if model.vision is None else (1, 3):
+            passes.record(model.decoder, (min(chunk, kv.capacity),), components)
+    except (ConfigError, RuntimeError) as error:
+        if required:
+            raise ConfigError(f"graphs: {error}") from error
+        return run_pass, f"no graphs: {error}"
+    passes.seal()
+    return passes, f"{len(passes)} graphs"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """components: of a position; reach: no row sees beyond."""
+
+    decoder: Decoder
+    rows: int
+    components: int
+    reach: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a recording keeps besides its whole numbers: rows that enter [n, E], logits of the last one [V]."""
+
+    hidden: Tensor
+    logits: Tensor
+
+
+class ReplayedPasses:
+    """Called as `run_pass` is. Shapes are recorded by `record`, which writes slot 0: call it before that is used."""
+
+    def __init__(self, kv: KVSlots, record: Record | None = None) -> None:
+        self._kv = kv
+        self._graphs: Graphs[_Held] = Graphs(record or CudaRecord(kv.data.device))
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    @torch.inference_mode()
+    def record(self, decoder: Decoder, rows: Sequence[int], components: int) -> None:
+        """Passes of so many rows, at every reach."""
+        for count in rows:
+            for reach in self._reaches():
+                shape = _Shape(decoder, count, components, reach)
+                self._graphs.find(shape, partial(self._harmless, shape))
+
+    def seal(self) -> None:
+        """Nothing more is recorded."""
+        self._graphs.seal()
+
+    @torch.inference_mode()
+    def __call__(self, decoder: Decoder, kv: KVSlots, steps: Sequence[StepRows]) -> list[Tensor | None]:
+        (step, *others), span = steps, steps[0].span
+        shape = _Shape(decoder, span.length, len(step.positions), self._reach(span.start + span.length))
+        recording = None if others else self._graphs.find(shape, partial(self._harmless, shape))
+        if recording is None:
+            return run_pass(decoder, kv, steps)
+        places = torch.arange(span.start, span.start + span.length)
+        numbers = torch.cat([torch.full((1, span.length), span.slot), places[None], step.positions])
+        device = self._kv.data.device
+        recording.outputs.hidden.copy_(step.hidden)
+        held = recording.run(numbers.pin_memory() if device.type == "cuda" else numbers)
+        return [held.logits.clone() if step.samples else None]
+
+    def _harmless(self, shape: _Shape) -> tuple[Tensor, Callable[[], _Held]]:
+        """All rows are row 0 of slot 0."""
+        device = self._kv.data.device
+        numbers = torch.zeros(2 + shape.components, shape.rows, dtype=torch.long, device=device)
+        hidden = shape.decoder.embed(numbers[0])
+        last = numbers.new_full((1,), shape.rows - 1)
+        layout = PackedLayout((shape.rows,), shape.reach, numbers[0], numbers[1], numbers[2:], last)
+
+        def program() -> _Held:
+            rows = shape.decoder.forward(hidden, layout, self._kv)
+            return _Held(hidden, shape.decoder.logits(rows[last])[0])
+
+        return numbers, program
+
+    def _reach(self, end: int) -> int:
+        return min(max(size_class(end), LEAST_REACH), self._kv.capacity)
+
+    def _reaches(self) -> list[int]:
+        return sorted({self._reach(end) for end in (1 << power for power in range(self._kv.capacity.bit_length() + 1))})
