@@ -111,13 +111,14 @@ def _torch() -> list[Finding]:
 def _flashinfer() -> list[Finding]:
     """Further candidates for a GPU's operators; without it the others serve."""
     try:
-        from edgeflow.kernels.implementations import unusable
-    except ImportError as error:
-        return [Finding("FlashInfer", Verdict.OPTIONAL, f"not tried: {error}", "make setup")]
-    why = unusable("flashinfer")
-    if why:
-        return [Finding("FlashInfer", Verdict.OPTIONAL, f"{why}; other operators serve", FLASHINFER_ADVICE)]
-    return [Finding("FlashInfer", Verdict.OK, _version("flashinfer-python") or "installed")]
+        import flashinfer  # noqa: F401
+    except ModuleNotFoundError as error:
+        found = "not installed" if error.name == "flashinfer" else f"needs {error.name}"
+    except Exception as error:  # whatever goes wrong inside it
+        found = f"does not import: {error}".splitlines()[0]
+    else:
+        return [Finding("FlashInfer", Verdict.OK, _version("flashinfer-python") or "installed")]
+    return [Finding("FlashInfer", Verdict.OPTIONAL, f"{found}; other operators serve", FLASHINFER_ADVICE)]
 
 
 def _rendering() -> list[Finding]:

@@ -15,6 +15,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from edgeflow import doctor
+from edgeflow.doctor import Verdict
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
@@ -155,4 +157,22 @@ def test_verify_names_what_is_off(tmp_path):
 
 def test_doctor_speaks_json():
     findings = json.loads(run("doctor", "--json").stdout)
-    assert {"Python", "torch", "headless rendering"} <= {finding["subject"] for finding in findings}
+    assert {"Python", "torch", "FlashInfer", "headless rendering"} <= {finding["subject"] for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("module", "verdict", "found"),
+    [
+        ("", Verdict.OK, "installed"),
+        ("import no_such_part", Verdict.OPTIONAL, "needs no_such_part; other operators serve"),
+        ("raise OSError('libcuda.so.1 is not there')", Verdict.OPTIONAL, "does not import: libcuda.so.1 is not there"),
+    ],
+)
+def test_doctor_says_why_flashinfer_cannot_be_used(tmp_path, monkeypatch, module, verdict, found):
+    (tmp_path / "flashinfer.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
+    (finding,) = doctor._flashinfer()
+    sys.modules.pop("flashinfer", None)
+    assert finding.verdict is verdict and found in finding.found
+    assert ("constraints/cuda.txt" in finding.advice) is (verdict is Verdict.OPTIONAL)
