@@ -53,17 +53,24 @@ class DialogSource:
 
     held_out: False for training. True draws what training never shows: each question is a combination of wording and
     subject that is kept from training, and of the numbers in the states half are. recite: begin with the whole state
-    repeated, the exercise that teaches copying.
+    repeated, the exercise that teaches copying. near_misses: share of questions about something whose colour alone is
+    there, beyond those that chance brings.
     """
 
     def __init__(
-        self, seed: int | str, *, held_out: bool = False, most_objects: int = MAX_OBJECTS, recite: bool = False
+        self,
+        seed: int | str,
+        *,
+        held_out: bool = False,
+        most_objects: int = MAX_OBJECTS,
+        recite: bool = False,
+        near_misses: float = 0.0,
     ) -> None:
         self._rng = random.Random(seed)
         self._held_out = held_out
         self._most = most_objects
         self._recite = recite
-        self._states = StateSource(self._rng, held_out=held_out)
+        self._states = StateSource(self._rng, held_out=held_out, near_misses=near_misses)
         self._talk = SmallTalk(self._rng, held_out=held_out)
 
     def draw(self, turns: int) -> Dialog:

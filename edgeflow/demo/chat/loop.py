@@ -30,6 +30,8 @@ POOL: Final = 8  # batches drawn together
 _MATRIX_RATE, _VECTOR_RATE = 0.02, 2e-3  # peak learning rates: Muon's of hidden matrices, AdamW's of all else
 _WARM_UP, _DECAY = 30, 0.5  # steps; share of the run over which the rate falls to nothing
 _SHORT: Final = 0.1  # share of the run with few objects, and states repeated
+_HARD: Final = 1 / 3  # share of the run, its end, that asks for what is nearly there
+_NEAR_MISSES: Final = 0.2
 _MAX_NORM: Final = 1.0
 _SAVE_EVERY: Final = 60.0  # seconds
 
@@ -91,7 +93,13 @@ class ChatTrainer:
         pool, place = divmod(self.done_steps, POOL)
         if not self._waiting or place == 0:
             begins = pool * POOL < _SHORT * self._plan.steps
-            source = DialogSource(f"{self._seed} {pool}", most_objects=2 if begins else MAX_OBJECTS, recite=begins)
+            ends = pool * POOL >= (1 - _HARD) * self._plan.steps
+            source = DialogSource(
+                f"{self._seed} {pool}",
+                most_objects=2 if begins else MAX_OBJECTS,
+                recite=begins,
+                near_misses=_NEAR_MISSES if ends else 0.0,
+            )
             self._waiting = self._batcher.draw(source, POOL, self._plan.rows, self._plan.turns)
             random.Random(pool).shuffle(self._waiting)
         return self._waiting[place]

@@ -34,7 +34,10 @@ class Topic:
 def _name(state: RobotState, source: StateSource) -> str:
     """Mostly of an object that is there."""
     if state.things and source.rng.random() < 0.85:
-        return source.rng.choice(state.things).name
+        thing = source.rng.choice(state.things)
+        if source.near_misses and source.rng.random() < source.near_misses:
+            return f"{thing.colour} {source.rng.choice(SHAPES)}"
+        return thing.name
     return f"{source.rng.choice(COLOURS)} {source.rng.choice(SHAPES)}"
 
 

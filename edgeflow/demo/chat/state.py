@@ -87,10 +87,14 @@ def held_out_number(value: int) -> bool:
 
 
 class StateSource:
-    """Draws states. held_out: False for training; True mixes in the sizes that training never shows."""
+    """Draws states. held_out: False for training; True mixes in the sizes that training never shows.
 
-    def __init__(self, rng: random.Random, *, held_out: bool) -> None:
+    near_misses: share of questions about an object of which only the colour is there, mostly.
+    """
+
+    def __init__(self, rng: random.Random, *, held_out: bool, near_misses: float = 0.0) -> None:
         self.rng = rng
+        self.near_misses = near_misses
         self._held_out = held_out
 
     def draw(self, most: int = MAX_OBJECTS) -> RobotState:
