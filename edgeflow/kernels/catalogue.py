@@ -70,7 +70,7 @@ def _rope(*, paired: bool = False) -> list[Case]:
 
 def _linear() -> list[Case]:
     """One row to more than a block of them, widths that no block divides."""
-    shapes = [(1, 64, 64), (1, 130, 96), (1, 33, 257), (2, 64, 31), (3, 1, 8), (63, 65, 17), (65, 128, 896)]
+    shapes = [(1, 64, 64), (1, 130, 96), (1, 33, 257), (2, 64, 31), (3, 9, 8), (63, 65, 17), (65, 128, 896)]
     added = [(index % 2 == 0, index % 3 == 0) for index in range(len(shapes))]
     return [
         cases.linear(*shape, bias=bias, residual=residual)
