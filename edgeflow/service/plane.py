@@ -299,11 +299,11 @@ class ControlPlane:
         """The new session's number."""
         try:
             self._check_open()
-            self._last_number += 1
-            self._places.take(self._last_number, caller)
+            self._places.take(self._last_number + 1, caller)
         except RequestError as error:
             self._metrics.admission_rejected.labels(error.reason).inc()
             raise
+        self._last_number += 1
         return self._last_number
 
     def _check_open(self) -> None:
