@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
-from time import perf_counter
 
 from edgeflow.bench.edgefm import DECODE_STEPS, PREFILL_ROWS, scaled_ms
 from edgeflow.bench.floors import text_work
 from edgeflow.bench.order import Found
-from edgeflow.bench.random_chat import CHAT_SIZES, TINY, random_chat, random_request
+from edgeflow.bench.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request, runner
 from edgeflow.bench.setting import Setting
-from edgeflow.engine.generate import generate
+from edgeflow.engine.generate import RunPass
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import Span
 from edgeflow.models.chat import ChatModel
@@ -46,13 +45,15 @@ def lengths(setting: Setting) -> tuple[int, ...]:
 def _rows(setting: Setting, name: str) -> Iterator[Found]:
     model = random_chat(CHAT_SIZES[name], setting.device, setting.dtype, table=setting.table(name))
     kv = model.decoder.kv_slots(1, max(lengths(setting)) + DECODE_STEPS)
+    run = runner(kv, graphs=setting.graphs)
     for prompt in lengths(setting):
-        _request(model, kv, prompt)  # compiles, captures
-        times = [_request(model, kv, prompt) for _ in range(REQUESTS)]
+        _request(run, model, kv, prompt)  # compiles, records
+        times = [_request(run, model, kv, prompt) for _ in range(REQUESTS)]
         prefill_s, decode_s = (median(each[index] for each in times) for index in range(2))
         row = {
             "model": name,
             "prompt": prompt,
+            "graphs": setting.graphs,
             "prefill ms": 1e3 * prefill_s,
             f"{DECODE_STEPS} steps ms": 1e3 * decode_s,
         }
@@ -60,16 +61,10 @@ def _rows(setting: Setting, name: str) -> Iterator[Found]:
         yield row | _paper(setting, name, prompt)
 
 
-def _request(model: ChatModel, kv: KVSlots, rows: int) -> tuple[float, float]:
+def _request(run: RunPass, model: ChatModel, kv: KVSlots, rows: int) -> tuple[float, float]:
     """Seconds to the first token, and of the steps after it."""
-    request = random_request(model, kv, rows, DECODE_STEPS + 1)
-    started = perf_counter()
-    passes = generate(model, kv, request, rows)
-    next(passes)
-    first = perf_counter()
-    for _ in passes:
-        pass
-    return first - started, perf_counter() - first
+    first, *steps = pass_times(run, kv, random_request(model, kv, rows, DECODE_STEPS + 1))
+    return first, sum(steps)
 
 
 def _shares(setting: Setting, model: ChatModel, prompt: int, prefill_s: float, step_s: float) -> Found:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from statistics import median
-from time import perf_counter
 
 from edgeflow.bench.order import Found
-from edgeflow.bench.random_chat import CHAT_SIZES, TINY, random_chat, random_request
+from edgeflow.bench.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request, runner
 from edgeflow.bench.setting import Setting, named
-from edgeflow.engine.generate import generate
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.models.chat import ChatModel
 
@@ -28,7 +26,7 @@ def long_context(setting: Setting) -> Found:
         for int8 in (False, True):
             kv = model.decoder.kv_slots(1, context + STEPS + WARM_UP, int8=int8)
             kind = "int8" if int8 else named(setting.dtype)
-            step_s = _step_s(model, kv, context)
+            step_s = _step_s(setting, model, kv, context)
             rows.append(
                 {"model": name, "context": context, "KV": kind, "KV MiB": kv.nbytes / 2**20, "ms/step": 1e3 * step_s}
             )
@@ -36,11 +34,6 @@ def long_context(setting: Setting) -> Found:
     return {"steps": rows}
 
 
-def _step_s(model: ChatModel, kv: KVSlots, context: int) -> float:
-    times = []
-    passes = generate(model, kv, random_request(model, kv, context, STEPS + WARM_UP, known=context - 1), context)
-    started = perf_counter()
-    for _ in passes:
-        times.append(perf_counter() - started)
-        started = perf_counter()
-    return median(times[WARM_UP:])
+def _step_s(setting: Setting, model: ChatModel, kv: KVSlots, context: int) -> float:
+    request = random_request(model, kv, context, STEPS + WARM_UP, known=context - 1)
+    return median(pass_times(runner(kv, graphs=setting.graphs), kv, request)[WARM_UP:])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from edgeflow.bench.random_weights import RandomTensors, llama_shapes
-from edgeflow.engine.generate import Generation
+from edgeflow.engine.chat_graphs import ReplayedPasses
+from edgeflow.engine.generate import Generation, RunPass, run_pass
 from edgeflow.engine.sampling import SamplingParams
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.models.chat import ChatModel
@@ -54,3 +56,19 @@ def random_request(model: ChatModel, kv: KVSlots, rows: int, tokens: int, *, kno
     """A prompt of `rows` ids, the first `known` of which lie in the slot, answered with `tokens` greedy ones."""
     prompt = model.prompt([(7 * row + 1) % model.config.vocab_size for row in range(rows)])
     return Generation(model, prompt, SamplingParams(tokens), 0, kv.capacity, known=known)
+
+
+def runner(kv: KVSlots, *, graphs: bool) -> RunPass:
+    """Passes as the service runs them; with graphs, a shape is recorded when it first comes."""
+    return ReplayedPasses(kv) if graphs else run_pass
+
+
+def pass_times(run: RunPass, kv: KVSlots, request: Generation) -> list[float]:
+    """Seconds of each pass of a request, its token read by the host: the whole prompt, then step by step."""
+    times: list[float] = []
+    while request.finish is None:
+        started = perf_counter()
+        (logits,) = run(request.decoder, kv, [request.rows(kv.capacity)])
+        request.take(logits)
+        times.append(perf_counter() - started)
+    return times

@@ -8,11 +8,12 @@ import pytest
 
 from edgeflow.bench import token_checks
 from edgeflow.bench.bars import figures
+from edgeflow.bench.chat_speed import chat
 from edgeflow.bench.order import Order
 from edgeflow.bench.policy_speed import policy
 from edgeflow.bench.setting import Setting
 from edgeflow.bench.token_checks import tokens
-from edgeflow.engine import engine
+from edgeflow.engine import chat_graphs, engine
 from edgeflow.kernels.table import built_in_table
 from tests.engine.recorded import record
 
@@ -24,7 +25,8 @@ def setting(monkeypatch, tmp_path: Path) -> Setting:
     monkeypatch.setattr(Setting, "graphs", True)
     monkeypatch.setattr(Setting, "table", lambda *_: REPLAYABLE)
     monkeypatch.setattr(token_checks, "_table", lambda _: REPLAYABLE)
-    monkeypatch.setattr(engine, "CudaRecord", lambda _: record)
+    for module in (engine, chat_graphs):
+        monkeypatch.setattr(module, "CudaRecord", lambda _: record)
     return Setting.of(Order("", "cpu", "tiny", 10, 600.0, str(tmp_path), (3e10, 3e10)), lambda _: None)
 
 
@@ -53,3 +55,8 @@ def test_a_policy_is_timed_with_graphs_and_without(setting):
         if row["figure"] == "pipelined / serial, both with graphs"
     ]
     assert row["measured"] == pytest.approx(rates["pipelined, rotate, graphs"] / rates["serial, graphs"])
+
+
+def test_chat_is_timed_with_graphs(setting):
+    rows = chat(setting)["requests"]
+    assert {row["graphs"] for row in rows} == {True} and [row["prompt"] for row in rows] == [16, 32, 64]
