@@ -92,8 +92,8 @@ class Packed:
 
 
 class Int8:
-    """8-bit weights (symmetric, a scale an output) meet a row in 8 bits (one scale): a quarter or half of the bytes that
-    a single row waits for. A CPU; the table gives it one row."""
+    """8-bit weights (symmetric, a scale an output) meet a row in 8 bits (one scale): a quarter or half of the bytes
+    that a single row waits for. A CPU; the table gives it one row."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._packed = _quantised(weight.float(), None if bias is None else bias.float())
