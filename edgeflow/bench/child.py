@@ -10,22 +10,46 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from dataclasses import asdict
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from edgeflow.bench.order import SECTIONS, Found, Order
+from edgeflow.bench.baseline import baseline
+from edgeflow.bench.chat_speed import chat
+from edgeflow.bench.device import ceilings, facts
+from edgeflow.bench.kernel_checks import kernels
+from edgeflow.bench.long_context import long_context
+from edgeflow.bench.operator_speed import operators
+from edgeflow.bench.order import Found, Order
+from edgeflow.bench.policy_speed import fp8, long_actions, policy
+from edgeflow.bench.profiled import passes
+from edgeflow.bench.setting import OffError, Setting, SkipError
+from edgeflow.bench.token_checks import tokens
+from edgeflow.bench.tuning import tune_models
 
-Result = Found
+FUNCTIONS: dict[str, Callable[[Setting], Found]] = {
+    "facts": facts,
+    "ceilings": ceilings,
+    "kernels": kernels,
+    "tokens": tokens,
+    "tune": tune_models,
+    "policy": policy,
+    "baseline": baseline,
+    "chat": chat,
+    "fp8": fp8,
+    "long-actions": long_actions,
+    "long-context": long_context,
+    "profile": passes,
+    "operators": operators,
+}
 
 
-def run(order: Order, result: Path) -> Result:
+def run(order: Order, result: Path) -> Found:
     """status: ok, failed, skipped (`error` says why), running."""
     started = monotonic()
 
-    def keep(status: str, **more: object) -> Result:
-        kept: Result = {"status": status, **more, "seconds": monotonic() - started}
+    def keep(status: str, **more: object) -> Found:
+        kept: Found = {"status": status, **more, "seconds": monotonic() - started}
         draft = result.with_name(result.name + ".draft")
         draft.write_text(json.dumps(kept))
         draft.replace(result)
@@ -34,12 +58,8 @@ def run(order: Order, result: Path) -> Result:
     def tell(found: Found) -> None:
         keep("running", found=found)
 
-    from edgeflow.bench.setting import OffError, Setting, SkipError  # torch, after `result` can be written
-
     try:
-        module, name = SECTIONS[order.section].function.split(":")
-        section = getattr(import_module(f"edgeflow.bench.{module}"), name)
-        return keep("ok", found=section(Setting.of(order, tell)))
+        return keep("ok", found=FUNCTIONS[order.section](Setting.of(order, tell)))
     except SkipError as error:
         return keep("skipped", error=str(error))
     except OffError as error:
@@ -47,11 +67,6 @@ def run(order: Order, result: Path) -> Result:
     except Exception as error:  # the other sections still tell something
         traceback.print_exc()
         return keep("failed", error=f"{type(error).__name__}: {error}"[:300])
-
-
-def ordered(order: Order) -> str:
-    """The command line's ORDER."""
-    return json.dumps(asdict(order))
 
 
 if __name__ == "__main__":

@@ -16,14 +16,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 
 from edgeflow.bench.bars import figures
-from edgeflow.bench.child import Result, ordered
 from edgeflow.bench.order import SECTIONS, Found, Order
 from edgeflow.bench.random_policy import SIZES
 from edgeflow.bench.report import report
@@ -34,7 +33,7 @@ GRACE_S = 5.0  # beyond a section's own time, before it is killed
 MINUTES = 10.0  # that the sections' shares are of
 BAD = ("failed", "cut off")
 
-Run = Callable[[Order], Result]
+Run = Callable[[Order], Found]
 
 
 def main(arguments: Sequence[str] | None = None, run: Run | None = None) -> int:
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str] | None = None, run: Run | None = None) -> int:
         for index, name in enumerate(options.sections, start=1):
             print(f"[{index}/{len(options.sections)}] {name}", file=sys.stderr, flush=True)
             left_s = 60 * options.minutes - (monotonic() - started)
-            seconds = min(left_s, SECTIONS[name].most_s * options.minutes / MINUTES)
+            seconds = min(left_s, SECTIONS[name] * options.minutes / MINUTES)
             section = _section(replace(order, section=name, seconds=seconds), run or in_child(installed), left_s)
             results["sections"][name] = section
             results["figures"] = figures(results["sections"], options.size)
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str] | None = None, run: Run | None = None) -> int:
     return int(any(section["status"] in BAD for section in results["sections"].values()))
 
 
-def _section(order: Order, run: Run, left_s: float) -> Result:
+def _section(order: Order, run: Run, left_s: float) -> Found:
     if left_s < FEWEST_S:
         return {"status": "skipped", "error": "no time left", "seconds": 0.0}
     return run(order)
@@ -76,13 +75,13 @@ def in_child(installed: Path | None) -> Run:
     """installed: a folder of packages for the sections."""
     environment = {**os.environ, "PYTHONPATH": python_path(installed)}
 
-    def run(order: Order) -> Result:
+    def run(order: Order) -> Found:
         with TemporaryDirectory(prefix="gpu-suite-") as folder:
             result = Path(folder) / "result.json"
-            command = [sys.executable, "-m", "edgeflow.bench.child", ordered(order), str(result)]
+            command = [sys.executable, "-m", "edgeflow.bench.child", json.dumps(asdict(order)), str(result)]
             child = subprocess.Popen(command, env=environment, start_new_session=True)
             ended = _ended(child, order.seconds + GRACE_S)
-            found: Result = json.loads(result.read_text()) if result.exists() else {"seconds": order.seconds}
+            found: Found = json.loads(result.read_text()) if result.exists() else {"seconds": order.seconds}
             if found.get("status", "running") != "running":
                 return found
             why = f"ended with code {child.returncode}" if ended else f"stopped after {order.seconds:.0f} s"

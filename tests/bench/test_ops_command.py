@@ -44,14 +44,15 @@ def test_tune_writes_goes_on_and_is_served(checkpoint, tmp_path):
     arguments = ("tune", "--model", str(checkpoint), "--rows", "6", "--samples", "1", "--device", "cpu")
     first = json.loads(run(*arguments, "--out", str(out), "--json"))
     assert first["stamp"]["hw_profile"] == "cpu" and first["model"]["hidden"] == 64
-    keys = [(entry["op_name"], entry["stage"], entry["shape_sig"]) for entry in first["entries"]]
+    names = "op_name", "layer_role", "stage", "shape_sig"
+    keys = [tuple(entry[name] for name in names) for entry in first["entries"]]
     assert len(keys) == len(set(keys)) >= 10 and all(entry["us"] > 0 for entry in first["entries"])
 
     cut_off = first | {"entries": first["entries"][:3]}
     out.write_text(json.dumps(cut_off))
     again = json.loads(run(*arguments, "--out", str(out), "--json"))
     assert again["entries"][:3] == first["entries"][:3], "what was measured is measured again"
-    assert [(entry["op_name"], entry["stage"], entry["shape_sig"]) for entry in again["entries"]] == keys
+    assert [tuple(entry[name] for name in names) for entry in again["entries"]] == keys
 
     shown = ("ops", "--model", str(checkpoint), "--rows", "6", "--hardware", "cpu", "--overlay", str(out), "--json")
     told = [line for line in json.loads(run(*shown)) if line["shape_sig"]]
