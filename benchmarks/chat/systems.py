@@ -67,7 +67,7 @@ class Ours:
     def __init__(self, folder: Path, dtype: torch.dtype, *, int8: bool, capacity: int) -> None:
         table: OperatorTable = built_in_table().allowing("int8") if int8 else built_in_table()
         config = decoder_config({"model_type": "qwen2", **SHAPE}, "qwen2")
-        self.decoder = LlamaDecoder(config, Weights(folder, dtype, CPU), name="qwen2", table=table)
+        self.decoder = LlamaDecoder(config, Weights(folder, dtype, CPU), table=table)
         self.kv: KVSlots = self.decoder.kv_slots(2, capacity)
 
     def __call__(self, prompt: list[int], count: int, known: int = 0) -> Timed:
