@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from edgeflow.models.openvla.config import ImageConfig
+from edgeflow.models.openvla.config import ImageConfig, TowerImage
 
 CROP_AREA = 0.9
 _RESAMPLING = {
@@ -24,12 +24,7 @@ class Preprocessor:
 
     def __init__(self, config: ImageConfig) -> None:
         self._config = config
-        self._means, self._stds = (
-            [np.asarray(values, np.float32)[:, None, None] for values in each]
-            for each in ([tower.mean for tower in config.towers], [tower.std for tower in config.towers])
-        )
-        # The published processor keeps one fill, the last tower's mean, for all towers.
-        self._fill = tuple(int(mean * 255) for mean in config.towers[-1].mean)
+        self._fill = letterbox_fill(config)
 
     def __call__(self, image: NDArray[np.uint8]) -> NDArray[np.float32]:
         config = self._config
@@ -38,16 +33,53 @@ class Preprocessor:
         picture = Image.fromarray(image)
         if config.strategy == "letterbox":
             picture = _letterbox(picture, self._fill)
-        kinds = [tower.interpolation for tower in config.towers]
-        scaled = {kind: _unit_range(self._resize(picture, _RESAMPLING[kind])) for kind in dict.fromkeys(kinds)}
-        parts = [(scaled[k] - mean) / std for k, mean, std in zip(kinds, self._means, self._stds, strict=True)]
-        return np.concatenate(parts)
+        scaled = {kind: _planes(self._resize(picture, _RESAMPLING[kind])) for kind in kinds(config)}
+        return np.concatenate([normalised(scaled[tower.interpolation], tower) for tower in config.towers])
 
     def _resize(self, picture: Image.Image, resampling: Image.Resampling) -> Image.Image:
-        side = self._config.side
-        if self._config.strategy == "resize-naive":
-            return picture if picture.size == (side, side) else picture.resize((side, side), resampling)
-        return _short_side_crop(picture, side, resampling)
+        """Along the rows first, as Pillow did until 13, which turns the order round for some upright frames."""
+        side, size = self._config.side, scaled_size(self._config, *picture.size)
+        picture = picture.resize((size[0], picture.height), resampling).resize(size, resampling)
+        left, top = (middle(length, side) for length in size)
+        return picture.crop((left, top, left + side, top + side))
+
+
+def kinds(config: ImageConfig) -> list[str]:
+    """The interpolations of the towers, each once."""
+    return list(dict.fromkeys(tower.interpolation for tower in config.towers))
+
+
+def normalised(planes: NDArray[np.uint8], tower: TowerImage) -> NDArray[np.float32]:
+    """[3, ...] levels → what the tower takes."""
+    mean, std = (np.asarray(each, np.float32).reshape(3, *[1] * (planes.ndim - 1)) for each in (tower.mean, tower.std))
+    values: NDArray[np.float32] = (planes.astype(np.float32) / np.float32(255) - mean) / std
+    return values
+
+
+def letterbox_fill(config: ImageConfig) -> tuple[int, ...]:
+    """The published processor keeps one fill, the last tower's mean, for all towers."""
+    return tuple(int(mean * 255) for mean in config.towers[-1].mean)
+
+
+def letterbox_margins(width: int, height: int) -> tuple[int, int]:
+    """left, top: the short side is padded equally at both ends; an odd difference leaves it one pixel short of square."""
+    longest = max(width, height)
+    return (longest - width) // 2, (longest - height) // 2
+
+
+def scaled_size(config: ImageConfig, width: int, height: int) -> tuple[int, int]:
+    """width, height of the resized image, whose middle is kept: the short side is `side`, the aspect stays."""
+    side = config.side
+    if config.strategy == "resize-naive":
+        return side, side
+    if width <= height:
+        return side, int(side * height / width)
+    return int(side * width / height), side
+
+
+def middle(length: int, side: int) -> int:
+    """Where the middle `side` of so many pixels begins."""
+    return round((length - side) / 2)
 
 
 def center_crop(image: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
@@ -56,12 +88,18 @@ def center_crop(image: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     What fine-tunes with image augmentation are evaluated with (TensorFlow's `crop_and_resize`, and its conversion
     to uint8, which scales by 255.5 and cuts).
     """
+    unit = image.astype(np.float32) * np.float32(1 / 255)
+    rows = _sample(unit, crop_places(image.shape[0], side))
+    crop = _sample(rows.swapaxes(0, 1), crop_places(image.shape[1], side)).swapaxes(0, 1)
+    return (np.clip(crop, 0, 1) * np.float32(255.5)).astype(np.uint8)
+
+
+def crop_places(length: int, side: int) -> NDArray[np.float32]:
+    """[side]: where along an axis of so many pixels the crop is sampled."""
     extent = np.float32(CROP_AREA**0.5)
     steps = (1 - extent) / 2 + extent * np.linspace(0, 1, side, dtype=np.float32)
-    unit = image.astype(np.float32) * np.float32(1 / 255)
-    rows = _sample(unit, steps * (image.shape[0] - 1))
-    crop = _sample(rows.swapaxes(0, 1), steps * (image.shape[1] - 1)).swapaxes(0, 1)
-    return (np.clip(crop, 0, 1) * np.float32(255.5)).astype(np.uint8)
+    places: NDArray[np.float32] = steps * (length - 1)
+    return places
 
 
 def _sample(values: NDArray[np.float32], places: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -73,28 +111,14 @@ def _sample(values: NDArray[np.float32], places: NDArray[np.float32]) -> NDArray
     return sampled
 
 
-def _unit_range(picture: Image.Image) -> NDArray[np.float32]:
-    """RGB → [3, side, side] in 0 .. 1"""
-    return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1), np.float32) / np.float32(255)
+def _planes(picture: Image.Image) -> NDArray[np.uint8]:
+    """RGB → [3, side, side]"""
+    return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
 
 
 def _letterbox(picture: Image.Image, fill: tuple[int, ...]) -> Image.Image:
-    """Pad the short side equally at both ends; an odd difference leaves it one pixel short of square."""
     width, height = picture.size
-    left, top = (max(width, height) - width) // 2, (max(width, height) - height) // 2
+    left, top = letterbox_margins(width, height)
     padded = Image.new("RGB", (width + 2 * left, height + 2 * top), fill)
     padded.paste(picture, (left, top))
     return padded
-
-
-def _short_side_crop(picture: Image.Image, side: int, resampling: Image.Resampling) -> Image.Image:
-    """Resize the short side, keep the aspect, cut the middle."""
-    width, height = picture.size
-    if width <= height:
-        size = (side, int(side * height / width))
-    else:
-        size = (int(side * width / height), side)
-    if picture.size != size:
-        picture = picture.resize(size, resampling)
-    left, top = round((size[0] - side) / 2), round((size[1] - side) / 2)
-    return picture.crop((left, top, left + side, top + side))
