@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.rope_write_kv import RotaryTable
@@ -17,11 +18,13 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
 def implementations(op_name: str) -> list:
-    table = built_in_table()
+    """Those that a CPU may have; the reference is what they are compared with."""
+    table, here = built_in_table(), Hardware.of(CPU)
+    candidates = (table.implementation(op_name, impl_id) for impl_id in table.candidates(op_name))
     return [
-        pytest.param(table.implementation(op_name, impl_id).function, id=impl_id)
-        for impl_id in table.candidates(op_name)
-        if impl_id not in ("reference", "triton")
+        pytest.param(each.load(), id=each.impl_id)
+        for each in candidates
+        if each.impl_id != "reference" and not each.objection(here, torch.float32)
     ]
 
 
