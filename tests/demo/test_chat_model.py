@@ -14,7 +14,6 @@ from edgeflow.engine.generate import Generation, run_pass
 from edgeflow.engine.sampling import SamplingParams
 from edgeflow.models.chat import load_chat_model
 
-pytestmark = pytest.mark.skipif(not EMBEDDED_CHAT.is_dir(), reason="no chat model is shipped")
 QUESTIONS = 40
 CPU = torch.device("cpu")
 REPORT = (
