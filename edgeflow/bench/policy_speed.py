@@ -12,13 +12,12 @@ from edgeflow.bench.order import Found
 from edgeflow.bench.random_policy import PolicySize, random_frames
 from edgeflow.bench.setting import Setting, SkipError
 from edgeflow.bench.token_checks import differing
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.engine import PolicyEngine, Sampled
 from edgeflow.engine.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.packed_attention import naive_gather
 from edgeflow.kernels.table import OperatorKey, OperatorTable
-from edgeflow.scheduler.engine import Sampled
 from edgeflow.scheduler.ring import Shift
 from edgeflow.types import Mode
 

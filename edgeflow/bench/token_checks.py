@@ -10,11 +10,10 @@ from edgeflow.bench.engines import engine_of, policy_of
 from edgeflow.bench.order import Found
 from edgeflow.bench.random_policy import SIZES, random_frames
 from edgeflow.bench.setting import OffError, Setting, named
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.engine import PolicyEngine, Sampled
 from edgeflow.engine.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table import OperatorTable, built_in_table
-from edgeflow.scheduler.engine import Sampled
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode

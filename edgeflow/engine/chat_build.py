@@ -76,7 +76,6 @@ class BuiltChat:
             self.model.vision is not None,
             self.kv.capacity,
             [prefix.slot_id for prefix in self.prefixes],
-            [len(prefix.fixed.prompt) for prefix in self.prefixes],
             self.kv.nbytes,
             self.cost.step_ns,
             self.cost.row_ns,

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from edgeflow.clock import Clock
-from edgeflow.engine.engine import LaunchedPass, PolicyEngine
+from edgeflow.engine.engine import LaunchedPass, PolicyEngine, Sampled
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.profile import Pacer
 from edgeflow.errors import InvalidArgument, RequestError
@@ -28,7 +28,6 @@ from edgeflow.ipc.messages import (
     schema_fields,
 )
 from edgeflow.scheduler.cost import PassSample
-from edgeflow.scheduler.engine import Sampled
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
 from edgeflow.types import Disposition

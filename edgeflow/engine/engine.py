@@ -18,11 +18,19 @@ from edgeflow.engine.passes import PassInputs, PassOutputs, PassProgram, PassSha
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.kernels.layout import Span
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
-from edgeflow.scheduler.engine import Sampled
 from edgeflow.scheduler.plan import FrameRef, Pass
 
 ROW_STEP = 16
 """Rows of a prefill are padded to a multiple of it where passes are replayed: few shapes for prompts of any length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The K action tokens of a finished frame; finite is False when any logit behind them was not."""
+
+    frame: FrameRef
+    token_ids: tuple[int, ...]
+    finite: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,8 @@ class LaunchedPass:
 class PolicyEngine:
     """The engine of token policies. One device, one caller, passes in order.
 
+    launch_ahead: how many passes may be launched before the oldest is collected: 0 where launching computes (CPU), 1
+    where it enqueues (CUDA), so that no launch waits for a host copy.
     graphs: replay recordings of passes; shapes are recorded as they come until `graphs.seal()`. record: what makes
     them, CUDA graphs if not given.
     """

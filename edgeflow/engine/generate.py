@@ -124,11 +124,6 @@ class Generation:
         """What runs the next pass."""
         return self._model.decoder if self._prefill.left else self._decode.decoder
 
-    @property
-    def prefill_left(self) -> int:
-        """Rows of the prompt still to compute; 0 once it decodes."""
-        return self._prefill.left
-
     def rows(self, most: int) -> StepRows:
         """What the next pass computes: at most `most` rows of the prompt, or the decode row of the last token."""
         if self._prefill.left:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgeflow.engine.engine import LaunchedPass, PolicyEngine
+from edgeflow.engine.engine import LaunchedPass, PolicyEngine, Sampled
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.scheduler.depth import depth_of
-from edgeflow.scheduler.engine import Sampled
 from edgeflow.scheduler.plan import Frame, FrameRef
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits

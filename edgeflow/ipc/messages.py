@@ -179,7 +179,7 @@ class WorkerReady:
 class ChatReady:
     """Worker → front, before WorkerReady, once a chat model: what it can take.
 
-    capacity: positions of a slot, prompt and answer together. slots, prefix_tokens: of the declared fixed prefixes.
+    capacity: positions of a slot, prompt and answer together. slots: of the declared fixed prefixes.
     step_ns: one decode row. row_ns: a prompt's row, in chunks. sampling: the checkpoint's own temperature, top_p,
     min_p and repetition_penalty. numbers: what it computes in and what that costs, for a person.
     """
@@ -190,7 +190,6 @@ class ChatReady:
     images: bool
     capacity: int
     slots: list[str]
-    prefix_tokens: list[int]
     kv_bytes: int
     step_ns: int
     row_ns: int

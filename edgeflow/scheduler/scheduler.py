@@ -136,9 +136,6 @@ class Scheduler:
         times = [queue.wake_at_ns() for queue in self._sessions.values()]
         return min((time for time in times if time is not None), default=None)
 
-    def session_ids(self) -> list[int]:
-        return list(self._sessions)
-
     def _choose(self, now_ns: int) -> list[SessionQueue]:
         """Earliest deadline first, then least recently served; as many as fit the row budget."""
         chosen: list[SessionQueue] = []

@@ -51,8 +51,3 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Ids beyond the vocabulary give no text, nor do special tokens unless asked for."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=not special))
-
-    def id_of(self, token: str) -> int | None:
-        """Of one whole token."""
-        found: int | None = self._tokenizer.token_to_id(token)
-        return found

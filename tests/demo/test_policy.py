@@ -13,7 +13,7 @@ from edgeflow.demo.expert import expert_action
 from edgeflow.demo.measure import FRESH_SEEDS, Condition, measure
 from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.task import PHRASES
-from edgeflow.demo.training.restore import read_policy
+from tests.demo.reference_policy import read_policy
 
 FOLDER = Path(task.__file__).parent / "policy"
 

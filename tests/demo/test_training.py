@@ -15,10 +15,10 @@ from edgeflow.demo.training.data import CHUNK, make_dataset
 from edgeflow.demo.training.loop import Plan, Trainer, plan_for, train_demo
 from edgeflow.demo.training.losses import TrainingHeads, block_mask, language_loss
 from edgeflow.demo.training.network import NetworkSize, PolicyNetwork
-from edgeflow.demo.training.restore import read_policy
 from edgeflow.demo.training.states import label, sample_state
 from edgeflow.demo.training.tokenizer import train_tokenizer
 from edgeflow.errors import ConfigError
+from tests.demo.reference_policy import read_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PLAN = Plan(states=CHUNK, vision_steps=3, language_steps=3, batch=4)

@@ -131,8 +131,8 @@ def test_a_fixed_prefix_changes_no_token(model: ChatModel, shared: str, own: lis
         for slot in (1, 2):
             known = prefix.lend(kv, prompt, slot)
             assert known == len(prefix.prompt)
+            assert greedy(model, prompt, slot, known).rows(CAPACITY).span == Span(slot, known, len(prompt) - known)
             generation = greedy(model, prompt, slot, known, count=4)
-            assert generation.prefill_left == len(prompt) - known
             list(generate(model, kv, generation, chunk))
             assert generation.tokens == wanted
 

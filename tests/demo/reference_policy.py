@@ -1,4 +1,4 @@
-"""Reads a demo checkpoint back into the plain network: the reference for tests and a slow but simple policy."""
+"""Reads a demo checkpoint back into the plain network: the reference that the served policy is compared with."""
 
 from __future__ import annotations
 
