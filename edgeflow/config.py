@@ -183,6 +183,9 @@ class ServiceConfig(_Section):
     operators: str = Field("", description="overlay of `edgeflow tune` for the policy; empty = what is built in")
     unnorm_key: str = Field("", description="statistics that un-normalise actions; empty = the model's only ones")
     center_crop: bool = Field(False, description="crop images to 0.9 of their area, as some fine-tunes expect")
+    preprocess: Literal["auto", "host", "device"] = Field(
+        "auto", description="where frames are resized and normalised, the same to the bit; auto: device on CUDA"
+    )
     mode: Literal["serial", "pipelined", "depth", "auto"] = Field(
         "pipelined", description="for sessions that do not ask for one"
     )

@@ -45,7 +45,14 @@ def build_engine(config: ServiceConfig) -> BuiltEngine:
     graphs = choose_graphs(config.graphs, device, dtype)
     if graphs and dtype == torch.float32:
         table = table.forcing(packed_attention="masked")  # what serves float32 else reads slots on the host
-    policy = OpenVLAPolicy.load(path, dtype, device, center_crop=config.center_crop, table=table)
+    policy = OpenVLAPolicy.load(
+        path,
+        dtype,
+        device,
+        center_crop=config.center_crop,
+        table=table,
+        preprocess_on_device=choose_preprocess(config.preprocess, device),
+    )
     limits = SchedulerLimits(
         stages=policy.K,
         max_sessions=config.max_sessions,
@@ -94,6 +101,11 @@ def choose_graphs(name: str, device: torch.device, dtype: torch.dtype) -> bool:
     if name == "on" and device.type != "cuda":
         raise ConfigError("graphs: on needs a CUDA device; run `edgeflow doctor`, or use auto")
     return name == "on" or (name == "auto" and device.type == "cuda" and dtype != torch.float32)
+
+
+def choose_preprocess(name: str, device: torch.device) -> bool:
+    """Whether frames are preprocessed on the device; `auto` does so on CUDA."""
+    return name == "device" or (name == "auto" and device.type == "cuda")
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -104,12 +104,12 @@ class PolicyEngine:
     def _padded(self, rows: int) -> int:
         return rows if self.graphs is None else min(-(-rows // ROW_STEP) * ROW_STEP, self.capacity)
 
-    def _run(self, planned: Pass, shape: PassShape, staged: Tensor) -> PassOutputs:
+    def _run(self, planned: Pass, shape: PassShape, staged: list[Tensor]) -> PassOutputs:
         if self.graphs is None:
             spans = tuple(Span(segment.slot, segment.start, segment.length) for segment in planned.segments)
             return self._over(self._upload(staged), shape, max(span.start + span.length for span in spans), spans)()
         recording = self.graphs.find(shape, lambda: self._harmless(shape))
-        return self._over(self._upload(staged), shape, self.capacity)() if recording is None else recording.run(staged)
+        return self._over(self._upload(staged), shape, self.capacity)() if recording is None else recording.run(*staged)
 
     def _over(
         self, buffer: Tensor, shape: PassShape, reach: int, places: tuple[Span, ...] | None = None
@@ -127,8 +127,8 @@ class PolicyEngine:
             slots.fill_(self._scratch)
         return buffer, self._over(buffer, shape, self.capacity)
 
-    def _upload(self, staged: Tensor) -> Tensor:
-        return staged.to(self._device, non_blocking=True)
+    def _upload(self, staged: list[Tensor]) -> Tensor:
+        return torch.cat([piece.to(self._device, non_blocking=True) for piece in staged])
 
     def _event(self) -> torch.cuda.Event | None:
         if self._device.type != "cuda":

@@ -53,9 +53,10 @@ class Recording(Generic[Outputs]):
     replay: Callable[[], None]
     outputs: Outputs
 
-    def run(self, staged: Tensor) -> Outputs:
-        """Enqueue a copy and a replay. The outputs hold until the next replay of this shape."""
-        self.inputs.copy_(staged, non_blocking=True)
+    def run(self, *staged: Tensor) -> Outputs:
+        """Enqueue copies, one piece behind the other, and a replay. The outputs hold until this shape's next replay."""
+        for place, piece in zip(torch.split(self.inputs, [len(piece) for piece in staged]), staged, strict=True):
+            place.copy_(piece, non_blocking=True)
         self.replay()
         return self.outputs
 

@@ -85,10 +85,10 @@ def input_bytes(shape: PassShape, policy: TokenPolicy) -> int:
 
 def stage(
     planned: Pass, observations: Mapping[FrameRef, PreparedFrame], shape: PassShape, policy: TokenPolicy, pinned: bool
-) -> Tensor:
-    """A pass's inputs on the host, in a buffer of its own: what the device still reads is never written over."""
-    buffer = torch.empty(input_bytes(shape, policy), dtype=torch.uint8, pin_memory=pinned)
-    inputs = PassInputs.over(buffer, shape, policy)
+) -> list[Tensor]:
+    """A pass's inputs in pieces, bytes that lie end to end on the device: the numbers, then each frame's pixels, which
+    may be there already. Memory of the host is the pass's own: what the device still reads is never written over.
+    """
     slots: list[int] = []
     positions: list[int] = []
     last: list[int] = []
@@ -97,15 +97,16 @@ def stage(
         slots += [segment.slot] * rows
         positions += range(segment.start, segment.start + rows)
     frames = [observations[segment.frame] for segment in planned.prefills]
-    texts = [_filled(frame.prompt_ids, len(text)) for frame, text in zip(frames, inputs.texts, strict=True)]
+    texts = [
+        _filled(frame.prompt_ids, rows - policy.image_tokens)
+        for frame, rows in zip(frames, shape.prefills, strict=True)
+    ]
     moves = [number for move in planned.moves for number in (move.source, move.target, move.length)]
     segments = [segment.slot for segment in planned.segments], [segment.stage for segment in planned.segments]
     sections = [slots, positions, last, *segments, moves, *texts]
-    numbers = [number for section in sections for number in _filled(section, _even(len(section)))]
-    buffer[: 8 * len(numbers)].view(torch.long).copy_(torch.tensor(numbers, dtype=torch.long))
-    if frames:
-        torch.stack([frame.pixel_values for frame in frames], out=inputs.pixels)
-    return buffer
+    numbers = torch.tensor([number for section in sections for number in _filled(section, _even(len(section)))])
+    pieces = [numbers, *(frame.pixel_values for frame in frames)]
+    return [(piece.pin_memory() if pinned and piece.is_cpu else piece).view(torch.uint8).flatten() for piece in pieces]
 
 
 def _counts(shape: PassShape, policy: TokenPolicy) -> list[int]:

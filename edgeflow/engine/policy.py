@@ -17,7 +17,9 @@ from edgeflow.types import ActionSchema
 
 @dataclass(frozen=True, slots=True)
 class PreparedFrame:
-    """Inputs of a prefill. pixel_values: [C, h, w] float32. prompt_ids: text tokens, BOS first."""
+    """Inputs of a prefill. pixel_values: [C, h, w] float32, on the host or on the device. prompt_ids: text tokens, BOS
+    first.
+    """
 
     pixel_values: Tensor
     prompt_ids: tuple[int, ...]
@@ -63,7 +65,7 @@ class TokenPolicy(Protocol):
     def prompt_ids(self, instruction: str) -> tuple[int, ...]: ...
 
     def preprocess(self, image: NDArray[np.uint8]) -> Tensor:
-        """[H, W, 3] RGB → [C, h, w] float32"""
+        """[H, W, 3] RGB → [C, h, w] float32, on the host or, without waiting for it, on the device"""
         ...
 
     def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:

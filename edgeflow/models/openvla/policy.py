@@ -20,6 +20,7 @@ from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.models.openvla.actions import ActionDecoder
 from edgeflow.models.openvla.config import OpenVLAConfig, load_config
+from edgeflow.models.openvla.device_preprocess import DevicePreprocessor
 from edgeflow.models.openvla.preprocess import Preprocessor
 from edgeflow.models.openvla.prompt import Prompter
 from edgeflow.models.vit import VisionTower
@@ -41,6 +42,7 @@ class OpenVLAPolicy:
         prompter: Prompter,
         *,
         table: OperatorTable | None = None,
+        preprocess_on_device: bool = False,
         **decoder_options: Any,
     ) -> None:
         self.config = config
@@ -55,6 +57,7 @@ class OpenVLAPolicy:
         self._projector = _load_projector(weights.under("projector."), vision, config.text.hidden_size, fused=fused)
         self._prompter = prompter
         self._preprocessor = Preprocessor(config.image)
+        self._on_device = DevicePreprocessor(config.image, weights.device) if preprocess_on_device else None
         self._actions = ActionDecoder(config)
         self._device = weights.device
         self.K = config.action_width
@@ -84,7 +87,9 @@ class OpenVLAPolicy:
         return self._prompter.ids(instruction)
 
     def preprocess(self, image: NDArray[np.uint8]) -> Tensor:
-        """[H, W, 3] RGB → [3 * towers, side, side] float32"""
+        """[H, W, 3] RGB → [3 * towers, side, side] float32, on the device where frames are preprocessed there."""
+        if self._on_device and max(image.shape) <= self._on_device.longest:
+            return self._on_device(image)
         return torch.from_numpy(self._preprocessor(image))
 
     def tower_features(self, pixel_values: Tensor) -> list[Tensor]:

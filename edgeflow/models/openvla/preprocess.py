@@ -33,8 +33,9 @@ class Preprocessor:
         picture = Image.fromarray(image)
         if config.strategy == "letterbox":
             picture = _letterbox(picture, self._fill)
-        scaled = {kind: _planes(self._resize(picture, _RESAMPLING[kind])) for kind in kinds(config)}
-        return np.concatenate([normalised(scaled[tower.interpolation], tower) for tower in config.towers])
+        resized = {kind: np.asarray(self._resize(picture, _RESAMPLING[kind])) for kind in kinds(config)}
+        scaled = {kind: _unit_range(levels.transpose(2, 0, 1)) for kind, levels in resized.items()}
+        return np.concatenate([_normalised(scaled[tower.interpolation], tower) for tower in config.towers])
 
     def _resize(self, picture: Image.Image, resampling: Image.Resampling) -> Image.Image:
         """Along the rows first, as Pillow did until 13, which turns the order round for some upright frames."""
@@ -49,11 +50,10 @@ def kinds(config: ImageConfig) -> list[str]:
     return list(dict.fromkeys(tower.interpolation for tower in config.towers))
 
 
-def normalised(planes: NDArray[np.uint8], tower: TowerImage) -> NDArray[np.float32]:
-    """[3, ...] levels → what the tower takes."""
-    mean, std = (np.asarray(each, np.float32).reshape(3, *[1] * (planes.ndim - 1)) for each in (tower.mean, tower.std))
-    values: NDArray[np.float32] = (planes.astype(np.float32) / np.float32(255) - mean) / std
-    return values
+def level_table(config: ImageConfig) -> NDArray[np.float32]:
+    """[3 * towers, 256]: what each level of each channel becomes, a tower behind the other."""
+    unit = _unit_range(np.tile(np.arange(256, dtype=np.uint8), (3, 1)))
+    return np.concatenate([_normalised(unit, tower) for tower in config.towers])
 
 
 def letterbox_fill(config: ImageConfig) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ def letterbox_fill(config: ImageConfig) -> tuple[int, ...]:
 
 
 def letterbox_margins(width: int, height: int) -> tuple[int, int]:
-    """left, top: the short side is padded equally at both ends; an odd difference leaves it one pixel short of square."""
+    """left, top: the short side is padded equally at both ends; an odd difference leaves it a pixel short of square."""
     longest = max(width, height)
     return (longest - width) // 2, (longest - height) // 2
 
@@ -111,9 +111,15 @@ def _sample(values: NDArray[np.float32], places: NDArray[np.float32]) -> NDArray
     return sampled
 
 
-def _planes(picture: Image.Image) -> NDArray[np.uint8]:
-    """RGB → [3, side, side]"""
-    return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
+def _unit_range(levels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(levels, np.float32) / np.float32(255)
+
+
+def _normalised(unit: NDArray[np.float32], tower: TowerImage) -> NDArray[np.float32]:
+    """[3, ...] in 0 .. 1 → what the tower takes."""
+    mean, std = (np.asarray(each, np.float32).reshape(3, *[1] * (unit.ndim - 1)) for each in (tower.mean, tower.std))
+    values: NDArray[np.float32] = (unit - mean) / std
+    return values
 
 
 def _letterbox(picture: Image.Image, fill: tuple[int, ...]) -> Image.Image:
