@@ -17,6 +17,7 @@ from time import monotonic
 from edgeflow.bench.baseline import baseline
 from edgeflow.bench.chat_speed import chat
 from edgeflow.bench.device import ceilings, facts
+from edgeflow.bench.frames import frames
 from edgeflow.bench.kernel_checks import kernels
 from edgeflow.bench.long_context import long_context
 from edgeflow.bench.operator_speed import operators
@@ -32,6 +33,7 @@ FUNCTIONS: dict[str, Callable[[Setting], Found]] = {
     "ceilings": ceilings,
     "kernels": kernels,
     "tokens": tokens,
+    "frames": frames,
     "tune": tune_models,
     "policy": policy,
     "baseline": baseline,

@@ -29,6 +29,7 @@ SECTIONS = {
     "ceilings": 30,
     "kernels": 120,
     "tokens": 60,
+    "frames": 20,
     "tune": 80,
     "policy": 90,
     "baseline": 60,

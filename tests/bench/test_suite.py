@@ -50,7 +50,7 @@ def found_by(folder: Path, *names: str) -> dict[str, dict]:
     return {name: section["found"] for name, section in results["sections"].items()}
 
 
-CHECKS = ("facts", "ceilings", "kernels", "tokens")
+CHECKS = ("facts", "ceilings", "kernels", "tokens", "frames")
 POLICIES = ("ceilings", "tune", "policy", "baseline", "profile")
 OTHERS = ("ceilings", "chat", "fp8", "long-actions", "long-context", "operators")
 
@@ -63,7 +63,8 @@ def test_sections_that_check(tmp_path, capsys):
     found = found_by(tmp_path, *CHECKS)
     assert found["kernels"]["checks"] > 80 and found["kernels"]["off"] == []
     assert {row["share"] for row in found["tokens"]["tokens that differ"]} == {0.0}
-    assert "[4/4] tokens" in capsys.readouterr().err
+    assert [row["equal"] for row in found["frames"]["frames"]] == [True] * 4
+    assert "[5/5] frames" in capsys.readouterr().err
 
 
 def test_sections_of_the_policy(tmp_path):
@@ -101,6 +102,12 @@ def test_tokens_that_differ_are_told(tmp_path, monkeypatch):
     code, results, text = run(tmp_path, "--sections", "tokens")
     assert code == 1 and "tokens differ from serial ones" in text
     assert results["sections"]["tokens"]["found"]["tokens that differ"][0]["share"] == 0.5
+
+
+def test_frames_that_differ_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgeflow.bench.frames.torch.equal", lambda *_: False)
+    code, results, _ = run(tmp_path, "--sections", "frames")
+    assert code == 1 and "differ from the host's" in results["sections"]["frames"]["error"]
 
 
 def test_a_section_that_breaks_is_told(tmp_path, monkeypatch):
