@@ -146,5 +146,9 @@ class PermissionDenied(RequestError):
     http_status = 403
 
 
+REQUEST_ERRORS: dict[str, type[RequestError]] = {kind.code: kind for kind in RequestError.__subclasses__()}
+"""By the name of their gRPC status."""
+
+
 class WorkerError(EdgeflowError):
     """The worker process failed or answered what it must not."""

@@ -5,22 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from edgeflow.errors import (
-    Aborted,
-    AlreadyExists,
-    DataLoss,
-    DeadlineExceeded,
-    EdgeflowError,
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    OutOfRange,
-    PermissionDenied,
-    RequestError,
-    ResourceExhausted,
-    Unauthenticated,
-    Unavailable,
-)
+from edgeflow.errors import REQUEST_ERRORS, EdgeflowError, FailedPrecondition
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import ActionSchema, CameraSpec, Command, Disposition, ImageFormat, Mode, StageTimings
 
@@ -37,23 +22,6 @@ _MODES = {
     pb.MODE_PIPELINED: Mode.PIPELINED,
     pb.MODE_DEPTH: Mode.DEPTH,
     pb.MODE_AUTO: Mode.AUTO,
-}
-_ERRORS: dict[str, type[RequestError]] = {
-    kind.code: kind
-    for kind in (
-        Aborted,
-        AlreadyExists,
-        DataLoss,
-        DeadlineExceeded,
-        FailedPrecondition,
-        InvalidArgument,
-        NotFound,
-        OutOfRange,
-        PermissionDenied,
-        ResourceExhausted,
-        Unauthenticated,
-        Unavailable,
-    )
 }
 
 
@@ -151,7 +119,7 @@ def error_of(error: Any) -> EdgeflowError:
     code = error.code().name if error.code() is not None else "UNKNOWN"
     text = error.details() or code
     trailers = dict(error.trailing_metadata() or ())
-    kind = _ERRORS.get(code)
+    kind = REQUEST_ERRORS.get(code)
     if kind is None:
         return EdgeflowError(f"{code}: {text}")
     retry_after_ms = trailers.get("retry-after-ms")

@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 from edgeflow.errors import (
-    Aborted,
+    REQUEST_ERRORS,
     AddressError,
-    AlreadyExists,
     CheckpointError,
     ConfigError,
-    DataLoss,
-    DeadlineExceeded,
     DependencyError,
     EdgeflowError,
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    OutOfRange,
-    PermissionDenied,
-    RequestError,
-    ResourceExhausted,
     StartError,
-    Unauthenticated,
-    Unavailable,
 )
 
-_REQUEST_ERRORS: dict[str, type[RequestError]] = {
-    kind.code: kind
-    for kind in (
-        InvalidArgument,
-        DataLoss,
-        OutOfRange,
-        FailedPrecondition,
-        NotFound,
-        AlreadyExists,
-        ResourceExhausted,
-        Unavailable,
-        Aborted,
-        DeadlineExceeded,
-        Unauthenticated,
-        PermissionDenied,
-    )
-}
 _START_ERRORS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, DependencyError, AddressError)}
 
 
@@ -49,7 +20,7 @@ def error_of_code(code: str, text: str, reason: str = "", field: str = "") -> Ed
 
     text: as another error had it, so the field is named in it already.
     """
-    kind = _REQUEST_ERRORS.get(code)
+    kind = REQUEST_ERRORS.get(code)
     if kind is None:
         return EdgeflowError(text)
     error = kind(text, reason=reason)

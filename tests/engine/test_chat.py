@@ -48,11 +48,8 @@ PROMPT = PREFIX + "the cup is red. what is red?"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> ChatModel:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("chat")
-    write_chat_checkpoint(path, "qwen2")
-    return load_chat_model(path, torch.float32, CPU)
+def model(chat_directory) -> ChatModel:
+    return load_chat_model(chat_directory, torch.float32, CPU)
 
 
 @pytest.fixture(scope="module")

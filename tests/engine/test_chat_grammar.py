@@ -26,7 +26,7 @@ from edgeflow.engine.sampling import SamplingParams
 from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message
 from edgeflow.models.chat import ChatModel, load_chat_model
-from tests.chat_checkpoint import END, write_chat_checkpoint
+from tests.chat_checkpoint import END
 
 CAPACITY = 400
 CPU = torch.device("cpu")
@@ -44,11 +44,8 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> ChatModel:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("chat")
-    write_chat_checkpoint(path, "qwen2")
-    return load_chat_model(path, torch.float32, CPU)
+def model(chat_directory) -> ChatModel:
+    return load_chat_model(chat_directory, torch.float32, CPU)
 
 
 @pytest.fixture(scope="module")

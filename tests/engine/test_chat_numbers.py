@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,23 +18,14 @@ from edgeflow.errors import ConfigError
 from edgeflow.kernels.implementations import BUILT_IN
 from edgeflow.kernels.table import OperatorTable, built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
-from tests.chat_checkpoint import write_chat_checkpoint
 
 CPU = torch.device("cpu")
 TEXTS = ["the arm is at rest", "the cup is red. what is red?", "a"]
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory) -> Path:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("chat")
-    write_chat_checkpoint(path, "qwen2")
-    return path
-
-
-@pytest.fixture(scope="module")
-def model(path) -> ChatModel:
-    return load_chat_model(path, torch.float32, CPU)
+def model(chat_directory) -> ChatModel:
+    return load_chat_model(chat_directory, torch.float32, CPU)
 
 
 def chat(**changes: object) -> ChatConfig:
@@ -79,16 +69,18 @@ def test_int8_kv_is_close_to_the_models_own(model):
         assert 0 < (found - wanted).abs().mean() / wanted.std() < 0.05
 
 
-def test_weights_that_are_named_serve(path):
-    exact, eight = (choose_weights(chat(weights=name), path, torch.float32, CPU) for name in ("float", "int8"))
+def test_weights_that_are_named_serve(chat_directory):
+    exact, eight = (
+        choose_weights(chat(weights=name), chat_directory, torch.float32, CPU) for name in ("float", "int8")
+    )
     assert (exact.told, eight.told) == ("float weights", "int8 weights")
-    models = [load_chat_model(path, torch.float32, CPU, table=each.table) for each in (exact, eight)]
+    models = [load_chat_model(chat_directory, torch.float32, CPU, table=each.table) for each in (exact, eight)]
     errors = [row_error(each, each.decoder.kv_slots(1, 32), each.text_prompt(TEXTS[0])) for each in models]
     assert errors[0] < 1e-5 < 1e-3 < errors[1] < 0.05
 
 
 @pytest.mark.parametrize(("gain", "weights"), [(1.1, "float"), (3.0, "int8")])
-def test_auto_takes_eight_bits_where_they_are_clearly_faster(path, monkeypatch, gain, weights):
+def test_auto_takes_eight_bits_where_they_are_clearly_faster(chat_directory, monkeypatch, gain, weights):
     shapes: list[int] = []
 
     def times(calls, device, samples):
@@ -96,16 +88,16 @@ def test_auto_takes_eight_bits_where_they_are_clearly_faster(path, monkeypatch, 
         return {"exact": gain * 100.0, "other": 100.0}
 
     monkeypatch.setattr(chat_numbers, "median_us", times)
-    chosen = choose_weights(chat(weights="auto"), path, torch.float32, CPU)
+    chosen = choose_weights(chat(weights="auto"), chat_directory, torch.float32, CPU)
     assert chosen.told == f"{weights} weights (auto: a row meets int8 ones {gain} times as fast)"
     assert shapes == [2] * 4
     fewer = built_in_table().allowing("int8") if weights == "int8" else built_in_table()
-    model, other = (load_chat_model(path, torch.float32, CPU, table=each) for each in (chosen.table, fewer))
+    model, other = (load_chat_model(chat_directory, torch.float32, CPU, table=each) for each in (chosen.table, fewer))
     row = torch.randn(1, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     assert torch.equal(model.decoder.logits(row), other.decoder.logits(row))
 
 
-def test_operators_are_looked_up_as_the_tuner_names_them(path):
+def test_operators_are_looked_up_as_the_tuner_names_them(chat_directory):
     names: set[str] = set()
 
     class Spying(OperatorTable):
@@ -113,13 +105,13 @@ def test_operators_are_looked_up_as_the_tuner_names_them(path):
             names.add(context.model_name)
             return super().choose(context, hardware, dtype)
 
-    load_chat_model(path, torch.float32, CPU, table=Spying(BUILT_IN, []))
-    assert names == {model_shape(str(path), 16).family}
+    load_chat_model(chat_directory, torch.float32, CPU, table=Spying(BUILT_IN, []))
+    assert names == {model_shape(str(chat_directory), 16).family}
 
 
-def test_the_start_tells_weights_and_their_error(path):
+def test_the_start_tells_weights_and_their_error(chat_directory):
     steps: list[str] = []
-    config = load_config(None, {"chat.model": str(path), "chat.weights": "int8", "chat.capacity": 64})
+    config = load_config(None, {"chat.model": str(chat_directory), "chat.weights": "int8", "chat.capacity": 64})
     built = load_chat(config, lambda step, done, total: steps.append(step))
     assert built is not None and steps == ["int8 weights"]
     told = r"float32, int8 weights, \d+\.\d% of the logits' spread off, KV in float32"

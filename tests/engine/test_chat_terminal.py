@@ -25,16 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory) -> Path:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("chat")
-    write_chat_checkpoint(path, "qwen2")
-    return path
-
-
-@pytest.fixture(scope="module")
-def model(path: Path) -> ChatModel:
-    return load_chat_model(path, torch.float32, CPU)
+def model(chat_directory) -> ChatModel:
+    return load_chat_model(chat_directory, torch.float32, CPU)
 
 
 def conversation(model: ChatModel, capacity: int = 200, max_tokens: int = 6, system: str = "") -> Conversation:

@@ -15,9 +15,9 @@ Schema: TypeAlias = dict[str, Any]
 
 
 class Body(BaseModel):
-    """Of any object that a client sends: nothing unknown, no NaN."""
+    """Of any object that a client sends: nothing unknown, no NaN, no value of another type."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ImageUrl(Body):

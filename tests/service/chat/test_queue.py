@@ -163,7 +163,7 @@ async def test_an_answer_that_cannot_be_finished_in_time_is_told(text_model: Loa
 async def test_without_a_chat_model_the_routes_say_so(checkpoint):
     from tests.service.harness import serving
 
-    async with serving(checkpoint) as served, httpx.AsyncClient(base_url=served.http) as http:
+    async with serving(checkpoint, chat__enabled=False) as served, httpx.AsyncClient(base_url=served.http) as http:
         for path, body in ((CHAT, ASKED), ("/v1/completions", {"prompt": "x"}), ("/tokenize", {"prompt": "x"})):
             answer = await http.post(path, json=body)
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "UNAVAILABLE")
