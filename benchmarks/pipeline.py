@@ -28,13 +28,13 @@ import torch
 from rich.progress import track
 from rich.table import Table
 
-from edgeflow.config import resolve_model
 from edgeflow.console import table_console
 from edgeflow.engine.calibrate import calibrate
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.packed_attention import naive_gather, slots_in_place
+from edgeflow.model_paths import resolve_model
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import PassTimes

@@ -21,11 +21,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.machine import machine_facts
-from edgeflow.config import resolve_model
 from edgeflow.console import progress_bar, table_console
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
+from edgeflow.model_paths import resolve_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode

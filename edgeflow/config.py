@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,14 +15,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.errors import ConfigError
+from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, EMBEDDED_MODEL, resolve_model
 
-EMBEDDED_MODEL = "demo"
-EMBEDDED_POLICY = Path(__file__).parent / "demo" / "policy"
-EMBEDDED_CHAT = "demo-chat"
-EMBEDDED_CHAT_MODEL = Path(__file__).parent / "demo" / "chat_model"
-HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt")
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 MAX_CONFIG_BYTES = 1 << 20
 
 
@@ -283,25 +277,6 @@ def schema_json() -> str:
     return json.dumps(ServiceConfig.model_json_schema(), indent=2)
 
 
-def resolve_model(name: str) -> Path:
-    """The directory of `demo`, of a path, or of a hub id (safetensors and JSON files only, no code)."""
-    if name == EMBEDDED_MODEL:
-        if not (EMBEDDED_POLICY / "config.json").is_file():
-            raise CheckpointError("model: the embedded policy is not installed: run `edgeflow train-demo`")
-        return EMBEDDED_POLICY
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if not is_hub_id(name):
-        raise CheckpointError(f"model: no directory {name}; name a checkpoint's directory, a hub id, or demo")
-    return _from_hub(name)
-
-
-def is_hub_id(name: str) -> bool:
-    """Whether a model's name can only be one on the hub: `owner/name`, and no such file here."""
-    return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
-
-
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address bound to `host`."""
     if host == "localhost":
@@ -310,16 +285,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), etag_timeout=3))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(f"model: {name} is neither a directory here nor to be had from the hub") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.config import ServiceConfig, is_hub_id, load_config, resolve_model, schema_json
+from edgeflow.config import ServiceConfig, load_config, schema_json
 from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.model_paths import is_hub_id, resolve_model
 
 
 def write(path: Path, value: object) -> Path:
@@ -29,7 +30,7 @@ def test_defaults_are_loopback_and_the_embedded_policy():
 
 
 def test_the_embedded_policy_is_found_or_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("edgeflow.config.EMBEDDED_POLICY", tmp_path)
+    monkeypatch.setattr("edgeflow.model_paths.EMBEDDED_POLICY", tmp_path)
     with pytest.raises(CheckpointError, match="edgeflow train-demo"):
         load_config(None, {}).model_path  # noqa: B018
     (tmp_path / "config.json").write_text("{}")

@@ -12,7 +12,7 @@ from statistics import median
 import torch
 
 from edgeflow.clock import Clock
-from edgeflow.config import ChatConfig, ChatSlot, ServiceConfig, resolve_model
+from edgeflow.config import ChatConfig, ChatSlot, ServiceConfig
 from edgeflow.engine.build import choose_device, choose_graphs, fingerprint
 from edgeflow.engine.chat import ChatPlane, Prefix, StepCost
 from edgeflow.engine.chat_graphs import replayed
@@ -22,6 +22,7 @@ from edgeflow.engine.grammar import Grammars
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.messages import ChatReady, Message
 from edgeflow.kernels.kv import SCALE_BYTES, KVSlots
+from edgeflow.model_paths import resolve_model
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 

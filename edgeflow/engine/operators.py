@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.config import EMBEDDED_MODEL, resolve_model
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.implementations import Hardware
@@ -26,6 +25,7 @@ from edgeflow.kernels.overlay import (
 )
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.tune import Tuned, Tuner, Verdict
+from edgeflow.model_paths import EMBEDDED_MODEL, resolve_model
 from edgeflow.text.checkpoint_json import read_json
 
 Report = Callable[[str, int, int], None]

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from edgeflow import __version__
 from edgeflow.clock import MonotonicClock
-from edgeflow.config import ServiceConfig, is_hub_id, resolve_model
+from edgeflow.config import ServiceConfig
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.messages import (
     ChatDone,
@@ -27,6 +27,7 @@ from edgeflow.ipc.messages import (
     WarmupProgress,
     WorkerReady,
 )
+from edgeflow.model_paths import is_hub_id, resolve_model
 from edgeflow.service.auth import Guard
 from edgeflow.service.chat.desk import ChatDesk
 from edgeflow.service.chat.routes import ChatFront

@@ -16,27 +16,40 @@ ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "clock": set(),
-    "config": LEAVES,
+    "model_paths": LEAVES,
+    "config": LEAVES | {"model_paths"},
     "doctor": set(),
     "console": set(),
     "rpc": set(),
     "ipc": LEAVES,
     "text": LEAVES,
     "kernels": LEAVES,
-    "quant": LEAVES | {"kernels"},
-    "models": LEAVES | {"kernels", "quant", "text"},
+    "models": LEAVES | {"kernels", "text"},
     "scheduler": LEAVES,
-    "engine": LEAVES | {"config", "ipc", "kernels", "quant", "models", "scheduler", "text"},
+    "engine": LEAVES | {"config", "model_paths", "ipc", "kernels", "models", "scheduler", "text"},
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
-    "service": LEAVES | {"config", "rpc", "ipc", "scheduler", "text"},
-    "demo": LEAVES | {"config", "console", "client", "loadtest", "engine", "scheduler", "models", "ipc"},
+    "service": LEAVES | {"config", "model_paths", "rpc", "ipc", "scheduler", "text"},
+    "demo": LEAVES | {"config", "model_paths", "console", "client", "loadtest", "engine", "scheduler", "models", "ipc"},
     "bench": LEAVES | {"console", "engine", "kernels", "models", "scheduler"},
     "commands": LEAVES
     | {"config", "client", "loadtest", "service", "engine", "bench", "demo", "models", "doctor", "console"},
     "cli": LEAVES | {"commands", "loadtest"},
 }
-NO_TORCH = {"types", "errors", "clock", "config", "rpc", "ipc", "scheduler", "client", "loadtest", "service", "text"}
+NO_TORCH = {
+    "types",
+    "errors",
+    "clock",
+    "config",
+    "model_paths",
+    "rpc",
+    "ipc",
+    "scheduler",
+    "client",
+    "loadtest",
+    "service",
+    "text",
+}
 HEAVY = {"torch", "transformers"}
 
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from edgeflow.demo.chat.command import EMBEDDED_CHAT, eval_chat_command
+from edgeflow.demo.chat.command import eval_chat_command
 from edgeflow.demo.chat.evaluate import NEEDED, Answerer, evaluate_chat, held_out_dialogs
 from edgeflow.demo.chat.small_talk import GREETING, IDENTITY, NO_STATE, REFUSAL
 from edgeflow.demo.chat.tokenizer import train_tokenizer
 from edgeflow.engine.generate import Generation, run_pass
 from edgeflow.engine.sampling import SamplingParams
+from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import load_chat_model
 
 QUESTIONS = 40
@@ -33,7 +34,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def model():
-    return load_chat_model(EMBEDDED_CHAT, torch.float32, CPU)
+    return load_chat_model(EMBEDDED_CHAT_MODEL, torch.float32, CPU)
 
 
 @pytest.fixture(scope="module")
@@ -46,30 +47,30 @@ def asked(*texts):
 
 
 def test_the_folder_is_a_small_checkpoint_with_its_model_card():
-    names = {path.name for path in EMBEDDED_CHAT.iterdir()}
+    names = {path.name for path in EMBEDDED_CHAT_MODEL.iterdir()}
     assert names == {
         "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
     }  # fmt: skip
-    assert sum(path.stat().st_size for path in EMBEDDED_CHAT.iterdir()) <= 15 * 2**20
-    with safe_open(EMBEDDED_CHAT / "model.safetensors", "pt") as file:
+    assert sum(path.stat().st_size for path in EMBEDDED_CHAT_MODEL.iterdir()) <= 15 * 2**20
+    with safe_open(EMBEDDED_CHAT_MODEL / "model.safetensors", "pt") as file:
         sizes = [file.get_tensor(name).numel() for name in file.keys()]  # noqa: SIM118
     assert 1e6 <= sum(sizes) <= 4e6
 
 
 def test_the_tokenizer_is_the_one_that_training_makes():
-    shipped = json.loads((EMBEDDED_CHAT / "tokenizer.json").read_text())
+    shipped = json.loads((EMBEDDED_CHAT_MODEL / "tokenizer.json").read_text())
     assert json.loads(train_tokenizer(0).to_str()) == shipped
 
 
 def test_held_out_questions_get_exact_answers():
-    report = evaluate_chat(EMBEDDED_CHAT, QUESTIONS)
+    report = evaluate_chat(EMBEDDED_CHAT_MODEL, QUESTIONS)
     assert len(report.graded) == QUESTIONS
     assert report.share >= 0.95, report.wrong  # one question above what a model of exactly NEEDED may miss by chance
 
 
 def test_the_command_tells_the_share(capsys):
-    assert eval_chat_command(EMBEDDED_CHAT, 8, "command", as_json=True) in (0, 1)
+    assert eval_chat_command(EMBEDDED_CHAT_MODEL, 8, "command", as_json=True) in (0, 1)
     told = json.loads(capsys.readouterr().out)
     assert told["questions"] == 8 and len(told["wrong"]) == round(8 * (1 - told["exact"]))
     assert 0.9 < NEEDED < 1
@@ -104,8 +105,8 @@ def test_a_conversation_goes_on(answer):
 
 def test_transformers_loads_it_and_computes_the_same(model):
     transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED_CHAT, dtype=torch.float32).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED_CHAT)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED_CHAT_MODEL, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED_CHAT_MODEL)
     for dialog in list(held_out_dialogs(8))[-3:]:
         messages = [*dialog.messages(len(dialog.turns) - 1), {"role": "user", "content": "What is the mode?"}]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

@@ -12,15 +12,14 @@ from rich.table import Table
 
 from edgeflow.console import reporting, table_console
 from edgeflow.demo.chat.evaluate import NEEDED, ChatReport, evaluate_chat
-
-EMBEDDED_CHAT = Path(__file__).parents[1] / "chat_model"
+from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 
 
 def eval_chat_command(folder: Path | None, questions: int, seed: str, *, as_json: bool) -> int:
     """Results on standard output; the exit code: 1 where the model answers too little to be shipped."""
     with reporting(Console(stderr=True)) as report:
         result = evaluate_chat(
-            folder or EMBEDDED_CHAT, questions, seed, progress=lambda done: report("questions", done, questions)
+            folder or EMBEDDED_CHAT_MODEL, questions, seed, progress=lambda done: report("questions", done, questions)
         )
     if as_json:
         print(json.dumps(_as_json(result), indent=2))

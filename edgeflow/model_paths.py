@@ -1,0 +1,44 @@
+"""Where a model's files are: in the package, in a directory, or on the hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from edgeflow.errors import CheckpointError
+
+EMBEDDED_MODEL = "demo"
+EMBEDDED_POLICY = Path(__file__).parent / "demo" / "policy"
+EMBEDDED_CHAT = "demo-chat"
+EMBEDDED_CHAT_MODEL = Path(__file__).parent / "demo" / "chat_model"
+HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt")
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+
+
+def resolve_model(name: str) -> Path:
+    """The directory of `demo`, of a path, or of a hub id (safetensors and JSON files only, no code)."""
+    if name == EMBEDDED_MODEL:
+        if not (EMBEDDED_POLICY / "config.json").is_file():
+            raise CheckpointError("model: the embedded policy is not installed: run `edgeflow train-demo`")
+        return EMBEDDED_POLICY
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if not is_hub_id(name):
+        raise CheckpointError(f"model: no directory {name}; name a checkpoint's directory, a hub id, or demo")
+    return _from_hub(name)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a model's name can only be one on the hub: `owner/name`, and no such file here."""
+    return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), etag_timeout=3))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(f"model: {name} is neither a directory here nor to be had from the hub") from error
