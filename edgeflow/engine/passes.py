@@ -43,7 +43,7 @@ class PassShape:
 
 @dataclass(frozen=True, slots=True)
 class PassInputs:
-    """Views of one buffer of bytes, on the host or on the device.
+    """Views of one buffer of bytes on the device.
 
     row_slot, row_position [L_Q]; last_rows, slots, stages [N] of the segments; moves [M, 3]; texts: prompt ids of each
     prefill [t], all int64. pixels [B, C, h, w] float32. Rows that only pad a prefill follow its last one: they carry

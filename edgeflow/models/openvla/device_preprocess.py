@@ -62,27 +62,33 @@ def _lanczos(x: NDArray[np.float64]) -> NDArray[np.float64]:
 _FILTERS = {"bilinear": _Filter(1, _bilinear), "bicubic": _Filter(2, _bicubic), "lanczos": _Filter(3, _lanczos)}
 
 
-def taps(length: int, scaled: int, interpolation: str) -> NDArray[np.int64]:
-    """[scaled, length]: what each pixel of an axis gives to each pixel of the scaled one, in units of 2^-22."""
+def _taps_of(length: int, scaled: int, interpolation: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[scaled, n]: pixels of an axis that make each pixel of the scaled one, and what they give, in units of 2^-22.
+
+    Pixels behind the axis give nothing.
+    """
     kernel, step = _FILTERS[interpolation], length / scaled
     stretch = max(step, 1.0)
-    centre = ((np.arange(scaled) + 0.5) * step)[:, None]
     reach = kernel.reach * stretch
+    centre = ((np.arange(scaled) + 0.5) * step)[:, None]
     first = np.trunc(centre - reach + 0.5).clip(0)
     end = np.trunc(centre + reach + 0.5).clip(None, length)
-    pixel = np.arange(length, dtype=np.float64)[None]
-    heights = kernel.height((pixel - centre + 0.5) * (1 / stretch))
-    heights = np.where((first <= pixel) & (pixel < end), heights, 0)
+    pixels = first + np.arange(2 * int(np.ceil(reach)) + 1)
+    heights = np.where(pixels < end, kernel.height((pixels - centre + 0.5) * (1 / stretch)), 0)
     shares = heights / np.cumsum(heights, axis=1)[:, -1:]  # summed from the left, as Pillow does
-    return np.trunc(shares * (1 << _PLACES) + np.copysign(0.5, shares)).astype(np.int64)
+    given = np.trunc(shares * (1 << _PLACES) + np.copysign(0.5, shares))
+    return pixels.astype(np.int64), given.astype(np.int64)
 
 
-def _digits(values: NDArray[np.int64]) -> NDArray[np.float32]:
-    """[n, m] → [3 n, m] in -128 .. 127, lowest first: n rows of each digit."""
-    low = (values + 128) % 256 - 128
-    rest = (values - low) // 256
-    middle = (rest + 128) % 256 - 128
-    return np.concatenate([low, middle, (rest - middle) // 256]).astype(np.float32)
+def _matrix(length: int, scaled: int, interpolation: str) -> NDArray[np.float32]:
+    """[3 scaled, length]: the taps' digits of 8 bits, -128 .. 127, lowest first: `scaled` rows of each."""
+    pixels, rest = _taps_of(length, scaled, interpolation)
+    matrix = np.zeros((3, scaled, length + pixels.shape[1]), np.float32)
+    for place in matrix:
+        digit = (rest + 128) % 256 - 128
+        np.put_along_axis(place, pixels, digit.astype(np.float32), axis=1)
+        rest = (rest - digit) // 256
+    return np.ascontiguousarray(matrix[:, :, :length]).reshape(3 * scaled, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +174,7 @@ class DevicePreprocessor:
         return _Crop(self._tensor(low), self._tensor(high), self._tensor(share))
 
     def _taps(self, length: int, scaled: int, kind: str) -> Tensor | None:
-        return None if length == scaled else self._tensor(_digits(taps(length, scaled, kind)))
+        return None if length == scaled else self._tensor(_matrix(length, scaled, kind))
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self._device)

@@ -43,6 +43,14 @@ def test_any_frame_is_the_hosts_to_the_bit(size, strategy, kinds, crop, side, co
     assert_equal(ImageConfig(side, strategy, tuple(towers), crop), image)
 
 
+def test_sums_are_exact_up_to_the_longest_frame():
+    """64 times smaller, with the widest filter: as many taps as there can be."""
+    config = ImageConfig(28, "resize-naive", (TowerImage(SIGLIP.mean, SIGLIP.std, "lanczos"),))
+    assert DevicePreprocessor(config, CPU).longest == 64 * 28
+    assert_equal(config, np.full((30, 64 * 28, 3), 255, np.uint8))
+    assert_equal(config, picture(64 * 28, 30))
+
+
 @pytest.mark.parametrize("size", [(480, 640), (720, 1280), (1080, 1920), (224, 224)])
 @pytest.mark.parametrize("crop", [False, True])
 def test_frames_of_cameras(size: tuple[int, int], crop: bool):
