@@ -6,7 +6,7 @@ make(weight [N, E], bias [N] or None) → linear(x [m, E], residual [m, N] or No
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -23,9 +23,6 @@ class Linear(Protocol):
     def nbytes(self) -> int:
         """Memory of the weight in the forms that are used."""
         ...
-
-
-MakeLinear = Callable[[Tensor, "Tensor | None"], Linear]
 
 
 class Reference:

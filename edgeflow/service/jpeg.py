@@ -13,7 +13,7 @@ from edgeflow.errors import DataLoss, InvalidArgument, RequestError
 
 MAX_SCANS = 16  # a progressive JPEG has about ten; each one more costs a pass over all coefficients
 MAX_SEGMENTS = 256
-_START, _END, _SCAN = 0xD8, 0xD9, 0xDA
+_END, _SCAN = 0xD9, 0xDA
 _FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended sequential, progressive
 _REFUSED = {
     **dict.fromkeys((0xC3, 0xC7, 0xCB, 0xCF), "lossless"),

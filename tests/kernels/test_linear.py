@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgeflow.kernels.bind_linear import bind_linear
 from edgeflow.kernels.implementations import Implementation
-from edgeflow.kernels.linear import ByRows, Gemm, Int8, Linear, MakeLinear, Packed, Reference, packed_dtypes
+from edgeflow.kernels.linear import ByRows, Gemm, Int8, Linear, Packed, Reference, packed_dtypes
 from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
 
 
@@ -33,7 +33,7 @@ def error(made: torch.Tensor, wanted: torch.Tensor) -> float:
     seed=st.integers(0, 9),
 )
 @pytest.mark.parametrize(("make", "tolerance"), [(Gemm, 1e-6), (Packed, 1e-6), (Int8, 0.01)])
-def test_it_is_the_formula(make: MakeLinear, tolerance: float, rows, inputs, outputs, bias, seed):
+def test_it_is_the_formula(make, tolerance: float, rows, inputs, outputs, bias, seed):
     rows = 1 if make is Int8 else rows  # its rows share one scale
     x, weight, offset, residual = problem(rows, inputs, outputs, bias=bias, seed=seed)
     made, wanted = make(weight, offset), Reference(weight, offset)
@@ -44,7 +44,7 @@ def test_it_is_the_formula(make: MakeLinear, tolerance: float, rows, inputs, out
 
 @pytest.mark.parametrize("make", [Gemm, Packed, Int8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_keep_their_dtype_and_the_residual_its_values(make: MakeLinear, dtype: torch.dtype):
+def test_rows_keep_their_dtype_and_the_residual_its_values(make, dtype: torch.dtype):
     if make is Packed and dtype not in packed_dtypes():
         pytest.skip("oneDNN has no bfloat16 on this CPU")
     x, weight, _, residual = (
