@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def seconds_until_gone(pid: int, limit_s: float = 20.0) -> float:
 def children(pid: int) -> list[int]:
     """The processes that a process started."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+class Newborn:
+    """Children that this process has since; others (compilers, servers of other tests) are left out."""
+
+    def __init__(self) -> None:
+        self._before = set(children(os.getpid()))
+
+    def __call__(self) -> list[int]:
+        """In the order of their birth."""
+        return [pid for pid in children(os.getpid()) if pid not in self._before]
 
 
 def descriptors() -> int:

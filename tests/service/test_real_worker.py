@@ -11,7 +11,7 @@ import pytest
 
 from edgeflow.rpc import control_pb2 as pb
 from tests.service.harness import eventually, serving
-from tests.service.processes import children
+from tests.service.processes import Newborn
 from tests.tiny_checkpoint import write_checkpoint
 
 OWN = SimpleNamespace(launch=None)  # the service starts its workers itself
@@ -25,6 +25,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_actions_before_and_after_a_kill(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "queue.py").write_text("raise RuntimeError('the worker imports from where it was started')")
     monkeypatch.chdir(tmp_path)
+    ours = Newborn()
     async with serving(tiny, OWN, mode="serial", chat__enabled=False) as served:
         robot = served.robot()
         opened = await robot.open(mode=pb.MODE_SERIAL)
@@ -33,15 +34,15 @@ async def test_actions_before_and_after_a_kill(tiny: Path, tmp_path: Path, monke
         first = await robot.action(1)
         assert len(first.values) == 7 and first.timings.passes == 7 and first.timings.inference_ns > 0
         await eventually(lambda: bool(served.events("worker_standby")))
-        worker, reserve = children(os.getpid())
+        worker, reserve = ours()
         os.kill(worker, signal.SIGKILL)
         await robot.hold("WORKER_LOST")
         await robot.notice("worker_ready")
         await robot.frame(2)
         second = await robot.action(2)
         assert list(second.token_ids) == list(first.token_ids)
-        assert children(os.getpid())[0] == reserve
+        assert ours()[0] == reserve
         lost = served.events("worker_lost")
         assert [(event["cause"], event["ended"]) for event in lost] == [("eof", "signal SIGKILL")]
     assert [event["ended"] for event in served.events("worker_stopped")] == ["exit code 0"]
-    assert not children(os.getpid())
+    assert not ours()

@@ -21,7 +21,7 @@ from edgeflow.service.standby import Workers
 from edgeflow.service.worker_link import WorkerLink
 from edgeflow.service.worker_process import Launched, WorkerProcess
 from tests.service.harness import config, eventually
-from tests.service.processes import ENTRY, children, runs
+from tests.service.processes import ENTRY, Newborn, runs
 
 TIMES = PassTimes(7, 1, 2, 3, 4, 5)
 
@@ -31,6 +31,7 @@ class Reserve:
 
     def __init__(self, log: io.StringIO, **settings: object) -> None:
         self._log = log
+        self.processes = Newborn()
         self.workers = Workers(config(**settings), lambda: TIMES, EventLog(MonotonicClock(), log), ENTRY)
 
     async def prepared(self) -> int:
@@ -48,12 +49,11 @@ class Reserve:
 @asynccontextmanager
 async def reserve(**settings: object) -> AsyncIterator[Reserve]:
     made = Reserve(io.StringIO(), **settings)
-    before = children(os.getpid())
     try:
         yield made
     finally:
         await made.workers.close()
-    assert children(os.getpid()) == before
+    assert not made.processes()
 
 
 def pid_of(launched: Launched) -> int:
@@ -100,7 +100,7 @@ async def test_its_death_is_noticed_and_another_can_be_had():
     async with reserve() as made:
         pid = await made.prepared()
         os.kill(pid, signal.SIGKILL)
-        await eventually(lambda: not runs(pid) and pid not in children(os.getpid()))
+        await eventually(lambda: not runs(pid) and pid not in made.processes())
         assert await made.prepared() != pid
 
 
@@ -108,7 +108,7 @@ async def test_one_that_still_loads_is_not_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setenv("EDGEFLOW_TEST_LOAD", "hang")
     async with reserve() as made:
         made.workers.prepare()
-        (loading,) = children(os.getpid())
+        (loading,) = made.processes()
         launched = made.workers.launch()
         assert pid_of(launched) != loading
         assert (await serves(launched))[-1] is Pong
@@ -118,4 +118,4 @@ async def test_one_that_still_loads_is_not_waited_for(monkeypatch: pytest.Monkey
 async def test_none_where_it_is_not_wanted():
     async with reserve(standby=False) as made:
         made.workers.prepare()
-        assert not children(os.getpid())
+        assert not made.processes()
