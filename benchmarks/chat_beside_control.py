@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import serving
 from edgeflow.client.credentials import Credentials
@@ -50,15 +51,14 @@ def main() -> None:
         except StartError as error:
             sys.exit(error.text)
     print_results(results, Console(width=140))
-    if arguments.json:
-        model = arguments.chat_model or "embedded"
-        report = {**machine_facts(), "chat_model": Path(model).name, **json.loads(results_json(results))}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    model = arguments.chat_model or "embedded"
+    report = {**machine_facts(), "chat_model": Path(model).name, **json.loads(results_json(results))}
+    keep(arguments.json, report)
     sys.exit(0 if results.met else 1)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--rate", type=float, default=20.0, help="frames a second")
     parser.add_argument("--mode", default="pipelined", choices=[each.value for each in Mode])
     parser.add_argument("--seconds", type=float, default=60.0, help="of each half")
@@ -67,7 +67,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--chat-model", default="", help="checkpoint directory; the embedded one if none")
     parser.add_argument("--clients", type=int, default=1, help="that chat, each without a pause")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     return parser.parse_args()
 
 

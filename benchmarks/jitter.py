@@ -1,18 +1,16 @@
 """Pass-time jitter of the pipelined mode: full pipelines of the embedded policy on the worker's own loop.
 
-.venv/bin/python benchmarks/jitter.py --json benchmarks/results/jitter-cpu.json
+.venv/bin/python -m benchmarks.jitter --json benchmarks/results/jitter-cpu.json
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-from pathlib import Path
 
 import numpy as np
 from rich.progress import track
 
+from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
@@ -27,20 +25,18 @@ BAR = 1.5  # p99 / p50
 
 def main() -> None:
     """Measure and print; exit code 1 when the bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--passes", type=int, default=10_000)
     parser.add_argument("--warm-up", type=int, default=200)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 = as the service chooses")
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     times_ms = measure(arguments.passes, arguments.warm_up, arguments.threads)
     quantiles = {name: float(np.percentile(times_ms, share)) for name, share in _SHARES.items()}
     ratio = quantiles["p99"] / quantiles["p50"]
     print(f"{len(times_ms)} full passes: " + ", ".join(f"{name} {value:.2f} ms" for name, value in quantiles.items()))
     print(f"jitter p99 / p50: {ratio:.2f} (bar {BAR}): {'met' if ratio <= BAR else 'MISSED'}")
-    if arguments.json:
-        report = {**machine_facts(), "passes": len(times_ms), "milliseconds": quantiles, "p99_over_p50": ratio}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    report = {**machine_facts(), "passes": len(times_ms), "milliseconds": quantiles, "p99_over_p50": ratio}
+    keep(arguments.json, report)
     raise SystemExit(0 if ratio <= BAR else 1)
 
 

@@ -1,6 +1,6 @@
 """Ten times more frames than can be served: do actions stay young, does memory stay where it was?
 
-    PYTHONPATH=. .venv/bin/python benchmarks/overload.py --json benchmarks/results/overload-cpu.json
+    .venv/bin/python -m benchmarks.overload --json benchmarks/results/overload-cpu.json
 
 The service is held to a pass time, so that its rate is known: pipelined, one frame a pass. First almost that rate is
 offered, then ten times as much. The newest frame waits for at most one pass more than at full rate.
@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import serving, watching
 from edgeflow.loadtest.command import run_plan
@@ -44,10 +45,9 @@ def main() -> None:
     }
     _print(full, over, bar_ms, growth)
     print(", ".join(f"{name}: {'met' if each else 'MISSED'}" for name, each in met.items()))
-    if arguments.json:
-        report = {**machine_facts(), "pass_ms": arguments.pass_ms, "times": arguments.times, "age_bar_ms": bar_ms}
-        report |= {"growth_bytes": growth, "full": _figures(full), "overload": _figures(over), "met": met}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    report = {**machine_facts(), "pass_ms": arguments.pass_ms, "times": arguments.times, "age_bar_ms": bar_ms}
+    report |= {"growth_bytes": growth, "full": _figures(full), "overload": _figures(over), "met": met}
+    keep(arguments.json, report)
     raise SystemExit(0 if all(met.values()) else 1)
 
 
@@ -85,13 +85,12 @@ def _figures(results: Results) -> dict[str, Any]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--pass-ms", type=float, default=50.0, help="every pass lasts so long")
     parser.add_argument("--times", type=float, default=10.0, help="offered frames, times what can be served")
     parser.add_argument("--seconds", type=float, default=60.0, help="of overload")
     parser.add_argument("--full-seconds", type=float, default=30.0, help="at full rate before it")
     parser.add_argument("--camera", default="640x480")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     return parser.parse_args()
 
 

@@ -9,18 +9,15 @@
 The systems take turns (A B C D E A B C D E …), so that a machine that slows down slows all of them; ratios are taken
 round by round. Every system's tokens are compared with serial decoding's.
 
-    .venv/bin/python benchmarks/pipeline.py --json benchmarks/results/pipeline-cpu.json
+    .venv/bin/python -m benchmarks.pipeline --json benchmarks/results/pipeline-cpu.json
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +25,8 @@ import torch
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.command import keep, options
+from benchmarks.machine import machine_facts
 from edgeflow.console import table_console
 from edgeflow.engine.calibrate import calibrate
 from edgeflow.engine.engine import PolicyEngine
@@ -78,26 +77,19 @@ def main() -> None:
     rows = _rows(systems, rounds)
     times = _pass_times(policy, frames)
     _print(rows, arguments, policy.image_tokens + len(ids), times)
-    if arguments.json:
-        machine = {"date": datetime.now(timezone.utc).date().isoformat(), "machine": platform.machine()}
-        machine |= {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
-        report: dict[str, object] = {
-            **machine,
-            **{key: str(value) for key, value in vars(arguments).items() if key != "json"},
-        }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        report |= {"pass_times": asdict(times), "rows": [asdict(row) for row in rows]}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    asked = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
+    found = {"pass_times": asdict(times), "rows": [asdict(row) for row in rows]}
+    facts = {**machine_facts(), "instructions": torch.backends.cpu.get_cpu_capability()}
+    keep(arguments.json, {**facts, **asked, **found})
     raise SystemExit(0 if all(row.tokens_equal for row in rows) else 1)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--model", default="demo", help="checkpoint directory, or demo (the embedded policy)")
     parser.add_argument("--frames", type=int, default=60, help="frames a system runs in each round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the figures here")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """What the service adds to the model's time: one frame at a time through `edgeflow serve`.
 
-    PYTHONPATH=. .venv/bin/python benchmarks/service_overhead.py --json benchmarks/results/service-overhead-cpu.json
+    .venv/bin/python -m benchmarks.service_overhead --json benchmarks/results/service-overhead-cpu.json
 
 Overhead is the age of an action at the client less the worker's inference time. Its parts: transport (client, gRPC,
 loopback, both ways), decode (JPEG), queue (in front and worker), hand-over (everything else inside the service: the
@@ -10,11 +10,11 @@ socket to the worker and back, threads, the event loop).
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import serving
 from edgeflow.loadtest.command import run_plan
@@ -47,16 +47,15 @@ def main() -> None:
     met = {share: figures["overhead"][share] <= bar for share, bar in BARS_MS.items()}
     for share, bar in BARS_MS.items():
         print(f"overhead {share}: bar {bar:g} ms: {'met' if met[share] else 'MISSED'}")
-    if arguments.json:
-        generator = results_of(run, {}).generator
-        facts = {**machine_facts(), "frames": len(parts["overhead"]), "camera": arguments.camera}
-        facts |= {
-            "format": arguments.format,
-            "pictures": "recorded" if arguments.images else "synthetic",
-            "generator_lag_p99_ms": generator.lag_ms.p99,
-        }
-        report = {**facts, "milliseconds": figures, "bars_ms": BARS_MS, "met": met}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    generator = results_of(run, {}).generator
+    facts = {**machine_facts(), "frames": len(parts["overhead"]), "camera": arguments.camera}
+    facts |= {
+        "format": arguments.format,
+        "pictures": "recorded" if arguments.images else "synthetic",
+        "generator_lag_p99_ms": generator.lag_ms.p99,
+    }
+    report = {**facts, "milliseconds": figures, "bars_ms": BARS_MS, "met": met}
+    keep(arguments.json, report)
     raise SystemExit(0 if all(met.values()) else 1)
 
 
@@ -81,14 +80,13 @@ def parts_ms(frames: list[FrameRecord]) -> dict[str, list[float]]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--frames", type=int, default=2000)
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds")
     parser.add_argument("--camera", default="640x480")
     parser.add_argument("--format", default="jpeg", choices=[each.value for each in ImageFormat])
     parser.add_argument("--model", default="demo", help="checkpoint directory, or demo (the embedded policy)")
     parser.add_argument("--images", type=Path, help="a folder of camera pictures; synthetic ones, with noise, if none")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     return parser.parse_args()
 
 

@@ -3,13 +3,12 @@
 The embedded policy's sizes and weights; K is set here, and the prompts are random tokens, so the tokens mean nothing
 but must be equal both ways. The two take turns; the ratio is the median over rounds.
 
-    .venv/bin/python benchmarks/sweep.py --json benchmarks/results/sweep-cpu.json --png benchmarks/results/sweep-cpu.png
+    .venv/bin/python -m benchmarks.sweep --json benchmarks/results/sweep-cpu.json --png benchmarks/results/sweep-cpu.png
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.console import progress_bar, table_console
 from edgeflow.engine.engine import PolicyEngine
@@ -71,17 +71,16 @@ def main() -> None:
     if shares:
         print(f"a full pass of K = {arguments.k[-1]}, {arguments.prompts[0]} text tokens, by operator (self time):")
         print("  " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
-    if arguments.json:
-        report = {**machine_facts(), "threads": arguments.threads, "cells": [asdict(cell) for cell in cells]}
-        report |= {"profile": shares}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    report = {**machine_facts(), "threads": arguments.threads, "cells": [asdict(cell) for cell in cells]}
+    report |= {"profile": shares}
+    keep(arguments.json, report)
     if arguments.png:
         _plot(cells, arguments.png)
     raise SystemExit(0 if all(cell.tokens_equal for cell in cells) else 1)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--model", default="demo", help="checkpoint directory, or demo (the embedded policy)")
     parser.add_argument("--k", type=int, nargs="+", default=[7, 16, 24, 32], help="action tokens")
     parser.add_argument("--prompts", type=int, nargs="+", default=[8, 32, 64, 128], help="text tokens")
@@ -89,7 +88,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", action="store_true", help="where a full pass of the last K spends its time")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
     return parser.parse_args()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +12,16 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.chaos.rules import Row
+from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.console import progress_bar, table_console
 
 
 def parser(description: str | None, trials: int) -> argparse.ArgumentParser:
     """The options that all scenarios have."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = options(description)
     made.add_argument("--trials", type=int, default=trials)
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--json", type=Path, help="write the figures here")
     return made
 
 
@@ -56,5 +55,4 @@ class Report:
         figures = [
             {"what": row.what, "value": row.value, "unit": row.unit, "bar": row.bar, "met": row.met} for row in rows
         ]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**self._head, "figures": figures, "samples": samples}, indent=2) + "\n")
+        keep(path, {**self._head, "figures": figures, "samples": samples})

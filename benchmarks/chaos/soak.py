@@ -34,6 +34,7 @@ from benchmarks.chaos.rules import (
     percentile,
 )
 from benchmarks.chaos.service import ServiceUnderTest
+from benchmarks.command import options
 
 SAMPLES = 400
 FASTEST_S = 0.1  # between samples
@@ -77,14 +78,13 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--frames", type=int, default=200_000)
     length.add_argument("--hours", type=float)
     parser.add_argument("--robots", type=int, default=4)
     parser.add_argument("--rate", type=float, default=40.0, help="frames a second of each robot")
     parser.add_argument("--leak-bytes", type=int, default=0, help="positive control: leaked with every frame")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--png", type=Path, help="draw resident memory over frames here")
     return parser.parse_args()
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -37,6 +36,7 @@ from benchmarks.chat.figures import (
     system_rows,
 )
 from benchmarks.chat.systems import SHAPE, Answer, Ours, Peer, transformers_eager, write_checkpoint, write_gguf
+from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.console import table_console
 from edgeflow.kernels.timing import median_us
@@ -61,23 +61,21 @@ def main() -> None:
         bars += _alone(ours, best, _token_ms(rounds, best), arguments)
     rows = system_rows(rounds)
     _print(rows, bars, arguments)
-    if arguments.json:
-        asked = {name: getattr(arguments, name) for name in ("threads", "prompt", "tokens", "rounds")}
-        told = [asdict(bar) | {"met": bar.met} for bar in bars]
-        report = {**machine_facts(), **asked, "rows": [asdict(row) for row in rows], "bars": told}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    asked = {name: getattr(arguments, name) for name in ("threads", "prompt", "tokens", "rounds")}
+    told = [asdict(bar) | {"met": bar.met} for bar in bars]
+    report = {**machine_facts(), **asked, "rows": [asdict(row) for row in rows], "bars": told}
+    keep(arguments.json, report)
     raise SystemExit(0 if all(bar.met for bar in bars) else 1)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--openvino", type=Path, help="an interpreter that has openvino-genai, gguf and safetensors")
     parser.add_argument("--llama-cpp", type=Path, help="an interpreter that has llama-cpp-python; needs --openvino too")
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.llama_cpp and not arguments.openvino:
         parser.error("--llama-cpp needs --openvino, whose environment writes the GGUF file")

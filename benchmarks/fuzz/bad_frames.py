@@ -8,18 +8,16 @@ a clean run. Exit code 1 where one was not.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import grpc
 import numpy as np
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.command import keep, options
 from benchmarks.fuzz.serving import Serving, serving
 from benchmarks.machine import machine_facts
 from edgeflow.console import table_console
@@ -87,11 +85,10 @@ def show(rows: list[Row]) -> None:
 
 def main() -> int:
     """Run, show, write; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--count", type=int, default=1000, help="bad frames of each kind")
     parser.add_argument("--kind", choices=list(KINDS), action="append", help="only this one; may be repeated")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     facts = machine_facts()
     with serving() as service:
@@ -102,9 +99,8 @@ def main() -> int:
     slow = [row.kind for row in rows if row.reply_ms_p99 > REPLY_MS or row.next_action_ms_p99 > ANSWERED_MS]
     print(f"{wrong} wrong answers, {len(complaints)} complaints in the log, slower than the bar: {slow or 'none'}")
     summary = {"wrong": wrong, "complaints": complaints[:5], "slow": slow, "seed": arguments.seed}
-    if arguments.json:
-        document = {"machine": facts, **summary, "kinds": [asdict(row) for row in rows]}
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    document = {"machine": facts, **summary, "kinds": [asdict(row) for row in rows]}
+    keep(arguments.json, document)
     return 1 if wrong or complaints else 0
 
 

@@ -7,21 +7,19 @@ Exit code 1 where a bar is missed.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
-import json
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from random import Random
 
 import grpc
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.command import keep, options
 from benchmarks.fuzz.bad_frames import connector
 from benchmarks.fuzz.serving import Serving, serving
 from benchmarks.machine import machine_facts
@@ -129,10 +127,9 @@ async def run(service: Serving, count: int, seed: int) -> list[Row]:
 
 def main() -> int:
     """Run, show, write; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--count", type=int, default=1000, help="bombs, and oversized messages")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     facts = machine_facts()
     with serving() as service:
@@ -143,9 +140,8 @@ def main() -> int:
         figures = [str(figure) for figure in (row.sent, row.wrong, row.growth_mib, row.bar_mib)]
         table.add_row(row.attack, *figures, "met" if row.met else "not met")
     table_console().print(table)
-    if arguments.json:
-        document = {"machine": facts, "complaints": complaints[:5], "attacks": [asdict(row) for row in rows]}
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    document = {"machine": facts, "complaints": complaints[:5], "attacks": [asdict(row) for row in rows]}
+    keep(arguments.json, document)
     return 0 if all(row.met for row in rows) and not complaints else 1
 
 

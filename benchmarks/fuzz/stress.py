@@ -9,20 +9,18 @@ A robot for which there is no room tries again.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 import grpc
 from rich.table import Table
 
+from benchmarks.command import keep, options
 from benchmarks.fuzz.bad_frames import connector
 from benchmarks.fuzz.serving import Serving, serving
 from benchmarks.machine import machine_facts
@@ -265,10 +263,9 @@ async def run(service: Serving, minutes: float, seed: int) -> Tally:
 
 def main() -> int:
     """Run, show, write; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     facts = machine_facts()
     with serving() as service:
@@ -281,10 +278,9 @@ def main() -> int:
     for failure in tally.failures[:10] + complaints[:5]:
         print(failure)
     print(f"{len(tally.failures)} failures, {len(complaints)} complaints in the log, no room {tally.refused} times")
-    if arguments.json:
-        document = {"machine": facts, "minutes": arguments.minutes, "seed": arguments.seed, "runs": tally.runs}
-        document |= {"no_room": tally.refused, "failures": tally.failures[:50], "complaints": complaints[:5]}
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    document = {"machine": facts, "minutes": arguments.minutes, "seed": arguments.seed, "runs": tally.runs}
+    document |= {"no_room": tally.refused, "failures": tally.failures[:50], "complaints": complaints[:5]}
+    keep(arguments.json, document)
     return 1 if tally.failures or complaints else 0
 
 

@@ -1,0 +1,22 @@
+"""What the commands of benchmarks have in common: their options, and the file that keeps their figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """--json names the file for `keep`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    return parser
+
+
+def keep(path: Path | None, report: Mapping[str, object]) -> None:
+    """Write the figures, where a file was asked for."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=2) + "\n")
