@@ -100,6 +100,9 @@ async def test_what_is_beyond_a_limit_is_refused_by_name(text_model: Loaded):
         ({"prompt": "x", "best_of": 3}, "best_of"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "logprobs": 6}, "logprobs"),
+        ({"prompt": "x", "stream": 1}, "stream"),
+        ({"prompt": "x", "max_tokens": "5"}, "max_tokens"),
+        ({"prompt": "x", "stream_options": {"include_usage": 0}}, "stream_options.include_usage"),
     ],
 )
 def test_texts_have_limits_too(changes: dict[str, Any], field: str):
