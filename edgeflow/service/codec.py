@@ -181,6 +181,12 @@ def _check_camera(message: pb.Camera, field: str, limits: LimitsConfig) -> Camer
             field=field,
             reason="CAMERA_SIZE",
         )
+    if max(message.width, message.height) > limits.image_side:
+        raise InvalidArgument(
+            f"{message.width}x{message.height} has a side above {limits.image_side} pixels",
+            field=field,
+            reason="CAMERA_SIZE",
+        )
     camera = CameraSpec(name, message.width, message.height, _FORMATS[message.format])
     if camera.format is ImageFormat.RGB8 and pixels * 3 > limits.image_bytes:
         raise InvalidArgument(

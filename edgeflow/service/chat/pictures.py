@@ -34,6 +34,9 @@ def read_picture(url: str, field: str, limits: LimitsConfig) -> NDArray[np.uint8
     if width * height > limits.image_pixels:
         text = f"is {width}x{height}, the limit is {limits.image_pixels} pixels"
         raise InvalidArgument(text, field=field, reason="IMAGE_TOO_LARGE")
+    if max(width, height) > limits.image_side:
+        text = f"is {width}x{height}, the limit of a side is {limits.image_side} pixels"
+        raise InvalidArgument(text, field=field, reason="IMAGE_TOO_LARGE")
     try:
         return np.array(Image.open(io.BytesIO(data), formats=[kind]).convert("RGB"))
     except Exception:  # the library raises anything on files that are broken in the middle
