@@ -63,7 +63,7 @@ class LimitsConfig(_Section):
     cameras: int = Field(4, ge=1, le=16, description="cameras of a session")
     image_bytes: int = Field(1 << 20, ge=1 << 10, le=64 << 20, description="one encoded or raw image")
     image_pixels: int = Field(4_000_000, ge=1, le=16_000_000, description="width times height of a camera")
-    image_side: int = Field(4_096, ge=1, le=16_384, description="pixels of its longer side: policies may square frames")
+    image_side: int = Field(8_192, ge=1, le=16_384, description="pixels of its longer side: policies may square frames")
     proprio: int = Field(256, ge=0, le=4096, description="proprioceptive values of a frame")
     text_bytes: int = Field(4096, ge=1, le=65536, description="an instruction in UTF-8")
     rate_hz: float = Field(60.0, gt=0, le=1000, description="frames a second of a session, whatever it declared")

@@ -237,7 +237,7 @@ def jpeg_url(**options: Any) -> str:
     [
         (png(12_000, 12_000), "IMAGE_TOO_LARGE"),
         (png(1 << 30, 1 << 30), "IMAGE_TOO_LARGE"),
-        (png(4_097, 2), "IMAGE_TOO_LARGE"),
+        (png(8_193, 2), "IMAGE_TOO_LARGE"),
         (png(0, 5), "IMAGE_BROKEN"),
         (png(30, 30, b"\0" * 10), "IMAGE_BROKEN"),
         (jpeg_url(cmyk=True), "IMAGE_WRONG_FORMAT"),
