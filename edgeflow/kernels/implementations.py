@@ -188,7 +188,13 @@ BUILT_IN = (
     Implementation("packed_attention", REFERENCE, packed_attention.reference, replayable=False),
     Implementation("packed_attention", "masked", packed_attention.masked),
     Implementation("packed_attention", "naive_gather", packed_attention.naive_gather, replayable=False),
-    Implementation("packed_attention", "slots_in_place", packed_attention.slots_in_place, replayable=False),
+    Implementation(
+        "packed_attention",
+        "slots_in_place",
+        packed_attention.slots_in_place,
+        choices={"tile": (packed_attention.TILE, 0, 128)},
+        replayable=False,
+    ),
     _triton("packed_attention", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4)),
     _flashinfer("packed_attention", "attention:packed_attention", {"d": 64}, tensor_cores=(1, 0)),
     replace(

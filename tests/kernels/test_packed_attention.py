@@ -55,6 +55,15 @@ def test_candidates_equal_the_reference(name: str, spans: list[Span], heads: tup
         torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
 
 
+@settings(max_examples=60, deadline=None)
+@given(spans=span_lists(), tile=st.sampled_from([0, 1, 2, 5]), seed=st.integers(0, 99))
+def test_long_spans_in_tiles_are_the_same(spans: list[Span], tile: int, seed: int):
+    q = torch.randn(sum(span.length for span in spans), 4, HEAD_DIM)
+    kv = store(spans, 2, seed)
+    found = packed_attention.slots_in_place(PackedLayout.of(spans, CPU), kv, tile)(q, *kv.layer(0))
+    torch.testing.assert_close(found, attend("reference", spans, store(spans, 2, seed), q), atol=2e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", CANDIDATES)
 @pytest.mark.parametrize(
     "spans",
