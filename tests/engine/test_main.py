@@ -34,7 +34,7 @@ def start(tmp_path):
 
     def run(**config: object):
         path = tmp_path / "config.json"
-        path.write_text(json.dumps(config))
+        path.write_text(json.dumps({"chat": {"enabled": False}, **config}))
         ours, theirs = socket.socketpair()
         process = subprocess.Popen(
             [
