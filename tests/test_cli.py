@@ -160,6 +160,10 @@ def test_doctor_speaks_json():
     assert {"Python", "torch", "FlashInfer", "headless rendering"} <= {finding["subject"] for finding in findings}
 
 
+def test_doctor_names_the_extras():
+    assert "extra [server]" in run("doctor").stdout
+
+
 @pytest.mark.parametrize(
     ("module", "verdict", "found"),
     [

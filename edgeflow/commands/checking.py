@@ -113,6 +113,7 @@ def doctor(as_json: Json = False) -> None:
     else:
         table = Table("subject", "", "found", "how to get it")
         for finding in findings:
-            table.add_row(finding.subject, VERDICT_STYLE[finding.verdict.value], finding.found, finding.advice)
+            subject, found, advice = map(escape, (finding.subject, finding.found, finding.advice))
+            table.add_row(subject, VERDICT_STYLE[finding.verdict.value], found, advice)
         table_console().print(table)
     raise typer.Exit(0 if healthy(findings) else 1)
