@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -24,10 +23,10 @@ from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.overlay import Overlay, OverlayEntry, current_stamp, write_overlay
 from edgeflow.kernels.table import OperatorKey
 from edgeflow.service.status import Phase, ServiceStatus
+from tests.oracles import ORACLES
 from tests.tiny_checkpoint import write_checkpoint
 
 CPU = torch.device("cpu")
-ORACLES = Path(os.environ.get("EDGEFLOW_ORACLES", Path(__file__).parents[3] / "shared" / "oracles"))
 ENTRIES = [OverlayEntry(op_name="rms_norm", impl_id="reference")]
 
 
@@ -103,7 +102,7 @@ def test_serve_and_verify_take_an_overlay():
         assert "--operators" in told and "--weights" in told
 
 
-@pytest.mark.skipif(not ORACLES.is_dir(), reason="the oracle bundles of the original implementations are not here")
+@pytest.mark.oracle("openvla-tiny", "qwen2-tiny")
 @pytest.mark.parametrize("name", ["openvla-tiny", "qwen2-tiny"])
 def test_verify_tells_what_fp8_costs(name, monkeypatch):
     result = CliRunner().invoke(app, ["verify", str(ORACLES / name), "--weights", "fp8", "--json"])
@@ -115,7 +114,7 @@ def test_verify_tells_what_fp8_costs(name, monkeypatch):
     assert not all(check.ok for _, check in verify_weights(ORACLES / name, "fp8"))
 
 
-@pytest.mark.skipif(not ORACLES.is_dir(), reason="the oracle bundles of the original implementations are not here")
+@pytest.mark.oracle("openvla-tiny")
 def test_verify_runs_an_overlay(overlay):
     command = ["verify", str(ORACLES / "openvla-tiny"), "--mode", "serial", "--operators", str(overlay)]
     assert CliRunner().invoke(app, command).exit_code == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -18,15 +17,14 @@ from edgeflow.engine.verify import verify_bundle
 from edgeflow.errors import CheckpointError
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.types import Mode
+from tests.oracles import ORACLES
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
-ORACLE = Path(os.environ.get("EDGEFLOW_ORACLES", Path(__file__).parents[3] / "shared" / "oracles")) / "openvla-tiny"
 
-
-@pytest.mark.skipif(not ORACLE.is_dir(), reason="the oracle bundle of the original implementation is not here")
+@pytest.mark.oracle("openvla-tiny")
 @pytest.mark.parametrize("mode", [Mode.SERIAL, Mode.PIPELINED])
 def test_the_original_implementation_agrees(mode: Mode):
-    results = verify_bundle(ORACLE, mode)
+    results = verify_bundle(ORACLES / "openvla-tiny", mode)
     assert [result for result in results if not result.ok] == []
     assert {result.quantity for result in results} == {
         "input ids", "pixel values", "dino patches", "siglip patches", "projected", "final hidden",

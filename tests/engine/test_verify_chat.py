@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from edgeflow.engine.verify_chat import verify_chat, verify_int8_kv
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.types import Mode
 from tests.chat_checkpoint import write_chat_checkpoint
+from tests.oracles import ORACLES
 from tests.tiny_checkpoint import write_checkpoint
 
-ORACLES = Path(os.environ.get("EDGEFLOW_ORACLES", Path(__file__).parents[3] / "shared" / "oracles"))
 BUNDLES = ["llama-tiny", "qwen2-tiny", "qwen25vl-tiny", "stories260K-hf"]
 MODES = ["alone", "chunks of 1", "chunks of 5", "chunks of 64", "prefix", "prefix, copied", "packed"]
 QUANTITIES = {
@@ -39,8 +38,7 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.mark.skipif(not ORACLES.is_dir(), reason="the oracle bundles of the original implementations are not here")
-@pytest.mark.parametrize("name", BUNDLES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.oracle(name)) for name in BUNDLES])
 def test_the_original_implementation_agrees(name: str):
     results = verify_chat(ORACLES / name)
     assert [each for each in results if not each[1].ok] == []
@@ -50,7 +48,7 @@ def test_the_original_implementation_agrees(name: str):
     assert len(cases) >= 4 and sorted(tokens) == sorted((mode, case) for mode in MODES for case in cases)
 
 
-@pytest.mark.skipif(not ORACLES.is_dir(), reason="the oracle bundles of the original implementations are not here")
+@pytest.mark.oracle("llama-tiny", "qwen2-tiny")
 @pytest.mark.parametrize("name", ["llama-tiny", "qwen2-tiny"])
 def test_int8_kv_is_within_its_bounds_and_one_answer_in_every_mode(name: str):
     results = verify_int8_kv(ORACLES / name)

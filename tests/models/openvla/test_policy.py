@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -19,10 +18,11 @@ from edgeflow.models.checkpoint import INDEX_FILE, SINGLE_FILE, read_tensors
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.openvla.config import load_config
 from edgeflow.models.openvla.policy import OpenVLAPolicy
+from tests.oracles import ORACLES
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 CPU = torch.device("cpu")
-ORACLE = Path(os.environ.get("EDGEFLOW_ORACLES", Path(__file__).parents[4] / "shared" / "oracles")) / "openvla-tiny"
+ORACLE = ORACLES / "openvla-tiny"
 IMAGE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 
 
@@ -209,7 +209,7 @@ def test_center_crop_is_an_option(directory: Path):
     assert plain.shape == cropped.shape and not torch.equal(plain, cropped)
 
 
-@pytest.mark.skipif(not ORACLE.is_dir(), reason="the oracle bundle of the original implementation is not here")
+@pytest.mark.oracle("openvla-tiny")
 @pytest.mark.parametrize("case", range(3))
 @torch.inference_mode()
 def test_every_stage_equals_the_original(case: int):
