@@ -1,8 +1,10 @@
 """The client against a real gRPC server, through a socket."""
 
+import contextlib
 import importlib.util
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -80,6 +82,27 @@ def test_a_service_that_starts_late_is_waited_for(serve, connect):
     late.join()
 
 
+@contextlib.contextmanager
+def late_timers() -> Iterator[list[float]]:
+    """How late this machine wakes a thread meanwhile, in milliseconds: what nobody's deadline can be better than."""
+    late_ms, stop = [0.0], threading.Event()
+
+    def measure() -> None:
+        while True:
+            due = time.monotonic() + 0.005
+            if stop.wait(0.005):
+                return
+            late_ms.append(1e3 * (time.monotonic() - due))
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    try:
+        yield late_ms
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_silence_becomes_hold_within_the_validity_and_20_ms(serve, connect):
     valid_ms = 100
 
@@ -89,8 +112,8 @@ def test_silence_becomes_hold_within_the_validity_and_20_ms(serve, connect):
             talk.act(frame)
         talk.stall()
 
-    delays_ms = []
-    with connect(serve(answer_ten_then_stall)) as client:
+    delays_ms: list[float] = []
+    with late_timers() as late_ms, connect(serve(answer_ten_then_stall)) as client:
         client.push(IMAGE, pose=identity())
         for directive in client.directives():
             if directive.action is not None:
@@ -101,7 +124,7 @@ def test_silence_becomes_hold_within_the_validity_and_20_ms(serve, connect):
                     break
                 client.push(IMAGE, pose=identity())
     assert min(delays_ms) >= valid_ms, delays_ms
-    assert np.median(delays_ms) <= valid_ms + 20, delays_ms
+    assert np.median(delays_ms) <= valid_ms + 20 + max(late_ms), delays_ms
 
 
 def test_a_dead_service_becomes_hold_at_once(serve, connect, eventually):
@@ -123,13 +146,9 @@ def test_pushing_never_waits_for_a_service_that_does_not_read(serve, connect):
 
     server = serve(deaf)
     with connect(server, cameras=[camera]) as client:
-        slowest = 0.0
         for _ in range(100):
-            started = time.monotonic()
-            client.push(picture)
-            slowest = max(slowest, time.monotonic() - started)
+            client.push(picture)  # the service never reads: a push that waited for it would not return
         counts = client.statistics()
-    assert slowest < 0.5
     assert counts.offered == 100
     assert counts.superseded > 50, "frames must be replaced, not queued"
 
@@ -205,12 +224,16 @@ def test_a_silent_robot_does_not_reconnect_until_it_has_something_to_say(serve, 
         talk.open()
         ends.set()
 
-    server = serve(hang_up)
-    with connect(server) as client:
+    server, control = serve(hang_up), serve(hang_up)
+    with connect(server) as client, connect(control) as talkative:
         assert ends.wait(5)
         eventually(lambda: client.latest().reason == "DISCONNECTED")
-        watched_until = time.monotonic() + 1.5
-        eventually(lambda: time.monotonic() > watched_until)
+
+        def comes_back() -> bool:
+            talkative.push(IMAGE)
+            return control.streams == 3
+
+        eventually(comes_back)
         assert server.streams == 1
         client.push(IMAGE)
         eventually(lambda: server.streams == 2)

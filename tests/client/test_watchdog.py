@@ -160,8 +160,9 @@ def test_what_is_given_out_is_valid_new_and_permitted(events):
         assert watchdog.directive() is given_out
 
 
-def test_the_thread_ticks_fast_enough_and_ends():
-    ticks, enough = [], threading.Event()
+def test_the_thread_ticks_as_often_as_a_plain_timer_and_ends():
+    """A thread that only waits is the control: both are late when the machine is busy."""
+    ticks, control, enough = [], [], threading.Event()
 
     def tick() -> None:
         ticks.append(time.monotonic())
@@ -170,8 +171,9 @@ def test_the_thread_ticks_fast_enough_and_ends():
 
     thread = WatchdogThread(tick)
     thread.start()
-    assert enough.wait(10)
+    while not enough.wait(0.005):
+        control.append(time.monotonic())
+        assert len(control) < 10_000
     thread.stop()
-    seen = len(ticks)
-    assert np.median(np.diff(ticks)) < 0.010
-    assert len(ticks) == seen
+    assert "edgeflow-watchdog" not in {each.name for each in threading.enumerate()}
+    assert np.median(np.diff(ticks)) < 2 * np.median(np.diff(control))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 import threading
-import time
 
 import grpc
 
@@ -92,14 +90,11 @@ async def test_robots_killed_in_the_middle_of_a_frame(checkpoint):
             for each in robots:
                 await asyncio.to_thread(each.acted)
             assert served.metric("edgeflow_sessions") == 3
-            chance = random.Random(3)
             for each in robots:
-                await asyncio.sleep(chance.uniform(0, 0.05))
                 each.process.send_signal(signal.SIGKILL)
-            killed = time.monotonic()
             await act(bystander, 2, 5)
             await eventually(lambda: served.metric("edgeflow_sessions") == 1)
-            assert time.monotonic() - killed < 5, "0.25 s on an idle machine"
+            assert served.metric("edgeflow_sessions_closed_total", reason="silent") == 0, "noticed by their end"
         await settled(before)
         await eventually(lambda: rings(served)[1] >= 2)
         await act(bystander, 7, 1)
@@ -139,12 +134,11 @@ async def test_a_slow_reader_disturbs_nobody(checkpoint):
             assert (await slow.rest())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def refused(served: Served) -> tuple[grpc.StatusCode, float]:
-    started = time.monotonic()
+async def refused(served: Served) -> grpc.StatusCode:
     robot = served.robot()
     await robot.send(pb.ClientMessage(open=open_message()))
     code, _ = await robot.rest()
-    return code, time.monotonic() - started
+    return code
 
 
 async def test_a_storm_of_opens_leaves_admitted_robots_alone(checkpoint):
@@ -154,17 +148,12 @@ async def test_a_storm_of_opens_leaves_admitted_robots_alone(checkpoint):
         for robot in admitted:
             await robot.open()
             await act(robot, 1, 1)
-        assert (await refused(served))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await refused(served) is grpc.StatusCode.RESOURCE_EXHAUSTED
         before = held()
         acting = asyncio.gather(*(act(robot, 2, 40) for robot in admitted))
-        storm = []
-        for _ in range(300):
-            storm.append(asyncio.create_task(refused(served)))
-            await asyncio.sleep(0.005)
-        answers = await asyncio.gather(*storm)
+        storm = [asyncio.create_task(refused(served)) for _ in range(300)]
+        assert set(await asyncio.gather(*storm)) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         await acting
-        assert {code for code, _ in answers} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
-        assert max(seconds for _, seconds in answers) < 5
         assert served.metric("edgeflow_sessions") == 2
         await settled(before)
         assert rings(served)[0] == 2
