@@ -15,23 +15,21 @@ import pytest
 from edgeflow.service import loop_watch
 from edgeflow.service.health import Health, State
 from edgeflow.service.loop_watch import LoopWatch
-from tests.service.front_process import Front, front, robot, wait_for
+from tests.service.front_process import HANG_S, Front, front, robot, wait_for
 from tests.service.harness import eventually, serving
-from tests.service.processes import runs, seconds_until_gone
+from tests.service.processes import runs, until_gone
 
 
 def log_of(tmp_path: Path) -> list[dict]:
     return [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
 
 
-def stopped(made: Front, number: int = signal.SIGTERM) -> float:
-    """Tell it to stop; how long it took to end with exit code 0, its worker gone."""
+def stopped(made: Front) -> None:
+    """Send SIGTERM: the process ends with exit code 0, its worker gone."""
     worker = made.worker()
-    at = made.signal(number)
+    made.signal(signal.SIGTERM)
     assert made.ended() == 0
-    took_s = time.monotonic() - at
     assert not runs(worker)
-    return took_s
 
 
 @pytest.mark.parametrize(("hung", "drain_ms"), [("hang in c", 500), ("stop", 3000)])
@@ -40,7 +38,7 @@ def test_sigterm_with_a_hung_worker_ends_with_exit_code_0(checkpoint, tmp_path: 
         one.open()
         one.frame(hung)
         one.until("notice")  # its instruction starts an epoch
-        assert stopped(made) < 8, "5 s on an idle machine"
+        stopped(made)
         assert one.rest() is grpc.StatusCode.UNAVAILABLE
         told = one.kinds()
         assert told[:2] == ["epoch", "drain"] and told[-1] == "DRAINING"
@@ -52,9 +50,9 @@ def test_sigterm_while_the_worker_restarts(checkpoint, tmp_path: Path, monkeypat
         one.open()
         os.kill(made.worker(), signal.SIGKILL)
         one.until("notice")
-        at = made.signal(signal.SIGTERM)
+        made.signal(signal.SIGTERM)
         assert one.rest() is grpc.StatusCode.UNAVAILABLE
-        assert made.ended() == 0 and time.monotonic() - at < 8
+        assert made.ended() == 0
         assert one.kinds()[-1] == "DRAINING"
 
 
@@ -76,22 +74,22 @@ def test_the_steps_of_a_drain_come_in_order(checkpoint, tmp_path: Path):
 def test_sigterm_while_the_worker_loads(checkpoint, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("EDGEFLOW_TEST_START", "hang")
     with front(checkpoint, tmp_path, ready=False) as made:
-        assert stopped(made) < 8
+        stopped(made)
         assert not made.ready_file.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(checkpoint, tmp_path: Path, number: int):
-    with front(checkpoint, tmp_path, timing__drain_ms=30_000) as made, robot(made.address) as one:
+    drain_ms = 1000 * HANG_S * 2  # far longer than `ended` waits
+    with front(checkpoint, tmp_path, timing__drain_ms=drain_ms) as made, robot(made.address) as one:
         one.open()
         one.frame("hang")
         worker = made.worker()
         made.signal(number)
         one.until("notice")
-        at = made.signal(number)
+        made.signal(number)
         assert made.ended() == -number
-        assert time.monotonic() - at < 3, "1 s on an idle machine"
-        assert seconds_until_gone(worker) < 3
+        until_gone(worker)
 
 
 @pytest.mark.parametrize("phase", ["loading", "idle", "hang", "hang in c"])
@@ -106,7 +104,7 @@ def test_the_worker_of_a_killed_front_leaves(checkpoint, tmp_path: Path, monkeyp
                 made.signal(signal.SIGKILL)
         made.signal(signal.SIGKILL)
         made.ended()
-        assert seconds_until_gone(worker) < 5, "2 s on an idle machine"
+        until_gone(worker)
 
 
 def test_a_loop_that_does_not_turn_is_seen_by_a_thread(monkeypatch):
@@ -139,10 +137,7 @@ async def test_a_blocked_loop_is_logged_with_what_blocks_it(checkpoint, monkeypa
     monkeypatch.setattr(loop_watch, "STALL_S", 0.3)
     async with serving(checkpoint) as served:
         health = served.service.health
-        deadline = time.monotonic() + 20
-        while not health.stalled:
-            time.sleep(0.02)
-            assert time.monotonic() < deadline
+        wait_for(lambda: health.stalled)  # blocks the loop it runs in
         assert not health.live
         await eventually(lambda: health.live and health.ready)
         (told,) = served.events("loop_stalled")
