@@ -11,7 +11,9 @@ from edgeflow.loadtest.ledger import Ledger
 from edgeflow.loadtest.plan import Closed, LoadPlan, Session
 from edgeflow.loadtest.run import Measurement
 from edgeflow.types import CameraSpec, Disposition, ImageFormat, StageTimings
-from tests.service.conftest import write_fake_checkpoint
+from tests.service.conftest import no_collecting, write_fake_checkpoint
+
+__all__ = ["no_collecting"]  # a fixture here too
 
 MS = 1_000_000
 CAMERA = CameraSpec("camera", 32, 24, ImageFormat.JPEG)

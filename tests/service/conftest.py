@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeflow.service import app
+
 
 def write_fake_checkpoint(path: Path) -> Path:
     """Enough of a checkpoint for the preflight; no network could be loaded from it."""
@@ -17,6 +19,12 @@ def write_fake_checkpoint(path: Path) -> Path:
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
     return path
+
+
+@pytest.fixture(autouse=True)
+def no_collecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that starts collects garbage: here among all that other tests have imported, 0.4 s each time."""
+    monkeypatch.setattr(app, "_freeze", lambda: None)
 
 
 @pytest.fixture(scope="session")

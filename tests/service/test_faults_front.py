@@ -32,9 +32,9 @@ def stopped(made: Front) -> None:
     assert not runs(worker)
 
 
-@pytest.mark.parametrize(("hung", "drain_ms"), [("hang in c", 500), ("stop", 3000)])
-def test_sigterm_with_a_hung_worker_ends_with_exit_code_0(checkpoint, tmp_path: Path, hung: str, drain_ms: int):
-    with front(checkpoint, tmp_path, timing__drain_ms=drain_ms) as made, robot(made.address) as one:
+@pytest.mark.parametrize("hung", ["hang in c", "stop"])
+def test_sigterm_with_a_hung_worker_ends_with_exit_code_0(checkpoint, tmp_path: Path, hung: str):
+    with front(checkpoint, tmp_path, timing__drain_ms=500) as made, robot(made.address) as one:
         one.open()
         one.frame(hung)
         one.until("notice")  # its instruction starts an epoch

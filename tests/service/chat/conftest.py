@@ -7,16 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgeflow.service import app
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.service.chat.workers import Loaded, load
 from tests.tiny_checkpoint import write_checkpoint
-
-
-@pytest.fixture(autouse=True)
-def _no_collecting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service that starts collects garbage: here among all that models and tests have imported, 0.4 s each time."""
-    monkeypatch.setattr(app, "_freeze", lambda: None)
 
 
 @pytest.fixture(scope="session")
