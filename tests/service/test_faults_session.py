@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 
@@ -240,7 +239,10 @@ async def test_a_ring_is_kept_while_frames_are_under_way(checkpoint):
         await robot.open(control_period_ms=20)
         await robot.frame(1)
         await robot.hold("INGRESS_SILENT")
-        await asyncio.sleep(0.3)  # nothing happens, which no event tells
-        assert rings(served.script) == ["OpenSession"]
+        control = served.robot()
+        opened = await control.open(control_period_ms=20)
+        await eventually(lambda: "CloseSession" in rings(served.script))
+        closed = [m.session for m in served.script.worker.seen if isinstance(m, CloseSession)]
+        assert closed == [opened.session], "the one of which nothing is under way, though it came later"
         served.script.worker.release()
         await robot.action(1)

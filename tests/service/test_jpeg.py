@@ -121,6 +121,6 @@ def test_a_file_cut_anywhere_is_truncated():
 def test_a_megabyte_made_to_be_slow_to_read_is_not(filling: bytes):
     for head in (JPEG[:2], JPEG[: SCAN + 14]):
         data = head + filling * ((1 << 20) // len(filling))
-        start = time.perf_counter()
+        start = time.thread_time()
         refusal(data)
-        assert time.perf_counter() - start < 1.0
+        assert time.thread_time() - start < 1.0

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import resource
+import statistics
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.http_protocol import MAX_CHUNKS
 from tests.fuzz import h2
-from tests.service.harness import WAIT_S, eventually, frame_message, open_message, serving
+from tests.service.harness import WAIT_S, Robot, eventually, frame_message, open_message, serving
 from tests.service.protected import Authority
 
 LATE_S = 0.3
@@ -69,7 +70,7 @@ async def test_slow_headers_are_cut(checkpoint, sent: bytes, dripped: bytes):
         writer.write(sent)
         dripping = asyncio.create_task(drip(writer, dripped))
         answer = await rest(reader)
-        assert LATE_S * 0.9 < time.monotonic() - started < 5
+        assert time.monotonic() - started > LATE_S * 0.9
         dripping.cancel()
         assert answer.startswith(b"HTTP/1.1 408 ") and b"DEADLINE_EXCEEDED" in answer
         assert served.metric("edgeflow_limit_rejections_total", limit="http_headers_ms") == 1
@@ -83,7 +84,7 @@ async def test_a_slow_body_is_cut(checkpoint, chunked: bool):
         writer.write(HEAD + length)
         dripping = asyncio.create_task(drip(writer, b"1\r\nx\r\n" * 100 if chunked else b"x" * 100))
         answer = await rest(reader)
-        assert 0.5 < time.monotonic() - started < 5
+        assert time.monotonic() - started > 0.5
         dripping.cancel()
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert served.metric("edgeflow_limit_rejections_total", limit="http_body_ms") == 1
@@ -91,12 +92,13 @@ async def test_a_slow_body_is_cut(checkpoint, chunked: bool):
 
 
 async def test_a_body_slower_than_a_kilobyte_a_second_is_cut(checkpoint):
-    async with serving(checkpoint) as served, connected(served.http) as (reader, writer):
+    generous = {"timing__http_body_ms": 600_000}  # the rate alone can cut it
+    async with serving(checkpoint, **generous) as served, connected(served.http) as (reader, writer):
         started = time.monotonic()
         writer.write(HEAD + b"content-length: 100000\r\n\r\n")
         dripping = asyncio.create_task(drip(writer, b"x" * 1000))
         assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
-        assert 0.9 < time.monotonic() - started < 8, "long before the ten seconds of a body"
+        assert time.monotonic() - started > 0.9
         dripping.cancel()
         assert served.metric("edgeflow_limit_rejections_total", limit="http_body_rate") == 1
 
@@ -108,7 +110,8 @@ async def test_a_connection_that_is_kept_has_a_limit_for_every_request(checkpoin
             writer.write(request)
             answer = await asyncio.wait_for(reader.readuntil(b'"ready"}'), WAIT_S)
             assert answer.startswith(b"HTTP/1.1 200 ")
-            await asyncio.sleep(LATE_S * 1.5)  # silence between requests is no lateness
+            async with connected(served.http) as (late, _):  # silence between requests is no lateness
+                assert (await rest(late)).startswith(b"HTTP/1.1 408 ")
         writer.write(request[:10])
         assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
 
@@ -142,18 +145,32 @@ async def test_connections_of_one_address_are_bounded(checkpoint):
         assert served.metric("edgeflow_limit_rejections_total", limit="http_connections") == 1
 
 
+async def typical_delay_s(robot: Robot, first: int, count: int = 25) -> float:
+    """From a frame to its action, the median."""
+    delays_s = []
+    for seq in range(first, first + count):
+        started = time.monotonic()
+        await robot.frame(seq)
+        await robot.action(seq)
+        delays_s.append(time.monotonic() - started)
+    return statistics.median(delays_s)
+
+
 async def test_many_slow_sockets_do_not_delay_a_robot(checkpoint):
-    limit = {"limits__http_connections_per_address": 100}
-    async with serving(checkpoint, **limit, **SLOW) as served, contextlib.AsyncExitStack() as stack:
+    """All of them wait for longer than the test may take: a robot that waited for one would never act."""
+    patient = {"limits__http_connections_per_address": 100, "timing__http_headers_ms": 60_000}
+    async with serving(checkpoint, **patient) as served, contextlib.AsyncExitStack() as stack:
         robot = served.robot()
         await robot.open()
+        alone_s = await typical_delay_s(robot, 1)
         sockets = [await stack.enter_async_context(connected(served.http)) for _ in range(100)]
-        for _, writer in sockets:
-            writer.write(HEAD)
-        for seq in range(1, 6):
-            await robot.frame(seq)
-            await asyncio.wait_for(robot.action(seq), WAIT_S)
-        await asyncio.gather(*(rest(reader) for reader, _ in sockets))
+        dripping = [asyncio.create_task(drip(writer, HEAD + b"x-slow: " + b"a" * 10_000)) for _, writer in sockets]
+        beside_s = await typical_delay_s(robot, 1001)
+        assert not any(reader.at_eof() for reader, _ in sockets)
+        assert beside_s < 5 * alone_s + 0.05, "dripping takes time of the same process"
+        for each in dripping:
+            each.cancel()
+        assert served.metric("edgeflow_limit_rejections_total", limit="http_headers_ms") == 0
 
 
 @pytest.mark.parametrize(
@@ -225,9 +242,8 @@ async def test_long_metadata_is_refused(checkpoint):
 
 async def test_a_silent_socket_of_grpc_is_closed(checkpoint):
     async with serving(checkpoint, **SLOW) as served, connected(served.service.status.grpc_address) as (reader, _):
-        started = time.monotonic()
         await rest(reader)
-        assert time.monotonic() - started < 8
+        assert reader.at_eof()
 
 
 async def test_a_handshake_that_does_not_come_is_cut(checkpoint, tmp_path: Path):
@@ -235,9 +251,8 @@ async def test_a_handshake_that_does_not_come_is_cut(checkpoint, tmp_path: Path)
     async with serving(checkpoint, tls__cert=str(cert), tls__key=str(key), **SLOW) as served:
         for address in (served.http, served.service.status.grpc_address):
             async with connected(address) as (reader, _):
-                started = time.monotonic()
                 await rest(reader)
-                assert time.monotonic() - started < 8
+                assert reader.at_eof()
         assert served.events("incident") == []
 
 
@@ -275,7 +290,7 @@ async def test_calls_that_are_reset_at_once_do_not_delay_a_robot(checkpoint):
 async def test_nesting_is_bounded(checkpoint):
     async with serving(checkpoint) as served, httpx.AsyncClient(base_url=served.http) as http:
         for body in (b"[" * 500_000, b'{"a":' * 100_000, json.dumps({"image": [[[[0]]] * 20]}).encode()):
-            started = time.monotonic()
+            started = time.process_time()  # of the service too, however busy the machine
             answer = await http.post("/v1/act", content=body, headers={"content-type": "application/json"})
             assert answer.status_code == 400
-            assert time.monotonic() - started < 5
+            assert time.process_time() - started < 2
