@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
+@cache
 def findings(text: str) -> list[tuple[int, str]]:
     """Line and name of everything forbidden in a source."""
     tree = ast.parse(text)
