@@ -59,10 +59,10 @@ def policy_shape(size: PolicySize) -> ModelShape:
     return model_shape(size.text, size.rows, size.stages)
 
 
-def model_shape(text: LlamaConfig, rows: int, stages: int) -> ModelShape:
+def model_shape(text: LlamaConfig, rows: int, stages: int, family: str = "llama") -> ModelShape:
     """As the operator table sees a decoder."""
     sizes = text.hidden_size, text.intermediate_size, text.num_attention_heads, text.num_key_value_heads
-    return ModelShape("llama", *sizes, text.head_dim, text.vocab_size, rows, stages)
+    return ModelShape(family, *sizes, text.head_dim, text.vocab_size, rows, stages)
 
 
 @torch.inference_mode()

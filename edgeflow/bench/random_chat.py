@@ -18,6 +18,7 @@ from edgeflow.models.generation_config import GenerationConfig
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 
 TINY = "tiny-chat"
+FAMILY = "qwen2"
 
 
 def _qwen(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool) -> LlamaConfig:
@@ -47,9 +48,9 @@ CHAT_SIZES = {
 def random_chat(config: LlamaConfig, device: torch.device, dtype: torch.dtype, **decoder_options: Any) -> ChatModel:
     """Takes token ids; has no tokenizer, no template and no token that ends an answer."""
     weights = Weights.of(RandomTensors(llama_shapes(config), device, dtype), dtype, device)
-    decoder = LlamaDecoder(config, weights, **decoder_options)
+    decoder = LlamaDecoder(config, weights, name=FAMILY, **decoder_options)
     no_tokenizer: Any = None
-    return ChatModel("qwen2", decoder, no_tokenizer, None, GenerationConfig(frozenset()), None, device)
+    return ChatModel(FAMILY, decoder, no_tokenizer, None, GenerationConfig(frozenset()), None, device)
 
 
 def random_request(model: ChatModel, kv: KVSlots, rows: int, tokens: int, *, known: int = 0) -> Generation:

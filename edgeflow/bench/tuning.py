@@ -59,7 +59,7 @@ def _shapes(setting: Setting) -> dict[str, ModelShape]:
     shapes = {setting.size.name: policy_shape(setting.size)}
     prompt = SMALL_PROMPT if setting.small else PROMPT
     for name in models(setting):
-        shapes[name] = model_shape(CHAT_SIZES[name], prompt, stages=1)
+        shapes[name] = model_shape(CHAT_SIZES[name], prompt, stages=1, family="qwen2")
     return shapes
 
 

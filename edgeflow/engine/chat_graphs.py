@@ -17,9 +17,10 @@ from edgeflow.engine.generate import RunPass, StepRows, run_pass
 from edgeflow.engine.graphs import CudaRecord, Graphs, Record
 from edgeflow.engine.policy import Decoder
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.dimensions import size_class
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout
-from edgeflow.kernels.shapes import size_class
+from edgeflow.kernels.shapes import stage_of
 from edgeflow.models.chat import ChatModel
 
 LEAST_REACH = 256
@@ -109,7 +110,7 @@ class ReplayedPasses:
 
         def program() -> _Held:
             rows = shape.decoder.forward(hidden, layout, self._kv)
-            return _Held(hidden, shape.decoder.logits(rows[last])[0])
+            return _Held(hidden, shape.decoder.logits(rows[last], stage_of(layout.lengths))[0])
 
         return numbers, program
 

@@ -75,8 +75,9 @@ class PolicyEngine:
         self._scratch = slots
         self._device = device
         operators, dtype = table or built_in_table(), self.kv.data.dtype
-        greedy = operators.resolve(OperatorKey("greedy", "llama"), device, dtype)
-        shift = operators.resolve(OperatorKey("shift_kv_chain", "llama"), device, dtype)
+        name = policy.decoder.name
+        greedy = operators.resolve_stages(OperatorKey("greedy", name), device, dtype)
+        shift = operators.resolve_stages(OperatorKey("shift_kv_chain", name), device, dtype)
         self._program = PassProgram(policy, self.kv, greedy, shift, keep_logits=keep_logits)
 
     @torch.inference_mode()

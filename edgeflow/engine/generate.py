@@ -18,6 +18,7 @@ from edgeflow.engine.sampling import Constraint, SampledToken, Sampler, Sampling
 from edgeflow.errors import InvalidArgument
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.shapes import stage_of
 from edgeflow.models.chat import ChatModel, PromptRows
 from edgeflow.models.prompt import Prompt
 
@@ -54,7 +55,8 @@ def run_pass(decoder: Decoder, kv: KVSlots, steps: Sequence[StepRows]) -> list[T
     sampling = [index for index, step in enumerate(steps) if step.samples]
     logits: list[Tensor | None] = [None] * len(steps)
     if sampling:
-        for index, row in zip(sampling, decoder.logits(hidden[layout.last_rows[sampling]]), strict=True):
+        rows = hidden[layout.last_rows[sampling]]
+        for index, row in zip(sampling, decoder.logits(rows, stage_of(layout.lengths)), strict=True):
             logits[index] = row
     return logits
 

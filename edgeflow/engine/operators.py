@@ -10,8 +10,9 @@ import torch
 
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.dimensions import only_role
 from edgeflow.kernels.implementations import Hardware
-from edgeflow.kernels.model_cases import ModelShape, model_cases, preset
+from edgeflow.kernels.model_cases import ModelShape, model_cases, preset, staged_cases
 from edgeflow.kernels.overlay import (
     Overlay,
     OverlayEntry,
@@ -26,6 +27,7 @@ from edgeflow.kernels.overlay import (
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.tune import Tuned, Tuner, Verdict
 from edgeflow.model_paths import EMBEDDED_MODEL, resolve_model
+from edgeflow.models.decoder_config import family_of
 from edgeflow.text.checkpoint_json import read_json
 
 Report = Callable[[str, int, int], None]
@@ -56,7 +58,7 @@ def model_shape(model: str, rows: int) -> ModelShape:
     decoder = config.get("text_config", config)
     if not isinstance(decoder, dict):
         raise ConfigError(f"{model}: text_config in config.json must be an object")
-    return ModelShape.of_config(decoder, rows)
+    return ModelShape.of_config(decoder, rows, family=family_of(config))
 
 
 def dtype_named(name: str, hardware: Hardware) -> torch.dtype:
@@ -74,10 +76,9 @@ def serving(
     """Every operator as it is looked up for a model, then each problem of its passes."""
     table = _table(overlay, dtype, weights)
     keys = [OperatorKey(name, shape.family) for name in table.operators]
-    for case in model_cases(shape):
-        stage, shape_sig = case.signed()
-        role = case.layer_role
-        keys.append(OperatorKey(case.op_name, shape.family, layer_role=role, stage=stage, shape_sig=shape_sig))
+    for stage, case in staged_cases(shape):
+        role = case.layer_role or only_role(case.op_name)
+        keys.append(OperatorKey(case.op_name, shape.family, layer_role=role, stage=stage, shape_sig=case.signed()[1]))
     return [_serving(table, key, hardware, dtype) for key in keys]
 
 

@@ -17,6 +17,7 @@ from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.kernels.greedy import Greedy
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.shapes import stage_of
 from edgeflow.kernels.shift_kv import ShiftKVChain
 from edgeflow.scheduler.plan import FrameRef, Pass
 
@@ -137,10 +138,19 @@ class PassOutputs:
 
 
 class PassProgram:
-    """Embed, one packed forward, sample, gather, shift. Holds what slots remember besides their keys and values."""
+    """Embed, one packed forward, sample, gather, shift. Holds what slots remember besides their keys and values.
+
+    greedy, shift: the operators of each stage of a pass.
+    """
 
     def __init__(
-        self, policy: TokenPolicy, kv: KVSlots, greedy: Greedy, shift: ShiftKVChain, *, keep_logits: bool
+        self,
+        policy: TokenPolicy,
+        kv: KVSlots,
+        greedy: Mapping[str, Greedy],
+        shift: Mapping[str, ShiftKVChain],
+        *,
+        keep_logits: bool,
     ) -> None:
         self._policy = policy
         self._kv = kv
@@ -154,11 +164,12 @@ class PassProgram:
     def __call__(self, shape: PassShape, inputs: PassInputs, layout: PackedLayout) -> PassOutputs:
         decoder = self._policy.decoder
         hidden = decoder.forward(self._embed(shape, inputs), layout, self._kv)
-        logits = decoder.logits(hidden[inputs.last_rows])
-        self._sample(inputs, logits)
+        stage = stage_of(shape.lengths)
+        logits = decoder.logits(hidden[inputs.last_rows], stage)
+        self._sample(inputs, logits, self._greedy[stage])
         finite = self._finite[inputs.slots, None]
         results = torch.cat([self._token_ids[inputs.slots], finite.long()], dim=1)
-        self._shift(shape, inputs)
+        self._shift(shape, inputs, self._shift_kv[stage])
         return PassOutputs(results, logits if self._keep_logits else None)
 
     def _embed(self, shape: PassShape, inputs: PassInputs) -> Tensor:
@@ -172,17 +183,17 @@ class PassProgram:
             parts.append(self._policy.decoder.embed(last))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _sample(self, inputs: PassInputs, logits: Tensor) -> None:
+    def _sample(self, inputs: PassInputs, logits: Tensor, greedy: Greedy) -> None:
         """Greedy, over the whole vocabulary; token j of a frame goes to its slot's state."""
         slots, stages = inputs.slots, inputs.stages
-        ids, finite = self._greedy(logits, 0, logits.shape[-1])
+        ids, finite = greedy(logits, 0, logits.shape[-1])
         self._token_ids[slots, stages] = ids
         self._finite[slots] = finite & (self._finite[slots] | (stages == 0))
 
-    def _shift(self, shape: PassShape, inputs: PassInputs) -> None:
+    def _shift(self, shape: PassShape, inputs: PassInputs, shift_kv: ShiftKVChain) -> None:
         """No move reads what one before it has written (Pass.moves), so that all states move at once."""
         if shape.moves:
-            self._shift_kv(self._kv.data, inputs.moves)
+            shift_kv(self._kv.data, inputs.moves)
             source, target = inputs.moves[:, 0], inputs.moves[:, 1]
             self._token_ids[target] = self._token_ids[source]
             self._finite[target] = self._finite[source]

@@ -26,7 +26,9 @@ class PreparedFrame:
 
 
 class Decoder(Protocol):
-    """The language model as functions of packed rows and a KV store."""
+    """The language model as functions of packed rows and a KV store. name: its model_name in the operator table."""
+
+    name: str
 
     def embed(self, ids: Tensor) -> Tensor:
         """[n] → [n, E]"""
@@ -36,8 +38,8 @@ class Decoder(Protocol):
         """[L_Q, E] → [L_Q, E]; writes the rows' keys and values into their slots."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, E] → [n, V]"""
+    def logits(self, hidden: Tensor, stage: str) -> Tensor:
+        """[n, E] → [n, V]; stage: of the pass (kernels/shapes.stage_of)"""
         ...
 
     def kv_slots(self, slots: int, capacity: int) -> KVSlots:

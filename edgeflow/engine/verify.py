@@ -108,7 +108,7 @@ def _forced(case: _Case, policy: OpenVLAPolicy) -> Tensor:
     hidden = torch.cat([rows, policy.decoder.embed(before)])
     layout = PackedLayout.of([Span(0, 0, len(hidden))], CPU)
     hidden = policy.decoder.forward(hidden, layout, policy.decoder.kv_slots(1, len(hidden)))
-    return policy.decoder.logits(hidden[len(rows) - 1 :])
+    return policy.decoder.logits(hidden[len(rows) - 1 :], "prefill")
 
 
 def verify_bundle(
@@ -171,7 +171,7 @@ def _check_hidden(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
         (rows,) = policy.embed_prefill(case.frame.pixel_values[None], [case.frame.prompt_ids])
         layout = PackedLayout.of([Span(0, 0, len(rows))], CPU)
         hidden = policy.decoder.forward(rows, layout, policy.decoder.kv_slots(1, len(rows)))
-        found = policy.decoder.final_norm(hidden[layout.last_rows])[0]
+        found = policy.decoder.final_norm(hidden[layout.last_rows], "prefill")[0]
         yield from _checked(case, "final hidden", "final_hidden_last", found, FEATURE_TOLERANCE)
 
 

@@ -115,7 +115,7 @@ def _forced(case: _Case, ways: Ways) -> Tensor:
     after = torch.arange(len(prompt), count) + prompt.shift
     positions = torch.cat([prompt.positions, after.expand(len(prompt.positions), -1)], dim=1)
     layout = PackedLayout.of([Span(0, 0, count)], CPU, positions)
-    return decoder.logits(decoder.forward(hidden, layout, ways.kv(1, count))[len(prompt) - 1 :])
+    return decoder.logits(decoder.forward(hidden, layout, ways.kv(1, count))[len(prompt) - 1 :], "prefill")
 
 
 def _memory(model: ChatModel) -> CheckResult:
@@ -157,8 +157,8 @@ def _check_forward(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
     decoder, prompt = model.decoder, case.prompt
     layout = PackedLayout.of([Span(0, 0, len(prompt))], CPU, prompt.positions)
     hidden = decoder.forward(model.embed_prompt(prompt), layout, decoder.kv_slots(1, len(prompt)))
-    logits = decoder.logits(hidden)
-    yield from _checked(case, "final hidden", "final_hidden", decoder.final_norm(hidden), FEATURE_TOLERANCE)
+    logits = decoder.logits(hidden, "prefill")
+    yield from _checked(case, "final hidden", "final_hidden", decoder.final_norm(hidden, "prefill"), FEATURE_TOLERANCE)
     yield from _checked(case, "logits", "logits", logits, FEATURE_TOLERANCE)
     yield from _checked(case, "best ids", "logits_argmax", logits.argmax(-1), 0)
     yield from _checked(case, "last logits", "logits_last", logits[-1], FEATURE_TOLERANCE)

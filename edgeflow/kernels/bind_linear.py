@@ -1,7 +1,8 @@
-"""A weight with what the operator table chooses for it, for every number of rows."""
+"""A weight with the implementations that the operator table chooses for it, per stage and number of rows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -12,16 +13,29 @@ from edgeflow.kernels.shapes import SIGNATURES
 from edgeflow.kernels.table import OperatorKey, OperatorTable
 
 ROW_CLASSES = tuple(1 << power for power in range(14))
-"""1, 2, 4, .. 8192 rows; more are served as the last."""
+"""1, 2, 4, … 8192 rows; more are served as the last."""
 
 
-def bind_linear(table: OperatorTable, context: OperatorKey, weight: Tensor, bias: Tensor | None) -> Linear:
-    """Each implementation that is chosen for some number of rows is made once.
+def bind_linear(
+    table: OperatorTable, context: OperatorKey, weight: Tensor, bias: Tensor | None
+) -> Mapping[str, Linear]:
+    """The linear of each stage. An implementation that is chosen more than once is made once.
 
-    context: of operator `linear`; its shape is taken from the weight.
+    context: of operator `linear`, without stage and shape: the shape is the weight's.
     """
-    hardware = Hardware.of(weight.device)
     made: dict[str, Linear] = {}
+    bound: dict[str, Linear] = {}
+    for stages in table.stages(context):
+        linear = _by_rows(table, replace(context, stage=stages[0]), weight, bias, made)
+        bound |= dict.fromkeys(stages, linear)
+    return bound
+
+
+def _by_rows(
+    table: OperatorTable, context: OperatorKey, weight: Tensor, bias: Tensor | None, made: dict[str, Linear]
+) -> Linear:
+    """made: implementations of this weight by name, to which new ones are added."""
+    hardware = Hardware.of(weight.device)
     by_class: list[Linear] = []
     for rows in ROW_CLASSES:
         _, shape_sig = SIGNATURES["linear"](weight, bias, rows)
@@ -30,4 +44,4 @@ def bind_linear(table: OperatorTable, context: OperatorKey, weight: Tensor, bias
         if name not in made:
             made[name] = choice.load()(weight, bias)
         by_class.append(made[name])
-    return by_class[0] if len(made) == 1 else ByRows(by_class)
+    return by_class[0] if len(set(by_class)) == 1 else ByRows(by_class)

@@ -102,28 +102,29 @@ def _alone(result: Any) -> Outputs:
     return (result,)
 
 
-def rms_norm(rows: int, width: int, eps: float = 1e-6) -> Case:
+def rms_norm(rows: int, width: int, eps: float = 1e-6, role: str = "") -> Case:
     def build(make: Numbers) -> Problem:
         return Problem((make.normal(rows, width), make.normal(width), eps), _alone)
 
-    return Case("rms_norm", build)
+    return Case("rms_norm", build, layer_role=role)
 
 
-def head_norm(rows: int, heads: Heads) -> Case:
-    """Of each head, out of a wider projection."""
+def head_norm(rows: int, heads: Heads, role: str = "query") -> Case:
+    """The norm of each head's query or key, out of a wider projection."""
+    normed = slice(heads.query) if role == "query" else slice(heads.query, heads.query + heads.kv)
 
     def build(make: Numbers) -> Problem:
-        x = make.normal(rows, heads.query + 2 * heads.kv, heads.width)[:, : heads.query]
+        x = make.normal(rows, heads.query + 2 * heads.kv, heads.width)[:, normed]
         return Problem((x, make.normal(heads.width), 1e-6), _alone)
 
-    return Case("rms_norm", build)
+    return Case("rms_norm", build, layer_role=role)
 
 
-def add_rms_norm(rows: int, width: int) -> Case:
+def add_rms_norm(rows: int, width: int, role: str = "") -> Case:
     def build(make: Numbers) -> Problem:
         return Problem((make.normal(rows, width), make.normal(rows, width), make.normal(width), 1e-6), tuple)
 
-    return Case("add_rms_norm", build)
+    return Case("add_rms_norm", build, layer_role=role)
 
 
 def swiglu(rows: int, width: int) -> Case:
@@ -172,7 +173,7 @@ def shift_kv_chain(capacity: int, lengths: Sequence[int], heads: Heads, layers: 
     return Case("shift_kv_chain", build)
 
 
-def rope_write_kv(spans: Sequence[Span], heads: Heads, *, paired: bool = False, sections: bool = False) -> Case:
+def rope_write_kv(spans: Sequence[Span], heads: Heads, *, sections: bool = False) -> Case:
     """sections: M-RoPE, three components of a position that differ."""
 
     def build(make: Numbers) -> Problem:
@@ -182,7 +183,7 @@ def rope_write_kv(spans: Sequence[Span], heads: Heads, *, paired: bool = False, 
         k, v = make.poison(*shape), make.poison(*shape)
         return Problem((qkv, heads.query, heads.kv, rows, k, v), lambda q: (q, k, v))
 
-    return Case("rope_write_kv_paired" if paired else "rope_write_kv", build)
+    return Case("rope_write_kv", build)
 
 
 def rope_write_kv_int8(spans: Sequence[Span], heads: Heads) -> Case:
@@ -229,12 +230,11 @@ def packed_attention_int8(spans: Sequence[Span], heads: Heads) -> Case:
     return Case("packed_attention_int8", build)
 
 
-def linear(rows: int, outputs: int, inputs: int, *, bias: bool = False, residual: bool = False, role: str = "") -> Case:
+def linear(rows: int, outputs: int, inputs: int, *, bias: bool = False, role: str = "") -> Case:
     def build(make: Numbers) -> Problem:
         x, weight = make.normal(rows, inputs), make.normal(outputs, inputs)
         offset = make.normal(outputs) if bias else None
-        before = make.normal(rows, outputs) if residual else None
-        return Problem((weight, offset), lambda made: (made(x, before),), planned=True, rows=(rows,))
+        return Problem((weight, offset), lambda made: (made(x),), planned=True, rows=(rows,))
 
     return Case("linear", build, layer_role=role)
 

@@ -58,28 +58,20 @@ def _rope_spans() -> list[list[Span]]:
     ]
 
 
-def _rope(*, paired: bool = False) -> list[Case]:
+def _rope() -> list[Case]:
     heads = [Heads(4, 4, 64), Heads(7, 1, 72), Heads(6, 2, 80), Heads(3, 1, 96), Heads(14, 2, 128), Heads(1, 1, 256)]
     found = [
-        cases.rope_write_kv(_rope_spans()[index % 3], each, paired=paired, sections=sections)
+        cases.rope_write_kv(_rope_spans()[index % 3], each, sections=sections)
         for index, each in enumerate(heads)
         for sections in (False, True)
     ]
-    return [*found, cases.rope_write_kv(_rope_spans()[1], Heads(2, 2, 8), paired=paired)]
+    return [*found, cases.rope_write_kv(_rope_spans()[1], Heads(2, 2, 8))]
 
 
 def _linear() -> list[Case]:
     """One row to more than a block of them, widths that no block divides."""
     shapes = [(1, 64, 64), (1, 130, 96), (1, 33, 257), (2, 64, 31), (3, 9, 8), (63, 65, 17), (65, 128, 896)]
-    added = [(index % 2 == 0, index % 3 == 0) for index in range(len(shapes))]
-    return [
-        cases.linear(*shape, bias=bias, residual=residual)
-        for shape, (bias, residual) in zip(shapes, added, strict=True)
-    ]
-
-
-def _rope_paired() -> list[Case]:
-    return _rope(paired=True)
+    return [cases.linear(*shape, bias=index % 2 == 0) for index, shape in enumerate(shapes)]
 
 
 def _rope_int8() -> list[Case]:
@@ -144,7 +136,6 @@ _PROOFS: Proofs = {
     "shift_kv": _shift_kv,
     "shift_kv_chain": _shift_kv_chain,
     "rope_write_kv": _rope,
-    "rope_write_kv_paired": _rope_paired,
     "rope_write_kv_int8": _rope_int8,
     "packed_attention": _packed_attention,
     "packed_attention_int8": _packed_attention_int8,

@@ -25,12 +25,12 @@ class Fp8:
         self._quantise = quantise
         self._dtype = weight.dtype
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         rows, scale = self._quantise(x)
         out: Tensor = torch._scaled_mm(
             rows, self._weight, scale, self._scale, bias=self._bias, out_dtype=self._dtype, use_fast_accum=True
         )
-        return out if residual is None else out.add_(residual)
+        return out
 
     @property
     def nbytes(self) -> int:
@@ -44,9 +44,8 @@ class Emulated:
         self._weight = _rounded(weight)
         self._bias = bias
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        out = F.linear(_rounded(x), self._weight, self._bias)
-        return out if residual is None else out.add_(residual)
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(_rounded(x), self._weight, self._bias)
 
     @property
     def nbytes(self) -> int:

@@ -22,24 +22,9 @@ from edgeflow.kernels import (
     swiglu,
     varlen_attention,
 )
+from edgeflow.kernels.dimensions import KINDS
 
 REFERENCE = "reference"
-KINDS = {
-    "rms_norm": "norm",
-    "add_rms_norm": "norm",
-    "swiglu": "activation",
-    "rope_write_kv": "rope",
-    "rope_write_kv_paired": "rope",
-    "rope_write_kv_int8": "rope",
-    "shift_kv": "kv_cache",
-    "shift_kv_chain": "kv_cache",
-    "packed_attention": "attention",
-    "packed_attention_int8": "attention",
-    "varlen_attention": "attention",
-    "greedy": "sampling",
-    "linear": "linear",
-}
-"""op_kind of each operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +164,6 @@ BUILT_IN = (
     Implementation("rope_write_kv", "indexed", rope_write_kv.indexed),
     _triton("rope_write_kv", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
     _flashinfer("rope_write_kv", "rows:rope_write_kv", {"d": 64}),
-    Implementation("rope_write_kv_paired", REFERENCE, rope_write_kv.paired_reference),
-    _triton("rope_write_kv_paired", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
-    _flashinfer("rope_write_kv_paired", "rows:rope_write_kv_paired", {"d": 64}),
     Implementation("rope_write_kv_int8", REFERENCE, int8_kv.write),
     Implementation("rope_write_kv_int8", "indexed", int8_kv.write_indexed),
     _triton("rope_write_kv_int8", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),

@@ -1,6 +1,6 @@
-"""LINEAR: rows times a weight. An implementation is made once for a weight and then called by every pass.
+"""LINEAR: rows times a weight. An implementation is made once per weight and then called by every pass.
 
-make(weight [N, E], bias [N] or None) → linear(x [m, E], residual [m, N] or None) → [m, N]: x weight^T + bias + residual
+make(weight [N, E], bias [N] or None) → linear(x [m, E]) → [m, N]: x weight^T + bias, in memory that is the caller's own
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 
 
 class Linear(Protocol):
-    """Bound to its weight."""
+    """An implementation bound to its weight."""
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
+    def __call__(self, x: Tensor) -> Tensor: ...
 
     @property
     def nbytes(self) -> int:
-        """Memory of the weight in the forms that are used."""
+        """Bytes of the weight, in every form that is used."""
         ...
 
 
@@ -32,10 +32,9 @@ class Reference:
         self._weight = weight
         self._bias = bias
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         out = x @ self._weight.t()
-        out = out if self._bias is None else out + self._bias
-        return out if residual is None else residual + out
+        return out if self._bias is None else out + self._bias
 
     @property
     def nbytes(self) -> int:
@@ -43,17 +42,14 @@ class Reference:
 
 
 class Gemm:
-    """One GEMM over the weight as it lies; a residual is added inside it."""
+    """One GEMM over the weight as it lies."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
         self._bias = bias
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if residual is not None and self._bias is None:
-            return torch.addmm(residual, x, self._weight.t())
-        out = F.linear(x, self._weight, self._bias)
-        return out if residual is None else out.add_(residual)
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight, self._bias)
 
     @property
     def nbytes(self) -> int:
@@ -61,14 +57,15 @@ class Gemm:
 
 
 class Packed:
-    """The weight reordered once into the blocks that oneDNN's GEMM reads. A CPU; `packed_dtypes`.
+    """The weight reordered once into the blocks that oneDNN's GEMM reads. CPU only, in `packed_dtypes`.
 
-    Few rows of a small float32 weight, which stays in the cache, meet it as it lies: that call alone costs less.
+    A few rows times a small float32 weight, which stays in the cache, use the weight as it lies: oneDNN's call alone
+    would cost more.
     """
 
-    ROWS = 64  # that the blocks are laid out for: serves a single row as well as hundreds
+    ROWS = 64  # rows that the blocks are laid out for; they serve a single row as well as hundreds
     FEW = 4
-    SMALL = 1 << 20  # numbers
+    SMALL = 1 << 20  # elements of a weight
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         small = weight.dtype == torch.float32 and weight.numel() <= self.SMALL
@@ -77,11 +74,11 @@ class Packed:
         self._bias = bias
         self._bytes = weight.nbytes * (2 if small else 1)
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         if self._few is not None and x.shape[0] <= self.FEW:
-            return self._few(x, residual)
+            return self._few(x)
         out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._weight, self._bias, "none", [], "")
-        return out if residual is None else out.add_(residual)
+        return out
 
     @property
     def nbytes(self) -> int:
@@ -89,16 +86,16 @@ class Packed:
 
 
 class Int8:
-    """8-bit weights (symmetric, a scale an output) meet a row in 8 bits (one scale): a quarter or half of the bytes
-    that a single row waits for. A CPU; the table gives it one row."""
+    """8-bit weights (symmetric, one scale per output) times a row in 8 bits (one scale): a quarter or half of the
+    bytes that a single row waits for. CPU only; the table gives it single rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._packed = _quantised(weight.float(), None if bias is None else bias.float())
         self._bytes = weight.numel()
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.quantized.linear_dynamic(x.float(), self._packed, False).to(x.dtype)
-        return out if residual is None else out.add_(residual)
+        return out
 
     @property
     def nbytes(self) -> int:
@@ -106,14 +103,14 @@ class Int8:
 
 
 class ByRows:
-    """Several implementations of one weight. by_class: for 1 row, up to 2, 4, 8, ..; the last serves all beyond."""
+    """Several implementations of one weight. by_class: for 1 row, up to 2, 4, 8, …; the last serves all beyond."""
 
     def __init__(self, by_class: Sequence[Linear]) -> None:
         self._by_class = tuple(by_class)
         self._last = len(by_class) - 1
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return self._by_class[min((x.shape[0] - 1).bit_length(), self._last)](x, residual)
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._by_class[min((x.shape[0] - 1).bit_length(), self._last)](x)
 
     @property
     def nbytes(self) -> int:
@@ -121,12 +118,13 @@ class ByRows:
 
 
 def packed_dtypes() -> frozenset[torch.dtype]:
-    """What oneDNN multiplies on this CPU."""
+    """Dtypes that oneDNN multiplies on this CPU."""
     halves = not no_onednn() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return frozenset({torch.float32, torch.bfloat16} if halves else {torch.float32})
 
 
 def no_onednn() -> str:
+    """The reason why oneDNN is missing; "" where it is there."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return "" if available else "torch was built without oneDNN"
 

@@ -1,15 +1,22 @@
-"""The problems a served model poses its operators: what the tuner times and the GPU suite checks beside small ones."""
+"""The problems that a served model poses to its operators: the tuner times them, the GPU suite checks them beside small
+ones.
+
+Their order is the priority of EdgeFM section 3.4: attention, KV writes and RoPE of prefills, then projections, then
+what decodes, then norms, activations and the choice of tokens. What only int8 slots need comes last.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from edgeflow.errors import ConfigError
 from edgeflow.kernels import cases
 from edgeflow.kernels.cases import Case, Heads
+from edgeflow.kernels.dimensions import KINDS
 from edgeflow.kernels.layout import Span
+from edgeflow.kernels.shapes import stage_of
 
 MAX_SIZE = 1 << 20
 COPIED_LAYERS = 2  # of a cache that is shifted; time grows with them alike for every candidate
@@ -23,12 +30,19 @@ NAMES = {
 }
 """Fields as a checkpoint's config.json names them."""
 
+HEAD_NORMS = ("qwen3",)
+"""Families that normalise each head's query and key."""
+
+ATTENTION = ("attention", "rope", "kv_cache")
+Staged = tuple[str, Case]
+"""(stage of the pass, case)"""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a model and of its passes. family: the model_name its operators are looked up by.
+    """Sizes of a model and of its passes. family: the model_name by which its operators are looked up.
 
-    rows: of a prefill; stages: action tokens, K.
+    rows: rows of a prefill; stages: K, action tokens per frame.
     """
 
     family: str = "llama"
@@ -50,26 +64,26 @@ class ModelShape:
             raise ConfigError("model shape: kv_heads must divide heads, and head_dim must be even")
 
     @classmethod
-    def of_config(cls, config: Mapping[str, Any], rows: int, stages: int = 7) -> ModelShape:
+    def of_config(cls, config: Mapping[str, Any], rows: int, stages: int = 7, family: str = "llama") -> ModelShape:
         """From the decoder's part of a config.json; what it leaves out is as in Llama 7B."""
         given = {mine: config[theirs] for mine, theirs in NAMES.items() if config.get(theirs) is not None}
         plain = {"kv_heads": given.get("heads", 32), **given}
         if "head_dim" not in plain and isinstance(plain.get("heads"), int) and plain["heads"] > 0:
             plain["head_dim"] = plain.get("hidden", 4096) // plain["heads"]
-        return cls(**plain, rows=rows, stages=stages)
+        return cls(**plain, rows=rows, stages=stages, family=family)
 
 
 PRESETS = {
     "openvla-7b": ModelShape(),
-    "qwen2.5-0.5b": ModelShape("llama", 896, 4864, 14, 2, 64, 151936, 1024, 1),
-    "qwen2.5-1.5b": ModelShape("llama", 1536, 8960, 12, 2, 128, 151936, 1024, 1),
-    "qwen2.5-3b": ModelShape("llama", 2048, 11008, 16, 2, 128, 151936, 1024, 1),
-    "qwen2.5-7b": ModelShape("llama", 3584, 18944, 28, 4, 128, 152064, 1024, 1),
+    "qwen2.5-0.5b": ModelShape("qwen2", 896, 4864, 14, 2, 64, 151936, 1024, 1),
+    "qwen2.5-1.5b": ModelShape("qwen2", 1536, 8960, 12, 2, 128, 151936, 1024, 1),
+    "qwen2.5-3b": ModelShape("qwen2", 2048, 11008, 16, 2, 128, 151936, 1024, 1),
+    "qwen2.5-7b": ModelShape("qwen2", 3584, 18944, 28, 4, 128, 152064, 1024, 1),
 }
 
 
 def preset(name: str) -> ModelShape:
-    """ConfigError lists what there is."""
+    """The shape of that name; ConfigError lists those known."""
     if name not in PRESETS:
         raise ConfigError(f"model {name!r} is no directory and none of {', '.join(PRESETS)}")
     return PRESETS[name]
@@ -84,36 +98,76 @@ def passes(shape: ModelShape) -> list[list[Span]]:
 
 
 def model_cases(shape: ModelShape) -> list[Case]:
-    """One case of each operator, role and shape signature."""
-    heads = Heads(shape.heads, shape.kv_heads, shape.head_dim)
-    found: list[Case] = []
+    """One case per operator, role and shape signature, by priority."""
+    by_signature: dict[tuple[Any, ...], Case] = {}
+    for _, case in staged_cases(shape):
+        by_signature.setdefault((case.op_name, case.layer_role, case.signed()), case)
+    return list(by_signature.values())
+
+
+def staged_cases(shape: ModelShape) -> list[Staged]:
+    """Every call of every pass with the pass's stage, each shape of a stage once, by priority."""
+    found: dict[tuple[Any, ...], Staged] = {}
     for spans in passes(shape):
-        rows = sum(span.length for span in spans)
-        found += [
-            cases.rms_norm(rows, shape.hidden),
-            cases.swiglu(rows, shape.inner),
-            cases.rope_write_kv(spans, heads),
-            cases.rope_write_kv_int8(spans, heads),
-            cases.packed_attention(spans, heads),
-            cases.packed_attention_int8(spans, heads),
-            cases.greedy(len(spans), shape.vocabulary),
-            *linear_cases(shape, rows),
-            cases.linear(len(spans), shape.vocabulary, shape.hidden, role="head"),
-        ]
-    if shape.stages > 1:
+        stage = stage_of([span.length for span in spans])
+        for case in _pass_cases(shape, spans):
+            found.setdefault((stage, case.op_name, case.layer_role, case.signed()), (stage, case))
+    return sorted(found.values(), key=_priority)
+
+
+def _priority(staged: Staged) -> int:
+    stage, case = staged
+    kind = KINDS[case.op_name]
+    if case.op_name.endswith("int8"):
+        return 4
+    if kind in ATTENTION:
+        return 2 if stage == "decode" else 0
+    if kind == "linear":
+        return 2 if stage == "decode" or case.layer_role == "head" else 1
+    return 3
+
+
+def _pass_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
+    """The calls of one pass, those of a layer once."""
+    heads = Heads(shape.heads, shape.kv_heads, shape.head_dim)
+    rows = sum(span.length for span in spans)
+    head_norms = [cases.head_norm(rows, heads, role=role) for role in ("query", "key") if shape.family in HEAD_NORMS]
+    return [
+        cases.packed_attention(spans, heads),
+        cases.rope_write_kv(spans, heads),
+        *linear_cases(shape, rows),
+        cases.linear(len(spans), shape.vocabulary, shape.hidden, role="head"),
+        cases.rms_norm(rows, shape.hidden, role="input"),
+        cases.add_rms_norm(rows, shape.hidden, role="post_attention"),
+        cases.add_rms_norm(rows, shape.hidden, role="input"),
+        *head_norms,
+        cases.rms_norm(len(spans), shape.hidden, role="final"),
+        cases.swiglu(rows, shape.inner),
+        cases.greedy(len(spans), shape.vocabulary),
+        *_shift_cases(shape, spans),
+        cases.rope_write_kv_int8(spans, heads),
+        cases.packed_attention_int8(spans, heads),
+    ]
+
+
+def _shift_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
+    """A fixed prefix brought before a prefill; the copies behind a packed pass that moves every frame on."""
+    heads, capacity = Heads(1, shape.kv_heads, shape.head_dim), shape.rows + shape.stages
+    stage = stage_of([span.length for span in spans])
+    if stage == "prefill":
+        return [cases.shift_kv(capacity, shape.rows, heads, COPIED_LAYERS)]
+    if stage == "packed":
         lengths = [shape.rows + stage for stage in range(shape.stages - 1)]
-        capacity = shape.rows + shape.stages
-        found.append(cases.shift_kv(capacity, shape.rows, replace(heads, query=1), COPIED_LAYERS))
-        found.append(cases.shift_kv_chain(capacity, lengths, replace(heads, query=1), COPIED_LAYERS))
-    return list({(case.op_name, case.layer_role, case.signed()): case for case in found}.values())
+        return [cases.shift_kv_chain(capacity, lengths, heads, COPIED_LAYERS)]
+    return []
 
 
 def linear_cases(shape: ModelShape, rows: int) -> list[Case]:
-    """The projections of a layer."""
+    """The projections of a layer, for so many rows."""
     width, heads = shape.hidden, shape.heads * shape.head_dim
     return [
         cases.linear(rows, heads + 2 * shape.kv_heads * shape.head_dim, width, role="qkv"),
-        cases.linear(rows, width, heads, residual=True, role="output"),
+        cases.linear(rows, width, heads, role="output"),
         cases.linear(rows, 2 * shape.inner, width, role="gate_up"),
-        cases.linear(rows, width, shape.inner, residual=True, role="down"),
+        cases.linear(rows, width, shape.inner, role="down"),
     ]

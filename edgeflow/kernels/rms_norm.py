@@ -1,6 +1,7 @@
 """RMSNorm: y = x / sqrt(mean(x²) + eps) * weight, over the last dimension. x [L_Q, E] or [L_Q, n, E], weight [E].
 
 Add and norm: (x, residual [L_Q, E], weight, eps) → the norm of x + residual, and x + residual rounded to their dtype.
+The caller gives both inputs away: an implementation may write its results over them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
+AddRmsNorm = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -32,6 +34,6 @@ def add_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tu
 
 
 def add_fused(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum, then torch's own norm."""
-    total = x + residual
+    """The sum in place of the residual, then torch's own norm."""
+    total = residual.add_(x)
     return fused(total, weight, eps), total

@@ -1,7 +1,6 @@
 """FUSEDROPEANDWRITEKV (ActionFlow section 3.3): rotate queries and keys, put keys and values into their slots.
 
-Half-split (NeoX) rotary embedding: the pair (i, i + D/2) turns by position * frequency[i]. The paired operator
-(GPT-J) turns (2i, 2i + 1) instead and is otherwise the same.
+Half-split (NeoX) rotary embedding: the pair (i, i + D/2) is rotated by position * frequency[i].
 qkv [L_Q, (H + 2 KH) D]; rows: RowPlaces of the pass; k_slots, v_slots [S, T, KH, D], written at the rows' places,
 nowhere else. Returns q [L_Q, H, D].
 """
@@ -90,21 +89,6 @@ def reference(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: 
         k_slots[slot, position] = turned[row, heads:]
         v_slots[slot, position] = split[row, heads + kv_heads :]
     return turned[:, :heads]
-
-
-def paired_reference(
-    qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor
-) -> Tensor:
-    """The half-split one over reordered pairs."""
-    width = k_slots.shape[-1]
-    order = torch.arange(width, device=qkv.device).view(-1, 2).t().flatten()  # 0, 2, .., 1, 3, ..
-    back = order.argsort()
-    split = qkv.view(qkv.shape[0], -1, width).clone()
-    split[:, : heads + kv_heads] = split[:, : heads + kv_heads, order]
-    q = reference(split.flatten(1), heads, kv_heads, rows, k_slots, v_slots)
-    keys = k_slots.flatten(0, 1)
-    keys[rows.flat] = keys[rows.flat][..., back]
-    return q[..., back]
 
 
 def indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Shape signatures: the sizes of a call as text, `m=512|e=4096`, by which entries of the table tell calls apart.
 
-m: rows, n: heads, sequences or outputs, e: hidden or inputs, f: mlp hidden, v: vocabulary, t: positions, h: heads,
-kv: KV heads, d: head width. m and t change from call to call and count as the next power of two.
+m: rows (of varlen_attention, of the longest sequence), n: outputs of a linear, or sequences, e: hidden size, or inputs
+of a linear, f: intermediate size, v: vocabulary, t: positions of a slot, h: heads, kv: KV heads, d: head width. m and t
+change from call to call and count as the next power of two. kernels/dimensions.py has the long names.
 """
 
 from __future__ import annotations
@@ -11,16 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
+from edgeflow.kernels.dimensions import signature
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout
 
 Signed = tuple[str, str]
-"""stage ("" where the arguments do not tell) and shape signature"""
-
-
-def size_class(count: int) -> int:
-    """The power of two that a number of rows counts as: 1, 2, 4, .. at least `count`."""
-    return 1 << max(count - 1, 0).bit_length()
+"""(stage, shape signature); the stage is "" where the arguments do not show it"""
 
 
 def stage_of(lengths: Sequence[int]) -> str:
@@ -29,45 +26,40 @@ def stage_of(lengths: Sequence[int]) -> str:
     return "packed" if len(kinds) > 1 else "prefill" if kinds == {True} else "decode"
 
 
-def _text(**sizes: int) -> str:
-    sized = {letter: size_class(size) if letter in "mt" else size for letter, size in sizes.items()}
-    return "|".join(f"{letter}={size}" for letter, size in sized.items())
-
-
 def _norm(x: Tensor, *_: Any) -> Signed:
     if x.dim() == 3:
-        return "", _text(m=x.shape[0], n=x.shape[1], e=x.shape[2])
-    return "", _text(m=x.shape[0], e=x.shape[1])
+        return "", signature(m=x.shape[0], h=x.shape[1], d=x.shape[2])
+    return "", signature(m=x.shape[0], e=x.shape[1])
 
 
 def _swiglu(gate_up: Tensor) -> Signed:
-    return "", _text(m=gate_up.shape[0], f=gate_up.shape[1] // 2)
+    return "", signature(m=gate_up.shape[0], f=gate_up.shape[1] // 2)
 
 
 def _greedy(logits: Tensor, first: int, stop: int) -> Signed:
-    return "", _text(m=logits.shape[0], v=stop - first)
+    return "", signature(m=logits.shape[0], v=stop - first)
 
 
 def _shift(data: Tensor, *_: Any) -> Signed:
-    return "", _text(t=data.shape[3], kv=data.shape[4], d=data.shape[5])
+    return "", signature(t=data.shape[3], kv=data.shape[4], d=data.shape[5])
 
 
 def _rope(qkv: Tensor, heads: int, kv_heads: int, *_: Any) -> Signed:
     width = qkv.shape[1] // (heads + 2 * kv_heads)
-    return "", _text(m=qkv.shape[0], h=heads, kv=kv_heads, d=width)
+    return "", signature(m=qkv.shape[0], h=heads, kv=kv_heads, d=width)
 
 
 def _attention(layout: PackedLayout, kv: KVSlots) -> Signed:
     kv_heads, width = kv.data.shape[-2:]
-    return stage_of(layout.lengths), _text(m=len(layout.row_slot), t=layout.reach, kv=kv_heads, d=width)
+    return stage_of(layout.lengths), signature(m=len(layout.row_slot), t=layout.reach, kv=kv_heads, d=width)
 
 
 def _linear(weight: Tensor, bias: Tensor | None, rows: int) -> Signed:  # noqa: ARG001
-    return "", _text(m=rows, n=weight.shape[0], e=weight.shape[1])
+    return "", signature(m=rows, n=weight.shape[0], e=weight.shape[1])
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Signed:  # noqa: ARG001
-    return "", _text(m=longest, n=len(starts) - 1, h=q.shape[1], d=q.shape[2])
+    return "", signature(m=longest, n=len(starts) - 1, h=q.shape[1], d=q.shape[2])
 
 
 SIGNATURES: dict[str, Callable[..., Signed]] = {
@@ -79,10 +71,9 @@ SIGNATURES: dict[str, Callable[..., Signed]] = {
     "shift_kv": _shift,
     "shift_kv_chain": _shift,
     "rope_write_kv": _rope,
-    "rope_write_kv_paired": _rope,
     "rope_write_kv_int8": _rope,
     "packed_attention": _attention,
     "packed_attention_int8": _attention,
     "varlen_attention": _varlen,
 }
-"""What signs the arguments of an operator; of `linear` with the rows it is made for."""
+"""The function that signs a call of each operator by its arguments; of `linear` also by the rows it is made for."""

@@ -3,7 +3,7 @@
 An operator is a name with a signature; its file holds a reference and the candidates. An entry of the table says
 which candidate serves a context, with which parameters; the most specific entry that matches and whose candidate may
 run there wins, the last one of equals, and the reference serves where none does. Lookups happen when a model is
-built; where entries tell shapes or stages apart, once more when a shape is first seen.
+built, one per stage; where entries tell shapes apart, once more when a shape is first seen.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, KINDS, REFERENCE, Hardware, Implementation
-from edgeflow.kernels.shapes import SIGNATURES, Signed
+from edgeflow.kernels.by_shape import ByShape
+from edgeflow.kernels.dimensions import KINDS, STAGES, covers, only_role
+from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, REFERENCE, Hardware, Implementation
+from edgeflow.kernels.shapes import SIGNATURES
 
 Params = dict[str, Any]
 
@@ -26,7 +28,8 @@ Params = dict[str, Any]
 class OperatorKey:
     """A context (EdgeFM table 1). In an entry, "" stands for any; in a lookup, for not known.
 
-    hw_profile: cpu, cuda, or cuda_sm87, which an entry for cuda matches too.
+    hw_profile: cpu, cuda, or cuda_sm87, which an entry for cuda matches too. shape_sig: in an entry some of a call's
+    sizes, in a lookup all of them.
     """
 
     op_name: str
@@ -38,22 +41,26 @@ class OperatorKey:
     shape_sig: str = ""
 
     def matches(self, context: OperatorKey) -> bool:
-        pairs = zip(self.values(), context.values(), strict=True)
-        return all(mine in ("", theirs) for mine, theirs in pairs) or (
+        """Whether an entry of this key serves a lookup of that context."""
+        pairs = zip(self.values()[:-1], context.values()[:-1], strict=True)
+        named = all(mine in ("", theirs) for mine, theirs in pairs) and covers(self.shape_sig, context.shape_sig)
+        return named or (
             context.hw_profile.startswith(f"{self.hw_profile}_") and replace(self, hw_profile="").matches(context)
         )
 
     @property
-    def specificity(self) -> tuple[int, int]:
-        """How many dimensions are named; of equals, an architecture counts more than a kind of device."""
-        return sum(value != "" for value in self.values()), self.hw_profile.count("_")
+    def specificity(self) -> tuple[int, int, int]:
+        """How many dimensions are named; of equals, an architecture counts more than a kind of device, then the number
+        of sizes."""
+        sizes = len(self.shape_sig.split("|")) if self.shape_sig else 0
+        return sum(value != "" for value in self.values()), self.hw_profile.count("_"), sizes
 
     def values(self) -> list[str]:
         return [getattr(self, field.name) for field in fields(self)]
 
     @property
     def text(self) -> str:
-        """The dimensions that are named, but for the operator."""
+        """The dimensions that are named, but for the operator, for a person."""
         named = [f"{field.name}={value}" for field, value in zip(fields(self), self.values(), strict=True) if value]
         return ", ".join(name for name in named if not name.startswith("op_name="))
 
@@ -70,7 +77,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What serves a context; `why` is for people, `passed_over` names better matches that may not run."""
+    """The implementation that serves a context. why: for a person; passed_over: better matches that may not run."""
 
     implementation: Implementation
     params: Params
@@ -85,7 +92,7 @@ class Choice:
 class OperatorTable:
     """Immutable; `overlaid`, `allowing` and `forcing` give changed ones.
 
-    precisions: which may serve besides that of the dtype.
+    precisions: those that may serve besides that of the dtype.
     """
 
     def __init__(
@@ -105,7 +112,7 @@ class OperatorTable:
         return tuple(dict.fromkeys(op_name for op_name, _ in self._implementations))
 
     def implementation(self, op_name: str, impl_id: str) -> Implementation:
-        """By name; ConfigError lists what there is."""
+        """The implementation of that name; ConfigError lists those known."""
         try:
             return self._implementations[op_name, impl_id]
         except KeyError:
@@ -113,7 +120,7 @@ class OperatorTable:
             raise ConfigError(f"operator {op_name}: no implementation {impl_id!r}; known: {known}") from None
 
     def candidates(self, op_name: str) -> tuple[str, ...]:
-        """impl_ids of an operator, the reference among them."""
+        """impl_ids of an operator, with the reference."""
         return tuple(impl_id for name, impl_id in self._implementations if name == op_name)
 
     def overlaid(self, *entries: Entry) -> OperatorTable:
@@ -133,7 +140,7 @@ class OperatorTable:
         return self._with((*self._entries, *entries), self._precisions | {precision})
 
     def forcing(self, **impl_ids: str) -> OperatorTable:
-        """A table in which the operators named have one entry: this implementation, everywhere."""
+        """A table in which each operator named has one entry: that implementation, everywhere."""
         others = [entry for entry in self._entries if entry.key.op_name not in impl_ids]
         forced = [Entry(OperatorKey(name), impl_id, origin="forced") for name, impl_id in impl_ids.items()]
         return self._with([*others, *forced])
@@ -154,7 +161,23 @@ class OperatorTable:
         sign = SIGNATURES.get(context.op_name)
         if sign is None or not self._depends_on_the_call(_known(context, hardware)):
             return self.choose(context, hardware, dtype).load()
-        return _ByShape(sign, lambda key: self.choose(key, hardware, dtype).load(), context)
+
+        def find(stage: str, shape_sig: str) -> Callable[..., Any]:
+            key = replace(context, stage=context.stage or stage, shape_sig=shape_sig)
+            return self.choose(key, hardware, dtype).load()
+
+        return ByShape(sign, find)
+
+    def resolve_stages(self, context: OperatorKey, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+        """The function that serves a context in each stage of a pass."""
+        return {stage: self.resolve(replace(context, stage=stage), device, dtype) for stage in STAGES}
+
+    def stages(self, context: OperatorKey) -> tuple[tuple[str, ...], ...]:
+        """The stages of a pass in groups; entries of this operator tell only the groups apart."""
+        entries = [entry for entry in self._entries if entry.key.op_name in ("", context.op_name)]
+        named = {entry.key.stage for entry in entries if entry.key.stage}
+        rest = tuple(stage for stage in STAGES if stage not in named)
+        return (*((stage,) for stage in STAGES if stage in named), *([rest] if rest else []))
 
     def choose(self, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> Choice:
         """The most specific entry that may serve; the reference where none does."""
@@ -177,7 +200,7 @@ class OperatorTable:
         return sorted(matching, key=lambda entry: entry.key.specificity)[::-1]  # the last of equals first
 
     def _depends_on_the_call(self, context: OperatorKey) -> bool:
-        """Whether entries tell apart what the context leaves open."""
+        """Whether entries distinguish what the context leaves open."""
 
         def open_to(entry: Entry) -> bool:
             key = entry.key
@@ -198,30 +221,15 @@ class OperatorTable:
                 raise ConfigError(f"operator {name}: {entry.impl_id} has no parameter {', '.join(unknown)}")
 
 
-class _ByShape:
-    """An operator whose implementation follows the sizes it is called with; each is looked up once."""
-
-    def __init__(
-        self, sign: Callable[..., Signed], find: Callable[[OperatorKey], Callable[..., Any]], context: OperatorKey
-    ) -> None:
-        self._sign = sign
-        self._find = find
-        self._context = context
-        self._found: dict[Signed, Callable[..., Any]] = {}
-
-    def __call__(self, *arguments: Any) -> Any:
-        signed = self._sign(*arguments)
-        if signed not in self._found:
-            stage, shape_sig = signed
-            context = replace(self._context, stage=self._context.stage or stage, shape_sig=shape_sig)
-            self._found[signed] = self._find(context)
-        return self._found[signed](*arguments)
-
-
 def _known(context: OperatorKey, hardware: Hardware) -> OperatorKey:
-    """With what the device and the operator's name say."""
-    kind = context.op_kind or KINDS.get(context.op_name, "")
-    return replace(context, hw_profile=context.hw_profile or hardware.profile, op_kind=kind)
+    """The context with what follows from the device and the operator's name."""
+    kind, role = KINDS.get(context.op_name, ""), only_role(context.op_name)
+    return replace(
+        context,
+        hw_profile=context.hw_profile or hardware.profile,
+        op_kind=context.op_kind or kind,
+        layer_role=context.layer_role or role,
+    )
 
 
 def _named_as(entry: Entry, context: OperatorKey) -> OperatorKey:
@@ -229,7 +237,7 @@ def _named_as(entry: Entry, context: OperatorKey) -> OperatorKey:
 
 
 def built_in_table() -> OperatorTable:
-    """What this package brings."""
+    """The table of the implementations and defaults in this package."""
     entries = [
         Entry(OperatorKey(op_name, hw_profile=profile), impl_id)
         for profile, defaults in DEFAULTS.items()

@@ -18,7 +18,8 @@ import torch
 
 from edgeflow.kernels.cases import Case, Problem
 from edgeflow.kernels.compare import deviation, tolerance
-from edgeflow.kernels.implementations import KINDS, REFERENCE, Hardware, Implementation
+from edgeflow.kernels.dimensions import KINDS
+from edgeflow.kernels.implementations import REFERENCE, Hardware, Implementation
 from edgeflow.kernels.table import OperatorKey, OperatorTable
 from edgeflow.kernels.timing import Seconds, median_us
 

@@ -171,7 +171,7 @@ def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **deco
     template = ChatTemplate.load(path)
     weights = Weights(path, dtype, device)
     stem, prefix = _stem(weights)
-    decoder = LlamaDecoder(text, weights, stem=stem, **decoder_options)
+    decoder = LlamaDecoder(text, weights, stem=stem, name=family, **decoder_options)
     parts = None if vision is None else _load_vision(*vision, weights.under(prefix), text, decoder_options.get("table"))
     return ChatModel(family, decoder, tokenizer, template, generation, parts, device)
 

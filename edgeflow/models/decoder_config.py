@@ -24,7 +24,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"max_position_embeddings": 32768, "head_dim": 128, "head_norm": True},
     "qwen2_5_vl": {"max_position_embeddings": 32768, "attention_bias": True},
 }
+FAMILY = "llama"
 REFUSED = ("mlp_bias", "use_sliding_window", "quantization_config")
+
+
+def family_of(values: Mapping[str, Any]) -> str:
+    """The model_name by which the operators of a checkpoint's decoder are looked up: the model_type that is served, its
+    own or that of its text part. values: of config.json."""
+    inner = values.get("text_config")
+    kinds = [each.get("model_type") for each in (values, inner) if isinstance(each, Mapping)]
+    return next((kind for kind in kinds if kind in FAMILIES), FAMILY)
 
 
 def decoder_config(values: Mapping[str, Any], family: str) -> LlamaConfig:

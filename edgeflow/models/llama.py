@@ -1,36 +1,38 @@
 """The Llama family as functions of packed rows and a KV store. Knows nothing of schedulers.
 
 Qwen2 is Llama with biases on queries, keys and values; Qwen3 has a norm of each head's query and key instead, and
-heads of any width.
+heads of any width. What serves each call is looked up per stage of a pass (docs/operators.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.kernels.bind_linear import bind_linear
-from edgeflow.kernels.int8_kv import PackedAttentionInt8, RopeWriteInt8
+from edgeflow.kernels.dimensions import STAGES
 from edgeflow.kernels.kv import KVSlots, Store
 from edgeflow.kernels.layout import PackedLayout
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.packed_attention import PackedAttention
-from edgeflow.kernels.rms_norm import RmsNorm
-from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces
+from edgeflow.kernels.rope_write_kv import RotaryTable
+from edgeflow.kernels.shapes import stage_of
 from edgeflow.kernels.shift_kv import ShiftKV
-from edgeflow.kernels.swiglu import SwiGLU
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights
+from edgeflow.models.llama_operators import Operators, PassOperators
 from edgeflow.models.rope import PLAIN, Rope
 
 MAX_SIZE = 1 << 20
-BindLinear = Callable[[str, Tensor, "Tensor | None"], Linear]
-"""(role, weight, bias) → what serves it"""
+BindLinear = Callable[[str, Tensor, "Tensor | None"], Mapping[str, Linear]]
+"""(role, weight, bias) → the linear of each stage"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +115,33 @@ class _Layer:
     down: Linear
 
     @classmethod
-    def of(cls, config: LlamaConfig, weights: Weights, linear: BindLinear) -> _Layer:
-        """weights: those below `model.layers.<index>.`; projections that read the same rows are fused."""
+    def of_stages(cls, config: LlamaConfig, weights: Weights, linear: BindLinear) -> dict[str, _Layer]:
+        """The layer in each stage. weights: those below `model.layers.<index>.`; projections that read the same rows
+        are fused."""
         width, inner = config.hidden_size, config.intermediate_size
         rows = {"q": config.q_width, "k": config.kv_width, "v": config.kv_width}
         qkv = [weights.take(f"self_attn.{name}_proj.weight", count, width) for name, count in rows.items()]
         biased = rows if config.attention_bias else {}
         bias = [weights.take(f"self_attn.{name}_proj.bias", count) for name, count in biased.items()]
         gate_up = [weights.take(f"mlp.{name}_proj.weight", inner, width) for name in ("gate", "up")]
-        return cls(
-            input_norm=weights.take("input_layernorm.weight", width),
-            qkv=linear("qkv", torch.cat(qkv), torch.cat(bias) if bias else None),
-            head_norms=_head_norms(weights, config.head_dim) if config.head_norm else None,
-            output=linear("output", weights.take("self_attn.o_proj.weight", width, config.q_width), None),
-            post_norm=weights.take("post_attention_layernorm.weight", width),
-            gate_up=linear("gate_up", torch.cat(gate_up), None),
-            down=linear("down", weights.take("mlp.down_proj.weight", width, inner), None),
-        )
+        input_norm = weights.take("input_layernorm.weight", width)
+        head_norms = _head_norms(weights, config.head_dim) if config.head_norm else None
+        post_norm = weights.take("post_attention_layernorm.weight", width)
+        bound = {
+            "qkv": linear("qkv", torch.cat(qkv), torch.cat(bias) if bias else None),
+            "output": linear("output", weights.take("self_attn.o_proj.weight", width, config.q_width), None),
+            "gate_up": linear("gate_up", torch.cat(gate_up), None),
+            "down": linear("down", weights.take("mlp.down_proj.weight", width, inner), None),
+        }
+        return {
+            stage: cls(
+                input_norm=input_norm,
+                head_norms=head_norms,
+                post_norm=post_norm,
+                **{name: of_stages[stage] for name, of_stages in bound.items()},
+            )
+            for stage in STAGES
+        }
 
 
 def _head_norms(weights: Weights, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -137,47 +149,50 @@ def _head_norms(weights: Weights, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Operators:
-    """What serves this model on its device, looked up once."""
+class _Stage:
+    """The model as the passes of one stage run it."""
 
-    rms_norm: RmsNorm
-    rope_write_kv: RopeWriteKV
-    swiglu: SwiGLU
-    shift_kv: ShiftKV
-    packed_attention: PackedAttention
-    rope_write_kv_int8: RopeWriteInt8
-    packed_attention_int8: PackedAttentionInt8
+    config: LlamaConfig
+    operators: Operators
+    layers: tuple[_Layer, ...]
+    head: Linear
 
-    @classmethod
-    def of(cls, table: OperatorTable, model: str, like: Tensor, attention: PackedAttention | None) -> _Operators:
-        def find(name: str) -> object:
-            return table.resolve(OperatorKey(name, model_name=model), like.device, like.dtype)
+    def forward(self, hidden: Tensor, shared: PassOperators, stores: Callable[[int], Store]) -> Tensor:
+        """All layers. The sum of a layer's input and output is formed by the norm that reads it."""
+        eps, operators = self.config.rms_norm_eps, self.operators
+        residual = hidden.clone()  # sums replace it from here on
+        x = operators.input_norm(hidden, self.layers[0].input_norm, eps)
+        for index, layer in enumerate(self.layers):
+            if index:
+                x, residual = operators.add_input_norm(x, residual, layer.input_norm, eps)
+            x = self._attend(layer, x, shared, stores(index))
+            x, residual = operators.add_post_norm(x, residual, layer.post_norm, eps)
+            x = layer.down(operators.swiglu(layer.gate_up(x)))
+        return residual.add_(x)
 
-        found = {name: find(name) for name in cls.__dataclass_fields__}
-        if attention is not None:
-            found["packed_attention"] = attention
-        return cls(**found)  # type: ignore[arg-type]
+    def _attend(self, layer: _Layer, x: Tensor, shared: PassOperators, store: Store) -> Tensor:
+        config = self.config
+        qkv = layer.qkv(x)
+        if layer.head_norms is not None:
+            qkv = self._norm_heads(qkv, *layer.head_norms)
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        q = shared.write(qkv, heads, kv_heads, shared.rows, *store)
+        return layer.output(shared.attend(q, *store).flatten(1))
 
-    def over(self, rows: RowPlaces, layout: PackedLayout, kv: KVSlots) -> _Pass:
-        """A pass over this kind of store."""
-        if kv.int8:
-            return _Pass(rows, self.rope_write_kv_int8, self.packed_attention_int8(layout, kv))
-        return _Pass(rows, self.rope_write_kv, self.packed_attention(layout, kv))
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """What every layer shares: where rows go, what writes them there, what reads. The last two take a layer's store."""
-
-    rows: RowPlaces
-    write: Callable[..., Tensor]
-    attend: Callable[..., Tensor]
+    def _norm_heads(self, qkv: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
+        """Each head's query and key by itself; values unchanged."""
+        config, operators = self.config, self.operators
+        heads = qkv.view(qkv.shape[0], -1, config.head_dim)
+        q, k, v = torch.split(heads, [config.num_attention_heads, *[config.num_key_value_heads] * 2], dim=1)
+        q, k = operators.query_norm(q, q_norm, config.rms_norm_eps), operators.key_norm(k, k_norm, config.rms_norm_eps)
+        return torch.cat([q, k, v], 1).flatten(1)
 
 
 class LlamaDecoder:
     """weights: names as published (model.layers.0.self_attn.q_proj.weight, …); all but the head's begin with `stem`.
 
-    name: of the model, by which operators are looked up. attention: serves instead of the table's choice (ablations).
+    name: the model_name by which operators are looked up, the checkpoint's model_type. attention: serves instead of the
+    table's choice (ablations).
     """
 
     def __init__(
@@ -192,18 +207,32 @@ class LlamaDecoder:
     ) -> None:
         table = table or built_in_table()
 
-        def linear(role: str, weight: Tensor, bias: Tensor | None) -> Linear:
+        def linear(role: str, weight: Tensor, bias: Tensor | None) -> Mapping[str, Linear]:
             return bind_linear(table, OperatorKey("linear", model_name=name, layer_role=role), weight, bias)
 
         self.config = config
+        self.name = name
         vocab, width = config.vocab_size, config.hidden_size
-        self._embedding = weights.take(f"{stem}embed_tokens.weight", vocab, width)
+        self._embedding = like = weights.take(f"{stem}embed_tokens.weight", vocab, width)
         tied = config.tie_word_embeddings
-        self._head = linear("head", self._embedding if tied else weights.take("lm_head.weight", vocab, width), None)
+        head = linear("head", self._embedding if tied else weights.take("lm_head.weight", vocab, width), None)
         self._norm = weights.take(f"{stem}norm.weight", width)
-        layers = range(config.num_hidden_layers)
-        self._layers = [_Layer.of(config, weights.under(f"{stem}layers.{index}."), linear) for index in layers]
-        self._operators = _Operators.of(table, name, self._embedding, attention)
+        indices = range(config.num_hidden_layers)
+        layers = [_Layer.of_stages(config, weights.under(f"{stem}layers.{index}."), linear) for index in indices]
+
+        def find(stage: str, key: OperatorKey) -> Any:
+            return table.resolve(replace(key, model_name=name, stage=stage), like.device, like.dtype)
+
+        self._stages = {
+            stage: _Stage(
+                config,
+                Operators.of(partial(find, stage), attention),
+                tuple(layer[stage] for layer in layers),
+                head[stage],
+            )
+            for stage in STAGES
+        }
+        self._shift_kv: ShiftKV = find("prefill", OperatorKey("shift_kv"))  # brings a fixed prefix before a prompt
         self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
 
     def kv_slots(self, slots: int, capacity: int, *, int8: bool = False) -> KVSlots:
@@ -211,11 +240,11 @@ class LlamaDecoder:
         self._rotary_of(capacity)
         config, like = self.config, self._embedding
         shape = (config.num_hidden_layers, slots, capacity, config.num_key_value_heads, config.head_dim)
-        return KVSlots(*shape, like.dtype, like.device, shift=self._operators.shift_kv, int8=int8)
+        return KVSlots(*shape, like.dtype, like.device, shift=self._shift_kv, int8=int8)
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in."""
+        """The dtype it computes in."""
         return self._embedding.dtype
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -225,37 +254,16 @@ class LlamaDecoder:
     def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
         """[L_Q, E] → [L_Q, E] after the last layer, before the final norm (ActionFlow algorithm 2)."""
         rows = self._rotary_of(kv.capacity).places(layout, kv.capacity)
-        shared = self._operators.over(rows, layout, kv)
-        for index, layer in enumerate(self._layers):
-            hidden = self._run_layer(layer, hidden, shared, kv.layer(index))
-        return hidden
+        stage = self._stages[stage_of(layout.lengths)]
+        return stage.forward(hidden, stage.operators.over(rows, layout, kv), kv.layer)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm and head of the rows asked for: [n, E] → [n, V]"""
-        return self._head(self.final_norm(hidden))
+    def logits(self, hidden: Tensor, stage: str) -> Tensor:
+        """Final norm and head of some rows of a pass: [n, E] → [n, V]. stage: of the pass."""
+        return self._stages[stage].head(self.final_norm(hidden, stage))
 
-    def final_norm(self, hidden: Tensor) -> Tensor:
+    def final_norm(self, hidden: Tensor, stage: str) -> Tensor:
         """What the head reads: [n, E] → [n, E]"""
-        return self._operators.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
-
-    def _run_layer(self, layer: _Layer, hidden: Tensor, shared: _Pass, store: Store) -> Tensor:
-        config, operators = self.config, self._operators
-        x = operators.rms_norm(hidden, layer.input_norm, config.rms_norm_eps)
-        qkv = layer.qkv(x)
-        if layer.head_norms is not None:
-            qkv = self._norm_heads(qkv, *layer.head_norms)
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        q = shared.write(qkv, heads, kv_heads, shared.rows, *store)
-        hidden = layer.output(shared.attend(q, *store).flatten(1), hidden)
-        x = operators.rms_norm(hidden, layer.post_norm, config.rms_norm_eps)
-        return layer.down(operators.swiglu(layer.gate_up(x)), hidden)
-
-    def _norm_heads(self, qkv: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
-        """Each head's query and key by itself; values as they are."""
-        config, norm = self.config, self._operators.rms_norm
-        heads = qkv.view(qkv.shape[0], -1, config.head_dim)
-        q, k, v = torch.split(heads, [config.num_attention_heads, *[config.num_key_value_heads] * 2], dim=1)
-        return torch.cat([norm(q, q_norm, config.rms_norm_eps), norm(k, k_norm, config.rms_norm_eps), v], 1).flatten(1)
+        return self._stages[stage].operators.final_norm(hidden, self._norm, self.config.rms_norm_eps)
 
     def _rotary_of(self, capacity: int) -> RotaryTable:
         if capacity not in self._rotary:

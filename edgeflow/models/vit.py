@@ -70,7 +70,7 @@ class VisionTower:
         prefix = [weights.take(name, 1, None, self.width)[0] for name in ("cls_token", "reg_token") if name in weights]
         self._prefix = torch.cat([kernel.new_zeros(0, self.width), *prefix])
         self._blocks = [_Block.of(weights.under(f"blocks.{index}."), self.width) for index in range(blocks)]
-        key = OperatorKey("varlen_attention", "vit")
+        key = OperatorKey("varlen_attention", "vit", layer_role="full", stage="prefill")
         self._attend: VarlenAttention = (table or built_in_table()).resolve(key, kernel.device, kernel.dtype)
 
     def forward(self, pixels: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def test_auto_takes_eight_bits_where_they_are_clearly_faster(chat_directory, mon
     fewer = built_in_table().allowing("int8") if weights == "int8" else built_in_table()
     model, other = (load_chat_model(chat_directory, torch.float32, CPU, table=each) for each in (chosen.table, fewer))
     row = torch.randn(1, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(model.decoder.logits(row), other.decoder.logits(row))
+    assert torch.equal(model.decoder.logits(row, "decode"), other.decoder.logits(row, "decode"))
 
 
 def test_operators_are_looked_up_as_the_tuner_names_them(chat_directory):

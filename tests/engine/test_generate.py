@@ -56,7 +56,7 @@ def whole(model: ChatModel, prompt: Prompt, count: int) -> list[int]:
         positions = torch.cat([prompt.positions, after.expand(len(prompt.positions), -1)], dim=1)
         layout = PackedLayout.of([Span(0, 0, len(rows))], CPU, positions)
         hidden = model.decoder.forward(rows, layout, model.decoder.kv_slots(1, len(rows)))
-        tokens.append(int(model.decoder.logits(hidden[-1:])[0].argmax()))
+        tokens.append(int(model.decoder.logits(hidden[-1:], "decode")[0].argmax()))
     return tokens
 
 
@@ -175,7 +175,7 @@ def test_an_answer_ends_with_its_stop_token_or_where_room_ends(model: ChatModel)
     prompt = model.text_prompt("abc")
     wanted = whole(model, prompt, 8)
     model.decoder.logits, kept = (
-        (lambda hidden: kept(hidden).index_fill(1, torch.tensor([END]), 1e3)),
+        (lambda *rows: kept(*rows).index_fill(1, torch.tensor([END]), 1e3)),
         model.decoder.logits,
     )
     try:

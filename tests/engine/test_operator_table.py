@@ -43,8 +43,9 @@ def policy_of(tmp_path, **settings):
 
 
 def test_an_overlay_serves_the_policy(tmp_path, overlay):
-    assert policy_of(tmp_path).decoder._operators.rms_norm is rms_norm.fused
-    assert policy_of(tmp_path, operators=str(overlay)).decoder._operators.rms_norm is rms_norm.reference
+    assert policy_of(tmp_path).decoder._stages["packed"].operators.input_norm is rms_norm.fused
+    served = policy_of(tmp_path, operators=str(overlay)).decoder._stages["packed"].operators
+    assert served.input_norm is served.final_norm is rms_norm.reference
 
 
 def test_an_overlay_serves_the_chat_model(overlay):
@@ -80,10 +81,9 @@ def test_a_missing_overlay_is_told(tmp_path):
 
 def test_weights_of_another_precision_serve_every_projection(tmp_path):
     decoder = policy_of(tmp_path, weights="fp8").decoder
-    layer = decoder._layers[0]
-    assert all(
-        isinstance(each, Emulated) for each in (decoder._head, layer.qkv, layer.output, layer.gate_up, layer.down)
-    )
+    stage = decoder._stages["decode"]
+    layer = stage.layers[0]
+    assert all(isinstance(each, Emulated) for each in (stage.head, layer.qkv, layer.output, layer.gate_up, layer.down))
 
 
 def test_what_was_chosen_is_told_at_start(capsys):

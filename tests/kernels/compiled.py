@@ -66,7 +66,6 @@ def real_cases(arch: int) -> Iterator[Case]:
         yield cases.rope_write_kv(SPANS, heads)
         yield cases.packed_attention(SPANS, heads)
         yield cases.varlen_attention([70, 70], Heads(2, 2, width))
-    yield cases.rope_write_kv(SPANS, Heads(4, 4, 128), paired=True)
     yield cases.rope_write_kv_int8(SPANS, Heads(4, 4, 128))
     yield cases.packed_attention_int8(SPANS, Heads(4, 4, 128))
 

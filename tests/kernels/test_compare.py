@@ -144,11 +144,6 @@ def without_bias(weight, bias):
     return linear.Reference(weight, None)
 
 
-def without_residual(weight, bias):
-    made = linear.Reference(weight, bias)
-    return lambda x, residual=None: made(x)
-
-
 def in_six_bits(weight, bias):
     scale = weight.float().abs().amax(1, keepdim=True) / 31
     return linear.Int8(((weight.float() / scale).round() * scale).to(weight.dtype), bias)
@@ -192,8 +187,6 @@ WRONG = {
     "rope: backwards": ("rope_write_kv", rope(backwards)),
     "rope: another row's angle": ("rope_write_kv", rope(next_row)),
     "rope: the next place": ("rope_write_kv", rope(one_place_on)),
-    "rope: pairs side by side": ("rope_write_kv", rope_write_kv.paired_reference),
-    "rope paired: half-split": ("rope_write_kv_paired", rope_write_kv.reference),
     "int8: rounded down": ("rope_write_kv_int8", rounded_down),
     "int8: no rotation": ("rope_write_kv_int8", no_rotation),
     "attention: one key fewer": ("packed_attention", lambda la, kv: packed_attention.reference(shifted(la, -1), kv)),
@@ -204,7 +197,6 @@ WRONG = {
     "int8 attention: value scales": ("packed_attention_int8", without_value_scale),
     "int8 attention: one key fewer": ("packed_attention_int8", off_by_one_int8),
     "linear: no bias": ("linear", without_bias),
-    "linear: no residual": ("linear", without_residual),
     "varlen: a key missing": ("varlen_attention", first_key_missing),
     "varlen: one sequence": ("varlen_attention", one_sequence),
 }

@@ -54,7 +54,7 @@ def ours(model: ChatModel, prompt: Prompt, cuts: list[int]) -> torch.Tensor:
     found = []
     for start, stop in zip([0, *cuts], [*cuts, len(prompt)], strict=True):
         layout = PackedLayout.of([Span(1, start, stop - start)], CPU, prompt.positions[:, start:stop])
-        found.append(model.decoder.logits(model.decoder.forward(hidden[start:stop], layout, kv)))
+        found.append(model.decoder.logits(model.decoder.forward(hidden[start:stop], layout, kv), "prefill"))
     return torch.cat(found)
 
 

@@ -66,7 +66,7 @@ def poisoned(model: LlamaDecoder, slots: int, capacity: int = 40) -> KVSlots:
 def run(model: LlamaDecoder, kv: KVSlots, spans: list[Span], ids: list[int]) -> torch.Tensor:
     """One pass; the logits of every row [L_Q, V]."""
     hidden = model.embed(torch.tensor(ids))
-    return model.logits(model.forward(hidden, PackedLayout.of(spans, CPU), kv))
+    return model.logits(model.forward(hidden, PackedLayout.of(spans, CPU), kv), "packed")
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -16,10 +16,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """FlashInfer writes over what it is given: both are copied first."""
-    normed, total = x.clone(), residual.clone()
-    flashinfer.fused_add_rmsnorm(normed, total, weight, eps)
-    return normed, total
+    """In place, as FlashInfer does it: the sum into `residual`, its norm into `x`."""
+    flashinfer.fused_add_rmsnorm(x, residual, weight, eps)
+    return x, residual
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -29,27 +28,13 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def rope_write_kv(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-    """Half-split pairs."""
-    return _rope_write_kv(qkv, heads, kv_heads, rows, k_slots, v_slots, half_split=True)
-
-
-def rope_write_kv_paired(
-    qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor
-) -> Tensor:
-    """Neighbouring pairs."""
-    return _rope_write_kv(qkv, heads, kv_heads, rows, k_slots, v_slots, half_split=False)
-
-
-def _rope_write_kv(
-    qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor, *, half_split: bool
-) -> Tensor:
     """FlashInfer looks cosines and sines up by position; the table it gets has one line a row of the pass, so that rows
     of any positions (M-RoPE) turn. Keys and values are then copied to their places."""
     count, width = qkv.shape[0], k_slots.shape[-1]
     q, k, v = torch.split(qkv, [heads * width, kv_heads * width, kv_heads * width], dim=1)
     turns = torch.cat([rows.cos[:, 0, : width // 2], rows.sin[:, 0]], dim=1).float()
     places = torch.arange(count, device=qkv.device)
-    q, k = flashinfer.apply_rope_with_cos_sin_cache(places, q, k, width, turns, half_split)
+    q, k = flashinfer.apply_rope_with_cos_sin_cache(places, q, k, width, turns, True)
     k_slots.flatten(0, 1).index_copy_(0, rows.flat, k.view(count, kv_heads, width))
     v_slots.flatten(0, 1).index_copy_(0, rows.flat, v.reshape(count, kv_heads, width))
     turned: Tensor = q.view(count, heads, width)

@@ -1,4 +1,4 @@
-"""RMSNorm, and RMSNorm of a sum: one program a row, the row in registers, float32 inside."""
+"""RMSNorm, and RMSNorm of a sum: one program per row, the row in registers, float32 inside."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, num_warps: int = 4) -> Te
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, num_warps: int = 4
 ) -> tuple[Tensor, Tensor]:
-    """The norm of x + residual, and the sum. x, residual [L_Q, E]."""
-    out, total = torch.empty_like(residual), torch.empty_like(residual)
-    _launch(x[:, None], residual, weight, out, total, eps, True, num_warps)
-    return out, total
+    """The norm of x + residual, and the sum, which replaces the residual. x, residual [L_Q, E], residual contiguous."""
+    out = torch.empty_like(residual)
+    _launch(x[:, None], residual, weight, out, residual, eps, True, num_warps)
+    return out, residual
 
 
 def _launch(

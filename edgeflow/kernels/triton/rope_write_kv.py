@@ -1,7 +1,7 @@
 """Fused RoPE and KV write: queries to their tensor, keys and values straight into their slots, nothing in between.
 
-One program a row and block of heads. Cosines and sines come gathered per row, so that plain and M-RoPE positions are
-the same to it; the pairs are half-split (NeoX) or side by side (GPT-J).
+One program per row and block of heads. Cosines and sines come gathered per row, so that plain and M-RoPE positions are
+the same to it; the pairs are half-split (NeoX).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgeflow.kernels.triton.launch import cdiv, power_of_two
 def _turn(
     qkv, cos, sin, flat, q_out, k_slots, v_slots, k_scales, v_scales,
     H: tl.constexpr, KH: tl.constexpr, HALF: tl.constexpr,
-    PAIRED: tl.constexpr, QUANTISED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    QUANTISED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
     D: tl.constexpr = 2 * HALF
     row = tl.program_id(0).to(tl.int64)
@@ -27,9 +27,6 @@ def _turn(
     pair = tl.arange(0, BLOCK_HALF)
     first = pair
     second = pair + HALF
-    if PAIRED:
-        first = 2 * pair
-        second = 2 * pair + 1
     inside = (head < H + 2 * KH)[:, None] & (pair < HALF)[None, :]
     source = qkv + row * (H + 2 * KH) * D + head[:, None] * D
     a = tl.load(source + first[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -70,14 +67,7 @@ def rope_write_kv(
     qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor, *, block_h: int = 16
 ) -> Tensor:
     """Half-split pairs (i, i + D/2)."""
-    return _launch(qkv, heads, kv_heads, rows, (k_slots, v_slots), None, False, block_h)
-
-
-def rope_write_kv_paired(
-    qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor, *, block_h: int = 16
-) -> Tensor:
-    """Pairs side by side (2i, 2i + 1)."""
-    return _launch(qkv, heads, kv_heads, rows, (k_slots, v_slots), None, True, block_h)
+    return _launch(qkv, heads, kv_heads, rows, (k_slots, v_slots), None, block_h)
 
 
 def rope_write_kv_int8(
@@ -91,7 +81,7 @@ def rope_write_kv_int8(
     block_h: int = 16,
 ) -> Tensor:
     """Half-split pairs into int8 slots."""
-    return _launch(qkv, heads, kv_heads, rows, slots, scales, False, block_h)
+    return _launch(qkv, heads, kv_heads, rows, slots, scales, block_h)
 
 
 def _launch(
@@ -101,7 +91,6 @@ def _launch(
     rows: RowPlaces,
     slots: tuple[Tensor, Tensor],
     scales: tuple[Tensor, Tensor] | None,
-    paired: bool,
     block_h: int,
 ) -> Tensor:
     count, width = qkv.shape[0], slots[0].shape[-1]
@@ -110,6 +99,6 @@ def _launch(
         block_h = min(block_h, power_of_two(heads + 2 * kv_heads))
         _turn[(count, cdiv(heads + 2 * kv_heads, block_h))](
             qkv, rows.cos, rows.sin, rows.flat, q, *slots, *(scales or slots), heads, kv_heads, width // 2,
-            paired, scales is not None, block_h, power_of_two(width // 2), num_warps=4,
+            scales is not None, block_h, power_of_two(width // 2), num_warps=4,
         )  # fmt: skip
     return q

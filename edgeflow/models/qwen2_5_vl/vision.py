@@ -7,13 +7,14 @@ RMSNorm eps 1e-6, SwiGLU with biases, half-split rotary embedding of (row, colum
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeflow.kernels.dimensions import ROLES
 from edgeflow.kernels.layout import on_device
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import VarlenAttention
@@ -77,8 +78,11 @@ class VisionTower:
         kernel = (width, 3, config.temporal_patch_size, config.patch_size, config.patch_size)
         self._kernel = weights.take("patch_embed.proj.weight", *kernel).flatten(1)
         self._blocks = [_Block.of(weights.under(f"blocks.{index}."), config) for index in range(config.depth)]
-        key, like = OperatorKey("varlen_attention", "qwen2_5_vl"), self._kernel
-        self._attend: VarlenAttention = (table or built_in_table()).resolve(key, like.device, like.dtype)
+        key, like = OperatorKey("varlen_attention", "qwen2_5_vl", stage="prefill"), self._kernel
+        self._attend: dict[str, VarlenAttention] = {
+            role: (table or built_in_table()).resolve(replace(key, layer_role=role), like.device, like.dtype)
+            for role in ROLES["varlen_attention"]
+        }
         self._merge_norm = weights.take("merger.ln_q.weight", width)
         self._merge = [
             _linear(weights, "merger.mlp.0", merged, merged),
@@ -90,17 +94,17 @@ class VisionTower:
         places = self._places(image.grid)
         x = F.linear(image.values.to(self._kernel)[places.order], self._kernel)
         for index, block in enumerate(self._blocks):
-            whole = index in self._config.full_blocks
-            x = self._run(block, x, places, places.whole if whole else places.windows)
+            x = self._run(block, x, places, "full" if index in self._config.full_blocks else "window")
         x = F.rms_norm(x, self._merge_norm.shape, self._merge_norm, NORM_EPS)
         x = x.view(-1, self._config.spatial_merge_size**2 * x.shape[-1])
         return F.linear(F.gelu(F.linear(x, *self._merge[0])), *self._merge[1])[places.back]
 
-    def _run(self, block: _Block, x: Tensor, places: _Places, sequences: tuple[Tensor, int]) -> Tensor:
+    def _run(self, block: _Block, x: Tensor, places: _Places, role: str) -> Tensor:
+        sequences = places.whole if role == "full" else places.windows
         normed = F.rms_norm(x, block.norm1.shape, block.norm1, NORM_EPS)
         qkv = F.linear(normed, *block.qkv).view(len(x), 3, self._config.num_heads, -1)
         q, k = _turned(qkv[:, :2], places).unbind(1)
-        x = x + F.linear(self._attend(q, k, qkv[:, 2], *sequences).flatten(1), *block.proj)
+        x = x + F.linear(self._attend[role](q, k, qkv[:, 2], *sequences).flatten(1), *block.proj)
         gate, up = F.linear(F.rms_norm(x, block.norm2.shape, block.norm2, NORM_EPS), *block.gate_up).chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * up, *block.down)
 

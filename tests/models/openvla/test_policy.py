@@ -49,7 +49,7 @@ def greedy(policy: OpenVLAPolicy, instruction: str = "pick up the cup") -> tuple
     tokens, first, start = [], None, 0
     while len(tokens) < policy.K:
         out = policy.decoder.forward(hidden, PackedLayout.of([Span(0, start, len(hidden))], CPU), kv)
-        logits = policy.decoder.logits(out[-1:])[0]
+        logits = policy.decoder.logits(out[-1:], "prefill")[0]
         first = logits if first is None else first
         tokens.append(int(logits.argmax()))
         start += len(hidden)
@@ -232,7 +232,7 @@ def test_every_stage_equals_the_original(case: int):
     (hidden,) = policy.embed_prefill(pixels, [ids])
     kv = policy.decoder.kv_slots(1, len(hidden))
     out = policy.decoder.forward(hidden, PackedLayout.of([Span(0, 0, len(hidden))], CPU), kv)
-    assert (policy.decoder.logits(out[-1:])[0] - expected["prefill_last_logits"]).abs().max() <= 1e-4
+    assert (policy.decoder.logits(out[-1:], "prefill")[0] - expected["prefill_last_logits"]).abs().max() <= 1e-4
     tokens = recorded["action_token_ids"]
     assert policy.normalized_actions(tokens).tolist() == recorded["normalized_actions"]
     assert policy.decode_actions(tokens, recorded["unnorm_key"]).tolist() == recorded["actions"]

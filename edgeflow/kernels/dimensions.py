@@ -1,0 +1,141 @@
+"""The names that the dimensions of the operator table take, and how entries may spell them (EdgeFM table 1).
+
+An entry may use the spelling of a checkpoint or of the paper; here it becomes the one that lookups use. A name that is
+not known is refused, for it would never match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+STAGES = ("prefill", "decode", "packed")
+"""A pass of longer spans alone, of single rows alone, of both."""
+
+KINDS = {
+    "rms_norm": "norm",
+    "add_rms_norm": "norm",
+    "swiglu": "activation",
+    "rope_write_kv": "rope",
+    "rope_write_kv_int8": "rope",
+    "shift_kv": "kv_cache",
+    "shift_kv_chain": "kv_cache",
+    "packed_attention": "attention",
+    "packed_attention_int8": "attention",
+    "varlen_attention": "attention",
+    "greedy": "sampling",
+    "linear": "linear",
+}
+"""op_kind of each operator."""
+
+ROLES = {
+    "rms_norm": ("input", "query", "key", "final"),
+    "add_rms_norm": ("input", "post_attention"),
+    "swiglu": ("mlp",),
+    "rope_write_kv": ("self_attention",),
+    "rope_write_kv_int8": ("self_attention",),
+    "shift_kv": ("prefix",),
+    "shift_kv_chain": ("ring",),
+    "packed_attention": ("self_attention",),
+    "packed_attention_int8": ("self_attention",),
+    "varlen_attention": ("full", "window"),
+    "greedy": ("sampling",),
+    "linear": ("qkv", "output", "gate_up", "down", "head"),
+}
+"""layer_roles of each operator. Where there is one, a lookup need not name it."""
+
+ROLE_ALIASES = {
+    "fused_qkv": "qkv",
+    "qkv_proj": "qkv",
+    "o_proj": "output",
+    "oproj": "output",
+    "fused_gate_up": "gate_up",
+    "gate_up_proj": "gate_up",
+    "gateup": "gate_up",
+    "down_proj": "down",
+    "downproj": "down",
+    "lm_head": "head",
+}
+
+MODEL_ALIASES = {"qwen2_5": "qwen2", "qwen2.5": "qwen2"}
+"""Checkpoints of Qwen2.5 are of model_type qwen2, and their operators are those of Qwen2."""
+
+SIZES: Mapping[str, tuple[str, ...]] = {
+    "m": ("rows", "tokens"),
+    "n": ("out_features", "outputs", "sequences"),
+    "e": ("in_features", "inputs", "hidden_size"),
+    "f": ("intermediate_size", "mlp_hidden"),
+    "v": ("vocab_size", "vocabulary"),
+    "t": ("positions", "kv_len"),
+    "h": ("num_heads", "num_attention_heads"),
+    "kv": ("kv_heads", "num_key_value_heads"),
+    "d": ("head_dim",),
+}
+"""Long names of each letter of a shape signature."""
+
+CLASSED = ("m", "t")
+"""Sizes that change from call to call: they count as the next power of two."""
+
+REST = "..."
+"""At the end of an entry's signature: any other sizes, which is so without it too."""
+
+_LETTERS = {name: letter for letter, names in SIZES.items() for name in (letter, *names)}
+
+
+def size_class(count: int) -> int:
+    """The power of two that a number of rows counts as: 1, 2, 4, …, at least `count`."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def signature(**sizes: int) -> str:
+    """Sizes by their letters as text: m=512|e=4096"""
+    classed = {letter: size_class(size) if letter in CLASSED else size for letter, size in sizes.items()}
+    return "|".join(f"{letter}={size}" for letter, size in classed.items())
+
+
+def read_signature(text: str) -> str:
+    """An entry's signature as lookups spell it: `m=1|in_features=1536|...` is m=1|e=1536. ValueError names the part."""
+    sizes: dict[str, int] = {}
+    parts = text.split("|") if text else []
+    for part in parts[:-1] if parts[-1:] == [REST] else parts:
+        name, _, size = part.partition("=")
+        if name not in _LETTERS:
+            raise ValueError(f"{part!r}: no size has this name; known: {', '.join(_LETTERS)}")
+        if not size.isascii() or not size.isdigit():
+            raise ValueError(f"{part!r}: a size is a whole number, as in {name}=64")
+        if _LETTERS[name] in sizes:
+            raise ValueError(f"{part!r}: this size is given twice")
+        sizes[_LETTERS[name]] = int(size)
+    return signature(**sizes)
+
+
+def read_role(name: str) -> str:
+    """A layer_role as lookups spell it; ValueError lists those known."""
+    role = ROLE_ALIASES.get(name, name)
+    known = sorted({role for roles in ROLES.values() for role in roles})
+    if role and role not in known:
+        raise ValueError(f"{name!r} is not the role of an operator; known: {', '.join(known)}")
+    return role
+
+
+def read_kind(name: str) -> str:
+    """An op_kind; ValueError lists those known."""
+    known = sorted(set(KINDS.values()))
+    if name and name not in known:
+        raise ValueError(f"{name!r} is not a kind of operator; known: {', '.join(known)}")
+    return name
+
+
+def read_model(name: str) -> str:
+    """A model_name as lookups spell it."""
+    return MODEL_ALIASES.get(name, name)
+
+
+def only_role(op_name: str) -> str:
+    """The layer_role of an operator that has one; "" where there are several."""
+    roles = ROLES.get(op_name, ())
+    return roles[0] if len(roles) == 1 else ""
+
+
+def covers(signed: str, shape_sig: str) -> bool:
+    """Whether an entry's signature names no size that a call's signature has otherwise or not at all."""
+    return set(signed.split("|")) <= set(shape_sig.split("|")) if signed else True
