@@ -14,6 +14,7 @@ from rich.table import Table
 from edgeflow.console import reporting, table_console
 from edgeflow.engine.build import choose_device
 from edgeflow.engine.operators import dtype_named, model_shape, regress, serving, tune
+from edgeflow.engine.table import absent_line
 from edgeflow.kernels.implementations import Hardware
 
 DEFAULT_OUT = "operators-{profile}.json"
@@ -34,7 +35,10 @@ def ops_command(
         why = "; ".join((line.why, *line.passed_over))
         name = _operator(line.op_name, line.layer_role)
         table.add_row(name, line.stage, line.shape_sig, escape(f"{line.impl_id} {params}".strip()), escape(why))
-    table_console().print(table)
+    console = table_console()
+    console.print(table)
+    if overlay is not None and (absent := absent_line(overlay)):
+        console.print(escape(absent))
 
 
 def tune_command(

@@ -18,6 +18,7 @@ from edgeflow.engine.build import BuiltEngine, build_engine
 from edgeflow.engine.calibrate import INSTRUCTION, calibrate
 from edgeflow.engine.chat_build import load_chat
 from edgeflow.engine.profile import Pacer, load_profile
+from edgeflow.engine.table import operators_line
 from edgeflow.engine.warmup import record_passes, warm_up
 from edgeflow.engine.worker import Worker
 from edgeflow.errors import EdgeflowError
@@ -98,5 +99,5 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes, graphs: 
         packed_ns=times.packed_ns,
         decode_ns=times.decode_ns,
         decodes_ns=times.decodes_ns,
-        operators=config.chosen_operators,
+        operators=operators_line(config),
     )

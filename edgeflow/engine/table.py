@@ -1,4 +1,4 @@
-"""The operator table that a model is built with: what is built in, a precision that is allowed, an overlay."""
+"""The operator table that a model is built with: the built-in one, a precision that is allowed, an overlay."""
 
 from __future__ import annotations
 
@@ -6,24 +6,45 @@ from pathlib import Path
 
 import torch
 
+from edgeflow.config import ServiceConfig
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.implementations import Hardware
-from edgeflow.kernels.overlay import load_entries
+from edgeflow.kernels.overlay import load_entries, read_overlay
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 
 
 def operator_table(
     overlay: Path | None, weights: str, device: torch.device, dtype: torch.dtype, *, section: str = ""
 ) -> OperatorTable:
-    """ConfigError where an overlay is stale, or nothing here computes with such weights.
+    """The table; ConfigError where an overlay is stale, or nothing here computes with such weights.
 
-    weights: float, or a precision of operator `linear`; section: of the configuration, `chat.`, for what is told.
+    weights: float, or a precision of operator `linear`. section: of the configuration, such as `chat.`, for errors.
     """
     table = built_in_table()
     if weights != "float":
         table = table.allowing(weights)
         _check(table, weights, device, dtype, section)
     return table.overlaid(*load_entries(overlay, device, dtype, weights)) if overlay else table
+
+
+def operators_line(config: ServiceConfig) -> str:
+    """The overlays and weights that a service was given, in a line, with what its overlays name but is absent here."""
+    overlays = [Path(name) for name in (config.operators, config.chat.operators) if name]
+    return "; ".join(filter(None, [config.chosen_operators, *map(absent_line, overlays)]))
+
+
+def absent_line(overlay: Path) -> str:
+    """A sentence about the implementations that an overlay names but that no device can run here; "" without any."""
+    table = built_in_table()
+    found: dict[str, str] = {}
+    for entry in read_overlay(overlay).entries:
+        candidates = table.named(entry.op_name, entry.impl_id)
+        if candidates and all(each.absent for each in candidates):
+            found[entry.impl_id] = candidates[0].absent
+    if not found:
+        return ""
+    reasons = ", ".join(f"{impl_id} ({absent})" for impl_id, absent in found.items())
+    return f"{overlay.name} names an implementation that is absent here, {reasons}: the next best one serves"
 
 
 def _check(table: OperatorTable, weights: str, device: torch.device, dtype: torch.dtype, section: str) -> None:

@@ -29,7 +29,7 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A device as the table sees it. arch: 87 for compute capability 8.7; 0: none, or not known."""
+    """A device as the table sees it. arch: 87 for compute capability 8.7; 0 where there is none or it is not known."""
 
     device_type: str
     arch: int = 0
@@ -56,14 +56,14 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """A candidate. Its function, or where it is ("module:name"), loaded when it is first chosen.
+    """A candidate. function: itself, or where it is ("module:name"), imported when it is first chosen.
 
-    devices, dtypes: where it may run, empty means everywhere; least_arch: of CUDA devices; needs: libraries;
-    limits, multiples: the largest sizes it takes, and what divides those it takes, by their letter in a shape
-    signature; choices: parameters and the values that are worth trying, the first of which is the default.
+    devices, dtypes: where it may run, empty means everywhere; least_arch: the lowest CUDA architecture; needs:
+    libraries; limits, multiples: the largest sizes it takes and the divisors of those it takes, by their letter in a
+    shape signature; choices: parameters with the values worth trying, the default first.
     precision: "" is that of the dtype; another one changes numbers and serves only where a table allows it.
-    absent: why this build of torch cannot run it. replayable: a graph may hold it, for the host reads nothing that
-    differs from pass to pass of one shape.
+    absent: the reason why it cannot run here; "" where it can. replayable: it can be captured in a graph, for the host
+    reads nothing that differs between passes of one shape.
     """
 
     op_name: str
@@ -88,7 +88,7 @@ class Implementation:
         return function
 
     def objection(self, hardware: Hardware, dtype: torch.dtype, shape_sig: str = "") -> str:
-        """Why it may not serve there, in a few words; "" when it may."""
+        """The reason why it may not serve there, in a few words; "" when it may."""
         if self.devices and hardware.device_type not in self.devices:
             return f"not for {hardware.device_type}"
         if hardware.arch and hardware.arch < self.least_arch:
@@ -100,7 +100,7 @@ class Implementation:
         return self.size_objection(shape_sig) or next(filter(None, map(unusable, self.needs)), "")
 
     def size_objection(self, shape_sig: str) -> str:
-        """Which sizes of a call it does not take."""
+        """The sizes of a call that it does not take, in a few words."""
         sizes = {
             letter: int(size) for letter, _, size in (part.partition("=") for part in shape_sig.split("|")) if size
         }
@@ -115,7 +115,7 @@ class Implementation:
 
 
 def unusable(library: str) -> str:
-    """Why it cannot be imported, in a few words; "" when it can."""
+    """The reason why a library cannot be imported, in a few words; "" when it can."""
     try:
         importlib.import_module(library)
     except ModuleNotFoundError as error:
@@ -145,7 +145,7 @@ def _flashinfer(
     impl_id: str = "flashinfer",
     **choices: tuple[int, ...],
 ) -> Implementation:
-    """What kernels/flashinfer/ makes of the library."""
+    """An adapter of kernels/flashinfer/ to the library."""
     where, devices, dtypes = f"edgeflow.kernels.flashinfer.{where}", frozenset({"cuda"}), _FLOATS - {torch.float32}
     limits = {"d": 256} if "d" in multiples else {}
     return Implementation(op_name, impl_id, where, devices, dtypes, 80, ("flashinfer",), limits, multiples, choices)
@@ -223,6 +223,14 @@ BUILT_IN = (
         precision="fp8",
         absent=fp8_linear.missing(),
     ),
+    Implementation(
+        "linear",
+        "cublasLt",
+        "",
+        frozenset({"cuda"}),
+        choices={"algo_index": (0,)},
+        absent="edgeflow has no binding of cuBLASLt",
+    ),
 )
 
 DEFAULTS = {
@@ -243,4 +251,5 @@ DEFAULTS = {
     "cpu": {"linear": "packed"},
     "cuda": {op_name: "triton" for op_name in KINDS if op_name not in ("shift_kv", "varlen_attention", "linear")},
 }
-"""impl_id by hardware profile ("" is any) and operator. One move, equal sequences and GEMMs torch does as well."""
+"""impl_id by hardware profile ("" is any) and operator. On CUDA torch's own operators serve as well as a kernel of ours
+would for a single move, for sequences of one length and for GEMMs."""

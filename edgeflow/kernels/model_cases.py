@@ -8,7 +8,7 @@ what decodes, then norms, activations and the choice of tokens. What only int8 s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from edgeflow.errors import ConfigError
@@ -98,10 +98,11 @@ def passes(shape: ModelShape) -> list[list[Span]]:
 
 
 def model_cases(shape: ModelShape) -> list[Case]:
-    """One case per operator, role and shape signature, by priority."""
+    """One case per operator, role and shape signature, by priority; a norm's role makes no other problem of it."""
     by_signature: dict[tuple[Any, ...], Case] = {}
     for _, case in staged_cases(shape):
-        by_signature.setdefault((case.op_name, case.layer_role, case.signed()), case)
+        each = replace(case, layer_role="") if KINDS[case.op_name] == "norm" else case
+        by_signature.setdefault((each.op_name, each.layer_role, each.signed()), each)
     return list(by_signature.values())
 
 

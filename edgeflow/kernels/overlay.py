@@ -1,7 +1,8 @@
 """Overlays: JSON files of entries that win over the built-in ones, without a change of code.
 
 A file that the tuner wrote carries the stamp of the machine it was measured on, and elsewhere it is refused; a file
-without a stamp, written by hand, serves everywhere.
+without a stamp, written by hand, serves everywhere. Names may be spelled as in EdgeFM's table 1
+(kernels/dimensions.py).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from edgeflow import __version__
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.dimensions import read_kind, read_model, read_role, read_signature
 from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.model_cases import ModelShape
 from edgeflow.kernels.table import Entry, OperatorKey
@@ -31,7 +33,10 @@ class _Strict(BaseModel):
 
 
 class Stamp(_Strict):
-    """What a measurement holds for; "" where there is none. weights: float, or the precision that was allowed."""
+    """The machine and software that a measurement is valid for; "" where there is none.
+
+    weights: float, or the precision that was allowed.
+    """
 
     device: str
     hw_profile: str
@@ -45,7 +50,7 @@ class Stamp(_Strict):
 
 
 class OverlayEntry(_Strict):
-    """The nine dimensions, and what was measured: median microseconds of this and of what served before."""
+    """The nine dimensions, and the medians measured: microseconds of this entry and of what served before."""
 
     model_name: str = ""
     hw_profile: str = ""
@@ -53,11 +58,31 @@ class OverlayEntry(_Strict):
     layer_role: str = ""
     op_name: str = ""
     stage: Literal["", "prefill", "decode", "packed"] = ""
-    shape_sig: str = Field("", pattern=r"^([a-z]+=\d+(\|[a-z]+=\d+)*)?$")
+    shape_sig: str = ""
     impl_id: str
     impl_params: dict[str, int] = {}
     us: float | None = None
     default_us: float | None = None
+
+    @field_validator("model_name")
+    @classmethod
+    def _model(cls, name: str) -> str:
+        return read_model(name)
+
+    @field_validator("op_kind")
+    @classmethod
+    def _kind(cls, name: str) -> str:
+        return read_kind(name)
+
+    @field_validator("layer_role")
+    @classmethod
+    def _role(cls, name: str) -> str:
+        return read_role(name)
+
+    @field_validator("shape_sig")
+    @classmethod
+    def _shape(cls, text: str) -> str:
+        return read_signature(text)
 
     @property
     def key(self) -> OperatorKey:
@@ -67,7 +92,7 @@ class OverlayEntry(_Strict):
 
 
 class Shape(_Strict):
-    """What was tuned: a `ModelShape`."""
+    """The model that was tuned: a `ModelShape`."""
 
     family: str
     hidden: int
@@ -106,7 +131,7 @@ def read_overlay(path: Path) -> Overlay:
 
 
 def write_overlay(path: Path, overlay: Overlay) -> None:
-    """Whole or not at all."""
+    """Write a file whole or not at all."""
     draft = path.with_name(path.name + ".draft")
     draft.write_text(overlay.model_dump_json(indent=2, exclude_defaults=False) + "\n")
     draft.replace(path)
@@ -122,6 +147,7 @@ def load_entries(path: Path, device: torch.device, dtype: torch.dtype, weights: 
 
 
 def refuse_stale(path: Path, stamp: Stamp, now: Stamp) -> None:
+    """ConfigError where a stamp differs from that of this machine."""
     for name, theirs in stamp.model_dump().items():
         mine = getattr(now, name)
         if theirs != mine:
@@ -133,6 +159,7 @@ def refuse_stale(path: Path, stamp: Stamp, now: Stamp) -> None:
 
 
 def current_stamp(device: torch.device, dtype: torch.dtype, weights: str = "float") -> Stamp:
+    """The stamp of this machine."""
     return Stamp(
         device=_device_name(device),
         hw_profile=Hardware.of(device).profile,

@@ -123,6 +123,12 @@ class OperatorTable:
         """impl_ids of an operator, with the reference."""
         return tuple(impl_id for name, impl_id in self._implementations if name == op_name)
 
+    def named(self, op_name: str, impl_id: str) -> tuple[Implementation, ...]:
+        """The implementations that an entry of these names may mean; of every operator where op_name is empty."""
+        return tuple(
+            each for (name, impl), each in self._implementations.items() if impl == impl_id and op_name in ("", name)
+        )
+
     def overlaid(self, *entries: Entry) -> OperatorTable:
         """A table with further entries, which win over equally specific ones."""
         return self._with((*self._entries, *entries))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,19 +11,27 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from edgeflow.bench.random_policy import SIZES, random_frames, random_policy
 from edgeflow.cli import app
 from edgeflow.config import load_config
 from edgeflow.console import ServicePrinter
 from edgeflow.engine.build import build_engine
 from edgeflow.engine.chat_numbers import choose_weights
+from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.offline import OfflineRun, limits_for
+from edgeflow.engine.table import operators_line
 from edgeflow.engine.verify import verify_weights
 from edgeflow.errors import ConfigError
 from edgeflow.kernels import fp8, rms_norm
+from edgeflow.kernels.dimensions import ROLES, STAGES
 from edgeflow.kernels.fp8_linear import Emulated
-from edgeflow.kernels.implementations import Hardware
+from edgeflow.kernels.implementations import BUILT_IN, Hardware, Implementation
 from edgeflow.kernels.overlay import Overlay, OverlayEntry, current_stamp, write_overlay
-from edgeflow.kernels.table import OperatorKey
+from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.service.status import Phase, ServiceStatus
+from edgeflow.types import Mode
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -94,6 +103,61 @@ def test_what_was_chosen_is_told_at_start(capsys):
     assert chosen == "policy here.json, fp8 weights; chat b.json"
     ServicePrinter(Console(width=200))(ServiceStatus(Phase.READY, operators=chosen))
     assert f"operators: {chosen}" in capsys.readouterr().out
+
+
+def test_what_an_overlay_names_but_is_absent_is_told_at_start(tmp_path, overlay):
+    absent = OverlayEntry(op_kind="linear", stage="decode", impl_id="cublasLt", impl_params={"algo_index": 0})
+    write_overlay(tmp_path / "paper.json", Overlay(entries=[*ENTRIES, absent]))
+    config = load_config(None, {"operators": str(overlay), "chat.operators": str(tmp_path / "paper.json")})
+    assert operators_line(config) == (
+        "policy mine.json; chat paper.json; paper.json names an implementation that is absent here, "
+        "cublasLt (edgeflow has no binding of cuBLASLt): the next best one serves"
+    )
+    assert operators_line(load_config(None, {"operators": str(overlay)})) == "policy mine.json"
+
+
+def test_stage_role_and_model_reach_every_call_of_a_policy():
+    """Each stage and role has an entry of its own, for implementations that note who they were chosen for."""
+    calls: set[tuple[str, str, str]] = set()
+    table = noting(calls, "llama")
+    size = replace(SIZES["tiny"], stages=3)
+    policy = random_policy(size, CPU, torch.float32, table=table)
+    engine = PolicyEngine(policy, 3, size.rows + 3, CPU, table=table)
+    run = OfflineRun(engine, Scheduler(limits_for(3, shift=Shift.COPY)), [Mode.PIPELINED])
+    run.decode([random_frames(size, policy, 4)])
+    in_a_layer = {("add_rms_norm", "input"), ("add_rms_norm", "post_attention"), ("rms_norm", "input")}
+    in_a_layer |= {("linear", role) for role in ROLES["linear"]} | {("rms_norm", "final")}
+    in_a_layer |= {(name, ROLES[name][0]) for name in ("swiglu", "rope_write_kv", "packed_attention", "greedy")}
+    wanted = {(*call, stage) for call in in_a_layer for stage in STAGES}
+    shifts = {("shift_kv_chain", "ring", stage) for stage in STAGES}
+    assert wanted <= calls and calls - wanted <= shifts | {("varlen_attention", "full", "prefill")}
+    assert calls & shifts and ("varlen_attention", "full", "prefill") in calls
+
+
+def noting(calls: set[tuple[str, str, str]], model: str) -> OperatorTable:
+    """The built-in table with an entry per operator, role and stage of a model."""
+    table = built_in_table()
+    implementations, entries = list(BUILT_IN), []
+    for op_name, role, stage in ((name, role, stage) for name in ROLES for role in ROLES[name] for stage in STAGES):
+        serves = table.choose(OperatorKey(op_name), Hardware("cpu"), torch.float32).load()
+        function = _noted(serves, calls, (op_name, role, stage))
+        implementations.append(Implementation(op_name, f"{role} {stage}", function))
+        key = OperatorKey(op_name, model, layer_role=role, stage=stage)
+        entries.append(
+            Entry(replace(key, model_name="vit") if op_name == "varlen_attention" else key, f"{role} {stage}")
+        )
+    return OperatorTable(implementations, [*table._entries, *entries])
+
+
+def _noted(serves, calls, name):
+    def noting(*arguments):
+        made = serves(*arguments)
+        if name[0] != "linear":
+            calls.add(name)
+            return made
+        return lambda x: calls.add(name) or made(x)
+
+    return noting
 
 
 def test_serve_and_verify_take_an_overlay():

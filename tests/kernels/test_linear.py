@@ -100,6 +100,16 @@ def test_entries_for_rows_and_roles_are_kept_to():
     assert calls == ["make b", "b"]
 
 
+def test_a_stage_has_what_its_entries_name_and_shares_the_rest():
+    _, weight, _ = problem(1, 16, 8, bias=False, seed=1)
+    decode = Entry(OperatorKey("linear", stage="decode", shape_sig="m=1"), "gemm")
+    made = bind_linear(built_in_table().overlaid(decode), OperatorKey("linear", "llama"), weight, None)
+    assert isinstance(made["prefill"], Packed) and made["prefill"] is made["packed"]
+    assert isinstance(made["decode"], ByRows) and made["prefill"] in made["decode"]._by_class
+    plain = bind_linear(built_in_table(), OperatorKey("linear", "llama"), weight, None)
+    assert plain["prefill"] is plain["packed"] is plain["decode"]
+
+
 def test_memory_is_told():
     _, weight, _ = problem(1, 64, 32, bias=False, seed=3)
     large = torch.zeros(1025, 1024)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,7 +51,9 @@ def test_a_stale_stamp_is_refused_with_what_to_run(tmp_path, field):
         ('{"entries": [{"op_name": "swiglu"}]}', "entries.0.impl_id: Field required"),
         ('{"entries": [{"op_name": "swiglu", "impl_id": "x", "color": 1}]}', "entries.0.color: Extra inputs"),
         ('{"entries": [{"impl_id": "x", "stage": "late"}]}', "entries.0.stage: Input should be"),
-        ('{"entries": [{"impl_id": "x", "shape_sig": "big"}]}', "entries.0.shape_sig: String should match"),
+        ('{"entries": [{"impl_id": "x", "shape_sig": "big"}]}', "entries.0.shape_sig: Value error, 'big': no size has"),
+        ('{"entries": [{"impl_id": "x", "layer_role": "qvk"}]}', "entries.0.layer_role: Value error, 'qvk' is not the"),
+        ('{"entries": [{"impl_id": "x", "op_kind": "gemm"}]}', "entries.0.op_kind: Value error, 'gemm' is not a kind"),
         ('{"entries": [{"impl_id": "x", "impl_params": {"block": "a"}}]}', "entries.0.impl_params.block: Input"),
     ],
 )
@@ -70,6 +73,42 @@ def test_unknown_implementations_are_refused(tmp_path):
     path = written(tmp_path / "mine.json", entries=[{"op_name": "swiglu", "impl_id": "fastest"}])
     with pytest.raises(ConfigError, match="operator swiglu: no implementation 'fastest'"):
         built_in_table().overlaid(*load_entries(path, CPU, torch.float32))
+
+
+PAPER = {
+    "model_name": "qwen2_5",
+    "hw_profile": "cuda_sm80",
+    "op_kind": "linear",
+    "layer_role": "fused_qkv",
+    "op_name": "",
+    "stage": "decode",
+    "shape_sig": "m=1|in_features=1536|...",
+    "impl_id": "cublasLt",
+    "impl_params": {"algo_index": 0},
+}
+"""The example of EdgeFM's table 1, letter by letter."""
+
+
+@pytest.mark.parametrize("signature", [PAPER["shape_sig"], "m=1|in_features=1536|out_features=2048"])
+def test_the_papers_row_is_matched_by_its_call_and_the_next_best_serves(tmp_path, signature):
+    path = written(tmp_path / "paper.json", entries=[PAPER | {"shape_sig": signature}])
+    table = built_in_table().overlaid(*load_entries(path, CPU, torch.float32))
+    call = OperatorKey("linear", "qwen2", "", "", "qkv", "decode", "m=1|n=2048|e=1536")
+    chosen = table.choose(call, Hardware("cuda", 80), torch.bfloat16)
+    assert chosen.implementation.impl_id == "gemm"
+    assert chosen.passed_over == ("cublasLt: edgeflow has no binding of cuBLASLt",)
+    others = [
+        replace(call, **other)
+        for other in (
+            {"model_name": "llama"},
+            {"layer_role": "output"},
+            {"stage": "prefill"},
+            {"shape_sig": "m=2|n=2048|e=1536"},
+            {"shape_sig": "m=1|n=2048|e=1537"},
+        )
+    ]
+    for other in [*others, replace(call, hw_profile="cuda_sm87")]:
+        assert table.choose(other, Hardware("cuda", 80), torch.bfloat16).passed_over == ()
 
 
 def test_the_schema_names_the_nine_dimensions():

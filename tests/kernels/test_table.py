@@ -127,6 +127,24 @@ def test_entries_for_stages_follow_the_spans():
     assert names == ["row_by_row", "slots_in_place"]
 
 
+def test_an_entry_may_name_some_sizes_and_the_one_that_names_more_wins():
+    implementations = [Implementation("swiglu", name, lambda x: None) for name in ("reference", "wide", "small")]
+    entries = [
+        Entry(OperatorKey("swiglu", shape_sig=text), name) for text, name in (("m=4|f=8", "small"), ("f=8", "wide"))
+    ]
+    table = OperatorTable(implementations, entries)
+    chosen = [
+        table.choose(OperatorKey("swiglu", shape_sig=text), Hardware("cpu"), torch.float32).implementation.impl_id
+        for text in ("m=4|f=8", "m=8|f=8", "m=8|f=9")
+    ]
+    assert chosen == ["small", "wide", "reference"]
+
+
+def test_the_only_role_of_an_operator_need_not_be_named():
+    table = built_in_table().overlaid(Entry(OperatorKey("swiglu", layer_role="mlp"), "reference"))
+    assert table.choose(OperatorKey("swiglu"), Hardware("cpu"), torch.float32).implementation.impl_id == "reference"
+
+
 def test_a_choice_says_what_was_passed_over():
     chosen = built_in_table().choose(OperatorKey("rms_norm"), Hardware("cuda", 75), torch.bfloat16)
     assert chosen.implementation.impl_id == "fused"
