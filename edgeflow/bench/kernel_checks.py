@@ -14,7 +14,7 @@ from edgeflow.bench.random_policy import SIZES, PolicySize
 from edgeflow.bench.setting import OffError, Setting, named
 from edgeflow.kernels.cases import Case
 from edgeflow.kernels.catalogue import small_cases
-from edgeflow.kernels.compare import deviation, tolerance
+from edgeflow.kernels.compare import Expected, tolerance
 from edgeflow.kernels.implementations import REFERENCE, Hardware
 from edgeflow.kernels.model_cases import ModelShape, model_cases
 from edgeflow.kernels.table import OperatorTable, built_in_table
@@ -78,7 +78,7 @@ def checks(part: Part) -> list[Found]:
 def _checks(table: OperatorTable, case: Case, device: torch.device, dtype: torch.dtype) -> list[Found]:
     """Each implementation against the reference; one that does not compile or run is a result, not an end."""
     stage, shape_sig = case.signed()
-    reference = table.implementation(case.op_name, REFERENCE).load()
+    expected = Expected.of(case, table.implementation(case.op_name, REFERENCE).load(), device, dtype)
     rows: list[Found] = []
     for impl_id in table.candidates(case.op_name):
         candidate = table.implementation(case.op_name, impl_id)
@@ -88,7 +88,7 @@ def _checks(table: OperatorTable, case: Case, device: torch.device, dtype: torch
         row: Found = {"operator": case.op_name, "implementation": impl_id, "dtype": named(dtype)}
         row |= {"stage": stage, "shape": shape_sig, "allowed": allowed}
         try:
-            off = deviation(case, candidate.load(), reference, device, dtype)
+            off = expected.deviation(candidate.load())
             rows.append(row | {"deviation": off, "ok": off <= allowed})
         except Exception as error:
             told = f"{type(error).__name__}: {error}"[:300]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,11 +15,12 @@ from edgeflow.engine.build import choose_dtype
 from edgeflow.engine.generate import Prefill, run_pass
 from edgeflow.engine.operators import model_shape
 from edgeflow.engine.table import operator_table
+from edgeflow.kernels.cases import Case
 from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.model_cases import ModelShape, linear_cases
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.timing import median_us
+from edgeflow.kernels.timing import last_level_cache, median_us, ring_size, rotating
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 from edgeflow.text.checkpoint_json import read_json
@@ -71,17 +75,32 @@ def row_error(model: ChatModel, kv: KVSlots, probe: Prompt) -> float:
 
 def _gain(precision: str, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> float:
     """How many times faster a layer's projections are for one row; random weights. 1 where it cannot be served."""
-    hardware, tables = Hardware.of(device), [built_in_table(), built_in_table().allowing(precision)]
-    exact_us = other_us = 0.0
-    for case in linear_cases(shape, 1):
-        stage, shape_sig = case.signed()
-        key = OperatorKey(case.op_name, shape.family, layer_role=case.layer_role, stage=stage, shape_sig=shape_sig)
-        problem = case.problem(device, dtype)
-        made = [table.choose(key, hardware, dtype).load() for table in tables]
-        calls = {name: problem.given_to(each) for name, each in zip(("exact", "other"), made, strict=True)}
-        times = median_us(calls, device, SAMPLES)
-        exact_us, other_us = exact_us + times["exact"], other_us + times["other"]
-    return exact_us / other_us
+    cases = linear_cases(shape, 1)
+    cold_bytes = sum(case.problem(torch.device("meta"), dtype).cold_bytes for case in cases)
+    count = ring_size(cold_bytes, last_level_cache(device))
+    layers = list(zip(*(case.copies(count, device, dtype) for case in cases), strict=True))
+    tables = {"exact": built_in_table(), "other": built_in_table().allowing(precision)}
+    calls = {}
+    for name, table in tables.items():
+        made = [_chosen(table, case, shape.family, dtype, device) for case in cases]
+        bound = [[each.given_to(make) for each, make in zip(layer, made, strict=True)] for layer in layers]
+        calls[name] = rotating([partial(_run_all, layer) for layer in bound])
+    times = median_us(calls, device, SAMPLES)
+    return times["exact"] / times["other"]
+
+
+def _chosen(
+    table: OperatorTable, case: Case, family: str, dtype: torch.dtype, device: torch.device
+) -> Callable[..., Any]:
+    """What serves a projection of a decode row."""
+    role, shape_sig = case.layer_role, case.signed()[1]
+    key = OperatorKey(case.op_name, family, layer_role=role, stage="decode", shape_sig=shape_sig)
+    return table.choose(key, Hardware.of(device), dtype).load()
+
+
+def _run_all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
 
 
 def _multiplies_bfloat16() -> bool:

@@ -95,7 +95,7 @@ def tune(
     stamp = current_stamp(device, dtype, weights)
     sizes = Shape(**{name: getattr(shape, name) for name in Shape.model_fields})
     overlay = _begun(out, stamp, sizes)
-    tuner = Tuner(operator_table(None, weights, device, dtype), shape.family, device, dtype, samples)
+    tuner = _tuner(shape, device, dtype, samples, weights)
     problems = model_cases(shape)
     for index, case in enumerate(problems):
         key = tuner.key(case)
@@ -114,7 +114,7 @@ def regress(path: Path, device: torch.device, dtype: torch.dtype, samples: int, 
     weights = overlay.stamp.weights
     refuse_stale(path, overlay.stamp, current_stamp(device, dtype, weights))
     shape = overlay.model.model
-    tuner = Tuner(operator_table(None, weights, device, dtype), shape.family, device, dtype, samples)
+    tuner = _tuner(shape, device, dtype, samples, weights)
     problems = {tuner.key(case): case for case in model_cases(shape)}
     for index, entry in enumerate(overlay.entries):
         report(f"{entry.op_name} {entry.shape_sig}", index, len(overlay.entries))
@@ -122,6 +122,11 @@ def regress(path: Path, device: torch.device, dtype: torch.dtype, samples: int, 
             yield tuner.check(problems[entry.key], entry.impl_id, dict(entry.impl_params))
         else:
             yield Verdict(entry.key, entry.impl_id, 0.0, 0.0, "no problem of this model has this shape")
+
+
+def _tuner(shape: ModelShape, device: torch.device, dtype: torch.dtype, samples: int, weights: str) -> Tuner:
+    table = operator_table(None, weights, device, dtype)
+    return Tuner(table=table, model_name=shape.family, device=device, dtype=dtype, samples=samples)
 
 
 def _table(overlay: Path | None, dtype: torch.dtype, weights: str) -> OperatorTable:

@@ -6,6 +6,7 @@ returns together with all memory it may write. Memory nobody may read is NaN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,28 +20,38 @@ from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.rope_write_kv import RotaryTable, RowPlaces
 from edgeflow.kernels.shapes import SIGNATURES, Signed
+from edgeflow.kernels.timing import ring_size
 
 Outputs = tuple[Tensor, ...]
+PERIOD = 1 << 16  # numbers of a problem that is only timed
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Random tensors of a case: drawn in float32, rounded to `rounded`, given as `dtype`."""
+    """Random tensors of a case: drawn in float32, rounded to `rounded`, given as `dtype`.
+
+    period: after so many numbers a tensor's numbers repeat, which is faster to make; 0: they do not.
+    """
 
     device: torch.device
     dtype: torch.dtype
     rounded: torch.dtype
     generator: torch.Generator
+    period: int = 0
 
     @classmethod
-    def of(cls, device: torch.device, dtype: torch.dtype, rounded: torch.dtype, seed: int) -> Numbers:
+    def of(cls, device: torch.device, dtype: torch.dtype, rounded: torch.dtype, seed: int, period: int = 0) -> Numbers:
         where = device if device.type == "cuda" else "cpu"  # large weights are drawn where they stay
-        return cls(device, dtype, rounded, torch.Generator(where).manual_seed(seed))
+        return cls(device, dtype, rounded, torch.Generator(where).manual_seed(seed), period)
 
     def normal(self, *shape: int) -> Tensor:
         if self.device.type == "meta":
             return torch.empty(shape, dtype=self.dtype, device=self.device)
-        return self.given(torch.randn(shape, generator=self.generator, device=self.generator.device))
+        count = math.prod(shape)
+        if not self.period or count <= self.period:
+            return self.given(torch.randn(shape, generator=self.generator, device=self.generator.device))
+        block = self.given(torch.randn(self.period, generator=self.generator, device=self.generator.device))
+        return block.repeat(-(-count // self.period))[:count].view(shape)
 
     def given(self, values: Tensor) -> Tensor:
         return values.to(self.device).to(self.rounded).to(self.dtype)
@@ -53,17 +64,19 @@ class Numbers:
 class Problem:
     """One call. outputs: from what it returned, all that counts, memory it may have written included.
 
-    planned: the function is called once and returns what `outputs` runs, as attention does. rows: of the call, where
-    the arguments do not tell.
+    planned: the function is called once and returns what `outputs` runs, as attention does. rows: rows of the call,
+    where the arguments do not show them. cold_bytes: what a pass must read or write in memory, for it is in no cache:
+    weights (in 8 bits, the smallest form they are read in), keys and values.
     """
 
     arguments: tuple[Any, ...]
     outputs: Callable[[Any], Outputs]
     planned: bool = False
     rows: tuple[int, ...] = ()
+    cold_bytes: int = 0
 
     def given_to(self, function: Callable[..., Any]) -> Callable[[], Outputs]:
-        """What may be called, and timed, again and again."""
+        """The call, to be made and timed again and again."""
         if self.planned:
             planned = function(*self.arguments)
             return lambda: self.outputs(planned)
@@ -80,8 +93,21 @@ class Case:
     layer_role: str = ""
 
     def problem(self, device: torch.device, dtype: torch.dtype, rounded: torch.dtype | None = None) -> Problem:
-        """The same numbers each time on a device; rounded to `rounded`, `dtype` unless told, and given as `dtype`."""
+        """The same numbers each time on a device; rounded to `rounded`, by default `dtype`, and given as `dtype`."""
         return self.build(Numbers.of(device, dtype, rounded or dtype, self.seed))
+
+    def ring(self, device: torch.device, dtype: torch.dtype, cache_bytes: int) -> list[Problem]:
+        """Problems of this shape to time in turns: as many as do not stay in a cache (kernels/timing.py)."""
+        first = self._to_time(device, dtype)
+        others = range(1, ring_size(first.cold_bytes, cache_bytes))
+        return [first, *(self._to_time(device, dtype) for _ in others)]
+
+    def copies(self, count: int, device: torch.device, dtype: torch.dtype) -> list[Problem]:
+        """That many problems of this shape, to time in turns."""
+        return [self._to_time(device, dtype) for _ in range(count)]
+
+    def _to_time(self, device: torch.device, dtype: torch.dtype) -> Problem:
+        return self.build(Numbers.of(device, dtype, dtype, self.seed, PERIOD))
 
     def signed(self) -> Signed:
         """Stage and shape signature, as the table sees its call."""
@@ -156,7 +182,7 @@ def greedy(rows: int, vocabulary: int, first: int = 0, stop: int = 0) -> Case:
 def shift_kv(capacity: int, length: int, heads: Heads, layers: int = 2) -> Case:
     def build(make: Numbers) -> Problem:
         data = make.normal(layers, 2, 3, capacity, heads.kv, heads.width)
-        return Problem((data, 2, 0, length), lambda _: (data,))
+        return Problem((data, 2, 0, length), lambda _: (data,), cold_bytes=data.nbytes)
 
     return Case("shift_kv", build)
 
@@ -168,7 +194,7 @@ def shift_kv_chain(capacity: int, lengths: Sequence[int], heads: Heads, layers: 
         data = make.normal(layers, 2, len(lengths) + 1, capacity, heads.kv, heads.width)
         moves = [(slot, slot + 1, length) for slot, length in enumerate(lengths)][::-1]
         chain = torch.tensor(moves, dtype=torch.long, device=make.device).view(-1, 3)
-        return Problem((data, chain), lambda _: (data,))
+        return Problem((data, chain), lambda _: (data,), cold_bytes=data.nbytes)
 
     return Case("shift_kv_chain", build)
 
@@ -181,7 +207,7 @@ def rope_write_kv(spans: Sequence[Span], heads: Heads, *, sections: bool = False
         shape = 1 + max(span.slot for span in spans), capacity, heads.kv, heads.width
         qkv = make.normal(len(rows.flat), (heads.query + 2 * heads.kv) * heads.width)
         k, v = make.poison(*shape), make.poison(*shape)
-        return Problem((qkv, heads.query, heads.kv, rows, k, v), lambda q: (q, k, v))
+        return Problem((qkv, heads.query, heads.kv, rows, k, v), lambda q: (q, k, v), cold_bytes=k.nbytes + v.nbytes)
 
     return Case("rope_write_kv", build)
 
@@ -197,7 +223,9 @@ def rope_write_kv_int8(spans: Sequence[Span], heads: Heads) -> Case:
         k, v = (torch.zeros(*shape, heads.width, dtype=torch.int8, device=make.device) for _ in "kv")
         a, b = (torch.zeros(*shape, device=make.device) for _ in "kv")
         arguments = qkv, heads.query, heads.kv, rows, (k, v), (a, b)
-        return Problem(arguments, lambda q: (q, k * a[..., None], v * b[..., None], a, b))
+        return Problem(
+            arguments, lambda q: (q, k * a[..., None], v * b[..., None], a, b), cold_bytes=k.nbytes + v.nbytes
+        )
 
     return Case("rope_write_kv_int8", build)
 
@@ -206,9 +234,11 @@ def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1) -> Ca
     def build(make: Numbers) -> Problem:
         layout, kv = _filled(make, spans, heads, layers)
         q = make.normal(len(layout.row_slot), heads.query, heads.width)
-        return Problem(
-            (layout, kv), lambda attend: tuple(attend(q, *kv.layer(layer)) for layer in range(layers)), planned=True
-        )
+
+        def outputs(attend: Any) -> Outputs:
+            return tuple(attend(q, *kv.layer(layer)) for layer in range(layers))
+
+        return Problem((layout, kv), outputs, planned=True, cold_bytes=kv.nbytes)
 
     return Case("packed_attention", build)
 
@@ -225,7 +255,7 @@ def packed_attention_int8(spans: Sequence[Span], heads: Heads) -> Case:
         kv.data.copy_(numbers)
         if kv.scales is not None:
             kv.scales[..., 0] = scales.masked_fill(wide.data[..., 0].isnan(), torch.nan)
-        return Problem((layout, kv), lambda attend: (attend(q, *kv.layer(0)),), planned=True)
+        return Problem((layout, kv), lambda attend: (attend(q, *kv.layer(0)),), planned=True, cold_bytes=kv.nbytes)
 
     return Case("packed_attention_int8", build)
 
@@ -234,7 +264,7 @@ def linear(rows: int, outputs: int, inputs: int, *, bias: bool = False, role: st
     def build(make: Numbers) -> Problem:
         x, weight = make.normal(rows, inputs), make.normal(outputs, inputs)
         offset = make.normal(outputs) if bias else None
-        return Problem((weight, offset), lambda made: (made(x),), planned=True, rows=(rows,))
+        return Problem((weight, offset), lambda made: (made(x),), planned=True, rows=(rows,), cold_bytes=weight.numel())
 
     return Case("linear", build, layer_role=role)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.cases import Case
+from edgeflow.kernels.cases import Case, Outputs
 
 TOLERANCE = {torch.float32: 4e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 INT8_TOLERANCE = 8e-3  # a step up or down here and there; always rounding down would be 1.5e-2
@@ -31,6 +32,28 @@ def tolerance(case: Case, dtype: torch.dtype, precision: str = "") -> float:
     return max(exact, PRECISION_TOLERANCE[precision])
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The reference's outputs of a case in float32, computed once for all candidates."""
+
+    case: Case
+    device: torch.device
+    dtype: torch.dtype
+    outputs: Outputs
+
+    @classmethod
+    def of(cls, case: Case, reference: Callable[..., Any], device: torch.device, dtype: torch.dtype) -> Expected:
+        outputs = case.problem(device, torch.float32, rounded=dtype).given_to(reference)()
+        return cls(case, device, dtype, outputs)
+
+    def deviation(self, function: Callable[..., Any]) -> float:
+        """Infinite where shapes, dtypes, whole numbers or NaN differ."""
+        found = self.case.problem(self.device, self.dtype).given_to(function)()
+        if len(found) != len(self.outputs):
+            return math.inf
+        return max(_between(mine, theirs, self.dtype) for mine, theirs in zip(found, self.outputs, strict=True))
+
+
 def deviation(
     case: Case,
     function: Callable[..., Any],
@@ -38,12 +61,8 @@ def deviation(
     device: torch.device,
     dtype: torch.dtype,
 ) -> float:
-    """Infinite where shapes, dtypes, whole numbers or NaN differ."""
-    found = case.problem(device, dtype).given_to(function)()
-    expected = case.problem(device, torch.float32, rounded=dtype).given_to(reference)()
-    if len(found) != len(expected):
-        return math.inf
-    return max(_between(mine, theirs, dtype) for mine, theirs in zip(found, expected, strict=True))
+    """The deviation of one candidate of a case."""
+    return Expected.of(case, reference, device, dtype).deviation(function)
 
 
 def _between(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:

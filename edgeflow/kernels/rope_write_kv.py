@@ -75,20 +75,19 @@ RopeWriteKV = Callable[[Tensor, int, int, RowPlaces, Tensor, Tensor], Tensor]
 
 
 def reference(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-    """Row by row, head by head."""
+    """Row by row, all heads of a row at once."""
     split = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
-    turned = torch.empty_like(split[:, : heads + kv_heads])
-    half = turned.shape[-1] // 2
-    for row in range(qkv.shape[0]):
+    rotated = torch.empty_like(split[:, : heads + kv_heads])
+    half = rotated.shape[-1] // 2
+    for row, place in enumerate(rows.flat.tolist()):
         cos, sin = rows.cos[row, 0, :half], rows.sin[row, 0]
-        for head in range(heads + kv_heads):
-            a, b = split[row, head, :half], split[row, head, half:]
-            turned[row, head, :half] = a * cos - b * sin
-            turned[row, head, half:] = b * cos + a * sin
-        slot, position = divmod(int(rows.flat[row]), k_slots.shape[1])
-        k_slots[slot, position] = turned[row, heads:]
+        a, b = split[row, : heads + kv_heads, :half], split[row, : heads + kv_heads, half:]
+        rotated[row, :, :half] = a * cos - b * sin
+        rotated[row, :, half:] = b * cos + a * sin
+        slot, position = divmod(place, k_slots.shape[1])
+        k_slots[slot, position] = rotated[row, heads:]
         v_slots[slot, position] = split[row, heads + kv_heads :]
-    return turned[:, :heads]
+    return rotated[:, :heads]
 
 
 def indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:

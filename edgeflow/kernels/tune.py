@@ -1,15 +1,15 @@
 """The tuner: for each problem of a model the fastest implementation that is right on this machine.
 
 A candidate is compared with the reference before it is timed, and one that is off is left out. Parameters are searched
-one after the other from their defaults. What served so far is kept unless another is clearly faster, so that an overlay
-holds no noise.
+one after the other from their defaults. The implementation that served so far stays unless another is clearly faster,
+so that an overlay holds no noise. Weights, keys and values are timed as a pass finds them: in memory, not in a cache.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from edgeflow.kernels.cases import Case, Problem
-from edgeflow.kernels.compare import deviation, tolerance
-from edgeflow.kernels.dimensions import KINDS
+from edgeflow.kernels.compare import Expected, tolerance
+from edgeflow.kernels.dimensions import KINDS, only_role
 from edgeflow.kernels.implementations import REFERENCE, Hardware, Implementation
 from edgeflow.kernels.table import OperatorKey, OperatorTable
-from edgeflow.kernels.timing import Seconds, median_us
+from edgeflow.kernels.timing import Seconds, last_level_cache, median_us, rotating
 
 GAIN = 0.97  # a candidate must take at most this share of the default's time
 SLOWER = 1.10  # an overlay's choice that takes more than this share of the default's time has regressed
@@ -30,7 +30,7 @@ Params = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What serves a case best. rejected: candidates that could not be taken, and why."""
+    """The best implementation of a case. rejected: candidates that could not be taken, and why."""
 
     key: OperatorKey
     impl_id: str
@@ -42,7 +42,7 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one entry of an overlay, looked at again."""
+    """An entry of an overlay, checked again."""
 
     key: OperatorKey
     impl_id: str
@@ -52,8 +52,25 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class _Trial:
+    """A case made ready: what is right, computed once, and operands in memory of their own to time calls on."""
+
+    case: Case
+    expected: Expected
+    ring: Sequence[Problem]
+
+    def call(self, function: Callable[..., Any]) -> Callable[[], Any]:
+        """The function on the next operands of the ring each time; what it makes of weights is made for each."""
+        return rotating([problem.given_to(function) for problem in self.ring])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tuner:
-    """samples: of each candidate, the median of which counts. clock: of a CPU."""
+    """Searches the implementations of one model on one device.
+
+    samples: samples per candidate, the median of which counts. clock: the clock of a CPU. cache_bytes: the cache that
+    weights must not stay in; 0: the device's own.
+    """
 
     table: OperatorTable
     model_name: str
@@ -61,33 +78,33 @@ class Tuner:
     dtype: torch.dtype
     samples: int = 15
     clock: Seconds = time.perf_counter
+    cache_bytes: int = 0
 
     def key(self, case: Case) -> OperatorKey:
         """The context of a case on this machine."""
         stage, shape_sig = case.signed()
+        role = case.layer_role or only_role(case.op_name)
         profile = Hardware.of(self.device).profile
-        return OperatorKey(
-            case.op_name, self.model_name, profile, KINDS[case.op_name], case.layer_role, stage, shape_sig
-        )
+        return OperatorKey(case.op_name, self.model_name, profile, KINDS[case.op_name], role, stage, shape_sig)
 
     @torch.inference_mode()
     def tune(self, case: Case) -> Tuned:
         """Search all candidates of a case."""
         key = self.key(case)
-        problem = case.problem(self.device, self.dtype)
+        trial = self._trial(case)
         served = self.table.choose(key, Hardware.of(self.device), self.dtype)
-        default = served.load()
+        default = trial.call(served.load())
         best = served.implementation.impl_id, dict(served.params)
-        default_us = best_us = self._time({"default": problem.given_to(default)})["default"]
+        default_us = best_us = self._time({"default": default})["default"]
         rejected: list[str] = []
         for implementation in self._candidates(key):
-            params, complaint = self._search(case, problem, implementation)
+            params, complaint = self._search(trial, implementation)
             if complaint:
                 rejected.append(f"{implementation.impl_id}: {complaint}")
             if complaint or (implementation.impl_id, params) == (served.implementation.impl_id, served.params):
                 continue
-            rival = problem.given_to(partial(implementation.load(), **params))
-            times = self._time({"default": problem.given_to(default), "rival": rival})
+            rival = trial.call(partial(implementation.load(), **params))
+            times = self._time({"default": default, "rival": rival})
             if times["rival"] < GAIN * times["default"] and times["rival"] < best_us:
                 best, best_us, default_us = (implementation.impl_id, params), times["rival"], times["default"]
         return Tuned(key, *best, best_us, default_us, tuple(rejected))
@@ -98,30 +115,39 @@ class Tuner:
         key = self.key(case)
         implementation = self.table.implementation(case.op_name, impl_id)
         complaint = self.table.objection(implementation, Hardware.of(self.device), self.dtype, key.shape_sig)
-        complaint = complaint or self._compare(case, implementation, params)
         if complaint:
             return Verdict(key, impl_id, math.nan, math.nan, complaint)
-        problem = case.problem(self.device, self.dtype)
+        trial = self._trial(case)
+        complaint = self._compare(trial, implementation, params)
+        if complaint:
+            return Verdict(key, impl_id, math.nan, math.nan, complaint)
         served = self.table.choose(key, Hardware.of(self.device), self.dtype)
         chosen = partial(implementation.load(), **params)
-        times = self._time({"default": problem.given_to(served.load()), "chosen": problem.given_to(chosen)})
+        times = self._time({"default": trial.call(served.load()), "chosen": trial.call(chosen)})
         same = (served.implementation.impl_id, served.params) == (impl_id, params)
         slower = not same and times["chosen"] > SLOWER * times["default"]
         complaint = f"slower than the default by {times['chosen'] / times['default'] - 1:.0%}" if slower else ""
         return Verdict(key, impl_id, times["chosen"], times["default"], complaint)
 
+    def _trial(self, case: Case) -> _Trial:
+        reference = self.table.implementation(case.op_name, REFERENCE).load()
+        expected = Expected.of(case, reference, self.device, self.dtype)
+        cache_bytes = self.cache_bytes or last_level_cache(self.device)
+        return _Trial(case, expected, case.ring(self.device, self.dtype, cache_bytes))
+
     def _candidates(self, key: OperatorKey) -> Iterator[Implementation]:
-        """All that may run there but the reference, which is written to be read; on CUDA, what graphs may hold."""
+        """All that may run there, without the reference, which is written to be read; on CUDA, those that a graph can
+        replay."""
         for impl_id in self.table.candidates(key.op_name):
             candidate = self.table.implementation(key.op_name, impl_id)
             objection = self.table.objection(candidate, Hardware.of(self.device), self.dtype, key.shape_sig)
-            held = candidate.replayable or self.device.type != "cuda"
-            if impl_id != REFERENCE and held and not objection:
+            replayable = candidate.replayable or self.device.type != "cuda"
+            if impl_id != REFERENCE and replayable and not objection:
                 yield candidate
 
-    def _search(self, case: Case, problem: Problem, implementation: Implementation) -> tuple[Params, str]:
+    def _search(self, trial: _Trial, implementation: Implementation) -> tuple[Params, str]:
         """The fastest parameters, one parameter after the other; or why not even the defaults will do."""
-        complaint = self._compare(case, implementation, {})
+        complaint = self._compare(trial, implementation, {})
         if complaint:
             return {}, complaint
         best: Params = {}
@@ -130,23 +156,22 @@ class Tuner:
             right = {
                 value: params
                 for value, params in tried.items()
-                if params[name] == values[0] or not self._compare(case, implementation, params)
+                if params[name] == values[0] or not self._compare(trial, implementation, params)
             }
-            calls = {value: problem.given_to(partial(implementation.load(), **each)) for value, each in right.items()}
+            calls = {value: trial.call(partial(implementation.load(), **each)) for value, each in right.items()}
             times = self._time(calls)
             fastest = min(times, key=lambda value: times[value])
             if times[fastest] < GAIN * times[str(values[0])]:
                 best = right[fastest]
         return best, ""
 
-    def _compare(self, case: Case, implementation: Implementation, params: Params) -> str:
+    def _compare(self, trial: _Trial, implementation: Implementation, params: Params) -> str:
         """Why it is not right, "" when it is; a candidate that fails to run is not right either."""
-        reference = self.table.implementation(case.op_name, REFERENCE).load()
         try:
-            off = deviation(case, partial(implementation.load(), **params), reference, self.device, self.dtype)
+            off = trial.expected.deviation(partial(implementation.load(), **params))
         except Exception as error:  # whatever a compiler or a device says, another candidate serves
             return f"does not run ({type(error).__name__})"
-        allowed = tolerance(case, self.dtype, implementation.precision)
+        allowed = tolerance(trial.case, self.dtype, implementation.precision)
         return "" if off <= allowed else f"deviates by {off:.2g}, allowed are {allowed:.2g}"
 
     def _time(self, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels import cases, swiglu
+from edgeflow.kernels import cases, linear, swiglu
 from edgeflow.kernels.cases import Heads
 from edgeflow.kernels.implementations import Implementation
 from edgeflow.kernels.layout import Span
-from edgeflow.kernels.model_cases import PRESETS, ModelShape, model_cases, passes, preset
+from edgeflow.kernels.model_cases import PRESETS, ModelShape, model_cases, passes, preset, staged_cases
 from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.timing import median_us
+from edgeflow.kernels.timing import last_level_cache, median_us, ring_size
 from edgeflow.kernels.tune import Tuner
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def tuner(work: Work, *candidates: Implementation, default: str = "slow") -> Tun
         *candidates,
     ]
     table = OperatorTable(implementations, [Entry(OperatorKey("swiglu"), default)])
-    return Tuner(table, "llama", CPU, torch.float32, samples=3, clock=work)
+    return Tuner(table=table, model_name="llama", device=CPU, dtype=torch.float32, samples=3, clock=work)
 
 
 def test_the_fastest_right_candidate_is_taken(work):
@@ -88,7 +88,7 @@ def test_what_served_stays_where_nothing_is_faster(work):
 
 def test_a_key_holds_all_that_is_known(work):
     key = tuner(work).key(CASE)
-    assert key == OperatorKey("swiglu", "llama", "cpu", "activation", "", "", "m=4|f=8")
+    assert key == OperatorKey("swiglu", "llama", "cpu", "activation", "mlp", "", "m=4|f=8")
 
 
 def test_check_complains_of_what_is_wrong_or_slower(work):
@@ -103,7 +103,7 @@ def test_check_complains_of_what_is_wrong_or_slower(work):
 def test_an_entry_of_the_tuner_serves_its_shape():
     """What was tuned for a shape is what a lookup of that shape finds."""
     case = cases.packed_attention([Span(0, 0, 5), Span(1, 7, 1)], Heads(2, 2, 8))
-    tuned = Tuner(built_in_table(), "llama", CPU, torch.float32, samples=1)
+    tuned = Tuner(table=built_in_table(), model_name="llama", device=CPU, dtype=torch.float32, samples=1)
     table = built_in_table().overlaid(Entry(tuned.key(case), "naive_gather"))
     function = table.resolve(OperatorKey("packed_attention", "llama"), CPU, torch.float32)
     problem = case.problem(CPU, torch.float32)
@@ -134,6 +134,83 @@ def test_shapes_come_from_a_configuration():
         ModelShape.of_config({"hidden_size": "big", "head_dim": 8}, rows=9)
     with pytest.raises(ConfigError, match="none of openvla-7b"):
         preset("gpt")
+
+
+@pytest.mark.parametrize(("cache_bytes", "copies"), [(1, 1), (4096, 8), (1 << 30, 64)])
+def test_weights_are_timed_in_as_many_copies_as_leave_the_cache(cache_bytes, copies):
+    """32 x 32 weights count as 1 KiB, in 8 bits; each copy is made once per candidate and called in turn."""
+    made: list[int] = []
+    called: list[int] = []
+
+    def make(weight, bias):
+        made.append(weight.data_ptr())
+        bound = linear.Reference(weight, bias)
+        return lambda x: (called.append(weight.data_ptr()), bound(x))[1]
+
+    reference = Implementation("linear", "reference", linear.Reference)
+    table = OperatorTable(
+        [reference, Implementation("linear", "noting", make)], [Entry(OperatorKey("linear"), "noting")]
+    )
+    options = {"table": table, "model_name": "llama", "device": CPU, "dtype": torch.float32, "cache_bytes": cache_bytes}
+    Tuner(**options, samples=9).tune(cases.linear(1, 32, 32))
+    timed = called[: 2 * copies]
+    assert len(set(timed)) == copies and timed[:copies] == timed[copies:] == made[:copies]
+
+
+def test_a_ring_is_twice_the_cache_within_bounds():
+    assert [ring_size(size, 32 << 20) for size in (0, 1, 1 << 20, 5 << 20, 1 << 30)] == [1, 64, 64, 13, 1]
+    assert ring_size(16 << 20, 1 << 40) == ring_size(16 << 20, 128 << 20) == 16
+    assert last_level_cache(CPU) >= 1 << 16
+
+
+def test_the_reference_runs_once_per_problem(work):
+    runs: list[int] = []
+
+    def reference(x):
+        runs.append(1)
+        return swiglu.reference(x)
+
+    implementations = [
+        Implementation("swiglu", "reference", reference),
+        Implementation("swiglu", "slow", work.slow, choices={"steps": (20, 2, 3)}),
+        Implementation("swiglu", "quick", work.quick),
+    ]
+    table = OperatorTable(implementations, [Entry(OperatorKey("swiglu"), "slow")])
+    found = Tuner(table=table, model_name="llama", device=CPU, dtype=torch.float32, samples=3, clock=work).tune(CASE)
+    assert found.impl_id == "quick" and len(runs) == 1
+
+
+def test_problems_are_in_the_order_of_priority():
+    """EdgeFM section 3.4: attention, KV writes and RoPE of prefills; projections; decoding; norms and the rest."""
+    shape = ModelShape("qwen3", 64, 96, 4, 2, 16, 100, rows=20, stages=3)
+    groups: list[set[str]] = [set() for _ in range(5)]
+    bounds = iter(groups)
+    group, seen = next(bounds), ""
+    for stage, case in staged_cases(shape):
+        kind = priority_of(stage, case.op_name, case.layer_role)
+        if kind != seen:
+            group, seen = next(bounds) if seen else group, kind
+        group.add(f"{case.op_name} {case.layer_role}".strip())
+    memory = {"packed_attention", "rope_write_kv"}
+    layer = {f"linear {role}" for role in ("qkv", "output", "gate_up", "down")}
+    assert groups[0] == {*memory, "shift_kv", "shift_kv_chain"}
+    assert groups[1] == layer
+    assert groups[2] == {*memory, *layer, "linear head"}
+    norms = {f"rms_norm {role}" for role in ("input", "query", "key", "final")}
+    norms |= {"add_rms_norm input", "add_rms_norm post_attention"}
+    assert groups[3] == {*norms, "swiglu", "greedy"}
+    assert groups[4] == {"packed_attention_int8", "rope_write_kv_int8"}
+
+
+def priority_of(stage: str, op_name: str, role: str) -> str:
+    """The words of the paper."""
+    if op_name.endswith("int8"):
+        return "only where slots are in int8"
+    if op_name.endswith("rms_norm") or op_name in ("swiglu", "greedy"):
+        return "normalization, activation, sampling"
+    if stage == "decode" or role == "head":
+        return "decoding modules"
+    return "primary projections" if op_name == "linear" else "prefill attention, KV write paths, RoPE"
 
 
 def test_times_order_calls_and_count_one_call(work):
