@@ -26,7 +26,7 @@ PROCESSES = 8  # Triton compiles for seconds a kernel and dtype
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Of the checks, every `of`-th from `index` on."""
+    """Every `of`-th of the checks, from `index` on."""
 
     device: str
     size: str
@@ -36,7 +36,7 @@ class Part:
 
 
 def kernels(setting: Setting) -> Found:
-    """OffError names what deviates; a part that a device's error ended is told too."""
+    """OffError names what deviates; a part that an error of the device ended is reported too."""
     count = min(PROCESSES, max(1, (os.cpu_count() or 1) // 2)) if setting.cuda else 1
     parts = [Part(setting.device.type, setting.size.name, setting.dtype, index, count) for index in range(count)]
     rows: list[Found] = []
@@ -55,12 +55,12 @@ def kernels(setting: Setting) -> Found:
 
 
 def policy_shape(size: PolicySize) -> ModelShape:
-    """As the operator table sees a policy."""
+    """A policy as the operator table sees it."""
     return model_shape(size.text, size.rows, size.stages)
 
 
 def model_shape(text: LlamaConfig, rows: int, stages: int, family: str = "llama") -> ModelShape:
-    """As the operator table sees a decoder."""
+    """A decoder as the operator table sees it. family: its model_name."""
     sizes = text.hidden_size, text.intermediate_size, text.num_attention_heads, text.num_key_value_heads
     return ModelShape(family, *sizes, text.head_dim, text.vocab_size, rows, stages)
 

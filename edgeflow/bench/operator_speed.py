@@ -27,7 +27,7 @@ MEASURED = ("packed_attention", "rms_norm", "rope_write_kv", "swiglu", "greedy")
 
 @torch.inference_mode()
 def operators(setting: Setting) -> Found:
-    """Microseconds of a call; of long contexts also the share of the copy bandwidth that reading the KV takes."""
+    """Microseconds per call; for long contexts also the share of the copy bandwidth that reading the KV reaches."""
     table = built_in_table()
     rows: list[Found] = []
     for case, kv_bytes in [*_long(setting), *((case, 0) for case in _model(setting))]:
@@ -51,7 +51,7 @@ def _long(setting: Setting) -> Iterator[tuple[Case, int]]:
 
 
 def _times(setting: Setting, table: OperatorTable, case: Case, kv_bytes: int) -> list[Found]:
-    """One that fails to run is told, and the others are timed."""
+    """A candidate that fails to run is reported, and the others are timed. Weights, keys and values lie in memory."""
     stage, shape_sig = case.signed()
     ring = case.ring(setting.device, setting.dtype, last_level_cache(setting.device))
     rows = []

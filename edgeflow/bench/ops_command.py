@@ -1,4 +1,4 @@
-"""`edgeflow ops` and `edgeflow tune`: what they show."""
+"""`edgeflow ops` and `edgeflow tune`: their tables and JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from edgeflow.console import reporting, table_console
 from edgeflow.engine.build import choose_device
-from edgeflow.engine.operators import dtype_named, model_shape, regress, serving, tune
+from edgeflow.engine.operators import dtype_named, model_shape, regress, serving, tune, unmatched
 from edgeflow.engine.table import absent_line
 from edgeflow.kernels.implementations import Hardware
 
@@ -23,7 +23,7 @@ DEFAULT_OUT = "operators-{profile}.json"
 def ops_command(
     model: str, hardware: str, dtype: str, rows: int, overlay: Path | None, weights: str, *, as_json: bool
 ) -> None:
-    """Which implementation serves each operator, and why."""
+    """Show which implementation serves each operator, and why."""
     where = Hardware.named(hardware) if hardware else Hardware.of(choose_device("auto"))
     lines = serving(model_shape(model, rows), where, dtype_named(dtype, where), overlay, weights)
     if as_json:
@@ -37,8 +37,11 @@ def ops_command(
         table.add_row(name, line.stage, line.shape_sig, escape(f"{line.impl_id} {params}".strip()), escape(why))
     console = table_console()
     console.print(table)
-    if overlay is not None and (absent := absent_line(overlay)):
-        console.print(escape(absent))
+    if overlay is not None:
+        idle = unmatched(model_shape(model, rows), where, dtype_named(dtype, where), overlay, weights)
+        notes = [absent_line(overlay), *(f"{overlay.name}: matches no call above: {entry}" for entry in idle)]
+        for note in filter(None, notes):
+            console.print(escape(note), highlight=False)
 
 
 def tune_command(
@@ -53,7 +56,7 @@ def tune_command(
     *,
     as_json: bool,
 ) -> int:
-    """Write an overlay, or look at one again; exit code 1 when that complains."""
+    """Write an overlay, or check one again; exit code 1 where the check complains."""
     here = choose_device(device)
     number = dtype_named(dtype, Hardware.of(here))
     path = out or Path(DEFAULT_OUT.format(profile=Hardware.of(here).profile))

@@ -20,7 +20,7 @@ SMALL_PROMPT = 16
 
 
 def tune_models(setting: Setting) -> Found:
-    """An overlay a model beside the results; a model whose time is over keeps what was tuned."""
+    """One overlay per model beside the results; a model whose time is over keeps what was tuned."""
     try:
         from edgeflow.engine.operators import tune  # overlays are checked by pydantic, which may be missing
     except ImportError as error:
@@ -46,7 +46,7 @@ def _count(rows: list[Found], name: str) -> int:
 
 
 class _TimeOver(Exception):
-    """Of one model."""
+    """The time of one model is over."""
 
 
 def _stop_after(ends: float, problem: str, done: int, total: int) -> None:  # noqa: ARG001 - told before each problem

@@ -32,7 +32,8 @@ from edgeflow.text.checkpoint_json import read_json
 
 Report = Callable[[str, int, int], None]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-ROWS = 280  # of a prefill, unless told
+ROWS = 280  # rows of a prefill, by default
+TOWERS_OWN = "varlen_attention"
 DIMENSIONS = ("op_kind", "op_name", "model_name", "hw_profile", "layer_role", "stage", "shape_sig")
 
 
@@ -76,10 +77,33 @@ def serving(
     """Every operator as it is looked up for a model, then each problem of its passes."""
     table = _table(overlay, dtype, weights)
     keys = [OperatorKey(name, shape.family) for name in table.operators]
-    for stage, case in staged_cases(shape):
-        role = case.layer_role or only_role(case.op_name)
-        keys.append(OperatorKey(case.op_name, shape.family, layer_role=role, stage=stage, shape_sig=case.signed()[1]))
-    return [_serving(table, key, hardware, dtype) for key in keys]
+    return [_serving(table, key, hardware, dtype) for key in (*keys, *_calls(shape))]
+
+
+def unmatched(shape: ModelShape, hardware: Hardware, dtype: torch.dtype, overlay: Path, weights: str) -> list[str]:
+    """The entries of an overlay that serve no call of a model's decoder there; those of vision towers are left out."""
+    table = _table(overlay, dtype, weights)
+    idle = [entry for entry in table.unmatched(_calls(shape), hardware) if entry.origin == overlay.name]
+    named = [(entry.key.op_name, entry.key.text, entry.impl_id) for entry in idle]
+    return [
+        f"{op_name or 'any operator'} ({text or 'everywhere'}) → {impl_id}"
+        for op_name, text, impl_id in named
+        if op_name != TOWERS_OWN
+    ]
+
+
+def _calls(shape: ModelShape) -> list[OperatorKey]:
+    """The contexts of a decoder's calls."""
+    return [
+        OperatorKey(
+            case.op_name,
+            shape.family,
+            layer_role=case.layer_role or only_role(case.op_name),
+            stage=stage,
+            shape_sig=case.signed()[1],
+        )
+        for stage, case in staged_cases(shape)
+    ]
 
 
 def tune(

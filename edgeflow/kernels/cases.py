@@ -1,7 +1,7 @@
 """Problems on which implementations of an operator are compared and timed: the same for tests, tuner and GPU suite.
 
-A `Case` makes its numbers from its seed on any device, prepares an implementation with them and gives what it
-returns together with all memory it may write. Memory nobody may read is NaN.
+A `Case` makes its numbers from its seed on any device, prepares an implementation with them and returns its outputs
+together with all memory that it may write. Memory that nothing may read is NaN.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One call. outputs: from what it returned, all that counts, memory it may have written included.
+    """One call. outputs: from what it returned to all that counts, with the memory that it may have written.
 
     planned: the function is called once and returns what `outputs` runs, as attention does. rows: rows of the call,
     where the arguments do not show them. cold_bytes: what a pass must read or write in memory, for it is in no cache:
@@ -85,7 +85,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A recipe of one problem of one operator, in a role of a model's layer where it has one."""
+    """The recipe of one problem of one operator. layer_role: of the call in a model, where it matters."""
 
     op_name: str
     build: Callable[[Numbers], Problem]
@@ -110,14 +110,14 @@ class Case:
         return self.build(Numbers.of(device, dtype, dtype, self.seed, PERIOD))
 
     def signed(self) -> Signed:
-        """Stage and shape signature, as the table sees its call."""
+        """Stage and shape signature of the call, as the table sees it."""
         problem = self.problem(torch.device("meta"), torch.float32)
         return SIGNATURES[self.op_name](*problem.arguments, *problem.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """H query heads, KH key-value heads, D numbers a head."""
+    """H query heads and KH key-value heads of width D."""
 
     query: int
     kv: int
@@ -213,7 +213,7 @@ def rope_write_kv(spans: Sequence[Span], heads: Heads, *, sections: bool = False
 
 
 def rope_write_kv_int8(spans: Sequence[Span], heads: Heads) -> Case:
-    """What is read back is compared; one row is all zeros."""
+    """The values read back are compared; one row is all zeros."""
 
     def build(make: Numbers) -> Problem:
         capacity, rows = _places(make, spans, heads, False)
@@ -244,7 +244,7 @@ def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1) -> Ca
 
 
 def packed_attention_int8(spans: Sequence[Span], heads: Heads) -> Case:
-    """Scales of what nobody may read are NaN."""
+    """The scales of rows that nothing may read are NaN."""
 
     def build(make: Numbers) -> Problem:
         layout, wide = _filled(make, spans, heads, 1)
@@ -270,8 +270,8 @@ def linear(rows: int, outputs: int, inputs: int, *, bias: bool = False, role: st
 
 
 def varlen_attention(lengths: Sequence[int], heads: Heads, *, turned: bool = False) -> Case:
-    """q, k and v as views of one projection, as a vision tower has them. turned: values lie apart from keys, as where
-    RoPE has turned queries and keys."""
+    """q, k and v as views of one projection, as in a vision tower. turned: values lie apart from keys, as after RoPE of
+    queries and keys."""
 
     def build(make: Numbers) -> Problem:
         qkv = make.normal(sum(lengths), 3, heads.query, heads.width)
@@ -284,7 +284,7 @@ def varlen_attention(lengths: Sequence[int], heads: Heads, *, turned: bool = Fal
 
 
 def _places(make: Numbers, spans: Sequence[Span], heads: Heads, sections: bool) -> tuple[int, RowPlaces]:
-    """A slot's capacity, and where the rows of a pass turn and go."""
+    """A slot's capacity, and the rotations and places of the rows of a pass."""
     capacity = max(span.start + span.length for span in spans) + 1
     plain = PackedLayout.of(spans, make.device)
     position = plain.row_position

@@ -1,4 +1,4 @@
-"""Which problems prove an operator: small ones around every edge of a block. Models' own shapes: model_cases.py.
+"""The problems that prove an operator: small ones around every edge of a block. Models' own shapes: model_cases.py.
 
 Blocks are 64 queries by 64 keys (attention), 1024 or 4096 columns (rows), 2048 numbers (shift).
 """
@@ -16,7 +16,7 @@ Proofs = dict[str, Callable[[], list[Case]]]
 
 
 def small_cases(op_name: str) -> list[Case]:
-    """KeyError for an operator without proofs."""
+    """The proofs of an operator; KeyError where it has none."""
     return _PROOFS[op_name]()
 
 
@@ -114,7 +114,7 @@ def _packed_attention_int8() -> list[Case]:
 
 
 def _drawn(seed: int) -> list[Span]:
-    """A few spans of distinct slots in any order, most of them decode rows."""
+    """A few random spans of distinct slots in any order, most of them decode rows."""
     draw = random.Random(seed)
     slots = draw.sample(range(6), draw.randint(1, 5))
     return [Span(slot, draw.randint(0, 90), draw.choice([1, 1, 1, 2, 17, 40])) for slot in slots]

@@ -1,7 +1,7 @@
-"""Is an implementation right? Its outputs against the reference's, which is given the same numbers in float32.
+"""Checks that an implementation is right: its outputs against the reference's, on the same numbers in float32.
 
-Deviation: of each row (last dimension) the norm of the difference over the norm of what is expected; the largest row
-counts, so that one wrong row among thousands is one. Whole numbers and flags must be equal, and NaN lies where it lay.
+Deviation: per row (last dimension) the norm of the difference over the norm of what is expected; the largest counts, so
+that one wrong row among thousands is seen. Whole numbers and flags must be equal, and NaN must lie in the same places.
 """
 
 from __future__ import annotations

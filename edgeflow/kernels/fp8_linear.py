@@ -1,6 +1,6 @@
-"""LINEAR with weights and rows in FP8 (kernels/fp8.py): a scale an output of the weight, a scale a row.
+"""LINEAR with weights and rows in FP8 (kernels/fp8.py): one scale per output of the weight, one per row.
 
-What is multiplied is half as many bytes as in bfloat16, on units twice as fast.
+The operands are half as many bytes as in bfloat16, and the units that multiply them are twice as fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from edgeflow.kernels import fp8
 from edgeflow.kernels.fp8 import QuantiseRows
 
-LEAST_TORCH = (2, 7)  # the first whose GEMM with a scale a row runs on sm_89
+LEAST_TORCH = (2, 7)  # the first whose GEMM with one scale per row runs on sm_89
 
 
 class Fp8:
@@ -53,11 +53,11 @@ class Emulated:
 
 
 def _rounded(rows: Tensor) -> Tensor:
-    """What is left of them after FP8, in their own dtype."""
+    """Rows rounded to FP8 and back, in their own dtype."""
     return fp8.dequantised(*fp8.reference(rows)).to(rows.dtype)
 
 
 def missing() -> str:
-    """What this build of torch lacks; "" when nothing."""
+    """What this build of torch lacks; "" when it lacks nothing."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     return "" if version >= LEAST_TORCH else f"needs torch {LEAST_TORCH[0]}.{LEAST_TORCH[1]}"

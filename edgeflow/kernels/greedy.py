@@ -1,7 +1,7 @@
 """Greedy choice over a slice of the vocabulary.
 
-(logits [N, V], first, stop) → ids [N] int64, the place of the largest of columns first .. stop-1, the lowest of equals;
-finite [N] bool, whether that logit is finite and no logit of the slice is NaN. Both stay on the device.
+(logits [N, V], first, stop) → ids [N] int64, the index of the largest of columns first .. stop-1, the lowest of equals;
+finite [N] bool: that logit is finite and no logit of the slice is NaN. Both stay on the device.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ def reference(logits: Tensor, first: int, stop: int) -> tuple[Tensor, Tensor]:
 
 
 def reduced(logits: Tensor, first: int, stop: int) -> tuple[Tensor, Tensor]:
-    """torch's own maximum, which hands a NaN on."""
+    """torch's own maximum, which propagates NaN."""
     best, ids = logits[:, first:stop].max(dim=-1)
     return ids + first, best.isfinite()

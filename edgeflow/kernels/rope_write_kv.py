@@ -18,8 +18,10 @@ from edgeflow.kernels.layout import PackedLayout
 
 @dataclass(frozen=True, slots=True)
 class RowPlaces:
-    """Once a pass, for all layers. cos [L_Q, 1, D] (both halves alike), sin [L_Q, 1, D/2] and its negative;
-    flat [L_Q] int64: slot * T + position."""
+    """The rotations and places of a pass's rows, for all layers.
+
+    cos [L_Q, 1, D] (both halves alike), sin [L_Q, 1, D/2] and its negative; flat [L_Q] int64: slot * T + position.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -29,7 +31,7 @@ class RowPlaces:
 
 @dataclass(frozen=True, slots=True)
 class RotaryTable:
-    """Of every position: cos [T, 1, D], sin [T, 1, D/2].
+    """The rotation of every position: cos [T, 1, D], sin [T, 1, D/2].
 
     sections: how many of the D/2 frequencies follow each component of a position (M-RoPE: time, height, width);
     empty where all follow the first.
@@ -46,13 +48,13 @@ class RotaryTable:
 
     @classmethod
     def turning(cls, positions: int, frequencies: Tensor, like: Tensor, sections: tuple[int, ...] = ()) -> RotaryTable:
-        """frequencies [D/2], float32. Computed in float32, kept in the dtype and on the device of `like`."""
+        """frequencies [D/2], float32. Computed in float32, stored in the dtype and on the device of `like`."""
         places = torch.arange(positions, dtype=torch.float32, device=like.device)
         angles = places[:, None, None] * frequencies.to(like.device)
         return cls(angles.cos().to(like.dtype).repeat(1, 1, 2), angles.sin().to(like.dtype), sections)
 
     def places(self, layout: PackedLayout, capacity: int) -> RowPlaces:
-        """Of the rows of a pass, over slots of `capacity` positions."""
+        """The rotations and places of a pass's rows, over slots of `capacity` positions."""
         sin = self._of_rows(self.sin, layout.rope_position)
         cos = self._of_rows(self.cos, layout.rope_position)
         return RowPlaces(cos, sin, -sin, layout.row_slot * capacity + layout.row_position)
@@ -91,7 +93,7 @@ def reference(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: 
 
 
 def indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-    """Queries and keys turn together; one indexed write each for keys and values."""
+    """Queries and keys are rotated together; one indexed write each for keys and values."""
     split = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
     straight = split[:, : heads + kv_heads]
     half = straight.shape[-1] // 2

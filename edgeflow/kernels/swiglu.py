@@ -17,6 +17,6 @@ def reference(gate_up: Tensor) -> Tensor:
 
 
 def fused(gate_up: Tensor) -> Tensor:
-    """Two operators, the product in place."""
+    """torch's SiLU, then the product in place."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)

@@ -199,9 +199,13 @@ class OperatorTable:
         reference = self.implementation(context.op_name, REFERENCE)
         return Choice(reference, {}, "no entry serves here", tuple(passed_over))
 
+    def unmatched(self, contexts: Iterable[OperatorKey], hardware: Hardware) -> list[Entry]:
+        """Entries that serve none of these contexts, whatever may run there."""
+        known = [_known(context, hardware) for context in contexts]
+        return [entry for entry in self._entries if not any(_meant(entry, context) for context in known)]
+
     def _best_first(self, context: OperatorKey) -> list[Entry]:
-        named = [entry for entry in self._entries if entry.key.op_name in ("", context.op_name)]
-        matching = [entry for entry in named if entry.key.matches(_named_as(entry, context))]
+        matching = [entry for entry in self._entries if _meant(entry, context)]
         matching = [entry for entry in matching if (context.op_name, entry.impl_id) in self._implementations]
         return sorted(matching, key=lambda entry: entry.key.specificity)[::-1]  # the last of equals first
 
@@ -236,6 +240,10 @@ def _known(context: OperatorKey, hardware: Hardware) -> OperatorKey:
         op_kind=context.op_kind or kind,
         layer_role=context.layer_role or role,
     )
+
+
+def _meant(entry: Entry, context: OperatorKey) -> bool:
+    return entry.key.op_name in ("", context.op_name) and entry.key.matches(_named_as(entry, context))
 
 
 def _named_as(entry: Entry, context: OperatorKey) -> OperatorKey:

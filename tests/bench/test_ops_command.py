@@ -39,6 +39,29 @@ def test_ops_shows_a_table():
     assert "slots_in_place" in run("ops", "--hardware", "cpu")
 
 
+def test_ops_says_what_an_overlay_names_in_vain(tmp_path):
+    """The example row of EdgeFM's table 1, and rows that no call of the model is meant by."""
+    row = {"model_name": "qwen2_5", "hw_profile": "cuda_sm80", "op_kind": "linear", "layer_role": "fused_qkv"}
+    row |= {"stage": "decode", "shape_sig": "m=1|in_features=1536|...", "impl_id": "cublasLt"}
+    others = [{"model_name": "gpt2"}, {"shape_sig": "in_features=999"}, {"hw_profile": "cuda_sm90"}]
+    others = [row | {"impl_id": "gemm"} | other for other in others]
+    path = tmp_path / "mine.json"
+    path.write_text(
+        json.dumps({"entries": [row, *others, row | {"impl_id": "gemm", "stage": "prefill", "shape_sig": ""}]})
+    )
+    ops = ("ops", "--model", "qwen2.5-1.5b", "--hardware", "cuda_sm80", "--overlay", str(path))
+    told = " ".join(run(*ops).split())
+    assert (
+        "mine.json names an implementation that is absent here, cublasLt (edgeflow has no binding of cuBLASLt)" in told
+    )
+    assert told.count("mine.json: matches no call above: any operator (") == 3
+    assert all(part in told for part in ("model_name=gpt2", "shape_sig=e=999", "hw_profile=cuda_sm90"))
+    calls = [line for line in json.loads(run(*ops, "--json")) if line["op_name"] == "linear" and line["shape_sig"]]
+    mine = {(line["stage"], line["impl_id"]) for line in calls if line["why"].startswith("mine.json")}
+    over = {(line["layer_role"], line["stage"]) for line in calls if line["passed_over"]}
+    assert mine == {("prefill", "gemm")} and over == {("qkv", "decode")}
+
+
 def test_tune_writes_goes_on_and_is_served(checkpoint, tmp_path):
     out = tmp_path / "tuned.json"
     arguments = ("tune", "--model", str(checkpoint), "--rows", "6", "--samples", "1", "--device", "cpu")

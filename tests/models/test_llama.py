@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.kv import KVSlots
@@ -128,6 +129,32 @@ def test_any_operator_can_be_forced(op_name: str):
     for impl_id in built_in_table().candidates(op_name):
         forced = decoder(VARIANTS["gqa"], table=built_in_table().forcing(**{op_name: impl_id}))
         assert (run(forced, poisoned(forced, 3), spans, ids) - expected).abs().max() <= LOGITS_TOLERANCE
+
+
+class Called(TorchDispatchMode):
+    """Notes the operators of torch that a pass calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def test_no_gemm_copies_the_residual_and_the_callers_rows_stay():
+    """A GEMM that adds to the residual would copy it first; the norms add it, over memory of the pass itself."""
+    model = decoder(VARIANTS["gqa"], table=built_in_table().forcing(linear="gemm"))
+    hidden, spans = model.embed(torch.arange(7)), [Span(0, 0, 6), Span(1, 0, 1)]
+    before, kv = hidden.clone(), model.kv_slots(2, 40)
+    with Called() as called:
+        model.forward(hidden, PackedLayout.of(spans, CPU), kv)
+    layers = VARIANTS["gqa"].num_hidden_layers
+    assert called.names.count("mm") == 4 * layers and "addmm" not in called.names
+    assert called.names.count("clone") == 1 and called.names.count("add_") == 2 * layers
+    assert torch.equal(hidden, before)
 
 
 def test_slots_may_be_longer_than_the_trained_positions():
