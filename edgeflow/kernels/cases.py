@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.rope_write_kv import RotaryTable, RowPlaces
 from edgeflow.kernels.shapes import SIGNATURES, Signed
+from edgeflow.kernels.varlen_attention import Sequences
 
 Outputs = tuple[Tensor, ...]
 
@@ -124,6 +124,16 @@ def add_rms_norm(rows: int, width: int) -> Case:
         return Problem((make.normal(rows, width), make.normal(rows, width), make.normal(width), 1e-6), tuple)
 
     return Case("add_rms_norm", build)
+
+
+def add_layer_norm(rows: int, width: int, eps: float = 1e-6) -> Case:
+    """Rows far from a mean of zero."""
+
+    def build(make: Numbers) -> Problem:
+        x, residual = make.normal(rows, width), make.given(make.normal(rows, width) + 3.0)
+        return Problem((x, residual, make.normal(width), make.normal(width), eps), tuple)
+
+    return Case("add_layer_norm", build)
 
 
 def swiglu(rows: int, width: int) -> Case:
@@ -245,10 +255,9 @@ def varlen_attention(lengths: Sequence[int], heads: Heads, *, turned: bool = Fal
 
     def build(make: Numbers) -> Problem:
         qkv = make.normal(sum(lengths), 3, heads.query, heads.width)
-        starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=make.device)
         q, k, v = qkv.unbind(1)
         k = qkv[:, :2].clone()[:, 1] if turned else k
-        return Problem((q, k, v, starts, max(lengths)), _alone)
+        return Problem((q, k, v, Sequences.of(lengths, make.device)), _alone)
 
     return Case("varlen_attention", build)
 

@@ -14,6 +14,7 @@ from edgeflow.kernels import (
     fp8_linear,
     greedy,
     int8_kv,
+    layer_norm,
     linear,
     packed_attention,
     rms_norm,
@@ -27,6 +28,7 @@ REFERENCE = "reference"
 KINDS = {
     "rms_norm": "norm",
     "add_rms_norm": "norm",
+    "add_layer_norm": "norm",
     "swiglu": "activation",
     "rope_write_kv": "rope",
     "rope_write_kv_paired": "rope",
@@ -175,6 +177,9 @@ BUILT_IN = (
     Implementation("add_rms_norm", "fused", rms_norm.add_fused),
     _triton("add_rms_norm", "rms_norm", {"e": 1 << 16}, num_warps=(4, 8, 16)),
     _flashinfer("add_rms_norm", "rows:add_rms_norm", {}),
+    Implementation("add_layer_norm", REFERENCE, layer_norm.add_reference),
+    Implementation("add_layer_norm", "fused", layer_norm.add_fused),
+    _triton("add_layer_norm", "layer_norm", {"e": 1 << 14}, num_warps=(4, 8, 2)),
     Implementation("rope_write_kv", REFERENCE, rope_write_kv.reference),
     Implementation("rope_write_kv", "indexed", rope_write_kv.indexed),
     _triton("rope_write_kv", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
@@ -247,6 +252,7 @@ DEFAULTS = {
     "": {
         "rms_norm": "fused",
         "add_rms_norm": "fused",
+        "add_layer_norm": "fused",
         "rope_write_kv": "indexed",
         "rope_write_kv_int8": "indexed",
         "packed_attention": "slots_in_place",

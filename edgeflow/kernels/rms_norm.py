@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
+AddRmsNorm = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
