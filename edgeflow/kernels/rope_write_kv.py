@@ -9,23 +9,34 @@ nowhere else. Returns q [L_Q, H, D].
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from edgeflow.kernels.layout import PackedLayout
 
+Made = TypeVar("Made")
+
 
 @dataclass(frozen=True, slots=True)
 class RowPlaces:
-    """Once a pass, for all layers. cos [L_Q, 1, D] (both halves alike), sin [L_Q, 1, D/2] and its negative;
+    """Made once per pass, for all layers. cos [L_Q, 1, D] (both halves alike), sin [L_Q, 1, D/2] and its negative;
     flat [L_Q] int64: slot * T + position."""
 
     cos: Tensor
     sin: Tensor
     minus_sin: Tensor
     flat: Tensor
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def kept(self, name: str, make: Callable[[], Made]) -> Made:
+        """What an operator derives from these numbers once, for all layers of the pass; computed again at a replay."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        kept: Made = self._kept[name]
+        return kept
 
 
 @dataclass(frozen=True, slots=True)
