@@ -1,13 +1,14 @@
 """Packed attention by FlashInfer over slots seen as pages, without a copy.
 
-A pass whose slots the host knows is planned when it is first asked to attend; the plan serves all layers and divides
-long slots among blocks. What a graph holds is planned once, for its shape: a slot is one page of which the device says
-how much is used, so nothing depends on where the rows go, and nothing divides a slot.
+A pass whose slots the host knows is planned when its first layer attends; the plan serves all layers and divides long
+slots among blocks. A pass that a graph captures is planned once, for its shape: a slot is one page of which the device
+says how much is used, so nothing depends on where the rows go, and nothing divides a slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -27,16 +28,20 @@ WIDTHS = (64, 128, 256)
 BACKEND = "fa2"  # runs everywhere from sm_80, compiles without further headers
 
 
-class Run(Protocol):
-    """A planned wrapper: q [L_Q, H, D] over pages of keys and of values → [L_Q, H, D]"""
+AttendInto = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+"""(q, k_slots, v_slots, out): attention of q is written to out"""
 
-    def __call__(self, q: Tensor, pages: tuple[Tensor, Tensor]) -> Tensor: ...
+
+class Run(Protocol):
+    """A planned wrapper: q [L_Q, H, D] over pages of keys and of values, written to out [L_Q, H, D]"""
+
+    def __call__(self, q: Tensor, pages: tuple[Tensor, Tensor], *, out: Tensor) -> object: ...
 
 
 class Paged:
-    """The wrappers of one store, kept as long as it lives: of passes with longer spans, and of decode rows alone.
+    """The wrappers of one store, for as long as it lives: one for passes with longer spans, one for decode rows alone.
 
-    A plan writes over the one before, so passes over a store run one after the other.
+    Each plan overwrites the one before, so passes over a store run one after the other.
     """
 
     def __init__(self, kv: KVSlots, *, tensor_cores: bool) -> None:
@@ -50,7 +55,7 @@ class Paged:
         self._copied: torch.cuda.Event | None = None
 
     def planned(self, spans: Sequence[Span], q: Tensor, kv_heads: int) -> Run:
-        """The wrapper that serves a pass, planned for it."""
+        """The wrapper for these spans, planned."""
         table = PageTable.of(spans, self._capacity)
         pages, last = self._host(table.pages), self._host(table.last)
         indices = on_device(table.indices, self._device, torch.int32)
@@ -67,11 +72,11 @@ class Paged:
         return run
 
     def _host(self, values: list[int]) -> Tensor:
-        """Where the planner reads; pinned, so that its copy to the device does not wait for what runs there."""
+        """A tensor that the planner reads; pinned, so that its copy to the device does not wait for earlier work."""
         return torch.tensor(values, dtype=torch.int32, pin_memory=self._device.type == "cuda")
 
     def _wait(self) -> None:
-        """The planner writes into one pinned buffer: not before its last copy has left."""
+        """The planner writes into one pinned buffer: wait until its last copy has left it."""
         if self._copied is not None:
             self._copied.synchronize()
 
@@ -82,13 +87,13 @@ class Paged:
 
 
 class OneShape:
-    """A wrapper planned once for the lengths of a layout, with a page a slot; it must be made before a graph is."""
+    """A wrapper planned once for the lengths of a layout, with one page per slot; made before a graph is captured."""
 
     def __init__(self, layout: PackedLayout, q: Tensor, slots: Tensor) -> None:
         count, device = len(layout.lengths), q.device
         room, plan = (torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
         rows = torch.tensor([0, *layout.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
-        self._final = rows[1:].long() - 1  # of each span, rows that only pad it included
+        self._final = rows[1:].long() - 1  # the last row of each span, padding included
         pages = torch.arange(count + 1, dtype=torch.int32, device=device)
         self._slots = torch.zeros(count, dtype=torch.int32, device=device)
         self._ends = torch.ones(count, dtype=torch.int32, device=device)
@@ -100,7 +105,7 @@ class OneShape:
         )  # fmt: skip
 
     def placed(self, layout: PackedLayout) -> Run:
-        """For the slots and positions that the device holds now; the wrapper reads them from the same memory."""
+        """The wrapper over the slots and positions that the device holds now, read from the same memory each time."""
         self._slots.copy_(layout.row_slot[self._final])
         self._ends.copy_(layout.row_position[self._final] + 1)
         run: Run = self._wrapper.run
@@ -108,7 +113,7 @@ class OneShape:
 
 
 class Mixed:
-    """BatchAttention: one persistent kernel for prefills and decode rows. Its plan waits for the device."""
+    """BatchAttention: one persistent kernel for prefills and decode rows. Planning waits for the device."""
 
     def __init__(self, kv: KVSlots) -> None:
         self._device = kv.data.device
@@ -127,45 +132,97 @@ class Mixed:
             rows, pages, indices, ends, q.shape[1], kv_heads, width, width, page_size(self._capacity),
             causal=True, q_data_type=q.dtype, kv_data_type=q.dtype,
         )  # fmt: skip
-        return lambda q, pages: self._attention.run(q, pages)[0]
+        run: Run = self._attention.run
+        return run
 
 
-def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1) -> Attend:
-    """tensor_cores: of decode rows alone, where without them groups of 1, 2, 3, 4, 6 or 8 queries are taken."""
+def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1, apart: int = 0) -> Attend:
+    """tensor_cores: use them for decode rows alone; without them groups of 1, 2, 3, 4, 6 or 8 queries are served.
+
+    apart: decode rows that follow prefills are planned and launched by themselves, in a query tile of their own size.
+    """
+    parts = layout.kept("flashinfer parts", lambda: _divided(layout)) if apart else [(slice(None), layout)]
+    attends = [(rows, _part(part, kv, tensor_cores)) for rows, part in parts]
+
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        for rows, attend_part in attends:
+            attend_part(q[rows], k_slots, v_slots, out[rows])
+        return out
+
+    return attend
+
+
+def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
+    """Refused in a graph."""
+    attend_into = _attending(layout.spans, kv.kept("flashinfer mixed", Mixed))
+
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        attend_into(q, k_slots, v_slots, out)
+        return out
+
+    return attend
+
+
+def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
+    """Prefills and the decode rows behind them, as layouts over the same memory; one layout where the order differs."""
+    count = sum(length > 1 for length in layout.lengths)
+    rows = sum(layout.lengths[:count])
+    if not 0 < count < len(layout.lengths) or any(length > 1 for length in layout.lengths[count:]):
+        return [(slice(None), layout)]
+    single = len(layout.lengths) - count
+    lasts = layout.last_rows[:count], torch.arange(single, device=layout.last_rows.device)
+    cuts = (slice(rows), slice(count)), (slice(rows, None), slice(count, None))
+    return [
+        (
+            of_rows,
+            replace(
+                layout,
+                lengths=layout.lengths[of_spans],
+                row_slot=layout.row_slot[of_rows],
+                row_position=layout.row_position[of_rows],
+                rope_position=layout.rope_position[:, of_rows],
+                last_rows=last,
+                places=layout.places and layout.places[of_spans],
+            ),
+        )
+        for (of_rows, of_spans), last in zip(cuts, lasts, strict=True)
+    ]
+
+
+def _part(layout: PackedLayout, kv: KVSlots, tensor_cores: int) -> AttendInto:
     if layout.places is None:
         return _held(layout)
     planner = kv.kept(f"flashinfer {tensor_cores}", partial(Paged, tensor_cores=bool(tensor_cores)))
     return _attending(layout.places, planner)
 
 
-def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
-    """No graph holds it."""
-    return _attending(layout.spans, kv.kept("flashinfer mixed", Mixed))
-
-
-def _attending(spans: Sequence[Span], planner: Paged | Mixed) -> Attend:
+def _attending(spans: Sequence[Span], planner: Paged | Mixed) -> AttendInto:
     run: Run | None = None
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor, out: Tensor) -> None:
         nonlocal run
         if run is None:
             _check(q)
             run = planner.planned(spans, q, k_slots.shape[2])
-        return run(q.contiguous(), (as_pages(k_slots), as_pages(v_slots)))
+        run(q, (as_pages(k_slots), as_pages(v_slots)), out=out)
 
     return attend
 
 
-def _held(layout: PackedLayout) -> Attend:
+def _held(layout: PackedLayout) -> AttendInto:
     run: Run | None = None
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor, out: Tensor) -> None:
         nonlocal run
         if run is None:
             _check(q)
             name = "flashinfer", q.dtype, *q.shape[1:], *k_slots.shape
             run = layout.kept(name, lambda: OneShape(layout, q, k_slots)).placed(layout)
-        return run(q.contiguous(), (k_slots, v_slots))
+        run(q, (k_slots, v_slots), out=out)
 
     return attend
 
