@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from edgeflow.bench.kernel_checks import policy_shape
-from edgeflow.bench.order import Found
+from edgeflow.bench.order import LEFT_OUT, Found
 from edgeflow.bench.setting import Setting
 from edgeflow.kernels import cases
 from edgeflow.kernels.cases import Case, Heads
@@ -30,10 +30,14 @@ def operators(setting: Setting) -> Found:
     """Microseconds per call; for long contexts also the share of the copy bandwidth that reading the KV reaches."""
     table = built_in_table()
     rows: list[Found] = []
+    found: Found = {"operators": rows}
     for case, kv_bytes in [*_long(setting), *((case, 0) for case in _model(setting))]:
+        if setting.left_s < 0:
+            found.setdefault(LEFT_OUT, []).append(" ".join((case.op_name, *case.signed())))
+            continue
         rows += _times(setting, table, case, kv_bytes)
-        setting.tell({"operators": rows})
-    return {"operators": rows}
+        setting.tell(found)
+    return found
 
 
 def _model(setting: Setting) -> Iterator[Case]:
