@@ -37,8 +37,9 @@ def verify(setting: Setting) -> Found:
 
 def _row(setting: Setting, bundle: Path) -> Found:
     row: Found = {"bundle": bundle.name}
+    device = ["--device", "cuda"] if setting.cuda else []  # by default the CPU
     try:
-        done = run_command(["verify", str(bundle), "--device", setting.device.type, "--json"], setting.left_s)
+        done = run_command(["verify", str(bundle), *device, "--json"], setting.left_s)
     except TimeoutExpired:
         return row | {"result": LEFT_OUT}
     if done.returncode not in (AGREES, DIFFERS) or not done.stdout.startswith("["):

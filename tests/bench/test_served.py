@@ -7,6 +7,7 @@ from time import monotonic
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from edgeflow.bench import cli_process, recorded_outputs, served
 from edgeflow.bench.order import LEFT_OUT, Order
@@ -14,6 +15,7 @@ from edgeflow.bench.random_checkpoint import SERVED, write_checkpoint
 from edgeflow.bench.random_policy import SIZES, policy_tensors, random_frames, random_policy
 from edgeflow.bench.setting import OffError, Setting, SkipError
 from edgeflow.models.openvla.policy import OpenVLAPolicy
+from tests.engine.test_verify import recorded  # noqa: F401 - a fixture
 
 CPU = torch.device("cpu")
 
@@ -23,6 +25,7 @@ def setting(out: Path, seconds: float = 600.0, bundles: str = "") -> Setting:
     return Setting.of(Order(section="", ends=monotonic() + seconds, **known), lambda _: None)
 
 
+@pytest.mark.timeout(400)  # two processes that load torch, three load tests: seconds on an idle machine
 def test_the_service_is_started_loaded_asked_and_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(served, "LONGEST_S", 1.0)
     found = served.service(setting(tmp_path))
@@ -70,3 +73,29 @@ def test_without_a_folder_of_bundles_nothing_is_verified(tmp_path):
         recorded_outputs.verify(setting(tmp_path))
     with pytest.raises(SkipError, match="no recorded checkpoint"):
         recorded_outputs.verify(setting(tmp_path, bundles=str(tmp_path)))
+
+
+def test_recorded_outputs_are_compared_bundle_by_bundle(tmp_path, recorded):  # noqa: F811
+    """One that agrees, one with a damaged weight, one of a family that is not served."""
+    for name in ("agrees", "damaged", "foreign"):
+        shutil.copytree(recorded, tmp_path / name)
+    weights = load_file(tmp_path / "damaged" / "model.safetensors")
+    weights["language_model.lm_head.weight"][7] += 1.0
+    save_file(weights, tmp_path / "damaged" / "model.safetensors")
+    (tmp_path / "foreign" / "config.json").write_text(json.dumps({"model_type": "smolvla"}))
+    with pytest.raises(OffError, match="damaged: differs") as off:
+        recorded_outputs.verify(setting(tmp_path, bundles=str(tmp_path)))
+    rows = {row["bundle"]: row for row in off.value.found["bundles"]}
+    assert {name: row["result"] for name, row in rows.items()} == {
+        "agrees": "agrees",
+        "damaged": "differs",
+        "foreign": "not checked",
+    }
+    assert rows["agrees"]["comparisons"] > 5 and rows["agrees"]["off"] == 0
+    assert "logits" in rows["damaged"]["why"] and "smolvla" in rows["foreign"]["why"]
+
+
+def test_bundles_for_which_no_time_is_left_are_told(tmp_path, recorded):  # noqa: F811
+    shutil.copytree(recorded, tmp_path / "late")
+    found = recorded_outputs.verify(setting(tmp_path, seconds=0.0, bundles=str(tmp_path)))
+    assert found == {"bundles": [], LEFT_OUT: ["late"]}
