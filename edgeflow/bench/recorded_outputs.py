@@ -1,50 +1,50 @@
-"""Section: `edgeflow verify` on this device, over every recorded checkpoint of a folder (--bundles)."""
+"""Section: what `edgeflow verify` compares, on this device, for every recorded checkpoint of a folder (--bundles)."""
 
 from __future__ import annotations
 
-import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from subprocess import TimeoutExpired
+from typing import Any
 
-from edgeflow.bench.cli_process import last_line, require_packages, run_command
 from edgeflow.bench.order import LEFT_OUT, Found
 from edgeflow.bench.setting import OffError, Setting, SkipError
-
-AT_ONCE = 4  # each loads torch for seconds
-AGREES, DIFFERS = 0, 1  # exit codes of `edgeflow verify`; others: it cannot check this one
+from edgeflow.errors import EdgeflowError
 
 
 def verify(setting: Setting) -> Found:
     """A row per bundle; OffError where one differs, or where none could be checked."""
     if setting.bundles is None:
         raise SkipError("no folder of recorded checkpoints is given: --bundles")
-    require_packages()
     bundles = sorted(path.parent for path in setting.bundles.glob("*/cases.json"))
     if not bundles:
         raise SkipError(f"no recorded checkpoint in {setting.bundles}")
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        rows = list(pool.map(lambda bundle: _row(setting, bundle), bundles))
-    found: Found = {"bundles": [row for row in rows if row["result"] != LEFT_OUT]}
-    if late := [row["bundle"] for row in rows if row["result"] == LEFT_OUT]:
-        found[LEFT_OUT] = late
-    if off := [row["bundle"] for row in rows if row["result"] == "differs"]:
+    found: Found = {"bundles": []}
+    for bundle in bundles:
+        if setting.left_s < 0:
+            found.setdefault(LEFT_OUT, []).append(bundle.name)
+            continue
+        found["bundles"].append({"bundle": bundle.name, **_checked(setting, bundle)})
+        setting.tell(found)
+    if off := [row["bundle"] for row in found["bundles"] if row["result"] == "differs"]:
         raise OffError(f"{', '.join(off)}: differs from the recorded outputs", found)
-    if all(row["result"] == "not checked" for row in rows):
+    if LEFT_OUT not in found and all(row["result"] == "not checked" for row in found["bundles"]):
         raise OffError("no bundle could be checked", found)
     return found
 
 
-def _row(setting: Setting, bundle: Path) -> Found:
-    row: Found = {"bundle": bundle.name}
-    device = ["--device", "cuda"] if setting.cuda else []  # by default the CPU
+def _checked(setting: Setting, bundle: Path) -> Found:
+    """One bundle; "not checked" where it is of a family that is not verified, or cannot be read."""
     try:
-        done = run_command(["verify", str(bundle), *device, "--json"], setting.left_s)
-    except TimeoutExpired:
-        return row | {"result": LEFT_OUT}
-    if done.returncode not in (AGREES, DIFFERS) or not done.stdout.startswith("["):
-        return row | {"result": "not checked", "why": last_line(done.stderr)}
-    comparisons = json.loads(done.stdout)
-    off = [each for each in comparisons if not each["ok"]]
-    row |= {"result": "differs" if off else "agrees", "comparisons": len(comparisons), "off": len(off)}
-    return row | ({"why": f"{off[0]['mode']}, {off[0]['case']}: {off[0]['quantity']}"} if off else {})
+        from edgeflow.engine.verify import verify_checkpoint
+    except ImportError as error:
+        raise SkipError(f"bundles cannot be verified: {error}; see --wheels") from None
+    device: dict[str, Any] = {"device": "cuda"} if setting.cuda else {}
+    try:
+        results = verify_checkpoint(bundle, [], lambda *_: None, **device)
+    except EdgeflowError as error:
+        return {"result": "not checked", "why": str(error)[:300]}
+    off = [(mode, each) for mode, each in results if not each.ok]
+    found: Found = {"result": "differs" if off else "agrees", "comparisons": len(results), "off": len(off)}
+    if off:
+        mode, first = off[0]
+        found["why"] = f"{mode}, {first.case}: {first.quantity}"
+    return found
