@@ -98,7 +98,13 @@ def _ready(setting: Setting, process: Popen[bytes], log: Path) -> Found:
         if process.poll() is not None:
             raise OffError(f"the service did not start: {last_line(log.read_text())}", {})
         sleep(0.05)
-    raise OffError(f"the service was not ready in time: {last_line(log.read_text())}", {})
+    raise OffError(f"the service was not ready in time{_step(log)}", {})
+
+
+def _step(log: Path) -> str:
+    """Where the service's start was, by its last status."""
+    states = [json.loads(line) for line in log.read_text().splitlines() if '"phase": ' in line]
+    return f"; it was at: {states[-1]['phase']}, {states[-1]['step']}" if states else ""
 
 
 def _stopped(process: Popen[bytes]) -> int | None:
