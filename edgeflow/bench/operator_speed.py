@@ -22,7 +22,7 @@ CONTEXTS = (2048, 8192, 32768)
 SMALL_CONTEXTS = (64,)
 LONG_HEADS = Heads(28, 4, 128)  # of Qwen2.5 7B
 SMALL_HEADS = Heads(4, 2, 16)
-MEASURED = ("packed_attention", "rms_norm", "rope_write_kv", "swiglu", "greedy")
+MEASURED = ("packed_attention", "rms_norm", "add_rms_norm", "rope_write_kv", "swiglu", "greedy")
 
 
 @torch.inference_mode()
