@@ -213,8 +213,11 @@ def _problem(options: argparse.Namespace) -> str:
 
 
 def _process_started() -> float:
-    """When this process was started, monotonic seconds: the libraries' import counts too."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    """When this process was started, monotonic seconds; now, where the system does not say."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return monotonic()
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return monotonic() - age_s
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -11,6 +15,8 @@ from edgeflow.bench.order import SECTIONS, SIZES, TOTAL_S, end_of
 from edgeflow.bench.random_policy import SIZES as SHAPES
 from edgeflow.bench.suite import FEWEST_S, MINUTES, SPARE_S
 
+ROOT = Path(__file__).parents[2]
+TICK_S = 0.02  # processes' starts are known to a hundredth of a second
 EARLY = {"one": 30.0, "two": 20.0, "three": 50.0}
 
 
@@ -51,3 +57,13 @@ def test_each_section_gives_up_the_same_part_where_time_is_short():
 
 def test_the_names_of_policies_are_known_without_their_shapes():
     assert set(SIZES) == set(SHAPES)
+
+
+def test_the_time_of_a_call_begins_with_its_process():
+    code = (
+        "import time; from edgeflow.bench.suite import _process_started as started; time.sleep(0.3);"
+        "print(time.monotonic() - started())"
+    )
+    begun = monotonic()
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert 0.3 <= float(result.stdout) <= monotonic() - begun + TICK_S
