@@ -1,7 +1,7 @@
-"""The figures the suite is there for, each with its bar: passed, missed, or not measured.
+"""The suite's main figures, each with its bar: passed, missed or not measured.
 
-Bars are set for one H200. A ratio of two systems that floors can tell scales to another device with the ratio of its
-floors, from the bandwidth and matrix rate measured there; shares of a floor or of a ceiling hold everywhere.
+Bars are set for one H200. The bar of a ratio that follows from floors is scaled to another device by its floors, from
+the bandwidth and matrix rate measured there; a share of a floor or of a ceiling has the same bar everywhere.
 """
 
 from __future__ import annotations
@@ -14,31 +14,33 @@ from edgeflow.bench.floors import Ceilings, pipelined_floor_s, serial_floor_s
 from edgeflow.bench.order import Found
 from edgeflow.bench.random_policy import SIZES, PolicySize
 
-H200 = Ceilings(4.8e12, 989e12)  # data sheet: bytes a second, dense bfloat16 FLOP/s
+H200 = Ceilings(4.8e12, 989e12)  # data sheet: bytes per second, dense bfloat16 FLOP/s
 CHAT_BARS = {
     "qwen2.5-0.5b": (0.40, 0.30),
     "qwen2.5-1.5b": (0.60, 0.45),
     "qwen2.5-3b": (0.70, 0.50),
     "qwen2.5-7b": (0.80, 0.60),
 }
-"""least share of the copy bandwidth in decode, of the matrix rate in a prefill of 1024"""
+"""Least share of the copy bandwidth in decode, and of the matrix rate in a prefill of CHAT_PROMPT rows."""
 CHAT_PROMPT = 1024
 Sections = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """bar: least value; None where the figure is only reported. value: None where it was not measured."""
+    """A measured value, None where it was not measured, and its least value, None where it is only reported."""
 
     name: str
     value: float | None
     bar: float | None
 
     def row(self) -> Found:
+        """The figure as a row of the report."""
         return {"figure": self.name, "measured": self.value, "bar": self.bar, "verdict": self.verdict}
 
     @property
     def verdict(self) -> str:
+        """not measured, reported, passed or missed."""
         if self.value is None:
             return "not measured"
         if self.bar is None:
@@ -47,7 +49,7 @@ class Figure:
 
 
 def figures(sections: Sections, size: str) -> list[Found]:
-    """Rows of the suite's first table."""
+    """Rows of the report's first table, from what the sections found."""
     return [figure.row() for figure in (*_policy(sections, SIZES[size]), *_chat(sections))]
 
 
@@ -81,7 +83,7 @@ def _chat(sections: Sections) -> Iterator[Figure]:
 
 
 def _scaled(bar: float, size: PolicySize, measured: Ceilings | None) -> float:
-    """By how much pipelining can gain here against what it can on the device that the bar was set for."""
+    """A bar times what pipelining can gain on this device, over what it can gain on the one the bar was set for."""
     if measured is None:
         return bar
 

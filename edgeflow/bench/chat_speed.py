@@ -1,70 +1,117 @@
-"""Section: one chat request at a time in the shapes of Qwen2.5, prompts of 512, 1024 and 2048 rows, 32 decode steps.
+"""Section: chat requests in the shapes of Qwen2.5, one at a time, in the passes that the service runs for them.
 
-The way of the service: whole prompts in one pass, then a pass a token, each sampled and read by the host. Times are
-medians of several requests; floors count a decode step's bytes (weights once, keys and values) and a prefill's FLOPs.
+A prompt enters in chunks of as many rows as the service's `chat.prefill_chunk`. Whole chunks and decode rows are
+replayed, what is left of a prompt runs eagerly, and every token is sampled and read by the host, through the service's
+own objects. Not in these times: HTTP, tokens to text, and control passes between steps. Floors count the bytes of a
+decode step (weights once, keys and values) and the FLOPs of a prefill.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from statistics import median, quantiles
+from time import monotonic, perf_counter
 
 from edgeflow.bench.edgefm import DECODE_STEPS, PREFILL_ROWS, scaled_ms
 from edgeflow.bench.floors import text_work
-from edgeflow.bench.order import Found
-from edgeflow.bench.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request, runner
+from edgeflow.bench.order import LEFT_OUT, Found
+from edgeflow.bench.random_chat import CHAT_SIZES, TINY, random_chat, random_request
 from edgeflow.bench.setting import Setting
-from edgeflow.engine.generate import RunPass
+from edgeflow.engine.chat_graphs import replayed
+from edgeflow.engine.generate import RunPass, run_pass
+from edgeflow.engine.sampling import SamplingParams
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import Span
 from edgeflow.models.chat import ChatModel
 
 REQUESTS = 5
+PREFILL_CHUNK, SMALL_CHUNK = 256, 16
+UNEVEN = 1000  # rows that leave something after their whole chunks
+GROWTH = 2.0  # what a model may take longer than the one before it
+TOKENS = DECODE_STEPS + 1  # the first comes with the prefill
+GREEDY = SamplingParams(TOKENS)
+SAMPLED = SamplingParams(TOKENS, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05, seed=1)
+"""as Qwen2.5's instruction-tuned checkpoints ask for"""
 
 
 def chat(setting: Setting) -> Found:
-    """A row a model and prompt length."""
+    """A row per model and prompt length; models for which the time does not suffice are named."""
     rows: list[Found] = []
+    found: Found = {"chunk": _chunk(setting), "requests": rows}
+    last_s = 0.0
     for name in models(setting):
-        rows += _rows(setting, name)
-        setting.tell({"requests": rows})
+        if setting.left_s < GROWTH * last_s:
+            found.setdefault(LEFT_OUT, []).append(name)
+            continue
+        started = monotonic()
+        for row in _rows(setting, name):
+            rows.append(row)
+            setting.tell(found)
         setting.release()
-    return {"requests": rows}
+        last_s = monotonic() - started
+    return found
 
 
 def models(setting: Setting) -> list[str]:
-    """The smallest first; the tiny one is for the suite's own tests."""
+    """Names of the models, the smallest first; the tiny one is for the suite's own tests."""
     return [TINY] if setting.small else [name for name in CHAT_SIZES if name != TINY]
 
 
 def lengths(setting: Setting) -> tuple[int, ...]:
     """Rows of the prompts."""
-    return (16, 32, 64) if setting.small else PREFILL_ROWS
+    return (16, 24, 32, 64) if setting.small else (*PREFILL_ROWS, UNEVEN)
+
+
+def _chunk(setting: Setting) -> int:
+    return SMALL_CHUNK if setting.small else PREFILL_CHUNK
 
 
 def _rows(setting: Setting, name: str) -> Iterator[Found]:
     model = random_chat(CHAT_SIZES[name], setting.device, setting.dtype, table=setting.table(name))
     kv = model.decoder.kv_slots(1, max(lengths(setting)) + DECODE_STEPS)
-    run = runner(kv, graphs=setting.graphs)
+    chunk = _chunk(setting)
+    run = replayed(model, model, kv, chunk, required=True)[0] if setting.graphs else run_pass
     for prompt in lengths(setting):
-        _request(run, model, kv, prompt)  # compiles, records
-        times = [_request(run, model, kv, prompt) for _ in range(REQUESTS)]
-        prefill_s, decode_s = (median(each[index] for each in times) for index in range(2))
+        requests = _Requests(run, model, kv, prompt, chunk)
+        requests.times(GREEDY)  # compiles
+        greedy = [requests.times(GREEDY) for _ in range(REQUESTS)]
+        sampled = [gap for _ in range(REQUESTS) for gap in requests.times(SAMPLED)[1]]
+        first_s, gaps = median(first for first, _ in greedy), [*chain(*(gaps for _, gaps in greedy))]
         row = {
             "model": name,
             "prompt": prompt,
             "graphs": setting.graphs,
-            "prefill ms": 1e3 * prefill_s,
-            f"{DECODE_STEPS} steps ms": 1e3 * decode_s,
+            "first token ms": 1e3 * first_s,
+            "ms/token p50": 1e3 * median(gaps),
+            "ms/token p99": 1e3 * quantiles(gaps, n=100, method="inclusive")[98],
+            "sampled: ms/token p50": 1e3 * median(sampled),
         }
-        row |= _shares(setting, model, prompt, prefill_s, decode_s / DECODE_STEPS)
-        yield row | _paper(setting, name, prompt)
+        yield row | _shares(setting, model, prompt, first_s, median(gaps)) | _paper(setting, name, prompt, row)
 
 
-def _request(run: RunPass, model: ChatModel, kv: KVSlots, rows: int) -> tuple[float, float]:
-    """Seconds to the first token, and of the steps after it."""
-    first, *steps = pass_times(run, kv, random_request(model, kv, rows, DECODE_STEPS + 1))
-    return first, sum(steps)
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """Requests with prompts of `rows` ids, one after the other, in chunks of at most `chunk` rows."""
+
+    run: RunPass
+    model: ChatModel
+    kv: KVSlots
+    rows: int
+    chunk: int
+
+    def times(self, params: SamplingParams) -> tuple[float, list[float]]:
+        """Seconds from the prompt's ids to the first token on the host, and from each token to the next."""
+        stamps = [perf_counter()]
+        request = random_request(self.model, self.kv, self.rows, params)
+        while request.finish is None:
+            decoder, rows = request.decoder, request.rows(self.chunk)
+            (logits,) = self.run(decoder, self.kv, [rows])
+            if request.take(logits) is not None:
+                stamps.append(perf_counter())
+        first, *gaps = (after - before for before, after in pairwise(stamps))
+        return first, gaps
 
 
 def _shares(setting: Setting, model: ChatModel, prompt: int, prefill_s: float, step_s: float) -> Found:
@@ -78,6 +125,10 @@ def _shares(setting: Setting, model: ChatModel, prompt: int, prefill_s: float, s
     }
 
 
-def _paper(setting: Setting, name: str, prompt: int) -> Found:
+def _paper(setting: Setting, name: str, prompt: int, row: Found) -> Found:
+    """EdgeFM's times beside ours: a prefill, and as many steps as the paper has."""
     scaled = scaled_ms(name, prompt, setting.measured.bandwidth) if setting.measured else None
-    return {"EdgeFM scaled: prefill ms": scaled[0], f"{DECODE_STEPS} steps ms, EdgeFM": scaled[1]} if scaled else {}
+    if scaled is None:
+        return {}
+    ours = DECODE_STEPS * row["ms/token p50"]
+    return {"EdgeFM scaled: prefill ms": scaled[0], f"{DECODE_STEPS} steps ms": ours, "EdgeFM scaled": scaled[1]}

@@ -1,8 +1,8 @@
-"""One section of the GPU suite in a process of its own: what breaks or hangs a device there harms no other section.
+"""One section of the GPU suite, in a process of its own: whatever breaks or hangs the device harms no other section.
 
     python -m edgeflow.bench.child ORDER RESULT
 
-ORDER: an `Order` as JSON. RESULT: the file that holds the section's status and what it found, also while it runs.
+ORDER is an `Order` as JSON. RESULT is the file of the section's status and findings, also while it runs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from edgeflow.bench.frames import frames
 from edgeflow.bench.kernel_checks import kernels
 from edgeflow.bench.long_context import long_context
 from edgeflow.bench.operator_speed import operators
-from edgeflow.bench.order import Found, Order
+from edgeflow.bench.order import LEFT_OUT, Found, Order
 from edgeflow.bench.policy_speed import fp8, long_actions, policy
 from edgeflow.bench.profiled import passes
+from edgeflow.bench.recorded_outputs import verify
+from edgeflow.bench.served import service
 from edgeflow.bench.setting import OffError, Setting, SkipError
 from edgeflow.bench.token_checks import tokens
+from edgeflow.bench.towers import towers
 from edgeflow.bench.tuning import tune_models
 
 FUNCTIONS: dict[str, Callable[[Setting], Found]] = {
@@ -38,8 +41,11 @@ FUNCTIONS: dict[str, Callable[[Setting], Found]] = {
     "policy": policy,
     "baseline": baseline,
     "chat": chat,
+    "service": service,
+    "verify": verify,
     "fp8": fp8,
     "long-actions": long_actions,
+    "towers": towers,
     "long-context": long_context,
     "profile": passes,
     "operators": operators,
@@ -47,7 +53,11 @@ FUNCTIONS: dict[str, Callable[[Setting], Found]] = {
 
 
 def run(order: Order, result: Path) -> Found:
-    """status: ok, failed, skipped (`error` says why), running."""
+    """Run a section and keep what it found in `result`.
+
+    Its status is ok, partial (its time did not suffice, LEFT_OUT names the rest), failed or skipped (`error` says why);
+    until it has ended it is running.
+    """
     started = monotonic()
 
     def keep(status: str, **more: object) -> Found:
@@ -61,12 +71,13 @@ def run(order: Order, result: Path) -> Found:
         keep("running", found=found)
 
     try:
-        return keep("ok", found=FUNCTIONS[order.section](Setting.of(order, tell)))
+        found = FUNCTIONS[order.section](Setting.of(order, tell))
+        return keep("partial" if found.get(LEFT_OUT) else "ok", found=found)
     except SkipError as error:
         return keep("skipped", error=str(error))
     except OffError as error:
         return keep("failed", error=str(error), found=error.found)
-    except Exception as error:  # the other sections still tell something
+    except Exception as error:  # the other sections can still run
         traceback.print_exc()
         return keep("failed", error=f"{type(error).__name__}: {error}"[:300])
 

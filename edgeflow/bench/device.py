@@ -1,4 +1,4 @@
-"""What a machine is, and what it reaches: copy bandwidth and matrix rate, measured."""
+"""Sections: what this machine is, and the copy bandwidth and matrix rate that it reaches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIBRARIES = ("torch", "triton", "transformers", "numpy", "pydantic", "flashinfer
 
 
 def facts(setting: Setting) -> Found:
-    """Section: device, driver and versions; None where there is none."""
+    """The device, its driver and the versions of libraries; None for a library that is missing."""
     device = setting.device
     found: Found = {
         "python": platform.python_version(),
@@ -41,7 +41,7 @@ def facts(setting: Setting) -> Found:
 
 
 def ceilings(setting: Setting) -> Found:
-    """Section: of a copy of 1 GiB and a product of 8192 cubed; on a CPU of less."""
+    """Bytes per second of a copy of 1 GiB, read and written, and FLOP/s of a product of 8192 cubed; less on a CPU."""
     device, dtype = setting.device, setting.dtype
     large = device.type == "cuda"
     source = torch.empty(2**29 if large else 2**24, dtype=torch.bfloat16, device=device)
@@ -57,7 +57,7 @@ def ceilings(setting: Setting) -> Found:
 
 
 def _state() -> str:
-    """Driver, clocks and temperature, as the driver's tool says them."""
+    """Driver, clocks, temperature, power and MIG mode as nvidia-smi reports them; empty where it cannot."""
     query = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,mig.mode.current"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     try:

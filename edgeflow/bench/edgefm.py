@@ -1,4 +1,4 @@
-"""EdgeFM's appendix A: milliseconds of EdgeFM on an A800 80GB, prefill and 32 decode steps, by model and prompt rows.
+"""Times of EdgeFM on an A800 80GB from its appendix A: milliseconds of a prefill and of 32 decode steps.
 
 The copy of the paper at hand has lost the tables' captions; which is which follows from their order (vision-language
 models, then language models, by size) and from their times. 7B is the decoder of the vision-language model.
@@ -7,7 +7,7 @@ models, then language models, by size) and from their times. 7B is the decoder o
 from __future__ import annotations
 
 A800_BANDWIDTH = 2.039e12
-"""bytes a second, data sheet of the SXM part; the paper does not say which part it was"""
+"""bytes per second, from the data sheet of the SXM part; the paper does not say which part it used"""
 DECODE_STEPS = 32
 PREFILL_ROWS = (512, 1024, 2048)
 TIMES_MS = {
@@ -19,8 +19,9 @@ TIMES_MS = {
 
 
 def scaled_ms(model: str, rows: int, bandwidth: float) -> tuple[float, float] | None:
-    """Prefill and decode, as if they took the time of so many bytes a second; None where the paper has none."""
-    if model not in TIMES_MS:
+    """Prefill and decode as if their time went by bandwidth (bytes per second); None where the paper has none."""
+    times = TIMES_MS.get(model, {}).get(rows)
+    if times is None:
         return None
-    prefill, decode = (ms * A800_BANDWIDTH / bandwidth for ms in TIMES_MS[model][rows])
+    prefill, decode = (ms * A800_BANDWIDTH / bandwidth for ms in times)
     return prefill, decode

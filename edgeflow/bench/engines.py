@@ -24,20 +24,20 @@ def engine_of(
     graphs: bool,
     kind: type[PolicyEngine] = PolicyEngine,
 ) -> PolicyEngine:
-    """One slot a frame under way."""
+    """An engine with one slot per frame under way."""
     return kind(
         policy, size.stages, size.rows + size.stages, setting.device, table=setting.table(size.name), graphs=graphs
     )
 
 
 def policy_of(setting: Setting, size: PolicySize, **decoder_options: Any) -> OpenVLAPolicy:
-    """With the operators tuned here, unless another table is given."""
+    """A policy of random weights with the operators tuned here, unless a `table` is given."""
     options = {"table": setting.table(size.name), **decoder_options}
     return random_policy(size, setting.device, setting.dtype, **options)
 
 
 def frames_per_s(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[PreparedFrame]) -> float:
-    """With one pass launched ahead, as the worker runs; pipelined: while the pipe is full."""
+    """Frames per second with one pass launched ahead, as the worker runs; pipelined: while the pipe is full."""
     stages = engine.policy.K
     finished = finish_times(engine, mode, shift, frames)
     full = finished if mode is Mode.SERIAL else finished[: len(frames) - stages + 1]
@@ -45,7 +45,7 @@ def frames_per_s(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[Pr
 
 
 def finish_times(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[PreparedFrame]) -> list[float]:
-    """When the tokens of each frame were on the host."""
+    """The seconds at which the tokens of each frame were on the host."""
     run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K, shift=shift)), [mode])
     waiting = list(enumerate(frames, start=1))
     finished: list[float] = []

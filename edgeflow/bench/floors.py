@@ -1,7 +1,7 @@
 """The least time a pass can take: its FLOPs at the measured matrix rate, its bytes at the measured copy bandwidth.
 
-FLOPs: two a weight and row, four a key, head width and query head of attention. Bytes: every weight once, the keys and
-values read, those written; what stays in a cache is not counted.
+FLOPs: two per weight and row, four per key, query head and element of a head in attention. Bytes: every weight once,
+keys and values read and written; whatever stays in a cache is not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NUMBER_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of one pass."""
+    """FLOPs, and bytes read and written, of a pass or a part of one."""
 
     flops: float
     bytes: float
@@ -29,28 +29,28 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Measured. bandwidth: bytes read and written a second by a copy; matrix_rate: FLOP/s of a large product."""
+    """What a device reaches: bytes per second of a copy, read and written, and FLOP/s of a matrix product."""
 
     bandwidth: float
     matrix_rate: float
 
     def floor_s(self, work: Work) -> float:
-        """The slower of both."""
+        """Seconds of the slower of the two: arithmetic or memory."""
         return max(work.flops / self.matrix_rate, work.bytes / self.bandwidth)
 
 
 def decoder_work(size: PolicySize, spans: Sequence[Span]) -> Work:
-    """The language model of a policy over the rows of a pass."""
+    """Work of a policy's language model over the rows of a pass."""
     return text_work(size.text, spans)
 
 
 def text_work(text: LlamaConfig, spans: Sequence[Span]) -> Work:
-    """A language model over the rows of a pass; the head for the last row of each span."""
+    """Work of a language model over the rows of a pass, with the head for the last row of each span."""
     return linear_work(text, spans) + attention_work(text, spans)
 
 
 def linear_work(text: LlamaConfig, spans: Sequence[Span], weight_bytes: int = NUMBER_BYTES) -> Work:
-    """Projections, MLP and head."""
+    """Work of the projections, the MLPs and the head; weight_bytes: bytes per weight."""
     rows = sum(span.length for span in spans)
     layer = text.hidden_size * (2 * text.q_width + 2 * text.kv_width + 3 * text.intermediate_size)
     weights = text.num_hidden_layers * layer
@@ -59,7 +59,7 @@ def linear_work(text: LlamaConfig, spans: Sequence[Span], weight_bytes: int = NU
 
 
 def attention_work(text: LlamaConfig, spans: Sequence[Span]) -> Work:
-    """Scores and sums of values; keys and values read and written."""
+    """Work of attention: scores and weighted sums; keys and values read and written."""
     keys = sum(span.length * (span.start + (span.length + 1) / 2) for span in spans)
     flops = 4 * keys * text.q_width * text.num_hidden_layers
     kept = sum(span.start + 2 * span.length for span in spans) * 2 * text.kv_width * text.num_hidden_layers
@@ -67,14 +67,15 @@ def attention_work(text: LlamaConfig, spans: Sequence[Span]) -> Work:
 
 
 def vision_work(size: PolicySize) -> Work:
-    """Both towers, without their last blocks, and the projector, of one frame."""
+    """Work of one frame's vision: both towers, without their last blocks, and the projector."""
     work = _projector_work(size)
     for tower in size.towers:
-        work += _tower_work(tower, size.image_tokens)
+        work += tower_work(tower, size.image_tokens)
     return work
 
 
-def _tower_work(tower: TowerSize, patches: int) -> Work:
+def tower_work(tower: TowerSize, patches: int) -> Work:
+    """Work of one tower, without its last block, for an image of so many patches."""
     rows, width, blocks = patches + tower.prefix, tower.width, tower.depth - 1
     weights = blocks * width * (4 * width + 2 * tower.inner)
     attention = 4 * rows * rows * width * blocks
@@ -88,7 +89,7 @@ def _projector_work(size: PolicySize) -> Work:
 
 
 def serial_floor_s(size: PolicySize, ceilings: Ceilings) -> float:
-    """A frame by itself: vision, prefill, then one pass a token."""
+    """Seconds of a frame by itself: vision and prefill, then one pass per token."""
     rows = size.rows
     passes = [vision_work(size) + decoder_work(size, [Span(0, 0, rows)])]
     passes += [decoder_work(size, [Span(0, rows + stage, 1)]) for stage in range(size.stages - 1)]
@@ -96,11 +97,11 @@ def serial_floor_s(size: PolicySize, ceilings: Ceilings) -> float:
 
 
 def pipelined_floor_s(size: PolicySize, ceilings: Ceilings) -> float:
-    """One steady pass: a frame's prefill and a decode row of each frame before it."""
+    """Seconds of a steady pass: one frame's prefill and a decode row of each frame before it."""
     return ceilings.floor_s(vision_work(size) + decoder_work(size, pipelined_spans(size)))
 
 
 def pipelined_spans(size: PolicySize) -> list[Span]:
-    """The segments of a steady pass."""
+    """Segments of a steady pass: a prefill, then the decode rows."""
     rows = size.rows
     return [Span(0, 0, rows), *(Span(stage, rows + stage - 1, 1) for stage in range(1, size.stages))]

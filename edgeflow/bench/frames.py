@@ -1,4 +1,4 @@
-"""Section: frames preprocessed on the device: are they the host's to the bit, and what does each way take?"""
+"""Section: frames preprocessed on the device, compared with the host's to the bit, and the time that each way takes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOWERS = (
 
 
 def frames(setting: Setting) -> Found:
-    """Random frames of usual cameras, as OpenVLA takes them, plain and cropped."""
+    """A row per camera size, of random frames as OpenVLA takes them, plain and cropped; OffError where one differs."""
     rows: list[Found] = []
     generator = np.random.default_rng(0)
     for height, width in SMALL_CAMERAS if setting.small else CAMERAS:
@@ -41,7 +41,7 @@ def frames(setting: Setting) -> Found:
 
 
 def _compared(setting: Setting, config: ImageConfig, image: NDArray[np.uint8]) -> Found:
-    """Times until the pixel values are on the device, and how long its host is busy where they are made there."""
+    """Milliseconds until pixel values are on the device, and of the host's part where they are made there."""
     on_host, on_device = Preprocessor(config), DevicePreprocessor(config, setting.device)
 
     def hosts() -> Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
+from time import monotonic
 
 import torch
 
-from edgeflow.bench.order import Found
+from edgeflow.bench.order import LEFT_OUT, Found
 from edgeflow.bench.random_policy import SIZES, PolicySize
 from edgeflow.bench.setting import OffError, Setting, named
 from edgeflow.kernels.cases import Case
@@ -26,32 +28,36 @@ PROCESSES = 8  # Triton compiles for seconds a kernel and dtype
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Every `of`-th of the checks, from `index` on."""
+    """Every `of`-th check from `index` on, until `ends` (monotonic seconds)."""
 
     device: str
     size: str
     dtype: torch.dtype
     index: int
     of: int
+    ends: float
 
 
 def kernels(setting: Setting) -> Found:
     """OffError names what deviates; a part that an error of the device ended is reported too."""
     count = min(PROCESSES, max(1, (os.cpu_count() or 1) // 2)) if setting.cuda else 1
-    parts = [Part(setting.device.type, setting.size.name, setting.dtype, index, count) for index in range(count)]
+    common = setting.device.type, setting.size.name, setting.dtype
+    parts = [Part(*common, index, count, setting.ends) for index in range(count)]
     rows: list[Found] = []
     broken: list[Found] = []
+    late: list[str] = []
     if count == 1:
-        rows += checks(parts[0])
-        return _found(rows, broken)
+        rows, late = checks(parts[0])
+        return _found(rows, broken, late)
     with ProcessPoolExecutor(count, get_context("spawn")) as pool:
         for each in as_completed([pool.submit(checks, part) for part in parts]):
             try:
-                rows += each.result()
+                done, missed = each.result()
+                rows, late = rows + done, late + missed
             except Exception as error:
                 broken.append({"part": "of the checks", "error": f"{type(error).__name__}: {error}"[:300]})
             setting.tell({"checks": len(rows), "off": [row for row in rows if not row["ok"]]})
-    return _found(rows, broken)
+    return _found(rows, broken, late)
 
 
 def policy_shape(size: PolicySize) -> ModelShape:
@@ -66,13 +72,18 @@ def model_shape(text: LlamaConfig, rows: int, stages: int, family: str = "llama"
 
 
 @torch.inference_mode()
-def checks(part: Part) -> list[Found]:
-    """The model's own problems in its dtype, then the small ones in all."""
+def checks(part: Part) -> tuple[list[Found], list[str]]:
+    """Rows of the model's own problems in its dtype, then of the small ones in all; operators that time cut short."""
     table, device = built_in_table(), torch.device(part.device)
     problems = [(case, part.dtype) for case in model_cases(policy_shape(SIZES[part.size]))]
     small = [case for name in table.operators for case in small_cases(name)]
     problems += [(case, dtype) for dtype in FLOATS for case in small]
-    return [row for case, dtype in problems[part.index :: part.of] for row in _checks(table, case, device, dtype)]
+    rows: list[Found] = []
+    for done, (case, dtype) in enumerate(mine := problems[part.index :: part.of]):
+        if monotonic() > part.ends:
+            return rows, [f"{case.op_name} {named(dtype)}" for case, dtype in mine[done:]]
+        rows += _checks(table, case, device, dtype)
+    return rows, []
 
 
 def _checks(table: OperatorTable, case: Case, device: torch.device, dtype: torch.dtype) -> list[Found]:
@@ -96,9 +107,11 @@ def _checks(table: OperatorTable, case: Case, device: torch.device, dtype: torch
     return rows
 
 
-def _found(rows: list[Found], broken: list[Found]) -> Found:
+def _found(rows: list[Found], broken: list[Found], late: list[str]) -> Found:
     off = [row for row in rows if not row["ok"]] + broken
-    found = {"checks": len(rows), "off": off, "largest deviations": _worst(rows)}
+    found: Found = {"checks": len(rows), "off": off, "largest deviations": _worst(rows)}
+    if late:
+        found[LEFT_OUT] = [f"{name} ({count})" for name, count in Counter(late).items()]
     if off:
         raise OffError(f"{len(off)} of {len(rows)} kernel checks are off", found)
     return found

@@ -1,43 +1,74 @@
-"""What the GPU suite asks of a section, in plain numbers: the suite runs each section in a process of its own."""
+"""The sections of the GPU suite, their shares of its time, and the order that a section's process receives.
+
+The suite itself reads this module before any package of its folder of wheels is there: standard library only.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 Found = dict[str, Any]
+LEFT_OUT = "left out"
+"""Key of what a section names in its findings when its time did not suffice for everything."""
+SIZES = ("openvla-7b", "tiny")
+"""Names of the policies that can be measured (random_policy.py has their shapes)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """section: its name. device: cpu or cuda. size: the policy's name. frames: of each timing. seconds: it may take.
+    """What one section's process is given.
 
-    out: the suite's folder. ceilings: bytes a second of a copy and FLOP/s of a product, once they are measured.
+    section: its name. device: cpu or cuda. size: the policy's name, one of SIZES. frames: frames per timing.
+    ends: the second on the monotonic clock of this machine at which the process is killed. out: the suite's folder.
+    bundles: folder of recorded checkpoints, or empty. ceilings: measured bytes per second of a copy and FLOP/s of a
+    matrix product, once they are known.
     """
 
     section: str
     device: str
     size: str
     frames: int
-    seconds: float
+    ends: float
     out: str
+    bundles: str = ""
     ceilings: tuple[float, float] | None = None
 
 
+TOTAL_S = 570.0
+"""Seconds of a call of ten minutes that sections may take; the rest is for the wheels and for the suite itself."""
 SECTIONS = {
-    "facts": 30,
-    "ceilings": 30,
-    "kernels": 120,
-    "tokens": 60,
-    "frames": 20,
-    "tune": 80,
-    "policy": 90,
-    "baseline": 60,
-    "chat": 100,
-    "fp8": 50,
-    "long-actions": 50,
-    "long-context": 30,
-    "profile": 45,
-    "operators": 40,
+    "facts": 12.0,
+    "ceilings": 12.0,
+    "kernels": 80.0,
+    "tokens": 36.0,
+    "frames": 12.0,
+    "tune": 60.0,
+    "policy": 64.0,
+    "baseline": 30.0,
+    "chat": 56.0,
+    "service": 48.0,
+    "verify": 16.0,
+    "fp8": 28.0,
+    "long-actions": 26.0,
+    "towers": 14.0,
+    "long-context": 20.0,
+    "profile": 26.0,
+    "operators": 30.0,
 }
-"""Seconds of ten minutes that each may take. The most important first: what is left of the time goes to the next."""
+"""The share of each section in seconds, from the start of its process to its end; the most important first."""
+if sum(SECTIONS.values()) > TOTAL_S:
+    raise ValueError(f"the sections' shares are {sum(SECTIONS.values()):g} s, at most {TOTAL_S:g} s fit: shorten one")
+
+
+def end_of(section: str, shares: Mapping[str, float], now: float, ends: float) -> float:
+    """When a section must be over: it has all the time up to `ends` but the shares of those after it in `shares`.
+
+    So a section always has its share and what the ones before it left unused. Where less time than the shares is left,
+    each gives up the same part.
+    """
+    names = list(shares)
+    later = sum(shares[name] for name in names[names.index(section) + 1 :])
+    scale = min(1.0, max(0.0, ends - now) / (shares[section] + later))
+    return ends - scale * later

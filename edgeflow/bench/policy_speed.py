@@ -1,14 +1,18 @@
-"""Sections: frames a second of a policy. Systems are timed in turns, after a run that compiles and captures."""
+"""Sections: frames per second of a policy. Systems are timed in turns, after a run of each that compiles and records.
+
+A system for which the time does not suffice is left out, and so are rounds after the first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import median
+from time import monotonic
 
 from edgeflow.bench.engines import engine_of, frames_per_s, policy_of
 from edgeflow.bench.floors import pipelined_floor_s, serial_floor_s
-from edgeflow.bench.order import Found
+from edgeflow.bench.order import LEFT_OUT, Found
 from edgeflow.bench.random_policy import PolicySize, random_frames
 from edgeflow.bench.setting import Setting, SkipError
 from edgeflow.bench.token_checks import differing
@@ -27,7 +31,7 @@ Systems = Mapping[str, Callable[[], float]]
 
 
 def policy(setting: Setting) -> Found:
-    """Serial, pipelined with both shifts and the naive pipe; with graphs and without."""
+    """Serial, pipelined with both shifts, and the naive pipe; with graphs and without."""
     size = setting.size
     model = policy_of(setting, size)
     naive = policy_of(setting, size, attention=naive_gather)
@@ -57,7 +61,7 @@ def long_actions(setting: Setting) -> Found:
 
 
 def fp8(setting: Setting) -> Found:
-    """Pipelined with GEMMs in FP8 against the model's dtype, and the share of tokens that FP8 changes."""
+    """Pipelined with GEMMs in FP8 and in the model's dtype, and the share of tokens that FP8 changes."""
     size = setting.size
     plain, small = policy_of(setting, size), policy_of(setting, size, table=_fp8_table(setting))
     frames = random_frames(size, plain, setting.frames)
@@ -71,7 +75,7 @@ def fp8(setting: Setting) -> Found:
 
 
 def ways(setting: Setting) -> tuple[bool, ...]:
-    """With graphs first, where there are graphs."""
+    """Whether passes are replayed: with graphs first, where there are graphs."""
     return (True, False) if setting.graphs else (False,)
 
 
@@ -99,20 +103,37 @@ def _pipelined(engine: PolicyEngine, frames: list[PreparedFrame], shift: Shift) 
 
 
 def _found(setting: Setting, size: PolicySize, systems: Systems) -> Found:
-    for run in systems.values():
-        run()
-    rounds: list[dict[str, float]] = []
+    """A row per system, kept after each round."""
     found: Found = {}
-    for _ in range(ROUNDS):
-        rounds.append({name: run() for name, run in systems.items()})
-        fps = {name: median(each[name] for each in rounds) for name in systems}
-        found = {"systems": [_row(setting, size, name, rate, rounds) for name, rate in fps.items()]}
+    kept = _warmed(setting, systems)
+    if late := [name for name in systems if name not in kept]:
+        found[LEFT_OUT] = late
+    rounds: list[dict[str, float]] = []
+    round_s = 0.0
+    while len(rounds) < ROUNDS and (not rounds or setting.left_s > round_s):
+        started = monotonic()
+        rounds.append({name: run() for name, run in kept.items()})
+        round_s = monotonic() - started
+        fps = {name: median(each[name] for each in rounds) for name in kept}
+        found |= {"rounds": len(rounds), "systems": [_row(setting, size, name, fps[name], rounds) for name in kept]}
         setting.tell(found)
     return found
 
 
+def _warmed(setting: Setting, systems: Systems) -> Systems:
+    """The systems, the first ones first, that have run once and leave time for a round."""
+    started = monotonic()
+    kept: dict[str, Callable[[], float]] = {}
+    for name, run in systems.items():
+        if kept and setting.left_s < 2 * (monotonic() - started) / len(kept):
+            break
+        run()
+        kept[name] = run
+    return kept
+
+
 def _row(setting: Setting, size: PolicySize, name: str, fps: float, rounds: list[dict[str, float]]) -> Found:
-    """A floor is of the model's dtype."""
+    """One system; the floor is that of the model's dtype."""
     rates = [each[name] for each in rounds]
     row = {"system": name, "frames/s": fps, "ms/frame": 1e3 / fps, "least": min(rates), "most": max(rates)}
     if setting.measured is None or name == "fp8":

@@ -1,4 +1,4 @@
-"""Section: a profiler's trace of steady pipelined passes, kept beside the results, and what it says (trace.py)."""
+"""Section: a profiler's trace of steady pipelined passes, kept beside the results and analysed (trace.py)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRACE = "pipelined-trace.json.gz"
 
 
 class MarkedEngine(PolicyEngine):
-    """Its launches have a name in a trace."""
+    """An engine whose launches have a name in a trace."""
 
     def launch(self, planned: Pass, observations: Mapping[FrameRef, PreparedFrame]) -> LaunchedPass:
         with record_function(PASS):
@@ -34,7 +34,7 @@ class MarkedEngine(PolicyEngine):
 
 
 def passes(setting: Setting) -> Found:
-    """A trace that is too large is left out."""
+    """What the trace says; the trace itself is not kept where it is larger than MOST_BYTES."""
     size = setting.size
     model = policy_of(setting, size)
     engine = engine_of(model, size, setting, graphs=ways(setting)[0], kind=MarkedEngine)

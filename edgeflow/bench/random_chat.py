@@ -1,4 +1,4 @@
-"""Chat models of random weights in the shapes of Qwen2.5."""
+"""Chat models of random weights in the shapes of Qwen2.5, and requests to them."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ CHAT_SIZES = {
 
 
 def random_chat(config: LlamaConfig, device: torch.device, dtype: torch.dtype, **decoder_options: Any) -> ChatModel:
-    """Takes token ids; has no tokenizer, no template and no token that ends an answer."""
+    """A model that takes token ids: without tokenizer, chat template and tokens that end an answer."""
     weights = Weights.of(RandomTensors(llama_shapes(config), device, dtype), dtype, device)
     decoder = LlamaDecoder(config, weights, name=FAMILY, **decoder_options)
     no_tokenizer: Any = None
     return ChatModel(FAMILY, decoder, no_tokenizer, None, GenerationConfig(frozenset()), None, device)
 
 
-def random_request(model: ChatModel, kv: KVSlots, rows: int, tokens: int, *, known: int = 0) -> Generation:
-    """A prompt of `rows` ids, the first `known` of which lie in the slot, answered with `tokens` greedy ones."""
+def random_request(model: ChatModel, kv: KVSlots, rows: int, params: SamplingParams, *, known: int = 0) -> Generation:
+    """A request in slot 0 with a prompt of `rows` ids, of which the first `known` are in the slot already."""
     prompt = model.prompt([(7 * row + 1) % model.config.vocab_size for row in range(rows)])
-    return Generation(model, prompt, SamplingParams(tokens), 0, kv.capacity, known=known)
+    return Generation(model, prompt, params, 0, kv.capacity, known=known)
 
 
 def runner(kv: KVSlots, *, graphs: bool) -> RunPass:
-    """Passes as the service runs them; with graphs, a shape is recorded when it first comes."""
+    """What runs passes one by one; with graphs, a shape is recorded when it first comes."""
     return ReplayedPasses(kv) if graphs else run_pass
 
 
 def pass_times(run: RunPass, kv: KVSlots, request: Generation) -> list[float]:
-    """Seconds of each pass of a request, its token read by the host: the whole prompt, then step by step."""
+    """Seconds of each pass of a request, its token read by the host: the rest of the prompt in one, then each step."""
     times: list[float] = []
     while request.finish is None:
         started = perf_counter()

@@ -1,4 +1,4 @@
-"""OpenVLA policies of random weights, made on the device: no file, no download, the real shapes."""
+"""OpenVLA policies of random weights in the published shapes, made on the device without any file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOS = 1
 
 @dataclass(frozen=True, slots=True)
 class TowerSize:
-    """A vision tower. prefix: class and register tokens; scaled: it has LayerScale."""
+    """Sizes of a vision tower. prefix: class and register tokens; scaled: whether it has LayerScale."""
 
     width: int
     inner: int
@@ -35,7 +35,7 @@ class TowerSize:
 
 @dataclass(frozen=True, slots=True)
 class PolicySize:
-    """Sizes of a policy; text_tokens: of a prompt, BOS among them."""
+    """Sizes of a policy. side, patch: pixels; stages: action tokens K; text_tokens: of a prompt, BOS included."""
 
     name: str
     text: LlamaConfig
@@ -51,7 +51,7 @@ class PolicySize:
 
     @property
     def rows(self) -> int:
-        """L_P of a prefill."""
+        """Rows of a prefill, L_P."""
         return self.image_tokens + self.text_tokens
 
 
@@ -76,7 +76,7 @@ SIZES = {
 
 
 class _Prompt:
-    """A tokenizer's place: any instruction gives the same number of ids."""
+    """Takes a tokenizer's place: any instruction gives the same number of ids."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -87,18 +87,19 @@ class _Prompt:
 
 
 def policy_tensors(size: PolicySize, device: torch.device, dtype: torch.dtype) -> RandomTensors:
-    """A checkpoint's tensors by their published names."""
+    """Tensors of a checkpoint by their published names."""
     return RandomTensors(_shapes(size), device, dtype)
 
 
 def random_policy(size: PolicySize, device: torch.device, dtype: torch.dtype, **decoder_options: Any) -> OpenVLAPolicy:
+    """A policy of random weights; the same size gives the same weights."""
     weights = Weights.of(policy_tensors(size, device, dtype), dtype, device)
     prompt: Any = _Prompt(size.text_tokens)
     return OpenVLAPolicy(_config(size), weights, prompt, **decoder_options)
 
 
 def random_frames(size: PolicySize, policy: OpenVLAPolicy, count: int) -> list[PreparedFrame]:
-    """Frames that differ, ready to be embedded."""
+    """Frames that differ from each other, ready to be embedded."""
     generator = torch.Generator().manual_seed(1)
     shape = (6, size.side, size.side)
     ids = policy.prompt_ids("grasp the red handle")
@@ -121,7 +122,7 @@ def _config(size: PolicySize) -> OpenVLAConfig:
 
 
 def _shapes(size: PolicySize) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a checkpoint, by its published name."""
+    """Shapes of a checkpoint's tensors by their published names."""
     shapes = llama_shapes(size.text, "language_model.")
     for name, tower in zip(("featurizer", "fused_featurizer"), size.towers, strict=True):
         found = _tower_shapes(tower, size)

@@ -1,7 +1,8 @@
-"""Weights of random numbers, made on the device: no file, no download, the real shapes."""
+"""Random weights in given shapes, made on the device without any file."""
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 
@@ -12,7 +13,7 @@ from edgeflow.models.llama import LlamaConfig
 
 
 class RandomTensors(Mapping[str, Tensor]):
-    """Tensors of given names and shapes, made when asked for; the same name and seed give the same numbers."""
+    """Tensors of given names and shapes, made at each access; the same name always gives the same values."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, dtype: torch.dtype) -> None:
         self._shapes = shapes
@@ -27,6 +28,11 @@ class RandomTensors(Mapping[str, Tensor]):
         scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.02
         return torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device) * scale
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together; none is made for it."""
+        return self._dtype.itemsize * sum(math.prod(shape) for shape in self._shapes.values())
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
 
@@ -35,7 +41,7 @@ class RandomTensors(Mapping[str, Tensor]):
 
 
 def llama_shapes(text: LlamaConfig, prefix: str = "") -> dict[str, tuple[int, ...]]:
-    """A decoder's tensors by their published names below `prefix`."""
+    """Shapes of a decoder's tensors by their published names below `prefix`."""
     width, inner = text.hidden_size, text.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {
         f"{prefix}model.embed_tokens.weight": (text.vocab_size, width),

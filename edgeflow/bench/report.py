@@ -1,15 +1,17 @@
-"""The GPU suite's readable report, from its JSON: numbers as lines, lists as tables."""
+"""The GPU suite's report in Markdown, from its JSON: values as lines, lists as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from edgeflow.bench.order import LEFT_OUT
+
 Found = Mapping[str, Any]
 
 
 def report(results: Found) -> str:
-    """Markdown: the figures and their bars, what became of each section, what each found."""
+    """The figures with their bars, how each section ended, and what each found."""
     lines = [f"# GPU suite: {results['size']} on {_device(results)}", ""]
     lines += [f"Started {results['started']}, {results['seconds']:.0f} s in all.", ""]
     lines += ["## Figures", "", *_table(results["figures"]), "", "## Sections", ""]
@@ -27,11 +29,14 @@ def _device(results: Found) -> str:
 
 
 def _summary(name: str, section: Found) -> Found:
-    return {"section": name, "result": section["status"], "seconds": section["seconds"], "why": section.get("error")}
+    late = section.get("found", {}).get(LEFT_OUT)
+    why = section.get("error") or (f"no time for {', '.join(late)}" if late else None)
+    return {"section": name, "result": section["status"], "seconds": section["seconds"], "why": why}
 
 
 def _body(found: Found) -> Iterator[str]:
-    """Numbers first."""
+    """The single values, then a table per list."""
+    found = {name: value for name, value in found.items() if name != LEFT_OUT}
     tables = {name: value for name, value in found.items() if isinstance(value, list)}
     if len(tables) < len(found):
         yield ""
@@ -43,7 +48,7 @@ def _body(found: Found) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Found]) -> list[str]:
-    """All columns that any row has."""
+    """A table with every column that any row has."""
     if not rows:
         return []
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -52,7 +57,7 @@ def _table(rows: Sequence[Found]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Four digits of a number that is not whole; nothing for None."""
+    """A cell: four digits of a number that is not whole, nothing for None."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""What a section of the GPU suite works with, and how it may end besides well."""
+"""What a section of the GPU suite works with, and the ways it may end other than well."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from edgeflow.bench.order import Found, Order
 from edgeflow.bench.random_policy import SIZES, PolicySize
 from edgeflow.kernels.table import OperatorTable, built_in_table
 
+CLOSING_S = 5.0
+"""Seconds before a section's process is killed at which it should stop: for its last result, and for its exit."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """size: the policy that is measured. frames: of each timing. ends: when it must be over (monotonic seconds).
+    """The device, the policy and the time of one section.
 
-    out: the suite's folder. tell: takes what is found so far, which is kept if the section is cut off.
-    measured: the device's ceilings, if known.
+    dtype: bfloat16 on CUDA, float32 on a CPU. size: the policy that is measured. frames: frames per timing. ends: when
+    the section should stop, monotonic seconds. out: the suite's folder. tell: takes what is found so far, which is kept
+    if the section is cut off. measured: the device's ceilings, if known. bundles: folder of recorded checkpoints.
     """
 
     device: torch.device
@@ -32,17 +36,29 @@ class Setting:
     out: Path
     tell: Callable[[Found], None]
     measured: Ceilings | None
+    bundles: Path | None = None
 
     @classmethod
     def of(cls, order: Order, tell: Callable[[Found], None]) -> Setting:
+        """The setting that an order describes."""
         device = torch.device(order.device)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         measured = None if order.ceilings is None else Ceilings(*order.ceilings)
-        ends = monotonic() + order.seconds
-        return cls(device, dtype, SIZES[order.size], order.frames, ends, Path(order.out), tell, measured)
+        return cls(
+            device=device,
+            dtype=dtype,
+            size=SIZES[order.size],
+            frames=order.frames,
+            ends=order.ends - CLOSING_S,
+            out=Path(order.out),
+            tell=tell,
+            measured=measured,
+            bundles=Path(order.bundles) if order.bundles else None,
+        )
 
     @property
     def cuda(self) -> bool:
+        """Whether the device is a GPU."""
         return self.device.type == "cuda"
 
     @property
@@ -52,21 +68,22 @@ class Setting:
 
     @property
     def left_s(self) -> float:
+        """Seconds until the section should stop."""
         return self.ends - monotonic()
 
     @property
     def small(self) -> bool:
-        """The suite's own tests: everything is run, on shapes that tell nothing of speed."""
+        """Whether this is the suite's own test: every section runs, on shapes that say nothing about speed."""
         return self.size.name == "tiny"
 
     def overlay(self, model: str) -> Path:
-        """Where the tuner's choices for a model are."""
+        """The file of the tuner's choices for a model."""
         return self.out / f"operators-{model}.json"
 
     def table(self, model: str, weights: str = "float") -> OperatorTable:
-        """The operators as tuned for a model on this machine, as built in where that was not done.
+        """The operators tuned for a model on this machine, or the built-in ones where none were tuned.
 
-        weights: float, or a precision of `linear`, whose entries are then left out: they are of other weights.
+        weights: float, or a precision of `linear`, whose tuned entries are then left out: they are for other weights.
         """
         table = built_in_table() if weights == "float" else built_in_table().allowing(weights)
         path = self.overlay(model)
@@ -78,7 +95,7 @@ class Setting:
         return table.overlaid(*(each for each in entries if weights == "float" or each.key.op_name != "linear"))
 
     def release(self) -> None:
-        """Memory of models that nobody holds any more."""
+        """Free the memory of models that nothing refers to any more."""
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()
@@ -93,8 +110,9 @@ class OffError(Exception):
 
 
 class SkipError(Exception):
-    """This machine cannot do it; says why."""
+    """This machine cannot run the section; the message says why."""
 
 
 def named(dtype: torch.dtype) -> str:
+    """The name of a dtype, such as bfloat16."""
     return str(dtype).removeprefix("torch.")

@@ -1,8 +1,8 @@
-"""The GPU suite: what a machine is, whether the kernels and the engine are right on it, and how fast they are.
+"""The GPU suite: what a machine is, whether the kernels, the engine and the service are right on it, and how fast.
 
-One command, no network. It needs torch, triton, numpy, safetensors, tokenizers and pillow; what else a machine lacks
-it takes from a folder of wheels. Each section is a process of its own, the most important first, within the time
-given; what is found is written after each, and a section that fails, hangs or breaks the device stops no other.
+One command, no network. Python with torch, triton and numpy suffices; everything else comes from a folder of wheels
+(scripts/gpu-wheels). Each section is a process of its own with a share of the time, the most important first; what it
+finds is written at once, and a section that fails, hangs or breaks the device stops no other.
 
     scripts/gpu-suite --out gpu-results --wheels wheels
 """
@@ -15,89 +15,118 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 
-from edgeflow.bench.bars import figures
-from edgeflow.bench.order import SECTIONS, Found, Order
-from edgeflow.bench.random_policy import SIZES
+from edgeflow.bench.order import SECTIONS, SIZES, Found, Order, end_of
 from edgeflow.bench.report import report
 
-FEWEST_FRAMES = 10  # K + 3: a pipe that is full for a few passes
-FEWEST_S = 5.0  # nothing is started with less left
-GRACE_S = 5.0  # beyond a section's own time, before it is killed
-MINUTES = 10.0  # that the sections' shares are of
+FEWEST_FRAMES = 10  # K + 3: the pipe is full for a few passes
+FEWEST_S = 10.0  # a section is not started with less
+SPARE_S = 10.0  # of the call's time, for the suite's own end
+MINUTES = 10.0
 BAD = ("failed", "cut off")
+NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "PIL")
 
 Run = Callable[[Order], Found]
 
 
-def main(arguments: Sequence[str] | None = None, run: Run | None = None) -> int:
-    """Exit code 1 when a section failed or was cut off."""
-    options = _options(arguments)
+def main(arguments: Sequence[str] | None = None, run: Run | None = None, started: float | None = None) -> int:
+    """Run the sections and write the report; exit code 1 when a section failed or was cut off.
+
+    started: when the call's time began, monotonic seconds; now, if not given. run: what runs a section; a process of
+    its own, if not given.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    ends = (monotonic() if started is None else started) + 60 * options.minutes - SPARE_S
+    if problem := _problem(options):
+        parser.error(problem)
     out = Path(options.out).absolute()
     out.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="gpu-suite-") as folder:
-        installed = install(Path(options.wheels), Path(folder)) if options.wheels else None
-        started = monotonic()
-        results: Found = {
-            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "device": options.device,
-            "size": options.size,
-            "sections": {},
-        }
-        order = Order("", options.device, options.size, options.frames, 0.0, str(out))
-        for index, name in enumerate(options.sections, start=1):
-            print(f"[{index}/{len(options.sections)}] {name}", file=sys.stderr, flush=True)
-            left_s = 60 * options.minutes - (monotonic() - started)
-            seconds = min(left_s, SECTIONS[name] * options.minutes / MINUTES)
-            section = _section(replace(order, section=name, seconds=seconds), run or in_child(installed), left_s)
-            results["sections"][name] = section
-            results["figures"] = figures(results["sections"], options.size)
-            results["seconds"] = monotonic() - started
-            _write(out, results)
-            order = replace(order, ceilings=_ceilings(results["sections"]))
-    print((out / "gpu-suite.md").read_text())
+    with _packages(options.wheels) as installed:
+        if lacking := [name for name in NEEDED if find_spec(name) is None]:
+            parser.error(f"this Python lacks {', '.join(lacking)}: see scripts/gpu-wheels and --wheels")
+        results = _run_sections(options, out, run or in_child(installed), ends)
+    print(json.dumps(results, indent=2) if options.json else (out / "gpu-suite.md").read_text())
     return int(any(section["status"] in BAD for section in results["sections"].values()))
 
 
-def _section(order: Order, run: Run, left_s: float) -> Found:
-    if left_s < FEWEST_S:
+def _run_sections(options: argparse.Namespace, out: Path, run: Run, ends: float) -> Found:
+    """All sections, one after the other; the files in `out` are written after each."""
+    from edgeflow.bench.bars import figures  # needs packages that may be among the wheels
+
+    begun = monotonic()
+    results: Found = {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "device": options.device,
+        "size": options.size,
+        "sections": {},
+    }
+    chosen = options.sections or [name for name in SECTIONS if name != "verify" or options.bundles]
+    shares = {name: SECTIONS[name] for name in chosen}
+    order = Order(
+        section="",
+        device=options.device,
+        size=options.size,
+        frames=options.frames,
+        ends=ends,
+        out=str(out),
+        bundles=str(Path(options.bundles).absolute()) if options.bundles else "",
+    )
+    for index, name in enumerate(shares, start=1):
+        print(f"[{index}/{len(shares)}] {name}", file=sys.stderr, flush=True)
+        results["sections"][name] = _section(replace(order, section=name), shares, run, ends)
+        results["figures"] = figures(results["sections"], options.size)
+        results["seconds"] = monotonic() - begun
+        _write(out, results)
+        order = replace(order, ceilings=_ceilings(results["sections"]))
+    return results
+
+
+def _section(order: Order, shares: Mapping[str, float], run: Run, ends: float) -> Found:
+    now = monotonic()
+    if ends - now < FEWEST_S:
         return {"status": "skipped", "error": "no time left", "seconds": 0.0}
-    return run(order)
+    return run(replace(order, ends=max(end_of(order.section, shares, now, ends), now + FEWEST_S)))
 
 
 def in_child(installed: Path | None) -> Run:
-    """installed: a folder of packages for the sections."""
+    """What runs a section in a process of its own. installed: a folder of packages that the process can import."""
     environment = {**os.environ, "PYTHONPATH": python_path(installed)}
 
     def run(order: Order) -> Found:
+        started = monotonic()
         with TemporaryDirectory(prefix="gpu-suite-") as folder:
             result = Path(folder) / "result.json"
             command = [sys.executable, "-m", "edgeflow.bench.child", json.dumps(asdict(order)), str(result)]
             child = subprocess.Popen(command, env=environment, start_new_session=True)
-            ended = _ended(child, order.seconds + GRACE_S)
-            found: Found = json.loads(result.read_text()) if result.exists() else {"seconds": order.seconds}
-            if found.get("status", "running") != "running":
-                return found
-            why = f"ended with code {child.returncode}" if ended else f"stopped after {order.seconds:.0f} s"
-            return {**found, "status": "failed" if ended else "cut off", "error": why}
+            ended = _ended(child, order.ends - started)
+            found: Found = json.loads(result.read_text()) if result.exists() else {}
+        found["seconds"] = monotonic() - started
+        if found.get("status", "running") != "running":
+            return found
+        why = f"ended with code {child.returncode}" if ended else f"stopped after {found['seconds']:.0f} s"
+        return {**found, "status": "failed" if ended else "cut off", "error": why}
 
     return run
 
 
 def python_path(installed: Path | None) -> str:
-    """This process's, and before it the folder of packages."""
+    """PYTHONPATH of the sections: the folder of packages before this process's own."""
     paths = [str(installed or ""), os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(path for path in paths if path)
 
 
 def _ended(child: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Whether it ended by itself; after `limit_s`, or an interrupt, it is killed with all that it started."""
+    """Whether a process ended by itself; after `limit_s`, or on an interrupt, it and all it started are killed."""
     try:
         child.wait(limit_s)
         return True
@@ -109,16 +138,30 @@ def _ended(child: subprocess.Popen[bytes], limit_s: float) -> bool:
             child.wait()
 
 
+@contextmanager
+def _packages(wheels: str) -> Iterator[Path | None]:
+    """The folder of the installed wheels, which this process can import from meanwhile; None without wheels."""
+    if not wheels:
+        yield None
+        return
+    with TemporaryDirectory(prefix="gpu-suite-") as folder:
+        installed = install(Path(wheels), Path(folder))
+        sys.path.insert(0, str(installed))
+        try:
+            yield installed
+        finally:
+            sys.path.remove(str(installed))
+
+
 def install(wheels: Path, folder: Path) -> Path:
-    """All wheels of a folder, without asking any index, where this run alone sees them."""
+    """Install all wheels of a folder below another one, without any index; SystemExit 2 where that fails."""
     files = sorted(str(path) for path in wheels.glob("*.whl"))
-    if not files:
-        raise SystemExit(f"--wheels: no *.whl in {wheels}")
     target = folder / "site"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
     done = subprocess.run([*command, "--target", str(target), *files], check=False)
     if done.returncode:
-        raise SystemExit(f"--wheels: pip could not install {', '.join(Path(name).name for name in files)}")
+        print(f"--wheels: pip could not install {', '.join(Path(name).name for name in files)}", file=sys.stderr)
+        raise SystemExit(2)
     return target
 
 
@@ -132,23 +175,52 @@ def _write(out: Path, results: Found) -> None:
     (out / "gpu-suite.md").write_text(report(results))
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/gpu-suite", description="Check and measure this machine's GPU.")
-    parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), metavar="NAME")
-    parser.add_argument(
-        "--out", default="gpu-results", help="folder of gpu-suite.json, gpu-suite.md and what they name"
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/gpu-suite",
+        description="Check and measure this machine's GPU, without network. Writes gpu-suite.md and gpu-suite.json.",
+        epilog=f"Sections and the seconds each may take of ten minutes: {_shares()}. What one leaves goes to the next. "
+        "Exit code 0: every section ended well, or was skipped, or had to leave something out for lack of time; "
+        "1: one failed or was cut off; 2: wrong usage. A bar that is missed does not change the exit code.",
     )
+    parser.add_argument(
+        "--sections", nargs="+", choices=list(SECTIONS), metavar="NAME", help="run these, in this order"
+    )
+    parser.add_argument("--out", default="gpu-results", help="folder of the report and the files it names")
     parser.add_argument("--wheels", default="", help="folder of wheels that are installed for this run only")
+    parser.add_argument("--bundles", default="", help="folder of recorded checkpoints that the section verify checks")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
-    parser.add_argument("--size", choices=list(SIZES), default="openvla-7b", help="tiny: a CPU runs it too")
-    parser.add_argument("--frames", type=int, default=40, help="of each timing")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all sections together")
-    parser.epilog = f"sections: {', '.join(SECTIONS)}"
-    options = parser.parse_args(arguments)
+    parser.add_argument("--size", choices=SIZES, default=SIZES[0], help="tiny runs on a CPU too, and measures nothing")
+    parser.add_argument("--frames", type=int, default=40, help=f"frames per timing, at least {FEWEST_FRAMES}")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="for the whole call, the start included")
+    parser.add_argument("--json", action="store_true", help="print gpu-suite.json instead of gpu-suite.md")
+    return parser
+
+
+def _shares() -> str:
+    return ", ".join(f"{name} {seconds:g}" for name, seconds in SECTIONS.items())
+
+
+def _problem(options: argparse.Namespace) -> str:
+    """What is wrong with the options, or an empty string."""
     if options.frames < FEWEST_FRAMES:
-        parser.error(f"--frames: at least {FEWEST_FRAMES}")
-    return options
+        return f"--frames: at least {FEWEST_FRAMES}"
+    if options.wheels and not [*Path(options.wheels).glob("*.whl")]:
+        return f"--wheels: no *.whl in {options.wheels}"
+    if options.bundles and not Path(options.bundles).is_dir():
+        return f"--bundles: no folder {options.bundles}"
+    return ""
+
+
+def _process_started() -> float:
+    """When this process was started, monotonic seconds; now, where the system does not say."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return monotonic()
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return monotonic() - age_s
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(started=_process_started()))

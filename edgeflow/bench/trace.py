@@ -1,7 +1,7 @@
-"""What a profiler's trace says of passes: waits of the host, launches ahead, gaps and classes of kernels.
+"""What a profiler's trace says about passes: waits of the host, launches ahead, gaps and kinds of kernels.
 
-Events are those of a Chrome trace: `ts`, `dur` in microseconds, `cat` their kind; a kernel carries the `correlation`
-of the call that launched it. A pass is the host's time in `launch`, marked PASS.
+Events are those of a Chrome trace: `ts` and `dur` in microseconds, `cat` for their kind; a kernel carries the
+`correlation` of the call that launched it. A pass is the host's time in `launch`, marked PASS.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
+    """A stretch of a trace, microseconds."""
+
     start: float
     end: float
 
 
 def analysed(events: Iterable[Event], skipped: int) -> Found:
-    """Of the passes after the first `skipped`, which fill the pipe, without those that only drain it."""
+    """What the steady passes show: those after the `skipped` that fill the pipe and before those that drain it."""
     timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
     marks = sorted((_interval(each) for each in timed if each["name"] == PASS), key=lambda each: each.start)
     steady = marks[skipped : len(marks) - skipped + 1]
@@ -90,19 +92,19 @@ def classes(work: Sequence[Event]) -> list[Found]:
 
 
 def class_of(name: str) -> str:
-    """Of a kernel, by its name."""
+    """The class of a kernel, by its name."""
     low = name.lower()
     return next((each for each, words in CLASSES.items() if any(word in low for word in words)), "other")
 
 
 def _device_work(mark: Interval, calls: Sequence[Event], work: Sequence[Event]) -> list[Event]:
-    """What the calls inside a pass have launched."""
+    """The device's work that the calls inside a pass have launched."""
     launched = {_correlation(call) for call in calls if mark.start <= call["ts"] < mark.end} - {None}
     return [event for event in work if _correlation(event) in launched]
 
 
 def _busy(spans: Sequence[Interval]) -> Found:
-    """Kernels that overlap count once."""
+    """The busy share of the time from the first to the last, and its gaps; kernels that overlap count once."""
     if not spans:
         return {}
     busy, gaps = 0.0, []

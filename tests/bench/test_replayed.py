@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
-from edgeflow.bench import token_checks
+from edgeflow.bench import chat_speed, token_checks
 from edgeflow.bench.bars import figures
 from edgeflow.bench.chat_speed import chat
 from edgeflow.bench.order import Order
 from edgeflow.bench.policy_speed import policy
 from edgeflow.bench.setting import Setting
 from edgeflow.bench.token_checks import tokens
+from edgeflow.config import ChatConfig
 from edgeflow.engine import chat_graphs, engine
+from edgeflow.engine.generate import run_pass
 from edgeflow.kernels.table import built_in_table
 from tests.engine.recorded import record
 
@@ -27,7 +30,8 @@ def setting(monkeypatch, tmp_path: Path) -> Setting:
     monkeypatch.setattr(token_checks, "_table", lambda _: REPLAYABLE)
     for module in (engine, chat_graphs):
         monkeypatch.setattr(module, "CudaRecord", lambda _: record)
-    return Setting.of(Order("", "cpu", "tiny", 10, 600.0, str(tmp_path), (3e10, 3e10)), lambda _: None)
+    known = {"device": "cpu", "size": "tiny", "frames": 10, "out": str(tmp_path), "ceilings": (3e10, 3e10)}
+    return Setting.of(Order(section="", ends=monotonic() + 600, **known), lambda _: None)
 
 
 def test_replayed_tokens_are_compared_with_those_of_passes_run(setting):
@@ -57,6 +61,21 @@ def test_a_policy_is_timed_with_graphs_and_without(setting):
     assert row["measured"] == pytest.approx(rates["pipelined, rotate, graphs"] / rates["serial, graphs"])
 
 
-def test_chat_is_timed_with_graphs(setting):
+def test_chat_runs_the_passes_of_the_service(setting, monkeypatch):
+    """Whole chunks and decode rows are replayed, what is left of a prompt runs eagerly."""
+    eager: list[int] = []
+
+    def counted(decoder, kv, steps):
+        eager.append(sum(step.span.length for step in steps))
+        return run_pass(decoder, kv, steps)
+
+    monkeypatch.setattr(chat_graphs, "run_pass", counted)
     rows = chat(setting)["requests"]
-    assert {row["graphs"] for row in rows} == {True} and [row["prompt"] for row in rows] == [16, 32, 64]
+    assert [row["prompt"] for row in rows] == [16, 24, 32, 64] and {row["graphs"] for row in rows} == {True}
+    requests = 1 + 2 * chat_speed.REQUESTS
+    assert eager == requests * [24 % chat_speed.SMALL_CHUNK]
+    assert all(row["ms/token p50"] <= row["ms/token p99"] and row["first token ms"] > 0 for row in rows)
+
+
+def test_chat_chunks_are_those_of_the_service():
+    assert ChatConfig().prefill_chunk == chat_speed.PREFILL_CHUNK

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import torch
 
-from edgeflow.bench import child, device, kernel_checks, operator_speed, suite, token_checks, tuning
-from edgeflow.bench.order import SECTIONS, Order
+from edgeflow.bench import child, device, kernel_checks, operator_speed, suite, token_checks, towers, tuning
+from edgeflow.bench.order import LEFT_OUT, SECTIONS, Order
 
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = ("--device", "cpu", "--size", "tiny", "--frames", "12")
@@ -23,7 +24,7 @@ ARGUMENTS = ("--device", "cpu", "--size", "tiny", "--frames", "12")
 def few_samples(monkeypatch):
     """The small problems of all operators take half a minute in all dtypes; they have tests of their own."""
     monkeypatch.setattr(kernel_checks, "FLOATS", (torch.float32,))
-    for module in (device, operator_speed, tuning):
+    for module in (device, operator_speed, towers, tuning):
         monkeypatch.setattr(module, "SAMPLES", 1)
 
 
@@ -52,11 +53,13 @@ def found_by(folder: Path, *names: str) -> dict[str, dict]:
 
 CHECKS = ("facts", "ceilings", "kernels", "tokens", "frames")
 POLICIES = ("ceilings", "tune", "policy", "baseline", "profile")
-OTHERS = ("ceilings", "chat", "fp8", "long-actions", "long-context", "operators")
+OTHERS = ("ceilings", "chat", "fp8", "long-actions", "towers", "long-context", "operators")
+OF_PROCESSES = ("service", "verify")  # tests/bench/test_served.py
 
 
 def test_every_section_is_tested():
-    assert list(SECTIONS) == list(child.FUNCTIONS) and set(SECTIONS) == {*CHECKS, *POLICIES, *OTHERS}
+    assert list(SECTIONS) == list(child.FUNCTIONS)
+    assert set(SECTIONS) == {*CHECKS, *POLICIES, *OTHERS, *OF_PROCESSES}
 
 
 def test_sections_that_check(tmp_path, capsys):
@@ -80,10 +83,12 @@ def test_sections_of_the_policy(tmp_path):
 
 def test_the_other_sections(tmp_path):
     found = found_by(tmp_path, *OTHERS)
-    assert [row["prompt"] for row in found["chat"]["requests"]] == [16, 32, 64]
+    assert [row["prompt"] for row in found["chat"]["requests"]] == [16, 24, 32, 64]
     assert found["fp8"]["share of tokens that FP8 changes"] > 0
     assert found["long-actions"]["action tokens"] == 32
     assert [(row["context"], row["KV"]) for row in found["long-context"]["steps"]] == [(64, "float32"), (64, "int8")]
+    ways = {row["way"]: row for row in found["towers"]["ways"]}
+    assert ways["as served"]["largest difference"] == 0.0 and ways["tower 1 alone"]["ms"] > 0
     timed = {(row["operator"], row["implementation"]) for row in found["operators"]["operators"] if "µs" in row}
     assert {("packed_attention", "slots_in_place"), ("rms_norm", "fused")} <= timed
 
@@ -134,6 +139,36 @@ def test_no_section_starts_when_the_time_is_over(tmp_path):
     assert {section["error"] for section in results["sections"].values()} == {"no time left"}
 
 
+def test_what_a_section_leaves_out_for_lack_of_time_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_checks, "monotonic", lambda: float("inf"))
+    code, results, text = run(tmp_path, "--sections", "kernels", "--minutes", "60")
+    kernels = results["sections"]["kernels"]
+    assert code == 0 and kernels["status"] == "partial" and kernels["found"]["checks"] == 0
+    assert any(name.startswith("swiglu float32") for name in kernels["found"][LEFT_OUT])
+    assert "| kernels | partial |" in text and "no time for " in text
+
+
+def test_sections_stop_when_their_time_is_over(tmp_path, monkeypatch):
+    """Each keeps what it has; a policy's first system and a baseline's fewest frames are always measured."""
+    monkeypatch.setattr(suite, "end_of", lambda *_: 0.0)
+    monkeypatch.setattr(suite, "FEWEST_S", 0.0)
+    names = ("policy", "baseline", "chat", "long-context", "towers", "operators")
+    _, results, _ = run(tmp_path, "--minutes", "60", "--sections", *names)
+    found = {name: section["found"] for name, section in results["sections"].items()}
+    assert [row["system"] for row in found["policy"]["systems"]] == ["serial"] and found["policy"]["rounds"] == 1
+    assert len(found["policy"][LEFT_OUT]) == 3 and found["baseline"]["frames"] == 3
+    assert found["chat"][LEFT_OUT] == ["tiny-chat"] and found["long-context"][LEFT_OUT] == [
+        "64 rows, float32",
+        "64 rows, int8",
+    ]
+    assert found["towers"]["ways"] == [] and found["operators"]["operators"] == []
+
+
+def test_the_json_is_printed_when_asked_for(tmp_path, capsys):
+    run(tmp_path, "--minutes", "0", "--sections", "facts", "--json")
+    assert json.loads(capsys.readouterr().out)["sections"]["facts"]["status"] == "skipped"
+
+
 def test_a_section_runs_in_a_process_of_its_own(tmp_path):
     assert suite.main([*ARGUMENTS, "--out", str(tmp_path), "--sections", "facts", "--minutes", "60"]) == 0
     results, text = written(tmp_path)
@@ -146,7 +181,9 @@ def in_child(monkeypatch, folder: Path, script: str, seconds: float) -> dict:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(path))
-    return suite.in_child(None)(Order("facts", "cpu", "tiny", 12, seconds, str(folder)))
+    ends = monotonic() + seconds
+    order = Order(section="facts", device="cpu", size="tiny", frames=12, ends=ends, out=str(folder))
+    return suite.in_child(None)(order)
 
 
 def test_a_process_that_dies_is_told(tmp_path, monkeypatch):
@@ -155,10 +192,10 @@ def test_a_process_that_dies_is_told(tmp_path, monkeypatch):
 
 
 def test_a_process_that_hangs_is_killed_and_what_it_found_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(suite, "GRACE_S", 0.0)
     script = 'echo $$ >"$(dirname "$0")/pid"; echo \'{"status": "running", "found": {"x": 1}, "seconds": 1}\' >"$4"'
     found = in_child(monkeypatch, tmp_path, f"{script}; sleep 600", 1.0)
-    assert found == {"status": "cut off", "found": {"x": 1}, "seconds": 1, "error": "stopped after 1 s"}
+    seconds = found.pop("seconds")
+    assert found == {"status": "cut off", "found": {"x": 1}, "error": "stopped after 1 s"} and 1 <= seconds < 1.5
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
@@ -180,17 +217,43 @@ def test_wheels_are_there_for_the_sections_only(tmp_path):
     assert result.stdout == "42\n", result.stderr
 
 
-def test_a_folder_without_wheels_is_refused(tmp_path):
-    with pytest.raises(SystemExit, match=r"no \*\.whl"):
-        suite.main(["--wheels", str(tmp_path), "--out", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--wheels", "."), "no *.whl"),
+        (("--bundles", "nowhere"), "no folder nowhere"),
+        (("--frames", "3"), "at least 10"),
+        (("--sections", "speed"), "invalid choice"),
+    ],
+)
+def test_wrong_usage_is_told(tmp_path, monkeypatch, capsys, arguments: tuple[str, ...], problem: str):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit_:
+        suite.main(arguments)
+    assert exit_.value.code == 2 and problem in capsys.readouterr().err
 
 
-def test_the_suite_starts_without_what_a_service_needs():
-    """The machine it is made for may have little more than torch, triton and transformers."""
-    absent = ["pydantic", "rich", "typer", "fastapi", "uvicorn", "grpc", "msgpack", "pytest", "simplejpeg", "triton"]
-    code = (
-        f"import sys; sys.modules.update(dict.fromkeys({[*absent, 'transformers']!r}))\n"
-        "from edgeflow.bench import child, suite"
-    )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+def test_packages_that_are_missing_are_told_with_the_way_to_get_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(suite, "find_spec", lambda name: None if name in ("tokenizers", "PIL") else name)
+    with pytest.raises(SystemExit) as exit_:
+        suite.main([*ARGUMENTS, "--out", str(tmp_path)])
+    assert exit_.value.code == 2 and "lacks tokenizers, PIL: see scripts/gpu-wheels" in capsys.readouterr().err
+
+
+def started_without(absent: list[str], module: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent!r}))\nimport edgeflow.bench.{module}"
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+
+
+OF_A_SERVICE = ["pydantic", "rich", "typer", "fastapi", "uvicorn", "grpc", "msgpack", "pytest", "simplejpeg", "triton"]
+
+
+def test_the_suite_starts_with_the_standard_library_alone():
+    """Its folder of wheels may hold everything else."""
+    result = started_without([*OF_A_SERVICE, "torch", "numpy", "safetensors", "tokenizers", "PIL"], "suite")
+    assert result.returncode == 0, result.stderr
+
+
+def test_sections_start_without_what_a_service_needs():
+    result = started_without([*OF_A_SERVICE, "transformers"], "child")
     assert result.returncode == 0, result.stderr
