@@ -77,6 +77,7 @@ class ChatPlane:
 
     def __init__(
         self,
+        *,
         name: str,
         model: ChatModel,
         kv: KVSlots,

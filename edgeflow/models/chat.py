@@ -42,10 +42,14 @@ class Vision:
 
 
 class ChatModel:
-    """Prompts in, rows of the decoder out. stop_ids: tokens that end an answer. name: the architecture's family."""
+    """A decoder with its tokenizer, chat template and vision tower: prompts in, rows of the decoder out.
+
+    name: the architecture's family. template, vision: None where the checkpoint has none.
+    """
 
     def __init__(
         self,
+        *,
         name: str,
         decoder: LlamaDecoder,
         tokenizer: TextTokenizer,
@@ -148,9 +152,18 @@ class PromptRows:
         return self._encoded[1]
 
 
-def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **decoder_options: Any) -> ChatModel:
-    """Read a checkpoint directory; CheckpointError says what is wrong with it."""
-    path = Path(path)
+@dataclass(frozen=True, slots=True)
+class PublishedChat:
+    """A checkpoint's JSON files, read and checked. vision: None for a model without images."""
+
+    family: str
+    text: LlamaConfig
+    vision: tuple[VisionConfig, ImageRules] | None
+    generation: GenerationConfig
+
+
+def read_published(path: Path) -> PublishedChat:
+    """Read the JSON files of a checkpoint directory; CheckpointError says what is wrong with them."""
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a directory: name the directory of a checkpoint")
     values = read_json(path / "config.json")
@@ -167,13 +180,30 @@ def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **deco
         raise CheckpointError(f"{path}: the configuration lacks {error.args[0]}") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}: the configuration holds a value of the wrong kind: {error}") from error
-    tokenizer = TextTokenizer(path, text.vocab_size)
+    return PublishedChat(family, text, vision, generation)
+
+
+def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **decoder_options: Any) -> ChatModel:
+    """Load a checkpoint directory; CheckpointError says what is wrong with it."""
+    path = Path(path)
+    published = read_published(path)
+    tokenizer = TextTokenizer(path, published.text.vocab_size)
     template = ChatTemplate.load(path)
     weights = Weights(path, dtype, device)
     stem, prefix = _stem(weights)
-    decoder = LlamaDecoder(text, weights, stem=stem, name=family, **decoder_options)
-    parts = None if vision is None else _load_vision(*vision, weights.under(prefix), text, decoder_options.get("table"))
-    return ChatModel(family, decoder, tokenizer, template, generation, parts, device)
+    decoder = LlamaDecoder(published.text, weights, stem=stem, name=published.family, **decoder_options)
+    vision = None
+    if published.vision is not None:
+        vision = _load_vision(*published.vision, weights.under(prefix), published.text, decoder_options.get("table"))
+    return ChatModel(
+        name=published.family,
+        decoder=decoder,
+        tokenizer=tokenizer,
+        template=template,
+        generation=published.generation,
+        vision=vision,
+        device=device,
+    )
 
 
 def _text_values(values: Mapping[str, Any]) -> dict[str, Any]:

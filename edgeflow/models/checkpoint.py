@@ -84,14 +84,24 @@ class Weights(Mapping[str, Tensor]):
         return len(self._sources)
 
 
+def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of a checkpoint's tensors by name, from the headers of its files; no tensor is read."""
+    return {name: _shape(file, name, path) for name, (file, path) in _places(directory).items()}
+
+
 def _sources(directory: Path) -> dict[str, Callable[[], Tensor]]:
-    """How to read each tensor. All files are opened here: a truncated one is told at once."""
+    """A reader for each tensor."""
+    return {name: partial(_read, file, name, path) for name, (file, path) in _places(directory).items()}
+
+
+def _places(directory: Path) -> dict[str, tuple[Any, Path]]:
+    """The open file of each tensor. All files are opened here, so a truncated one is reported at once."""
     if not (directory / INDEX_FILE).is_file():
         path = directory / SINGLE_FILE
         if not path.is_file():
             raise CheckpointError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: only safetensors are read")
         file = _open(path)
-        return {name: partial(_read, file, name, path) for name in file.keys()}  # noqa: SIM118
+        return dict.fromkeys(file.keys(), (file, path))
     index = read_json(directory / INDEX_FILE).get("weight_map")
     if not isinstance(index, dict):
         raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map: copy the checkpoint again")
@@ -99,8 +109,8 @@ def _sources(directory: Path) -> dict[str, Callable[[], Tensor]]:
     absent = sorted(path.name for path in shards.values() if not path.is_file())
     if absent:
         raise CheckpointError(f"{directory} lacks {absent[0]}, named by {INDEX_FILE}: download it again")
-    files = {shard: _open(path) for shard, path in shards.items()}
-    return {name: partial(_read, files[str(shard)], name, shards[str(shard)]) for name, shard in index.items()}
+    files = {shard: (_open(path), path) for shard, path in shards.items()}
+    return {name: files[str(shard)] for name, shard in index.items()}
 
 
 def _open(path: Path) -> Any:
@@ -114,5 +124,16 @@ def _read(file: Any, name: str, path: Path) -> Tensor:
     try:
         tensor: Tensor = file.get_tensor(name)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} lacks the tensor {name} that the index promises: download it again") from error
+        raise _lacking(name, path) from error
     return tensor
+
+
+def _shape(file: Any, name: str, path: Path) -> tuple[int, ...]:
+    try:
+        return tuple(file.get_slice(name).get_shape())
+    except (SafetensorError, OSError) as error:
+        raise _lacking(name, path) from error
+
+
+def _lacking(name: str, path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} lacks the tensor {name} that the index promises: download it again")
