@@ -12,15 +12,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgeflow.clock import Clock
 from edgeflow.engine.generate import FixedPrefix, Generation, RunPass, run_pass
 from edgeflow.engine.grammar import Grammar, Grammars
+from edgeflow.engine.image_prompts import ImagePrompts
 from edgeflow.engine.prefix_change import PrefixChange
 from edgeflow.engine.sampling import SampledToken, SamplingParams
-from edgeflow.errors import InvalidArgument, NotFound, RequestError
+from edgeflow.errors import NotFound, RequestError
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message, PrefixSet, SetPrefix
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.models.chat import ChatModel
@@ -60,6 +58,7 @@ class _Request:
     started_ns: int = 0
     first_token_ns: int = 0
     grammar: Future[Grammar] | None = None
+    prompt: Future[Prompt] | None = None  # of a request with images
     generation: Generation | None = None
     prefix: Prefix | None = None
     prompt_tokens: int = 0
@@ -67,7 +66,9 @@ class _Request:
 
     @property
     def ready(self) -> bool:
-        """Whether its next step waits for nothing."""
+        """Whether its next step waits for nothing: its images are resized, its grammar knows the next tokens."""
+        if self.prompt is not None and not self.prompt.done():
+            return False
         grammar = self.grammar
         return grammar is None or (grammar.done() and (grammar.exception() is not None or grammar.result().ready))
 
@@ -92,7 +93,7 @@ class ChatPlane:
     ) -> None:
         self.cost = cost
         self._run = run
-        self.wake: Callable[[], None] = lambda: None  # called from another thread when a grammar is ready
+        self.wake: Callable[[], None] = lambda: None  # called from another thread when a request becomes ready
         self._name = name
         self._model = model
         self._kv = kv
@@ -102,20 +103,23 @@ class ChatPlane:
         self._clock = clock
         self._publish = publish
         self._grammars = grammars
+        self._image_prompts = ImagePrompts()
         self._decode = decode
         self._waiting: deque[_Request | PrefixChange] = deque()
 
     @property
     def busy(self) -> bool:
-        """Whether there is a step to run; the first request may wait for its grammar."""
+        """Whether there is a step to run; the first request may wait for its images or its grammar."""
         if not self._waiting:
             return False
         first = self._waiting[0]
         return isinstance(first, PrefixChange) or first.ready
 
     def start(self, message: ChatStart) -> None:
-        """A request arrives."""
+        """A request arrives. The front sends one at a time, so few prompts with images are in memory at once."""
         request = _Request(message, self._clock.now_ns())
+        if message.sizes:
+            request.prompt = self._image_prompts.build(self._model, message, lambda: self.wake())
         if message.schema:
             request.grammar = self._grammars.compile(message.schema, lambda: self.wake())
         self._waiting.append(request)
@@ -185,7 +189,7 @@ class ChatPlane:
         request.started_ns = self._clock.now_ns()
         if message.model != self._name:
             raise NotFound(f"{self._name!r} is served", field="model")
-        prompt = self._model.prompt(message.ids, _images(message))
+        prompt = request.prompt.result() if request.prompt is not None else self._model.prompt(message.ids)
         request.prompt_tokens = len(prompt)
         request.prefix = next((each for each in self._prefixes if _begins_with(prompt, each.fixed.prompt)), None)
         slot = 0
@@ -236,18 +240,6 @@ def _longest_first(prefixes: Sequence[Prefix]) -> list[Prefix]:
 def _begins_with(prompt: Prompt, prefix: Prompt) -> bool:
     """Whether all of the prefix, and at least one row more."""
     return len(prefix) < len(prompt) and prefix.common(prompt) == len(prefix)
-
-
-def _images(message: ChatStart) -> list[NDArray[np.uint8]]:
-    images, place = [], 0
-    for height, width in zip(message.sizes[::2], message.sizes[1::2], strict=True):
-        size = height * width * 3
-        if size <= 0 or place + size > len(message.payload):
-            raise InvalidArgument("has fewer bytes than its images", field="payload")
-        pixels = np.frombuffer(message.payload, np.uint8, size, place)
-        images.append(pixels.reshape(height, width, 3))
-        place += size
-    return images
 
 
 def _params(message: ChatStart) -> SamplingParams:
