@@ -33,7 +33,7 @@ RENDER_ADVICE = "apt-get install libegl1 libgl1 libgl1-mesa-dri   (or: apt-get i
 
 
 class Verdict(str, Enum):
-    """ok; missing but not needed to serve; needed."""
+    """The outcome of a check: ok, missing but optional, or missing and needed to serve."""
 
     OK = "ok"
     OPTIONAL = "optional"
@@ -51,7 +51,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Every check, in the order a new user meets trouble."""
+    """Run every check, in the order in which a new user meets trouble."""
     checks: list[Callable[[], list[Finding]]] = [
         _python, _machine, _packages, _torch, _ptxas, _libcuda, _kernel, _flashinfer, _rendering, _embedded_policy,
     ]  # fmt: skip
@@ -198,7 +198,7 @@ def _kernel() -> list[Finding]:
 
 
 def _flashinfer() -> list[Finding]:
-    """Further candidates for a GPU's operators; without it the others serve."""
+    """FlashInfer, further candidates for operators on a GPU; without it the others serve."""
     try:
         import flashinfer  # noqa: F401
     except ModuleNotFoundError as error:

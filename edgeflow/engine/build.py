@@ -135,7 +135,7 @@ def _reserve(
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes CUDA where there is one; ConfigError when the named device is not here."""
+    """The device of a name; `auto` takes CUDA if available. ConfigError when the named device is not available."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
@@ -144,7 +144,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_graphs(name: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """`auto` replays CUDA graphs in half precision, where all operators can; ConfigError when there is no CUDA."""
+    """Whether passes are replayed as CUDA graphs; `auto`: on CUDA in half precision. ConfigError for `on` elsewhere."""
     if name == "on" and device.type != "cuda":
         raise ConfigError("graphs: on needs a CUDA device; run `edgeflow doctor`, or use auto")
     return name == "on" or (name == "auto" and device.type == "cuda" and dtype != torch.float32)
@@ -156,7 +156,7 @@ def choose_preprocess(name: str, device: torch.device) -> bool:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on CUDA and float32 on a CPU."""
+    """The dtype of a name; `auto` is bfloat16 on CUDA and float32 on a CPU."""
     if name != "auto":
         return DTYPES[name]
     return torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -167,7 +167,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """SHA-256 over names and bytes of the checkpoint's JSON files and the headers of its weights."""
+    """SHA-256 over names and bytes of a checkpoint's JSON files and the first MiB of each weights file."""
     digest = hashlib.sha256()
     for file in sorted([*path.glob("*.json"), *path.glob("*.safetensors")]):
         digest.update(file.name.encode())

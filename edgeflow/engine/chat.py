@@ -27,17 +27,17 @@ from edgeflow.models.prompt import Prompt
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Of a chat step, nanoseconds: one decode row, and each row of a prompt's chunk besides."""
+    """The cost of a chat step, in nanoseconds: one decode row, and each further row of a prompt's chunk."""
 
     step_ns: int
     row_ns: int
 
     def rows_in(self, room_ns: int, most: int) -> int:
-        """How many rows of a prompt fit the room, at least one."""
+        """The number of prompt rows that fit into `room_ns`, at least one and at most `most`."""
         return max(1, min(most, (room_ns - self.step_ns) // max(self.row_ns, 1)))
 
     def of_rows(self, rows: int) -> int:
-        """Nanoseconds of a step."""
+        """The expected duration of a step of so many rows, in nanoseconds."""
         return self.step_ns + (rows - 1) * self.row_ns
 
 
@@ -51,7 +51,7 @@ class Prefix:
 
 @dataclass(slots=True)
 class _Request:
-    """A request and its times, nanoseconds on the worker's clock; 0 = not yet."""
+    """A request and its times in nanoseconds on the worker's clock; 0 = not yet."""
 
     message: ChatStart
     arrived_ns: int
@@ -66,7 +66,7 @@ class _Request:
 
     @property
     def ready(self) -> bool:
-        """Whether its next step waits for nothing: its images are resized, its grammar knows the next tokens."""
+        """Whether its next step can run: its images are resized, its grammar knows the next tokens."""
         if self.prompt is not None and not self.prompt.done():
             return False
         grammar = self.grammar
@@ -74,7 +74,7 @@ class _Request:
 
 
 class ChatPlane:
-    """Requests in order of arrival; the first runs to its end. `step` does one pass."""
+    """Serves requests in order of arrival; the first runs to its end. `step` runs one pass."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class ChatPlane:
         self._waiting.append(request)
 
     def set_prefix(self, message: SetPrefix) -> None:
-        """A slot gets another prefix, once the requests before it are answered."""
+        """Replace a slot's prefix, once the requests before it are answered."""
         slot = self._slots.get(message.slot)
         if slot is None:
             known = ", ".join(self._slots) or "none is declared"
@@ -134,7 +134,7 @@ class ChatPlane:
             self._waiting.append(PrefixChange(message, slot))
 
     def stop(self, request: int, reason: str) -> None:
-        """A request ends here; unknown ones are no error."""
+        """End a request; an unknown number is ignored."""
         for each in self._waiting:
             if isinstance(each, _Request) and each.message.request == request:
                 self._waiting.remove(each)
@@ -142,9 +142,9 @@ class ChatPlane:
                 return
 
     def step(self, room_ns: int) -> int:
-        """One pass of what came first: a chunk of its prompt that fits the room, or a decode row.
+        """Run one pass of the first request: a chunk of its prompt that fits the room, or a decode row.
 
-        What it should have cost by the cost model, nanoseconds; 0 where nothing was computed.
+        Returns its cost by the cost model, in nanoseconds; 0 where nothing was computed.
         """
         first, most = self._waiting[0], self.cost.rows_in(room_ns, self._chunk)
         try:
@@ -168,7 +168,7 @@ class ChatPlane:
         return rows.span.length
 
     def _step_change(self, change: PrefixChange, most: int) -> int:
-        """From the first row on the old prefix is gone, and nobody needs it: requests that follow wait for the new."""
+        """Compute a chunk of a new prefix. The old one is gone from the first row on; later requests wait."""
         slot_id = change.message.slot
         if not change.begun:
             change.begin(self._model, self._kv.capacity)
@@ -238,7 +238,7 @@ def _longest_first(prefixes: Sequence[Prefix]) -> list[Prefix]:
 
 
 def _begins_with(prompt: Prompt, prefix: Prompt) -> bool:
-    """Whether all of the prefix, and at least one row more."""
+    """Whether a prompt begins with the whole prefix and has at least one row more."""
     return len(prefix) < len(prompt) and prefix.common(prompt) == len(prefix)
 
 

@@ -1,4 +1,4 @@
-"""From a configuration to a chat plane: model, slots, fixed prefixes, cost of a step."""
+"""Builds a chat plane from a configuration: model, KV slots, fixed prefixes, cost of a step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltChat:
-    """A model with its store, prefixes in place."""
+    """A loaded model with its KV slots; the fixed prefixes are computed."""
 
     name: str
     model: ChatModel
@@ -52,7 +52,7 @@ class BuiltChat:
     run: RunPass = run_pass
 
     def plane(self, config: ChatConfig, clock: Clock, publish: Callable[[Message], None]) -> ChatPlane:
-        """Ready to serve."""
+        """A chat plane over this model."""
         model = self.model
         grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, model.device)
         return ChatPlane(
@@ -70,7 +70,7 @@ class BuiltChat:
         )
 
     def ready(self) -> ChatReady:
-        """What the front must know."""
+        """The message that tells the front what this model can take."""
         defaults = self.model.generation
         return ChatReady(
             model=self.name,
@@ -108,7 +108,7 @@ def chat_bytes(config: ServiceConfig) -> int:
 
 
 def load_chat(config: ServiceConfig, progress: Progress) -> BuiltChat | None:
-    """The configured chat model, ready to serve; None where there is none. Typed StartErrors."""
+    """Load the configured chat model; None where there is none. Typed StartErrors."""
     path = config.chat_path
     if path is None:
         return None
@@ -173,7 +173,7 @@ def _check_decode(model: ChatModel, decode: ChatModel) -> None:
 
 
 def measure_step(model: ChatModel, kv: KVSlots, decode: ChatModel) -> StepCost:
-    """Medians of a decode row and of a chunk, in slot 0."""
+    """Measure the cost of a step: medians of a decode row and of a chunk, in slot 0."""
     rows = min(PROBE_ROWS, kv.capacity)
     probe = _probe(model, rows)
     one, many = (_timed(model, kv, probe, count) for count in (1, rows))
@@ -186,7 +186,7 @@ def _probe(model: ChatModel, rows: int) -> Prompt:
 
 
 def kv_bytes(model: ChatModel, slots: int, capacity: int, *, int8: bool = False) -> int:
-    """Memory of so many slots: layers x keys and values x slots x positions x heads x bytes of a head."""
+    """Memory of so many slots in bytes: layers x keys and values x slots x positions x heads x bytes per head."""
     return slots * capacity * _position_bytes(model.config, model.decoder.dtype, int8=int8)
 
 

@@ -189,7 +189,7 @@ def _check_inputs(case: _Case) -> Iterator[CheckResult]:
 
 
 def _check_resize_variants(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
-    """The first tower's pixels as other resize strategies give them."""
+    """Check the first tower's pixels under the other resize strategies."""
     for name in case.recorded.tensors:
         quantity, _, strategy = name.partition(".")
         if quantity == "pixel_values_first3" and strategy in RESIZE_STRATEGIES:
@@ -248,7 +248,7 @@ def _check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAPolicy
 
 
 def _check_steps(case: _Case, logits: Tensor) -> Iterator[CheckResult]:
-    """Logits [n, K, V] where the bundle keeps the largest ones: `step_top<n>_ids` and `step_top<n>_logits`."""
+    """Check logits [n, K, V] against the largest ones of each step: `step_top<n>_ids` and `step_top<n>_logits`."""
     for name, ids in case.recorded.tensors.items():
         if not re.fullmatch(r"step_top\d+_ids", name):
             continue
@@ -262,6 +262,6 @@ def _check_steps(case: _Case, logits: Tensor) -> Iterator[CheckResult]:
 
 
 def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:
-    """`found` against the tensor of that name, where the bundle has it."""
+    """Compare `found` with the recorded tensor of that name, if there is one."""
     if name in case.recorded.tensors:
         yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)

@@ -109,14 +109,14 @@ def verify_chat_weights(
 
 
 def _check_int8(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
-    """Every token of the recorded answer predicted over KV of both kinds."""
+    """Predict every token of the recorded answer over KV of both kinds."""
     exact, found = (_forced(case, Ways(model, int8=int8)) for int8 in (False, True))
     return logit_errors(case.name, exact, found, INT8_BOUNDS)
 
 
 @torch.inference_mode()
 def _forced(case: _Case, ways: Ways) -> Tensor:
-    """Logits [tokens, V] of the recorded answer, each over what was recorded before it."""
+    """Logits [tokens, V] of the recorded answer, each given the recorded tokens before it."""
     decoder, prompt, answer = ways.model.decoder, case.prompt, case.recorded.greedy_ids[:-1]
     count = len(prompt) + len(answer)
     hidden = torch.cat([ways.model.embed_prompt(prompt), ways.model.embed(answer)])
@@ -161,7 +161,7 @@ def _check_prompt(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
 
 
 def _check_forward(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
-    """Every row of the prompt, in one pass."""
+    """Check every row of the prompt, computed in one pass."""
     decoder, prompt = model.decoder, case.prompt
     layout = PackedLayout.of([Span(0, 0, len(prompt))], model.device, prompt.positions)
     hidden = decoder.forward(model.embed_prompt(prompt), layout, decoder.kv_slots(1, len(prompt)))
@@ -192,6 +192,6 @@ def _check_answer(case: _Case, tokens: list[int], logits: list[Tensor], model: C
 
 
 def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:
-    """`found` against the tensor of that name, where the bundle has it."""
+    """Compare `found` with the recorded tensor of that name, if there is one."""
     if name in case.recorded.tensors:
         yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)

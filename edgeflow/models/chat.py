@@ -34,7 +34,7 @@ STEMS = (("model.", "visual."), ("model.language_model.", "model.visual."))
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """What a model with images has besides: tower, preprocessor, id of an image row's place."""
+    """The vision part of a model: tower, preprocessor, and the token id that marks an image's place."""
 
     tower: VisionTower
     preprocessor: ImagePreprocessor
@@ -75,21 +75,21 @@ class ChatModel:
         return self.generation.stop_ids
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, **options: Any) -> str:
-        """Messages as the text of a prompt; InvalidArgument where the checkpoint has no template for them."""
+        """Render messages as the text of a prompt; InvalidArgument where the checkpoint has no chat template."""
         if self.template is None:
             raise InvalidArgument("this model has no chat template: send a plain prompt", field="messages")
         return self.template(messages, answer=answer, **options)
 
     def chat_prompt(self, text: str, images: Sequence[NDArray[np.uint8]] = ()) -> Prompt:
-        """text: rendered messages. images: RGB [H, W, 3], one for each place that the text has for one."""
+        """The prompt of rendered messages. images: RGB [H, W, 3], one per image place in the text."""
         return self.prompt(self.tokenizer.encode(text, special=False), images)
 
     def text_prompt(self, text: str) -> Prompt:
-        """A plain text to go on from, with what the tokenizer begins texts with."""
+        """The prompt of a plain text to continue, with the special tokens that the tokenizer puts before a text."""
         return self.prompt(self.tokenizer.encode(text, special=True))
 
     def prompt(self, ids: Sequence[int], images: Sequence[NDArray[np.uint8]] = ()) -> Prompt:
-        """Token ids, one a place for an image; InvalidArgument where they are none or not this model's."""
+        """The prompt of token ids, one per image place; InvalidArgument where they are empty or out of range."""
         if not ids:
             raise InvalidArgument("the prompt holds no token", field="prompt")
         if not all(0 <= token < self.config.vocab_size for token in ids):
@@ -101,15 +101,15 @@ class ChatModel:
         return Prompt(tuple(ids), torch.arange(len(ids))[None])
 
     def embed_prompt(self, prompt: Prompt, start: int = 0) -> Tensor:
-        """Rows start .. L_P: [n, E]"""
+        """Embed rows start .. L_P of a prompt: [n, E]"""
         return PromptRows(self, prompt).take(start, len(prompt))
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """[n, E]"""
+        """Embed token ids: [n, E]"""
         return self.decoder.embed(torch.tensor(ids, dtype=torch.long, device=self.device))
 
     def _with_images(self, ids: Sequence[int], images: Sequence[NDArray[np.uint8]], vision: Vision) -> Prompt:
-        """Each place for an image becomes as many rows as the image has."""
+        """A prompt in which each image place is replaced by the rows of its image."""
         wanted = ids.count(vision.image_token)
         if wanted != len(images):
             raise InvalidArgument(f"{len(images)} images for {wanted} places in the text", field="messages")
@@ -136,7 +136,7 @@ class PromptRows:
         self._encoded: tuple[PlacedImage, Tensor] | None = None  # the image that was taken from last
 
     def take(self, start: int, stop: int) -> Tensor:
-        """Rows start .. stop: [n, E]"""
+        """The embedded rows start .. stop: [n, E]"""
         rows = self._model.embed(self._prompt.ids[start:stop])
         for image in self._prompt.images:
             first, last = max(start, image.start), min(stop, image.end)
@@ -207,7 +207,7 @@ def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **deco
 
 
 def _text_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of the text part, which newer files keep by themselves; the outer ones win where both speak."""
+    """Entries of the text part, which newer files nest in text_config; outer entries win."""
     inner = values.get("text_config", {})
     outer = {name: value for name, value in values.items() if name in ("tie_word_embeddings", "quantization_config")}
     return {**inner, **outer} if inner else dict(values)

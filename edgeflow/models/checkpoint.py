@@ -1,4 +1,4 @@
-"""Reading Hugging Face checkpoints: JSON and safetensors, nothing that can execute."""
+"""Reads Hugging Face checkpoints: JSON and safetensors, no format that can execute code."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 class Weights(Mapping[str, Tensor]):
-    """Tensors by their published names, read when asked for, converted to one dtype and device.
+    """A mapping of published names to tensors, read on access and converted to one dtype and device.
 
-    Nothing is kept: who takes a tensor owns it, so a model is never in memory twice. A tensor is always a copy,
+    Nothing is cached: the caller owns each tensor, so a model is never in memory twice. A tensor is always a copy,
     aligned for the processor and independent of the file, which is only mapped.
     """
 
@@ -37,13 +37,13 @@ class Weights(Mapping[str, Tensor]):
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> Weights:
-        """Tensors that are in memory already."""
+        """Weights over tensors that are already in memory."""
         weights = object.__new__(cls)
         weights._set({name: partial(tensors.__getitem__, name) for name in tensors}, "", dtype, device)
         return weights
 
     def under(self, prefix: str) -> Weights:
-        """The tensors below a prefix, by the rest of their names."""
+        """The tensors whose names begin with a prefix, by the rest of their names."""
         below = object.__new__(Weights)
         sources = {name.removeprefix(prefix): read for name, read in self._sources.items() if name.startswith(prefix)}
         below._set(sources, self._where + prefix, self.dtype, self.device)
@@ -58,7 +58,7 @@ class Weights(Mapping[str, Tensor]):
         self.device = device
 
     def take(self, name: str, *shape: int | None) -> Tensor:
-        """One tensor of a shape (None: any length); CheckpointError when it is missing or of another shape."""
+        """A tensor of the given shape (None: any length); CheckpointError if it is missing or has another shape."""
         tensor = self[name]
         lengths = zip(tensor.shape, shape, strict=False)
         if len(tensor.shape) != len(shape) or any(want not in (None, have) for have, want in lengths):
