@@ -193,7 +193,12 @@ class ServiceConfig(_Section):
         "auto", description="replay passes as CUDA graphs, recorded at start; auto: on CUDA in half precision"
     )
     shift: Literal["rotate", "copy"] = Field("rotate", description="how a ring of slots advances")
-    max_sessions: int = Field(8, ge=1, le=64)
+    max_sessions: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="sessions whose KV memory is reserved at start; unset = as many as fit into free memory, 1 to 8",
+    )
     row_budget: int = Field(1024, ge=1, le=65536, description="rows a packed pass may have")
     drain_after_ms: int = Field(2, ge=0, le=10_000, description="wait for a frame before a decode-only pass")
     max_prompt_tokens: int = Field(128, ge=8, le=4096)

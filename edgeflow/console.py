@@ -40,6 +40,8 @@ class Status(Protocol):
     @property
     def operators(self) -> str: ...
     @property
+    def memory(self) -> str: ...
+    @property
     def forecasts(self) -> Sequence[tuple[str, float, float]]: ...
 
 
@@ -91,6 +93,8 @@ class ServicePrinter:
                     f"gRPC {status.grpc_address}, HTTP {status.http_address}",
                     highlight=False,
                 )
+                if status.memory:
+                    self._console.print(f"  {status.memory}", highlight=False, markup=False)
                 if status.chat:
                     self._console.print(f"  chat: {status.chat}", highlight=False, markup=False)
                 if status.operators:

@@ -1,10 +1,13 @@
-"""What this machine has, what is missing, and how to get it."""
+"""Checks of this machine: what it has, what is missing, and how to get it."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,12 +25,15 @@ EXTRAS = {
 OPTIONAL_EXTRAS = {"cuda", "dev"}
 CUDA_ADVICE = "pip install --no-deps --require-hashes -r constraints/cuda.txt"
 FLASHINFER_ADVICE = f"{CUDA_ADVICE}   (it compiles its kernels when they are first used: needs nvcc)"
+L4T_FOLDERS = tuple(Path("/usr/lib/aarch64-linux-gnu") / name for name in ("nvidia", "tegra"))
+CUDA_PTXAS = Path("/usr/local/cuda/bin/ptxas")
+KERNEL_TIMEOUT_S = 120
 RENDER_TIMEOUT_S = 60
 RENDER_ADVICE = "apt-get install libegl1 libgl1 libgl1-mesa-dri   (or: apt-get install libosmesa6)"
 
 
 class Verdict(str, Enum):
-    """ok; missing but not needed to serve; needed."""
+    """The outcome of a check: ok, missing but optional, or missing and needed to serve."""
 
     OK = "ok"
     OPTIONAL = "optional"
@@ -45,9 +51,9 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Every check, in the order a new user meets trouble."""
+    """Run every check, in the order in which a new user meets trouble."""
     checks: list[Callable[[], list[Finding]]] = [
-        _python, _machine, _packages, _torch, _flashinfer, _rendering, _embedded_policy,
+        _python, _machine, _packages, _torch, _ptxas, _libcuda, _kernel, _flashinfer, _rendering, _embedded_policy,
     ]  # fmt: skip
     return [finding for check in checks for finding in check()]
 
@@ -108,8 +114,91 @@ def _torch() -> list[Finding]:
     return [Finding("torch", Verdict.OK, found), Finding("CUDA", Verdict.OK, ", ".join(devices))]
 
 
+def _ptxas() -> list[Finding]:
+    """Triton's assembler: the one that TRITON_PTXAS_PATH names, or the bundled one. A driver must not be older."""
+    named = os.environ.get("TRITON_PTXAS_PATH", "")
+    triton = importlib.util.find_spec("triton")
+    if triton is None or triton.origin is None:
+        return []
+    path = Path(named) if named else Path(triton.origin).parent / "backends/nvidia/bin/ptxas"
+    version = _ptxas_version(path)
+    if version is None:
+        return [Finding("ptxas", Verdict.OPTIONAL, f"{path} does not run", f"export TRITON_PTXAS_PATH={CUDA_PTXAS}")]
+    found = f"{version[0]}.{version[1]} at {path}"
+    driver = _driver_version()
+    if driver is not None and driver < version:
+        found += f", newer than the driver's CUDA {driver[0]}.{driver[1]}"
+        return [
+            Finding("ptxas", Verdict.OPTIONAL, found, f"export TRITON_PTXAS_PATH={CUDA_PTXAS}   (the system's own)")
+        ]
+    return [Finding("ptxas", Verdict.OK, found)]
+
+
+def _ptxas_version(path: Path) -> tuple[int, int] | None:
+    try:
+        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"release (\d+)\.(\d+)", told)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _driver_version() -> tuple[int, int] | None:
+    """The newest CUDA that the driver serves; None without a driver."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    number = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(number)) != 0:
+        return None
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def _libcuda() -> list[Finding]:
+    """The driver's library, where Triton looks for it: TRITON_LIBCUDA_PATH, else ldconfig's or the loader's folders."""
+    named = os.environ.get("TRITON_LIBCUDA_PATH", "")
+    folders = [Path(named)] if named else [*_ldconfig_folders(), *_loader_folders()]
+    there = [folder for folder in folders if (folder / "libcuda.so.1").exists()]
+    if there:
+        return [Finding("libcuda", Verdict.OK, str(there[0] / "libcuda.so.1"))]
+    elsewhere = [folder for folder in L4T_FOLDERS if (folder / "libcuda.so.1").exists()]
+    if elsewhere:
+        advice = f"export TRITON_LIBCUDA_PATH={elsewhere[0]}"
+        return [Finding("libcuda", Verdict.OPTIONAL, f"in {elsewhere[0]}, where Triton does not look", advice)]
+    found = f"not in {named}" if named else "not found"
+    return [Finding("libcuda", Verdict.OPTIONAL, found, "install NVIDIA's driver; in a container use NVIDIA's runtime")]
+
+
+def _ldconfig_folders() -> list[Path]:
+    try:
+        told = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [Path(line.split()[-1]).parent for line in told.splitlines() if "libcuda.so.1" in line]
+
+
+def _loader_folders() -> list[Path]:
+    return [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+
+
+def _kernel() -> list[Finding]:
+    """A Triton kernel, compiled and run where there is a GPU; in a process of its own."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    if not torch.cuda.is_available():
+        return []
+    code = (
+        "import torch; from edgeflow.kernels.triton.swiglu import swiglu; "
+        "x = torch.ones(2, 64, device='cuda', dtype=torch.bfloat16); swiglu(x); torch.cuda.synchronize()"
+    )
+    return [_run_apart("Triton kernel", code, KERNEL_TIMEOUT_S, "compiled and run", "see ptxas and libcuda above")]
+
+
 def _flashinfer() -> list[Finding]:
-    """Further candidates for a GPU's operators; without it the others serve."""
+    """FlashInfer, further candidates for operators on a GPU; without it the others serve."""
     try:
         import flashinfer  # noqa: F401
     except ModuleNotFoundError as error:
@@ -123,17 +212,22 @@ def _flashinfer() -> list[Finding]:
 
 def _rendering() -> list[Finding]:
     """A frame of the simulated robot, in a process of its own: a bad driver may take it down."""
-    code = "from edgeflow.demo.sim import RobotSim; print(RobotSim(0).capture().shape)"
+    code = "from edgeflow.demo.sim import RobotSim; RobotSim(0).capture()"
+    return [_run_apart("headless rendering", code, RENDER_TIMEOUT_S, "a frame was drawn", RENDER_ADVICE)]
+
+
+def _run_apart(subject: str, code: str, limit_s: int, done: str, advice: str) -> Finding:
+    """Run code in a process of its own; its last line of errors tells what went wrong."""
     try:
         result = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=RENDER_TIMEOUT_S, check=False
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit_s, check=False
         )
     except subprocess.TimeoutExpired:
-        return [Finding("headless rendering", Verdict.MISSING, f"no frame in {RENDER_TIMEOUT_S} s", RENDER_ADVICE)]
+        return Finding(subject, Verdict.MISSING, f"nothing in {limit_s} s", advice)
     if result.returncode == 0:
-        return [Finding("headless rendering", Verdict.OK, f"a frame of {result.stdout.strip()}")]
+        return Finding(subject, Verdict.OK, done)
     last = result.stderr.strip().splitlines()[-1] if result.stderr.strip() else f"exit code {result.returncode}"
-    return [Finding("headless rendering", Verdict.MISSING, last, RENDER_ADVICE)]
+    return Finding(subject, Verdict.MISSING, last, advice)
 
 
 def _embedded_policy() -> list[Finding]:

@@ -50,7 +50,15 @@ def random_chat(config: LlamaConfig, device: torch.device, dtype: torch.dtype, *
     weights = Weights.of(RandomTensors(llama_shapes(config), device, dtype), dtype, device)
     decoder = LlamaDecoder(config, weights, name=FAMILY, **decoder_options)
     no_tokenizer: Any = None
-    return ChatModel(FAMILY, decoder, no_tokenizer, None, GenerationConfig(frozenset()), None, device)
+    return ChatModel(
+        name=FAMILY,
+        decoder=decoder,
+        tokenizer=no_tokenizer,
+        template=None,
+        generation=GenerationConfig(frozenset()),
+        vision=None,
+        device=device,
+    )
 
 
 def random_request(model: ChatModel, kv: KVSlots, rows: int, params: SamplingParams, *, known: int = 0) -> Generation:

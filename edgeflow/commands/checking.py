@@ -26,12 +26,14 @@ def verify(
     mode: OptionalMode = None,
     kv: Annotated[str, typer.Option(help="model, or int8: what 8-bit keys and values cost a chat model.")] = "model",
     weights: Annotated[str, typer.Option(help="float, or fp8: what FP8 weights and rows cost, on any CPU.")] = "float",
-    operators: Annotated[OptionalPath, typer.Option(help="Overlay of a control policy's operators, in fp32.")] = None,
+    operators: Annotated[OptionalPath, typer.Option(help="Overlay of a control policy's operators.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Check a checkpoint's outputs against those of the original implementation, in fp32.
+    """Check a checkpoint's outputs against those of the original implementation, in float32.
 
     Exit code 1 if any is off. Without --mode: serial and pipelined. Chat models are checked in modes of their own.
+    Tolerances are the same on every device: on CUDA neither matrices nor attention use TF32.
     """
     from edgeflow.engine.verify import verify_checkpoint, verify_weights
 
@@ -39,14 +41,18 @@ def verify(
         raise ConfigError("kv: model or int8")
     if weights not in ("float", "fp8"):
         raise ConfigError("weights: float or fp8")
+    if device not in ("cpu", "cuda", "auto"):
+        raise ConfigError("device: cpu, cuda or auto")
     if mode not in (None, *ENDS):
         raise ConfigError("mode: verify runs serial and pipelined")
     with reporting(Console(stderr=True)) as report:
         if weights != "float":
-            results = verify_weights(directory, weights)
+            results = verify_weights(directory, weights, device)
         else:
             modes = [mode] if mode else []
-            results = verify_checkpoint(directory, modes, report, int8_kv=kv == "int8", overlay=operators)
+            results = verify_checkpoint(
+                directory, modes, report, int8_kv=kv == "int8", overlay=operators, device=device
+            )
     off = sum(not result.ok for _, result in results)
     if as_json:
         rows = [

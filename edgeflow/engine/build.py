@@ -1,4 +1,4 @@
-"""From a configuration to an engine: device, dtype, policy, slots."""
+"""Builds a policy engine from a configuration: device, dtype, policy, KV slots."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import torch
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.calibrate import INSTRUCTION
 from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.memory import FIXED_BYTES, KVNeed, activation_bytes, choose_sessions, describe, free_bytes
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.kv import KVSlots, rounded_capacity
 from edgeflow.kernels.table import OperatorTable
-from edgeflow.models.openvla.config import load_config
+from edgeflow.models.openvla.config import OpenVLAConfig, load_config
+from edgeflow.models.openvla.footprint import Footprint, read_footprint
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
@@ -24,27 +27,35 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine with the limits its scheduler must keep."""
+    """An engine with the limits that its scheduler must keep. memory: one line about its KV, for a person."""
 
     engine: PolicyEngine
     limits: SchedulerLimits
     device_name: str
     model_fingerprint: str
+    memory: str
 
 
-def build_engine(config: ServiceConfig) -> BuiltEngine:
-    """Load the policy and reserve its slots; typed StartErrors when that cannot be."""
+def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
+    """Load the policy and reserve its KV slots; typed StartErrors when that cannot be.
+
+    chat_bytes: memory to keep free for the chat model, which is loaded after the policy.
+    """
     device = choose_device(config.device)
     torch.set_num_threads(config.threads or 1)
     dtype = choose_dtype(config.dtype, device)
     path = config.model_path
-    keys = load_config(path).statistics  # before the long part, so that a wrong key is told at once
+    published = load_config(path, center_crop=config.center_crop)
+    keys = published.statistics  # before the long part, so that a wrong key is reported at once
     if config.unnorm_key and config.unnorm_key not in keys:
         raise ConfigError(f"unnorm_key: {config.unnorm_key!r} is not one of {', '.join(keys)}")
     table = operator_table(Path(config.operators) if config.operators else None, config.weights, device, dtype)
     graphs = choose_graphs(config.graphs, device, dtype)
     if graphs and dtype == torch.float32:
         table = table.forcing(packed_attention="masked")  # what serves float32 else reads slots on the host
+    footprint = read_footprint(path, published)
+    need = kv_need(config, published, footprint.image_tokens, dtype, device, spare=int(graphs), chat_bytes=chat_bytes)
+    _check_before_loading(config, need, footprint, dtype, device)
     policy = OpenVLAPolicy.load(
         path,
         dtype,
@@ -53,42 +64,78 @@ def build_engine(config: ServiceConfig) -> BuiltEngine:
         table=table,
         preprocess_on_device=choose_preprocess(config.preprocess, device),
     )
-    limits = SchedulerLimits(
-        stages=policy.K,
-        max_sessions=config.max_sessions,
-        row_budget=config.row_budget,
-        drain_after_ns=config.drain_after_ms * 1_000_000,
-        shift=Shift(config.shift),
+    engine, limits, memory = _reserve(policy, config, need, device, table, graphs)
+    return BuiltEngine(engine, limits, _device_name(device), fingerprint(path), memory)
+
+
+def kv_need(
+    config: ServiceConfig,
+    published: OpenVLAConfig,
+    image_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    spare: int = 0,
+    chat_bytes: int = 0,
+) -> KVNeed:
+    """The memory that sessions of a policy take: slots for the longest prompt that is allowed."""
+    text = published.text
+    heads = text.num_key_value_heads, text.head_dim
+    return KVNeed(
+        ring=published.action_width,
+        spare=spare,
+        capacity=rounded_capacity(image_tokens + config.max_prompt_tokens + published.action_width),
+        position_bytes=KVSlots.position_bytes(text.num_hidden_layers, *heads, dtype),
+        reserve_bytes=FIXED_BYTES[device.type] + activation_bytes(text, config.row_budget, dtype),
+        chat_bytes=chat_bytes,
     )
-    engine = _reserve(policy, limits, config, device, table, graphs)
-    return BuiltEngine(engine, limits, _device_name(device), fingerprint(path))
+
+
+def _check_before_loading(
+    config: ServiceConfig, need: KVNeed, footprint: Footprint, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Sessions that cannot fit are refused before minutes are spent on loading the weights."""
+    decoder_itemsize = 1 if config.weights == "fp8" else dtype.itemsize
+    weights = footprint.decoder * decoder_itemsize + footprint.vision * dtype.itemsize
+    choose_sessions(config.max_sessions, need, free_bytes(device) - weights)
 
 
 def _reserve(
     policy: OpenVLAPolicy,
-    limits: SchedulerLimits,
     config: ServiceConfig,
+    need: KVNeed,
     device: torch.device,
     table: OperatorTable,
     graphs: bool,
-) -> PolicyEngine:
-    """Slots for the longest prompt that is allowed."""
-    needed = len(policy.prompt_ids(INSTRUCTION))
-    if config.max_prompt_tokens < needed:
+) -> tuple[PolicyEngine, SchedulerLimits, str]:
+    """The engine with its slots, the limits they set, and a line about their memory."""
+    shortest = len(policy.prompt_ids(INSTRUCTION))
+    if config.max_prompt_tokens < shortest:
         limit = config.max_prompt_tokens
-        raise ConfigError(f"max_prompt_tokens: {limit} is too few, a short instruction takes {needed} with this model")
-    capacity = policy.image_tokens + config.max_prompt_tokens + policy.K
+        raise ConfigError(
+            f"max_prompt_tokens: {limit} is too few, a short instruction takes {shortest} with this model"
+        )
+    free = free_bytes(device)
+    sessions = choose_sessions(config.max_sessions, need, free)
+    limits = SchedulerLimits(
+        stages=policy.K,
+        max_sessions=sessions,
+        row_budget=config.row_budget,
+        drain_after_ns=config.drain_after_ms * 1_000_000,
+        shift=Shift(config.shift),
+    )
+    memory = describe(sessions, need, free)
     try:
-        return PolicyEngine(policy, limits.slots, capacity, device, table=table, graphs=graphs)
+        engine = PolicyEngine(policy, limits.slots, need.capacity, device, table=table, graphs=graphs)
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(
-            f"max_sessions: no memory for {config.max_sessions} rings of {policy.K} slots of {capacity} positions; "
-            "lower max_sessions or max_prompt_tokens"
+            f"max_sessions: {memory} cannot be reserved; lower max_sessions or max_prompt_tokens"
         ) from error
+    return engine, limits, memory
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes CUDA where there is one; ConfigError when the named device is not here."""
+    """The device of a name; `auto` takes CUDA if available. ConfigError when the named device is not available."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
@@ -97,7 +144,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_graphs(name: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """`auto` replays CUDA graphs in half precision, where all operators can; ConfigError when there is no CUDA."""
+    """Whether passes are replayed as CUDA graphs; `auto`: on CUDA in half precision. ConfigError for `on` elsewhere."""
     if name == "on" and device.type != "cuda":
         raise ConfigError("graphs: on needs a CUDA device; run `edgeflow doctor`, or use auto")
     return name == "on" or (name == "auto" and device.type == "cuda" and dtype != torch.float32)
@@ -109,7 +156,7 @@ def choose_preprocess(name: str, device: torch.device) -> bool:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on CUDA and float32 on a CPU."""
+    """The dtype of a name; `auto` is bfloat16 on CUDA and float32 on a CPU."""
     if name != "auto":
         return DTYPES[name]
     return torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -120,7 +167,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """SHA-256 over names and bytes of the checkpoint's JSON files and the headers of its weights."""
+    """SHA-256 over names and bytes of a checkpoint's JSON files and the first MiB of each weights file."""
     digest = hashlib.sha256()
     for file in sorted([*path.glob("*.json"), *path.glob("*.safetensors")]):
         digest.update(file.name.encode())

@@ -27,7 +27,7 @@ VARIANTS_FILE = "expected_resize_variants.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A recorded case. None, or no tensor of that name: not recorded.
+    """A recorded case. A quantity that is None, or has no tensor of its name, was not recorded.
 
     image: RGB [H, W, 3]. input_ids: text tokens, whether or not the trailing space piece is among them.
     prompt_ids: with it.
@@ -46,7 +46,7 @@ class Case:
 
 
 def read_bundle(directory: Path) -> list[Case]:
-    """All cases; CheckpointError names the case and the entry at fault."""
+    """Read all cases; CheckpointError names the case and the entry at fault."""
     entries = read_json(directory / CASES_FILE).get("cases")
     if not isinstance(entries, list) or not entries:
         raise CheckpointError(f"{directory / CASES_FILE} lists no cases")
@@ -65,7 +65,7 @@ def read_bundle(directory: Path) -> list[Case]:
 
 
 class Entry:
-    """One entry of `cases`; what is read from it has the right kind."""
+    """One entry of `cases`, with typed access: CheckpointError for a value of the wrong kind."""
 
     def __init__(self, where: str, values: Any) -> None:
         if not isinstance(values, Mapping):
@@ -86,7 +86,7 @@ class Entry:
         return value
 
     def texts(self, key: str) -> list[str]:
-        """None at all where the entry is missing."""
+        """A list of texts; empty where the entry is missing."""
         value: list[str] = self._list(key, str, "texts") or []
         return value
 
@@ -94,7 +94,7 @@ class Entry:
         return self._list(key, dict, "objects")
 
     def optional_pairs(self, key: str) -> list[list[float]] | None:
-        """Lists of two numbers."""
+        """A list of pairs of numbers."""
         value = self._list(key, list, "pairs of numbers")
         if value is not None and not all(len(each) == 2 and all(_is(n, (int, float)) for n in each) for each in value):
             raise CheckpointError(f"{self._where}.{key} must be a list of pairs of numbers")
@@ -124,7 +124,7 @@ def _is(value: object, kind: type | tuple[type, ...]) -> bool:
 
 
 def _is_unicode(text: str) -> bool:
-    """Half a surrogate pair is JSON, but no text."""
+    """Check that a JSON string is valid text: half a surrogate pair is not."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -146,7 +146,7 @@ def _case(directory: Path, entry: Entry, tensors: Mapping[str, Tensor]) -> Case:
 
 
 def read_image(path: Path) -> NDArray[np.uint8]:
-    """As the published processor opens it."""
+    """An image file as RGB [H, W, 3], opened as the published processor opens it."""
     try:
         with Image.open(path) as picture:
             return np.asarray(picture.convert("RGB"))

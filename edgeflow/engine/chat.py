@@ -12,15 +12,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgeflow.clock import Clock
 from edgeflow.engine.generate import FixedPrefix, Generation, RunPass, run_pass
 from edgeflow.engine.grammar import Grammar, Grammars
+from edgeflow.engine.image_prompts import ImagePrompts
 from edgeflow.engine.prefix_change import PrefixChange
 from edgeflow.engine.sampling import SampledToken, SamplingParams
-from edgeflow.errors import InvalidArgument, NotFound, RequestError
+from edgeflow.errors import NotFound, RequestError
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message, PrefixSet, SetPrefix
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.models.chat import ChatModel
@@ -29,17 +27,17 @@ from edgeflow.models.prompt import Prompt
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Of a chat step, nanoseconds: one decode row, and each row of a prompt's chunk besides."""
+    """The cost of a chat step, in nanoseconds: one decode row, and each further row of a prompt's chunk."""
 
     step_ns: int
     row_ns: int
 
     def rows_in(self, room_ns: int, most: int) -> int:
-        """How many rows of a prompt fit the room, at least one."""
+        """The number of prompt rows that fit into `room_ns`, at least one and at most `most`."""
         return max(1, min(most, (room_ns - self.step_ns) // max(self.row_ns, 1)))
 
     def of_rows(self, rows: int) -> int:
-        """Nanoseconds of a step."""
+        """The expected duration of a step of so many rows, in nanoseconds."""
         return self.step_ns + (rows - 1) * self.row_ns
 
 
@@ -53,13 +51,14 @@ class Prefix:
 
 @dataclass(slots=True)
 class _Request:
-    """A request and its times, nanoseconds on the worker's clock; 0 = not yet."""
+    """A request and its times in nanoseconds on the worker's clock; 0 = not yet."""
 
     message: ChatStart
     arrived_ns: int
     started_ns: int = 0
     first_token_ns: int = 0
     grammar: Future[Grammar] | None = None
+    prompt: Future[Prompt] | None = None  # of a request with images
     generation: Generation | None = None
     prefix: Prefix | None = None
     prompt_tokens: int = 0
@@ -67,16 +66,19 @@ class _Request:
 
     @property
     def ready(self) -> bool:
-        """Whether its next step waits for nothing."""
+        """Whether its next step can run: its images are resized, its grammar knows the next tokens."""
+        if self.prompt is not None and not self.prompt.done():
+            return False
         grammar = self.grammar
         return grammar is None or (grammar.done() and (grammar.exception() is not None or grammar.result().ready))
 
 
 class ChatPlane:
-    """Requests in order of arrival; the first runs to its end. `step` does one pass."""
+    """Serves requests in order of arrival; the first runs to its end. `step` runs one pass."""
 
     def __init__(
         self,
+        *,
         name: str,
         model: ChatModel,
         kv: KVSlots,
@@ -91,7 +93,7 @@ class ChatPlane:
     ) -> None:
         self.cost = cost
         self._run = run
-        self.wake: Callable[[], None] = lambda: None  # called from another thread when a grammar is ready
+        self.wake: Callable[[], None] = lambda: None  # called from another thread when a request becomes ready
         self._name = name
         self._model = model
         self._kv = kv
@@ -101,26 +103,29 @@ class ChatPlane:
         self._clock = clock
         self._publish = publish
         self._grammars = grammars
+        self._image_prompts = ImagePrompts()
         self._decode = decode
         self._waiting: deque[_Request | PrefixChange] = deque()
 
     @property
     def busy(self) -> bool:
-        """Whether there is a step to run; the first request may wait for its grammar."""
+        """Whether there is a step to run; the first request may wait for its images or its grammar."""
         if not self._waiting:
             return False
         first = self._waiting[0]
         return isinstance(first, PrefixChange) or first.ready
 
     def start(self, message: ChatStart) -> None:
-        """A request arrives."""
+        """A request arrives. The front sends one at a time, so few prompts with images are in memory at once."""
         request = _Request(message, self._clock.now_ns())
+        if message.sizes:
+            request.prompt = self._image_prompts.build(self._model, message, lambda: self.wake())
         if message.schema:
             request.grammar = self._grammars.compile(message.schema, lambda: self.wake())
         self._waiting.append(request)
 
     def set_prefix(self, message: SetPrefix) -> None:
-        """A slot gets another prefix, once the requests before it are answered."""
+        """Replace a slot's prefix, once the requests before it are answered."""
         slot = self._slots.get(message.slot)
         if slot is None:
             known = ", ".join(self._slots) or "none is declared"
@@ -129,7 +134,7 @@ class ChatPlane:
             self._waiting.append(PrefixChange(message, slot))
 
     def stop(self, request: int, reason: str) -> None:
-        """A request ends here; unknown ones are no error."""
+        """End a request; an unknown number is ignored."""
         for each in self._waiting:
             if isinstance(each, _Request) and each.message.request == request:
                 self._waiting.remove(each)
@@ -137,9 +142,9 @@ class ChatPlane:
                 return
 
     def step(self, room_ns: int) -> int:
-        """One pass of what came first: a chunk of its prompt that fits the room, or a decode row.
+        """Run one pass of the first request: a chunk of its prompt that fits the room, or a decode row.
 
-        What it should have cost by the cost model, nanoseconds; 0 where nothing was computed.
+        Returns its cost by the cost model, in nanoseconds; 0 where nothing was computed.
         """
         first, most = self._waiting[0], self.cost.rows_in(room_ns, self._chunk)
         try:
@@ -163,7 +168,7 @@ class ChatPlane:
         return rows.span.length
 
     def _step_change(self, change: PrefixChange, most: int) -> int:
-        """From the first row on the old prefix is gone, and nobody needs it: requests that follow wait for the new."""
+        """Compute a chunk of a new prefix. The old one is gone from the first row on; later requests wait."""
         slot_id = change.message.slot
         if not change.begun:
             change.begin(self._model, self._kv.capacity)
@@ -184,7 +189,7 @@ class ChatPlane:
         request.started_ns = self._clock.now_ns()
         if message.model != self._name:
             raise NotFound(f"{self._name!r} is served", field="model")
-        prompt = self._model.prompt(message.ids, _images(message))
+        prompt = request.prompt.result() if request.prompt is not None else self._model.prompt(message.ids)
         request.prompt_tokens = len(prompt)
         request.prefix = next((each for each in self._prefixes if _begins_with(prompt, each.fixed.prompt)), None)
         slot = 0
@@ -233,20 +238,8 @@ def _longest_first(prefixes: Sequence[Prefix]) -> list[Prefix]:
 
 
 def _begins_with(prompt: Prompt, prefix: Prompt) -> bool:
-    """Whether all of the prefix, and at least one row more."""
+    """Whether a prompt begins with the whole prefix and has at least one row more."""
     return len(prefix) < len(prompt) and prefix.common(prompt) == len(prefix)
-
-
-def _images(message: ChatStart) -> list[NDArray[np.uint8]]:
-    images, place = [], 0
-    for height, width in zip(message.sizes[::2], message.sizes[1::2], strict=True):
-        size = height * width * 3
-        if size <= 0 or place + size > len(message.payload):
-            raise InvalidArgument("has fewer bytes than its images", field="payload")
-        pixels = np.frombuffer(message.payload, np.uint8, size, place)
-        images.append(pixels.reshape(height, width, 3))
-        place += size
-    return images
 
 
 def _params(message: ChatStart) -> SamplingParams:

@@ -1,12 +1,11 @@
-"""From a configuration to a chat plane: model, slots, fixed prefixes, cost of a step."""
+"""Builds a chat plane from a configuration: model, KV slots, fixed prefixes, cost of a step."""
 
 from __future__ import annotations
 
-import sys
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -19,11 +18,14 @@ from edgeflow.engine.chat_graphs import replayed
 from edgeflow.engine.chat_numbers import choose_chat_dtype, choose_weights, row_error
 from edgeflow.engine.generate import FixedPrefix, Prefill, RunPass, run_pass
 from edgeflow.engine.grammar import Grammars
+from edgeflow.engine.memory import activation_bytes, free_bytes
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.messages import ChatReady, Message
 from edgeflow.kernels.kv import SCALE_BYTES, KVSlots
 from edgeflow.model_paths import resolve_model
-from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.models.chat import ChatModel, load_chat_model, read_published
+from edgeflow.models.checkpoint import tensor_shapes
+from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.prompt import Prompt
 
 REPEATS = 5
@@ -35,9 +37,9 @@ _SHARED = ("num_hidden_layers", "num_key_value_heads", "head_dim", "vocab_size",
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltChat:
-    """A model with its store, prefixes in place."""
+    """A loaded model with its KV slots; the fixed prefixes are computed."""
 
     name: str
     model: ChatModel
@@ -50,44 +52,63 @@ class BuiltChat:
     run: RunPass = run_pass
 
     def plane(self, config: ChatConfig, clock: Clock, publish: Callable[[Message], None]) -> ChatPlane:
-        """Ready to serve."""
+        """A chat plane over this model."""
         model = self.model
         grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, model.device)
         return ChatPlane(
-            self.name,
-            model,
-            self.kv,
-            self.prefixes,
-            self.cost,
-            config.prefill_chunk,
-            clock,
-            publish,
-            grammars,
-            self.decode,
-            self.run,
+            name=self.name,
+            model=model,
+            kv=self.kv,
+            prefixes=self.prefixes,
+            cost=self.cost,
+            chunk=config.prefill_chunk,
+            clock=clock,
+            publish=publish,
+            grammars=grammars,
+            decode=self.decode,
+            run=self.run,
         )
 
     def ready(self) -> ChatReady:
-        """What the front must know."""
+        """The message that tells the front what this model can take."""
         defaults = self.model.generation
         return ChatReady(
-            self.name,
-            self.model.name,
-            self.fingerprint,
-            self.model.vision is not None,
-            self.kv.capacity,
-            [prefix.slot_id for prefix in self.prefixes],
-            self.kv.nbytes,
-            self.cost.step_ns,
-            self.cost.row_ns,
-            [defaults.temperature, defaults.top_p, defaults.min_p, defaults.repetition_penalty],
-            defaults.top_k,
-            self.numbers,
+            model=self.name,
+            family=self.model.name,
+            model_fingerprint=self.fingerprint,
+            images=self.model.vision is not None,
+            capacity=self.kv.capacity,
+            slots=[prefix.slot_id for prefix in self.prefixes],
+            kv_bytes=self.kv.nbytes,
+            step_ns=self.cost.step_ns,
+            row_ns=self.cost.row_ns,
+            sampling=[defaults.temperature, defaults.top_p, defaults.min_p, defaults.repetition_penalty],
+            top_k=defaults.top_k,
+            numbers=self.numbers,
         )
 
 
+def chat_bytes(config: ServiceConfig) -> int:
+    """Memory that the configured chat model is expected to take, in bytes, by the headers of its files; 0 if none.
+
+    Weights (8-bit ones come on top of the others), KV slots, and the activations of a prompt's chunk.
+    """
+    path = config.chat_path
+    if path is None:
+        return 0
+    chat = config.chat
+    dtype = choose_chat_dtype(chat.dtype, path, choose_device(config.device))
+    text = read_published(path).text
+    paths = [path, *([resolve_model(chat.decode_model)] if chat.decode_model else [])]
+    numbers = sum(math.prod(shape) for each in paths for shape in tensor_shapes(each).values())
+    itemsize = dtype.itemsize + (chat.weights in ("int8", "auto"))
+    capacity = min(chat.capacity, text.max_position_embeddings)
+    kv = (1 + len(chat.slots)) * capacity * _position_bytes(text, dtype, int8=chat.kv == "int8")
+    return numbers * itemsize + kv + activation_bytes(text, chat.prefill_chunk, dtype)
+
+
 def load_chat(config: ServiceConfig, progress: Progress) -> BuiltChat | None:
-    """The configured chat model, ready to serve; None where there is none. Typed StartErrors."""
+    """Load the configured chat model; None where there is none. Typed StartErrors."""
     path = config.chat_path
     if path is None:
         return None
@@ -132,7 +153,16 @@ def build_chat(
     cost = measure_step(model, kv, decode)
     off = row_error(decode, kv, _probe(decode, min(PROBE_ROWS, capacity)))
     numbers = f"{_name(kv.dtype)}, {weights}{_told(off)}, KV in {_name(kv.data.dtype)}"
-    return BuiltChat(config.name, model, kv, tuple(prefixes), cost, fingerprint, decode, numbers)
+    return BuiltChat(
+        name=config.name,
+        model=model,
+        kv=kv,
+        prefixes=tuple(prefixes),
+        cost=cost,
+        fingerprint=fingerprint,
+        decode=decode,
+        numbers=numbers,
+    )
 
 
 def _check_decode(model: ChatModel, decode: ChatModel) -> None:
@@ -143,7 +173,7 @@ def _check_decode(model: ChatModel, decode: ChatModel) -> None:
 
 
 def measure_step(model: ChatModel, kv: KVSlots, decode: ChatModel) -> StepCost:
-    """Medians of a decode row and of a chunk, in slot 0."""
+    """Measure the cost of a step: medians of a decode row and of a chunk, in slot 0."""
     rows = min(PROBE_ROWS, kv.capacity)
     probe = _probe(model, rows)
     one, many = (_timed(model, kv, probe, count) for count in (1, rows))
@@ -156,10 +186,13 @@ def _probe(model: ChatModel, rows: int) -> Prompt:
 
 
 def kv_bytes(model: ChatModel, slots: int, capacity: int, *, int8: bool = False) -> int:
-    """Memory of so many slots: layers x keys and values x slots x positions x heads x bytes of a head."""
-    config, dtype = model.config, model.decoder.dtype
+    """Memory of so many slots in bytes: layers x keys and values x slots x positions x heads x bytes per head."""
+    return slots * capacity * _position_bytes(model.config, model.decoder.dtype, int8=int8)
+
+
+def _position_bytes(config: LlamaConfig, dtype: torch.dtype, *, int8: bool) -> int:
     sizes = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
-    return slots * capacity * KVSlots.position_bytes(*sizes, dtype, int8=int8)
+    return KVSlots.position_bytes(*sizes, dtype, int8=int8)
 
 
 def _timed(model: ChatModel, kv: KVSlots, probe: Prompt, rows: int) -> int:
@@ -170,18 +203,6 @@ def _timed(model: ChatModel, kv: KVSlots, probe: Prompt, rows: int) -> int:
         run_pass(model.decoder, kv, [prefill.rows(rows, samples=True)])
         times.append(time.perf_counter_ns() - started_ns)
     return round(median(times))
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that may still be taken; a CPU gives pages out before it has them, so it must be asked."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        (kib,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError):
-        return sys.maxsize
-    return int(kib) * 1024
 
 
 def _reserve(model: ChatModel, slots: int, capacity: int, *, int8: bool) -> KVSlots:

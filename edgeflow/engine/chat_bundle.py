@@ -47,7 +47,7 @@ class ChatCase:
 
 
 def read_chat_bundle(directory: Path) -> list[ChatCase]:
-    """All cases; CheckpointError names the case and the entry at fault."""
+    """Read all cases; CheckpointError names the case and the entry at fault."""
     if (directory / CASES_FILE).is_file():
         return _cases(directory)
     path = directory / ORACLE_FILE

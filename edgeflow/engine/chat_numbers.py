@@ -1,4 +1,4 @@
-"""In which numbers a chat model runs: dtype, weights of decode rows, keys and values; and what that costs."""
+"""The precision of a chat model: dtype, weights of decode rows, KV cache; and what each choice costs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HALVES = ("bfloat16", "float16")
 
 
 def choose_chat_dtype(name: str, path: Path, device: torch.device) -> torch.dtype:
-    """`auto` on a CPU: bfloat16 where the CPU multiplies it and the checkpoint is in 16 bits, else float32."""
+    """The dtype of a chat model; `auto` on a CPU: bfloat16 for 16-bit files if the CPU multiplies it, else float32."""
     if name != "auto" or device.type != "cpu":
         return choose_dtype(name, device)
     values = read_json(path / "config.json")
@@ -42,14 +42,14 @@ def choose_chat_dtype(name: str, path: Path, device: torch.device) -> torch.dtyp
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What serves a model's operators. told: with which weights, and why, for a person."""
+    """The operator table of a model. told: which weights it uses and why, in one line for a person."""
 
     table: OperatorTable
     told: str
 
 
 def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Those named; `auto`: of another precision where a decode row's matrices are clearly faster so, here and now."""
+    """The configured weights; `auto` takes 8-bit ones if they make a decode row's matrices clearly faster here."""
     overlay = Path(config.operators) if config.operators else None
     chosen: str = config.weights
     told = f"{chosen} weights"
@@ -63,7 +63,7 @@ def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: t
 
 @torch.inference_mode()
 def row_error(model: ChatModel, kv: KVSlots, probe: Prompt) -> float:
-    """How far the logits of a row by itself are from those of the same row among others, in their spread; in slot 0."""
+    """Mean error of the logits of a row computed alone, against the same row within a chunk, in standard deviations."""
     whole, parts = Prefill(model, probe, 0), Prefill(model, probe, 0)
     (among,) = run_pass(model.decoder, kv, [whole.rows(len(probe), samples=True)])
     run_pass(model.decoder, kv, [parts.rows(len(probe) - 1, samples=False)])
@@ -74,7 +74,7 @@ def row_error(model: ChatModel, kv: KVSlots, probe: Prompt) -> float:
 
 
 def _gain(precision: str, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> float:
-    """How many times faster a layer's projections are for one row; random weights. 1 where it cannot be served."""
+    """The speed-up of a layer's projections for one row, with random weights; 1 if the precision is unavailable."""
     cases = linear_cases(shape, 1)
     cold_bytes = sum(case.problem(torch.device("meta"), dtype).cold_bytes for case in cases)
     count = ring_size(cold_bytes, last_level_cache(device))

@@ -23,20 +23,20 @@ CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimes:
-    """Seconds to the first token, tokens in all, seconds of the rest."""
+    """Timing of one answer: seconds to the first token, number of tokens, seconds for the remaining ones."""
 
     first_token_s: float
     tokens: int
     decode_s: float
 
     def line(self) -> str:
-        """TTFT and tokens a second, for a person."""
+        """Time to first token and tokens per second, for a person."""
         rate = (self.tokens - 1) / self.decode_s if self.tokens > 1 and self.decode_s > 0 else 0.0
         return f"first token after {self.first_token_s * 1e3:.0f} ms, then {rate:.1f} tokens/s ({self.tokens} tokens)"
 
 
 class Conversation:
-    """Turns of one conversation; each answer is computed from all of it."""
+    """A conversation; each answer is computed from all turns so far."""
 
     def __init__(self, model: ChatModel, capacity: int, params: SamplingParams, system: str = "") -> None:
         self._model = model
@@ -46,7 +46,7 @@ class Conversation:
         self.times: AnswerTimes | None = None
 
     def ask(self, text: str) -> Generator[str, None, None]:
-        """Pieces of the answer as they come; `times` afterwards. InvalidArgument when it no longer fits."""
+        """Stream the pieces of an answer; sets `times` at its end. InvalidArgument when there is no room left."""
         started = time.perf_counter()
         messages = [*self._messages, {"role": "user", "content": text}]
         prompt = self._model.chat_prompt(self._model.render(messages))
@@ -73,7 +73,7 @@ class Conversation:
 def open_conversation(
     path: Path, device: str, capacity: int, max_tokens: int, temperature: float | None, system: str
 ) -> Conversation:
-    """Load the model; typed StartErrors. temperature None: as the checkpoint says."""
+    """Load the model; typed StartErrors. temperature: None takes the checkpoint's own."""
     where = choose_device(device)
     torch.set_grad_enabled(False)
     model = load_chat_model(path, choose_chat_dtype("auto", path, where), where)

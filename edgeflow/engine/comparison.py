@@ -1,19 +1,27 @@
-"""Found against recorded: one result a quantity of a case."""
+"""Comparisons of computed quantities with recorded ones: one result per quantity and case.
+
+Bounds are the same on every device, because float32 is computed in full on every device (`exact_float32`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+PIXEL_TOLERANCE = 1e-6
+FEATURE_TOLERANCE = 1e-4  # float32: reordered sums give about 1e-5, any wrong operator far more
 UNIT_SCALE = 20.0  # tolerances are absolute up to values of this size and grow with larger ones, as rounding does
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One comparison. deviation: largest absolute difference, or the number of ids that differ."""
+    """The result of one comparison. deviation: largest absolute difference, or the number of ids that differ."""
 
     case: str
     quantity: str
@@ -25,9 +33,31 @@ class CheckResult:
         return self.deviation <= self.tolerance
 
 
+@contextmanager
+def exact_float32(device: torch.device) -> Iterator[None]:
+    """Full float32 on a device: matrices are multiplied without TF32, and torch's attention is its plain one.
+
+    CUDA's memory-efficient attention builds float32 products from three in TF32, whose rounding is another. On a CPU
+    every kernel computes float32 in full, and those that serve are the ones checked.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def compare(case: str, quantity: str, found: Tensor, wanted: Tensor, tolerance: float) -> CheckResult:
-    """`found` may hold several runs of what is `wanted`; another shape or what is not finite deviates infinitely."""
-    wanted = wanted.double()
+    """Compare one quantity. `found` may hold several runs of it; another shape or a non-finite value is infinitely off.
+
+    found: on any device. wanted: as recorded, on the CPU.
+    """
+    found, wanted = found.cpu(), wanted.double()
     if found.shape[found.dim() - wanted.dim() :] != wanted.shape or not wanted.numel():
         return CheckResult(case, quantity, math.inf, tolerance)
     deviation = (found.double() - wanted).abs().max().item()
@@ -37,14 +67,14 @@ def compare(case: str, quantity: str, found: Tensor, wanted: Tensor, tolerance: 
 
 
 def mismatches(found: Sequence[int], wanted: Sequence[int]) -> int:
-    """Ids that differ, counting a difference in length."""
+    """The number of ids that differ, a difference in length included."""
     same = sum(a == b for a, b in zip(found, wanted, strict=False))
     return max(len(found), len(wanted)) - same
 
 
 @dataclass(frozen=True, slots=True)
 class LogitBounds:
-    """Errors of logits in spreads (standard deviations) of theirs, largest and mean; share of tokens that differ."""
+    """Bounds on logit errors, in standard deviations of the exact ones: largest, mean; share of tokens that differ."""
 
     largest: float
     mean: float
@@ -52,7 +82,8 @@ class LogitBounds:
 
 
 def logit_errors(case: str, exact: Tensor, found: Tensor, bounds: LogitBounds) -> Iterator[CheckResult]:
-    """Logits [tokens, V] of the same rows, each computed over the same tokens before it."""
+    """Compare logits [tokens, V] of the same rows, each computed over the same tokens before it."""
+    exact, found = exact.cpu(), found.cpu()
     off = (found - exact).abs() / exact.std(dim=-1, keepdim=True)
     differ = (found.argmax(-1) != exact.argmax(-1)).double().mean().item()
     yield CheckResult(case, "largest logit error", off.max().item(), bounds.largest)

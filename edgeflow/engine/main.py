@@ -16,7 +16,7 @@ from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
 from edgeflow.engine.build import BuiltEngine, build_engine
 from edgeflow.engine.calibrate import INSTRUCTION, calibrate
-from edgeflow.engine.chat_build import load_chat
+from edgeflow.engine.chat_build import chat_bytes, load_chat
 from edgeflow.engine.profile import Pacer, load_profile
 from edgeflow.engine.table import operators_line
 from edgeflow.engine.warmup import record_passes, warm_up
@@ -47,7 +47,7 @@ def main(fd: int, config: Path, known: PassTimes | None = None) -> int:
 def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | None) -> int:
     channel.send(WarmupProgress("loading", 0, 2))
     profile = load_profile(config.profile)  # before the long part, so that a wrong one is told at once
-    built = build_engine(config)
+    built = build_engine(config, chat_bytes(config))
 
     def progress(step: str, done: int, total: int) -> None:
         channel.send(WarmupProgress(step, done, total))
@@ -100,4 +100,5 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes, graphs: 
         decode_ns=times.decode_ns,
         decodes_ns=times.decodes_ns,
         operators=operators_line(config),
+        memory=built.memory,
     )

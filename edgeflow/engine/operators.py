@@ -1,4 +1,4 @@
-"""What `edgeflow ops` and `edgeflow tune` do: the operator table seen for a model and a device, and its tuner."""
+"""The work of `edgeflow ops` and `edgeflow tune`: the operator table for a model on a device, and its tuner."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DIMENSIONS = ("op_kind", "op_name", "model_name", "hw_profile", "layer_role", "s
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A line of `edgeflow ops`."""
+    """One line of `edgeflow ops`."""
 
     op_name: str
     layer_role: str
@@ -52,7 +52,7 @@ class Serving:
 
 
 def model_shape(model: str, rows: int) -> ModelShape:
-    """Of a checkpoint's directory, `demo`, or one of the presets."""
+    """The shape of a model: a checkpoint's directory, `demo`, or one of the presets."""
     if model != EMBEDDED_MODEL and not Path(model).is_dir():
         return preset(model)
     config = read_json(resolve_model(model) / "config.json")
@@ -115,7 +115,7 @@ def tune(
     report: Report,
     weights: str = "float",
 ) -> Overlay:
-    """Search what `out` does not hold yet; it is written after every problem, so that a run can go on later."""
+    """Tune every problem that `out` does not hold yet; it is written after each one, so a run can be resumed."""
     stamp = current_stamp(device, dtype, weights)
     sizes = Shape(**{name: getattr(shape, name) for name in Shape.model_fields})
     overlay = _begun(out, stamp, sizes)
@@ -131,7 +131,7 @@ def tune(
 
 
 def regress(path: Path, device: torch.device, dtype: torch.dtype, samples: int, report: Report) -> Iterator[Verdict]:
-    """Every entry of an overlay again: is it right, is it still no slower than what is built in?"""
+    """Check every entry of an overlay again: is it correct, and still no slower than the built-in choice?"""
     overlay = read_overlay(path)
     if overlay.stamp is None or overlay.model is None:
         raise ConfigError(f"operator overlay {path}: it was not written by `edgeflow tune`, nothing can be re-checked")
@@ -154,7 +154,7 @@ def _tuner(shape: ModelShape, device: torch.device, dtype: torch.dtype, samples:
 
 
 def _table(overlay: Path | None, dtype: torch.dtype, weights: str) -> OperatorTable:
-    """Of a device that may not be here: `weights` are allowed, whether or not they can be served."""
+    """The table for a device that may not be present: `weights` are allowed whether or not they can be served."""
     table = built_in_table() if weights == "float" else built_in_table().allowing(weights)
     if overlay is None:
         return table
@@ -170,7 +170,7 @@ def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: 
 
 
 def _begun(out: Path, stamp: Stamp, sizes: Shape) -> Overlay:
-    """What an earlier run on this machine, for this model, has left; anything else is refused."""
+    """The entries of an earlier run for this machine and model; ConfigError for any other overlay."""
     if not out.exists():
         return Overlay(stamp=stamp, model=sizes)
     overlay = read_overlay(out)

@@ -1,4 +1,4 @@
-"""The operator table that a model is built with: the built-in one, a precision that is allowed, an overlay."""
+"""Builds the operator table of a model: built-in entries, an allowed precision, an overlay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 def operator_table(
     overlay: Path | None, weights: str, device: torch.device, dtype: torch.dtype, *, section: str = ""
 ) -> OperatorTable:
-    """The table; ConfigError where an overlay is stale, or nothing here computes with such weights.
+    """The table; ConfigError where an overlay is stale, or no operator here computes with such weights.
 
     weights: float, or a precision of operator `linear`. section: of the configuration, such as `chat.`, for errors.
     """

@@ -1,4 +1,6 @@
-"""Check a checkpoint against outputs recorded from the original implementation, case by case, in fp32.
+"""Checks a checkpoint against outputs recorded from the original implementation, case by case, in float32.
+
+On any device, with the same tolerances (`exact_float32`); frames are preprocessed on the host.
 
 Compared where the bundle records it: text ids, pixel values, also of other resize strategies
 (`pixel_values_first3.<strategy>`), tower features, projected tokens, the prefill's last hidden state and logits,
@@ -17,8 +19,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edgeflow.engine.build import choose_device
 from edgeflow.engine.bundle import Case, read_bundle
-from edgeflow.engine.comparison import CheckResult, LogitBounds, compare, logit_errors, mismatches
+from edgeflow.engine.comparison import (
+    FEATURE_TOLERANCE,
+    PIXEL_TOLERANCE,
+    CheckResult,
+    LogitBounds,
+    compare,
+    exact_float32,
+    logit_errors,
+    mismatches,
+)
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
@@ -36,8 +48,6 @@ from edgeflow.text.checkpoint_json import read_json
 from edgeflow.types import Mode
 
 CPU = torch.device("cpu")
-PIXEL_TOLERANCE = 1e-6
-FEATURE_TOLERANCE = 1e-4  # fp32: reordered sums give about 1e-5, any wrong operator far more
 ACTION_TOLERANCE = 1e-12
 TOWER_KEYS = ("dino_patches", "siglip_patches")
 MODES = (Mode.SERIAL, Mode.PIPELINED)
@@ -67,55 +77,86 @@ def verify_checkpoint(
     *,
     int8_kv: bool = False,
     overlay: Path | None = None,
+    device: str = "cpu",
 ) -> list[tuple[str, CheckResult]]:
-    """All comparisons of a bundle of any family, with the mode they were made in.
+    """Every comparison of a bundle of any family, with the mode it was made in.
 
     modes: of control policies, empty for all; chat models are checked in modes of their own. int8_kv: what 8-bit keys
-    and values cost instead, of a chat model. overlay: of operators, which serve a control policy.
+    and values cost instead, of a chat model. overlay: of operators, which serve a control policy. device: cpu, cuda or
+    auto; ConfigError where it is not available.
     """
+    place = choose_device(device)
+    with exact_float32(place):
+        return _verify(directory, modes, progress, int8_kv, overlay, place)
+
+
+def _verify(
+    directory: Path,
+    modes: Sequence[Mode],
+    progress: Progress,
+    int8_kv: bool,
+    overlay: Path | None,
+    device: torch.device,
+) -> list[tuple[str, CheckResult]]:
     family = read_json(directory / "config.json").get("model_type")
     if isinstance(family, str) and family in FAMILIES:
         if modes:
             raise ConfigError(f"mode: {family} is no control policy; it is checked in modes of its own")
-        return verify_int8_kv(directory, progress) if int8_kv else verify_chat(directory, progress)
+        check = verify_int8_kv if int8_kv else verify_chat
+        return check(directory, progress, device)
     if int8_kv:
         raise ConfigError("kv: int8 is for chat models")
-    table = operator_table(overlay, "float", CPU, torch.float32)
+    table = operator_table(overlay, "float", device, torch.float32)
     return [
-        (mode.value, result) for mode in modes or MODES for result in verify_bundle(directory, mode, progress, table)
+        (mode.value, result)
+        for mode in modes or MODES
+        for result in verify_bundle(directory, mode, progress, table, device)
     ]
 
 
-def verify_weights(directory: Path, weights: str) -> list[tuple[str, CheckResult]]:
-    """What weights and rows of another precision cost a model of any family: its logits and tokens, against fp32."""
+def verify_weights(directory: Path, weights: str, device: str = "cpu") -> list[tuple[str, CheckResult]]:
+    """The cost of weights and rows in another precision, for a model of any family: logits and tokens against float32.
+
+    device: cpu, cuda or auto; ConfigError where it, or such weights on it, are not available.
+    """
+    place = choose_device(device)
+    with exact_float32(place):
+        return _verify_weights(directory, weights, place)
+
+
+def _verify_weights(directory: Path, weights: str, device: torch.device) -> list[tuple[str, CheckResult]]:
     family = read_json(directory / "config.json").get("model_type")
     if isinstance(family, str) and family in FAMILIES:
-        return verify_chat_weights(directory, weights, FP8_BOUNDS)
-    table = operator_table(None, weights, CPU, torch.float32)
-    exact, other = (OpenVLAPolicy.load(directory, torch.float32, CPU, table=each) for each in (None, table))
+        return verify_chat_weights(directory, weights, FP8_BOUNDS, device)
+    table = operator_table(None, weights, device, torch.float32)
+    exact, other = (OpenVLAPolicy.load(directory, torch.float32, device, table=each) for each in (None, table))
     results: list[tuple[str, CheckResult]] = []
     for case in (_prepared(case, exact) for case in read_bundle(directory)):
-        wanted, found = (_forced(case, policy) for policy in (exact, other))
+        wanted, found = (_forced(case, policy, device) for policy in (exact, other))
         results += [(weights, result) for result in logit_errors(case.name, wanted, found, FP8_BOUNDS)]
     return results
 
 
 @torch.inference_mode()
-def _forced(case: _Case, policy: OpenVLAPolicy) -> Tensor:
+def _forced(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> Tensor:
     """Logits [K, V] of the recorded action tokens, each over those recorded before it."""
-    (rows,) = policy.embed_prefill(case.frame.pixel_values[None], [case.frame.prompt_ids])
-    before = torch.tensor(case.recorded.action_token_ids[:-1])
+    (rows,) = policy.embed_prefill(case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
+    before = torch.tensor(case.recorded.action_token_ids[:-1], device=device)
     hidden = torch.cat([rows, policy.decoder.embed(before)])
-    layout = PackedLayout.of([Span(0, 0, len(hidden))], CPU)
+    layout = PackedLayout.of([Span(0, 0, len(hidden))], device)
     hidden = policy.decoder.forward(hidden, layout, policy.decoder.kv_slots(1, len(hidden)))
     return policy.decoder.logits(hidden[len(rows) - 1 :], "prefill")
 
 
 def verify_bundle(
-    directory: Path, mode: Mode, progress: Progress = lambda *_: None, table: OperatorTable | None = None
+    directory: Path,
+    mode: Mode,
+    progress: Progress = lambda *_: None,
+    table: OperatorTable | None = None,
+    device: torch.device = CPU,
 ) -> list[CheckResult]:
-    """All comparisons of a bundle, case by case; CheckpointError when it is not one."""
-    policy = OpenVLAPolicy.load(directory, torch.float32, CPU, table=table)
+    """Every comparison of a policy's bundle, case by case; CheckpointError when it is not one."""
+    policy = OpenVLAPolicy.load(directory, torch.float32, device, table=table)
     cases = [_prepared(case, policy) for case in read_bundle(directory)]
     results: list[CheckResult] = []
     for index, case in enumerate(cases):
@@ -123,10 +164,10 @@ def verify_bundle(
         with torch.inference_mode():
             results += _check_inputs(case)
             results += _check_resize_variants(case, policy)
-            results += _check_vision(case, policy)
-            results += _check_hidden(case, policy)
+            results += _check_vision(case, policy, device)
+            results += _check_hidden(case, policy, device)
     progress("decoding", len(cases), len(cases) + 1)
-    for case, decodings in zip(cases, _decode(cases, policy, mode, table), strict=True):
+    for case, decodings in zip(cases, _decode(cases, policy, mode, table, device), strict=True):
         results += _check_decoding(case, decodings, policy)
     names = [case.name for case in cases]
     return sorted(results, key=lambda result: names.index(result.case))
@@ -148,7 +189,7 @@ def _check_inputs(case: _Case) -> Iterator[CheckResult]:
 
 
 def _check_resize_variants(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
-    """The first tower's pixels as other resize strategies give them."""
+    """Check the first tower's pixels under the other resize strategies."""
     for name in case.recorded.tensors:
         quantity, _, strategy = name.partition(".")
         if quantity == "pixel_values_first3" and strategy in RESIZE_STRATEGIES:
@@ -157,29 +198,31 @@ def _check_resize_variants(case: _Case, policy: OpenVLAPolicy) -> Iterator[Check
             yield from _checked(case, f"pixel values, {strategy}", name, found, PIXEL_TOLERANCE)
 
 
-def _check_vision(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
-    features = policy.tower_features(case.frame.pixel_values[None])
+def _check_vision(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> Iterator[CheckResult]:
+    features = policy.tower_features(case.frame.pixel_values[None].to(device))
     keys = TOWER_KEYS if len(features) > 1 else [key for key in TOWER_KEYS if key in case.recorded.tensors]
     for key, feature in zip(keys, features, strict=False):
         yield from _checked(case, key.replace("_", " "), key, feature, FEATURE_TOLERANCE)
     yield from _checked(case, "projected", "projected", policy.project(features), FEATURE_TOLERANCE)
 
 
-def _check_hidden(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
-    """What the head sees of the prefill's last row."""
+def _check_hidden(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> Iterator[CheckResult]:
+    """The prefill's last row as the head sees it."""
     if "final_hidden_last" in case.recorded.tensors:
-        (rows,) = policy.embed_prefill(case.frame.pixel_values[None], [case.frame.prompt_ids])
-        layout = PackedLayout.of([Span(0, 0, len(rows))], CPU)
+        (rows,) = policy.embed_prefill(case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
+        layout = PackedLayout.of([Span(0, 0, len(rows))], device)
         hidden = policy.decoder.forward(rows, layout, policy.decoder.kv_slots(1, len(rows)))
         found = policy.decoder.final_norm(hidden[layout.last_rows], "prefill")[0]
         yield from _checked(case, "final hidden", "final_hidden_last", found, FEATURE_TOLERANCE)
 
 
-def _decode(cases: list[_Case], policy: OpenVLAPolicy, mode: Mode, table: OperatorTable | None) -> list[list[Decoded]]:
-    """Every case several times over, so that the pipeline fills, runs full and drains; decodings case by case."""
+def _decode(
+    cases: list[_Case], policy: OpenVLAPolicy, mode: Mode, table: OperatorTable | None, device: torch.device
+) -> list[list[Decoded]]:
+    """Decode every case several times, so that the pipeline fills, runs full and drains; decodings case by case."""
     longest = max(len(case.frame.prompt_ids) for case in cases)
     capacity = policy.image_tokens + longest + policy.K
-    engine = PolicyEngine(policy, policy.K, capacity, CPU, keep_logits=True, table=table)
+    engine = PolicyEngine(policy, policy.K, capacity, device, keep_logits=True, table=table)
     rounds = 1 if mode is Mode.SERIAL else -(-PIPELINE_FILLS * policy.K // len(cases))
     run = OfflineRun(engine, Scheduler(limits_for(policy.K)), [mode])
     (decoded,) = run.decode([[case.frame for case in cases] * rounds])
@@ -188,7 +231,7 @@ def _decode(cases: list[_Case], policy: OpenVLAPolicy, mode: Mode, table: Operat
 
 def _check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAPolicy) -> Iterator[CheckResult]:
     recorded, key = case.recorded, case.recorded.unnorm_key
-    logits = torch.stack([torch.stack(decoded.logits) for decoded in decodings])
+    logits = torch.stack([torch.stack(decoded.logits) for decoded in decodings]).cpu()
     yield from _checked(case, "prefill logits", "prefill_last_logits", logits[:, 0], FEATURE_TOLERANCE)
     yield from _check_steps(case, logits)
     width = len(policy.action_schema(key).names)
@@ -205,7 +248,7 @@ def _check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAPolicy
 
 
 def _check_steps(case: _Case, logits: Tensor) -> Iterator[CheckResult]:
-    """Logits [n, K, V] where the bundle keeps the largest ones: `step_top<n>_ids` and `step_top<n>_logits`."""
+    """Check logits [n, K, V] against the largest ones of each step: `step_top<n>_ids` and `step_top<n>_logits`."""
     for name, ids in case.recorded.tensors.items():
         if not re.fullmatch(r"step_top\d+_ids", name):
             continue
@@ -219,6 +262,6 @@ def _check_steps(case: _Case, logits: Tensor) -> Iterator[CheckResult]:
 
 
 def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:
-    """`found` against the tensor of that name, where the bundle has it."""
+    """Compare `found` with the recorded tensor of that name, if there is one."""
     if name in case.recorded.tensors:
         yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)

@@ -1,11 +1,11 @@
-"""Check a chat model against outputs recorded from the original implementation, in fp32, in every way it is run.
+"""Checks a chat model against outputs recorded from the original implementation, in float32, in every way it is run.
 
 Once: chat text, input ids, pixel values (of the torchvision preprocessor, which is the one followed), image rows,
 positions, hidden states and logits of the prompt. In each mode: the first and the last logits, all greedy tokens and
 their text. Modes: alone; the prompt in chunks; beginning with a fixed prefix, in its slot or copied; all cases packed
 into shared passes, each starting one pass after the other (engine/chat_ways.py).
 
-Of int8 KV: the logits of recorded answers against those over KV in fp32, its own tokens in every mode, its memory.
+For int8 KV: the logits of recorded answers against those over KV in float32, its own tokens in every mode, its memory.
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ from torch import Tensor
 
 from edgeflow.engine.chat_bundle import ChatCase, read_chat_bundle
 from edgeflow.engine.chat_ways import Asked, Ways
-from edgeflow.engine.comparison import CheckResult, LogitBounds, compare, logit_errors, mismatches
+from edgeflow.engine.comparison import (
+    FEATURE_TOLERANCE,
+    PIXEL_TOLERANCE,
+    CheckResult,
+    LogitBounds,
+    compare,
+    logit_errors,
+    mismatches,
+)
 from edgeflow.engine.table import operator_table
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 
 CPU = torch.device("cpu")
-PIXEL_TOLERANCE = 1e-6
-FEATURE_TOLERANCE = 1e-4
 INT8_BOUNDS = LogitBounds(
     largest=0.5, mean=0.05, lost=0.15
 )  # of models with random weights, whose best tokens are close
@@ -51,10 +57,10 @@ class _Case:
 
 
 def verify_chat(
-    directory: Path, progress: Callable[[str, int, int], None] = lambda *_: None
+    directory: Path, progress: Callable[[str, int, int], None] = lambda *_: None, device: torch.device = CPU
 ) -> list[tuple[str, CheckResult]]:
-    """All comparisons with their mode; CheckpointError when the directory is no bundle."""
-    model = load_chat_model(directory, torch.float32, CPU)
+    """Every comparison with its mode; CheckpointError when the directory is no bundle."""
+    model = load_chat_model(directory, torch.float32, device)
     cases = _prepared_cases(directory, model)
     modes = Ways(model).all()
     results: list[tuple[str, CheckResult]] = []
@@ -71,10 +77,10 @@ def verify_chat(
 
 
 def verify_int8_kv(
-    directory: Path, progress: Callable[[str, int, int], None] = lambda *_: None
+    directory: Path, progress: Callable[[str, int, int], None] = lambda *_: None, device: torch.device = CPU
 ) -> list[tuple[str, CheckResult]]:
-    """What keeping KV in 8 bits costs; all modes must give one answer. Deviations of logits are in their spreads."""
-    model = load_chat_model(directory, torch.float32, CPU)
+    """The cost of an 8-bit KV cache; all modes must give one answer. Logit errors are in standard deviations."""
+    model = load_chat_model(directory, torch.float32, device)
     cases = [case for case in _prepared_cases(directory, model) if case.recorded.greedy_ids]
     asked = [case.asked for case in cases]
     modes = Ways(model, int8=True).all()
@@ -88,10 +94,12 @@ def verify_int8_kv(
     return results
 
 
-def verify_chat_weights(directory: Path, weights: str, bounds: LogitBounds) -> list[tuple[str, CheckResult]]:
-    """What weights and rows of another precision cost: recorded answers predicted with them, against fp32."""
-    table = operator_table(None, weights, CPU, torch.float32)
-    model, other = (load_chat_model(directory, torch.float32, CPU, table=each) for each in (None, table))
+def verify_chat_weights(
+    directory: Path, weights: str, bounds: LogitBounds, device: torch.device = CPU
+) -> list[tuple[str, CheckResult]]:
+    """The cost of weights and rows in another precision: recorded answers predicted with them, against float32."""
+    table = operator_table(None, weights, device, torch.float32)
+    model, other = (load_chat_model(directory, torch.float32, device, table=each) for each in (None, table))
     results: list[tuple[str, CheckResult]] = []
     for case in _prepared_cases(directory, model):
         if case.recorded.greedy_ids:
@@ -101,26 +109,26 @@ def verify_chat_weights(directory: Path, weights: str, bounds: LogitBounds) -> l
 
 
 def _check_int8(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
-    """Every token of the recorded answer predicted over KV of both kinds."""
+    """Predict every token of the recorded answer over KV of both kinds."""
     exact, found = (_forced(case, Ways(model, int8=int8)) for int8 in (False, True))
     return logit_errors(case.name, exact, found, INT8_BOUNDS)
 
 
 @torch.inference_mode()
 def _forced(case: _Case, ways: Ways) -> Tensor:
-    """Logits [tokens, V] of the recorded answer, each over what was recorded before it."""
+    """Logits [tokens, V] of the recorded answer, each given the recorded tokens before it."""
     decoder, prompt, answer = ways.model.decoder, case.prompt, case.recorded.greedy_ids[:-1]
     count = len(prompt) + len(answer)
     hidden = torch.cat([ways.model.embed_prompt(prompt), ways.model.embed(answer)])
     after = torch.arange(len(prompt), count) + prompt.shift
     positions = torch.cat([prompt.positions, after.expand(len(prompt.positions), -1)], dim=1)
-    layout = PackedLayout.of([Span(0, 0, count)], CPU, positions)
+    layout = PackedLayout.of([Span(0, 0, count)], hidden.device, positions)
     return decoder.logits(decoder.forward(hidden, layout, ways.kv(1, count))[len(prompt) - 1 :], "prefill")
 
 
 def _memory(model: ChatModel) -> CheckResult:
     exact, found = (Ways(model, int8=int8).kv(1, 1).nbytes for int8 in (False, True))
-    return CheckResult("all", f"bytes a position, {found} for {exact}", found / exact, 1)
+    return CheckResult("all", f"bytes per position, {found} for {exact}", found / exact, 1)
 
 
 def _prepared_cases(directory: Path, model: ChatModel) -> list[_Case]:
@@ -153,9 +161,9 @@ def _check_prompt(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
 
 
 def _check_forward(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
-    """Every row of the prompt, in one pass."""
+    """Check every row of the prompt, computed in one pass."""
     decoder, prompt = model.decoder, case.prompt
-    layout = PackedLayout.of([Span(0, 0, len(prompt))], CPU, prompt.positions)
+    layout = PackedLayout.of([Span(0, 0, len(prompt))], model.device, prompt.positions)
     hidden = decoder.forward(model.embed_prompt(prompt), layout, decoder.kv_slots(1, len(prompt)))
     logits = decoder.logits(hidden, "prefill")
     yield from _checked(case, "final hidden", "final_hidden", decoder.final_norm(hidden, "prefill"), FEATURE_TOLERANCE)
@@ -184,6 +192,6 @@ def _check_answer(case: _Case, tokens: list[int], logits: list[Tensor], model: C
 
 
 def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:
-    """`found` against the tensor of that name, where the bundle has it."""
+    """Compare `found` with the recorded tensor of that name, if there is one."""
     if name in case.recorded.tensors:
         yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)

@@ -156,6 +156,7 @@ class WorkerReady:
     schema: `schema_fields` of the default key's ActionSchema. prefill_rows: L_P of a short instruction.
     prefill_ns … decodes_ns: pass times measured at start, as in scheduler.cost.PassTimes.
     operators: what serves besides what is built in, in a line.
+    memory: the KV of how many sessions, of what was free, in a line.
     """
 
     model: str
@@ -173,6 +174,7 @@ class WorkerReady:
     decode_ns: int
     decodes_ns: int
     operators: str = ""
+    memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)

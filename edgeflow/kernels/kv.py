@@ -15,6 +15,12 @@ Pair = tuple[Tensor, Tensor]
 Store = Pair | tuple[Pair, Pair]
 """A layer as its operators take it: keys and values [S, T, KH, D]; or in int8 both, and both scales [S, T, KH]."""
 SCALE_BYTES = 4
+PAGE_ROWS = 16
+
+
+def rounded_capacity(positions: int) -> int:
+    """The next multiple of 16 positions, so that a slot divides into whole pages of 16 rows."""
+    return -(-positions // PAGE_ROWS) * PAGE_ROWS
 
 
 class KVSlots:

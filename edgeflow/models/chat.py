@@ -34,7 +34,7 @@ STEMS = (("model.", "visual."), ("model.language_model.", "model.visual."))
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """What a model with images has besides: tower, preprocessor, id of an image row's place."""
+    """The vision part of a model: tower, preprocessor, and the token id that marks an image's place."""
 
     tower: VisionTower
     preprocessor: ImagePreprocessor
@@ -42,10 +42,14 @@ class Vision:
 
 
 class ChatModel:
-    """Prompts in, rows of the decoder out. stop_ids: tokens that end an answer. name: the architecture's family."""
+    """A decoder with its tokenizer, chat template and vision tower: prompts in, rows of the decoder out.
+
+    name: the architecture's family. template, vision: None where the checkpoint has none.
+    """
 
     def __init__(
         self,
+        *,
         name: str,
         decoder: LlamaDecoder,
         tokenizer: TextTokenizer,
@@ -71,21 +75,21 @@ class ChatModel:
         return self.generation.stop_ids
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, **options: Any) -> str:
-        """Messages as the text of a prompt; InvalidArgument where the checkpoint has no template for them."""
+        """Render messages as the text of a prompt; InvalidArgument where the checkpoint has no chat template."""
         if self.template is None:
             raise InvalidArgument("this model has no chat template: send a plain prompt", field="messages")
         return self.template(messages, answer=answer, **options)
 
     def chat_prompt(self, text: str, images: Sequence[NDArray[np.uint8]] = ()) -> Prompt:
-        """text: rendered messages. images: RGB [H, W, 3], one for each place that the text has for one."""
+        """The prompt of rendered messages. images: RGB [H, W, 3], one per image place in the text."""
         return self.prompt(self.tokenizer.encode(text, special=False), images)
 
     def text_prompt(self, text: str) -> Prompt:
-        """A plain text to go on from, with what the tokenizer begins texts with."""
+        """The prompt of a plain text to continue, with the special tokens that the tokenizer puts before a text."""
         return self.prompt(self.tokenizer.encode(text, special=True))
 
     def prompt(self, ids: Sequence[int], images: Sequence[NDArray[np.uint8]] = ()) -> Prompt:
-        """Token ids, one a place for an image; InvalidArgument where they are none or not this model's."""
+        """The prompt of token ids, one per image place; InvalidArgument where they are empty or out of range."""
         if not ids:
             raise InvalidArgument("the prompt holds no token", field="prompt")
         if not all(0 <= token < self.config.vocab_size for token in ids):
@@ -97,15 +101,15 @@ class ChatModel:
         return Prompt(tuple(ids), torch.arange(len(ids))[None])
 
     def embed_prompt(self, prompt: Prompt, start: int = 0) -> Tensor:
-        """Rows start .. L_P: [n, E]"""
+        """Embed rows start .. L_P of a prompt: [n, E]"""
         return PromptRows(self, prompt).take(start, len(prompt))
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """[n, E]"""
+        """Embed token ids: [n, E]"""
         return self.decoder.embed(torch.tensor(ids, dtype=torch.long, device=self.device))
 
     def _with_images(self, ids: Sequence[int], images: Sequence[NDArray[np.uint8]], vision: Vision) -> Prompt:
-        """Each place for an image becomes as many rows as the image has."""
+        """A prompt in which each image place is replaced by the rows of its image."""
         wanted = ids.count(vision.image_token)
         if wanted != len(images):
             raise InvalidArgument(f"{len(images)} images for {wanted} places in the text", field="messages")
@@ -132,7 +136,7 @@ class PromptRows:
         self._encoded: tuple[PlacedImage, Tensor] | None = None  # the image that was taken from last
 
     def take(self, start: int, stop: int) -> Tensor:
-        """Rows start .. stop: [n, E]"""
+        """The embedded rows start .. stop: [n, E]"""
         rows = self._model.embed(self._prompt.ids[start:stop])
         for image in self._prompt.images:
             first, last = max(start, image.start), min(stop, image.end)
@@ -148,9 +152,18 @@ class PromptRows:
         return self._encoded[1]
 
 
-def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **decoder_options: Any) -> ChatModel:
-    """Read a checkpoint directory; CheckpointError says what is wrong with it."""
-    path = Path(path)
+@dataclass(frozen=True, slots=True)
+class PublishedChat:
+    """A checkpoint's JSON files, read and checked. vision: None for a model without images."""
+
+    family: str
+    text: LlamaConfig
+    vision: tuple[VisionConfig, ImageRules] | None
+    generation: GenerationConfig
+
+
+def read_published(path: Path) -> PublishedChat:
+    """Read the JSON files of a checkpoint directory; CheckpointError says what is wrong with them."""
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a directory: name the directory of a checkpoint")
     values = read_json(path / "config.json")
@@ -167,17 +180,34 @@ def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **deco
         raise CheckpointError(f"{path}: the configuration lacks {error.args[0]}") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}: the configuration holds a value of the wrong kind: {error}") from error
-    tokenizer = TextTokenizer(path, text.vocab_size)
+    return PublishedChat(family, text, vision, generation)
+
+
+def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **decoder_options: Any) -> ChatModel:
+    """Load a checkpoint directory; CheckpointError says what is wrong with it."""
+    path = Path(path)
+    published = read_published(path)
+    tokenizer = TextTokenizer(path, published.text.vocab_size)
     template = ChatTemplate.load(path)
     weights = Weights(path, dtype, device)
     stem, prefix = _stem(weights)
-    decoder = LlamaDecoder(text, weights, stem=stem, name=family, **decoder_options)
-    parts = None if vision is None else _load_vision(*vision, weights.under(prefix), text, decoder_options.get("table"))
-    return ChatModel(family, decoder, tokenizer, template, generation, parts, device)
+    decoder = LlamaDecoder(published.text, weights, stem=stem, name=published.family, **decoder_options)
+    vision = None
+    if published.vision is not None:
+        vision = _load_vision(*published.vision, weights.under(prefix), published.text, decoder_options.get("table"))
+    return ChatModel(
+        name=published.family,
+        decoder=decoder,
+        tokenizer=tokenizer,
+        template=template,
+        generation=published.generation,
+        vision=vision,
+        device=device,
+    )
 
 
 def _text_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of the text part, which newer files keep by themselves; the outer ones win where both speak."""
+    """Entries of the text part, which newer files nest in text_config; outer entries win."""
     inner = values.get("text_config", {})
     outer = {name: value for name, value in values.items() if name in ("tie_word_embeddings", "quantization_config")}
     return {**inner, **outer} if inner else dict(values)

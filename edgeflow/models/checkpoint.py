@@ -1,4 +1,4 @@
-"""Reading Hugging Face checkpoints: JSON and safetensors, nothing that can execute."""
+"""Reads Hugging Face checkpoints: JSON and safetensors, no format that can execute code."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 class Weights(Mapping[str, Tensor]):
-    """Tensors by their published names, read when asked for, converted to one dtype and device.
+    """A mapping of published names to tensors, read on access and converted to one dtype and device.
 
-    Nothing is kept: who takes a tensor owns it, so a model is never in memory twice. A tensor is always a copy,
+    Nothing is cached: the caller owns each tensor, so a model is never in memory twice. A tensor is always a copy,
     aligned for the processor and independent of the file, which is only mapped.
     """
 
@@ -37,13 +37,13 @@ class Weights(Mapping[str, Tensor]):
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> Weights:
-        """Tensors that are in memory already."""
+        """Weights over tensors that are already in memory."""
         weights = object.__new__(cls)
         weights._set({name: partial(tensors.__getitem__, name) for name in tensors}, "", dtype, device)
         return weights
 
     def under(self, prefix: str) -> Weights:
-        """The tensors below a prefix, by the rest of their names."""
+        """The tensors whose names begin with a prefix, by the rest of their names."""
         below = object.__new__(Weights)
         sources = {name.removeprefix(prefix): read for name, read in self._sources.items() if name.startswith(prefix)}
         below._set(sources, self._where + prefix, self.dtype, self.device)
@@ -58,7 +58,7 @@ class Weights(Mapping[str, Tensor]):
         self.device = device
 
     def take(self, name: str, *shape: int | None) -> Tensor:
-        """One tensor of a shape (None: any length); CheckpointError when it is missing or of another shape."""
+        """A tensor of the given shape (None: any length); CheckpointError if it is missing or has another shape."""
         tensor = self[name]
         lengths = zip(tensor.shape, shape, strict=False)
         if len(tensor.shape) != len(shape) or any(want not in (None, have) for have, want in lengths):
@@ -84,14 +84,24 @@ class Weights(Mapping[str, Tensor]):
         return len(self._sources)
 
 
+def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of a checkpoint's tensors by name, from the headers of its files; no tensor is read."""
+    return {name: _shape(file, name, path) for name, (file, path) in _places(directory).items()}
+
+
 def _sources(directory: Path) -> dict[str, Callable[[], Tensor]]:
-    """How to read each tensor. All files are opened here: a truncated one is told at once."""
+    """A reader for each tensor."""
+    return {name: partial(_read, file, name, path) for name, (file, path) in _places(directory).items()}
+
+
+def _places(directory: Path) -> dict[str, tuple[Any, Path]]:
+    """The open file of each tensor. All files are opened here, so a truncated one is reported at once."""
     if not (directory / INDEX_FILE).is_file():
         path = directory / SINGLE_FILE
         if not path.is_file():
             raise CheckpointError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: only safetensors are read")
         file = _open(path)
-        return {name: partial(_read, file, name, path) for name in file.keys()}  # noqa: SIM118
+        return dict.fromkeys(file.keys(), (file, path))
     index = read_json(directory / INDEX_FILE).get("weight_map")
     if not isinstance(index, dict):
         raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map: copy the checkpoint again")
@@ -99,8 +109,8 @@ def _sources(directory: Path) -> dict[str, Callable[[], Tensor]]:
     absent = sorted(path.name for path in shards.values() if not path.is_file())
     if absent:
         raise CheckpointError(f"{directory} lacks {absent[0]}, named by {INDEX_FILE}: download it again")
-    files = {shard: _open(path) for shard, path in shards.items()}
-    return {name: partial(_read, files[str(shard)], name, shards[str(shard)]) for name, shard in index.items()}
+    files = {shard: (_open(path), path) for shard, path in shards.items()}
+    return {name: files[str(shard)] for name, shard in index.items()}
 
 
 def _open(path: Path) -> Any:
@@ -114,5 +124,16 @@ def _read(file: Any, name: str, path: Path) -> Tensor:
     try:
         tensor: Tensor = file.get_tensor(name)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} lacks the tensor {name} that the index promises: download it again") from error
+        raise _lacking(name, path) from error
     return tensor
+
+
+def _shape(file: Any, name: str, path: Path) -> tuple[int, ...]:
+    try:
+        return tuple(file.get_slice(name).get_shape())
+    except (SafetensorError, OSError) as error:
+        raise _lacking(name, path) from error
+
+
+def _lacking(name: str, path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} lacks the tensor {name} that the index promises: download it again")

@@ -1,4 +1,4 @@
-"""From a checkpoint's config.json to a decoder's configuration (Llama, Qwen2, Qwen3 and the text of Qwen2.5-VL)."""
+"""Reads a decoder's configuration from config.json (Llama, Qwen2, Qwen3 and the text part of Qwen2.5-VL)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def family_of(values: Mapping[str, Any]) -> str:
 
 
 def decoder_config(values: Mapping[str, Any], family: str) -> LlamaConfig:
-    """values: the entries of the text part. ValueError, KeyError or TypeError says what is wrong or not served."""
+    """The configuration. values: entries of the text part; ValueError, KeyError or TypeError if not served."""
     if values.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {values['hidden_act']!r}; silu is served")
     # Qwen2's attention always has the biases of the family; where others ask for them, the output has one too.
@@ -55,10 +55,10 @@ def decoder_config(values: Mapping[str, Any], family: str) -> LlamaConfig:
 
 
 def _rope(scaling: Mapping[str, Any]) -> Rope:
-    """Under its newer and its older names; "mrope" is the default kind with sections."""
+    """RoPE scaling under its newer and older names; "mrope" is the default kind with sections."""
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if scaling.get("partial_rotary_factor", 1) != 1:
-        raise ValueError(f"partial_rotary_factor {scaling['partial_rotary_factor']!r}; whole heads are turned")
+        raise ValueError(f"partial_rotary_factor {scaling['partial_rotary_factor']!r}; only whole heads are rotated")
     sections = tuple(scaling.get("mrope_section") or ())
     if kind in ("default", "mrope"):
         return Rope(sections=sections) if sections else PLAIN

@@ -1,4 +1,4 @@
-"""How a checkpoint wants to be sampled, and which tokens end its answers (generation_config.json)."""
+"""A checkpoint's sampling defaults and the tokens that end its answers (generation_config.json)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BOUNDS = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """Defaults of requests to this checkpoint; temperature 0 is greedy, top_k 0 is off."""
+    """Sampling defaults of a checkpoint; temperature 0 is greedy, top_k 0 is off."""
 
     stop_ids: frozenset[int]
     temperature: float = 0.0

@@ -12,7 +12,7 @@ from edgeflow.models.qwen2_5_vl.preprocess import Patches
 
 @dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """An image of a prompt. start: its first row; rows: h w / 4."""
+    """An image within a prompt. start: its first row; rows: how many it takes, h w / 4 of its patch grid."""
 
     start: int
     rows: int
@@ -25,9 +25,9 @@ class PlacedImage:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """ids: one a row, an image's rows hold its place token. positions [C, L_P]: what RoPE turns each row by.
+    """A prompt's rows. ids: one per row, the image token in an image's rows. positions [C, L_P]: RoPE positions.
 
-    shift: what a decode row's position differs from its place in the slot.
+    shift: a decode row's RoPE position minus its place in the slot.
     """
 
     ids: tuple[int, ...]
@@ -44,7 +44,7 @@ class Prompt:
         return Prompt(self.ids[:length], self.positions[:, :length], self.shift, images)
 
     def common(self, other: Prompt) -> int:
-        """How many rows both begin with."""
+        """The number of leading rows that two prompts share."""
         same = next(
             (row for row, (mine, theirs) in enumerate(zip(self.ids, other.ids, strict=False)) if mine != theirs),
             min(len(self), len(other)),

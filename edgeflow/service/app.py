@@ -173,6 +173,7 @@ class Service:
             device=ready.device,
             chat=self._desk.summary,
             operators=ready.operators,
+            memory=ready.memory,
             step="",
             done=0,
             total=0,

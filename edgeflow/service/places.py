@@ -22,6 +22,10 @@ class Places:
         self._callers: dict[int, Caller] = {}
         self._given_up: set[int] = set()
 
+    def allow(self, most: int) -> None:
+        """Places for so many sessions from now on; sessions that have one keep it."""
+        self._most = most
+
     def __iter__(self) -> Iterator[tuple[int, Caller]]:
         return iter(list(self._callers.items()))
 

@@ -63,7 +63,7 @@ class ControlPlane:
         self._log = log
         self._rules = _rules(config)
         self._runners: dict[int, SessionRunner] = {}
-        self._places = Places(config.max_sessions, config.limits.sessions_per_principal)
+        self._places = Places(config.max_sessions or 0, config.limits.sessions_per_principal)
         self._returning: dict[int, asyncio.Task[None]] = {}
         self._opening: dict[int, asyncio.Future[SessionOpened]] = {}
         self._last_number = 0
@@ -152,6 +152,7 @@ class ControlPlane:
     def worker_ready(self, ready: WorkerReady) -> None:
         """A worker proved itself: give it the sessions that live."""
         self.worker = ready
+        self._places.allow(self.config.max_sessions or ready.max_sessions)
         self._metrics.worker_started(ready)
         self._admission.worker_ready(ready)
         self._metrics.predict(self._admission.modes())

@@ -23,6 +23,7 @@ class ServiceStatus:
 
     chat: the chat model and the memory of its slots, in a line; empty where there is none.
     operators: what serves besides the built-in operators, in a line.
+    memory: the KV of how many sessions, of what was free, in a line.
     forecasts: (mode, actions a second, age in ms) of one robot alone at full rate, from measured pass times.
     warnings: what was asked for and is not permitted here.
     """
@@ -39,5 +40,6 @@ class ServiceStatus:
     device: str = ""
     chat: str = ""
     operators: str = ""
+    memory: str = ""
     forecasts: tuple[tuple[str, float, float], ...] = ()
     warnings: tuple[str, ...] = ()

@@ -210,7 +210,7 @@ class Supervisor:
             raise
         for text in life.warnings:
             self._log.event("warning", text=text)
-        self._log.event("worker_ready", device=ready.device, model=ready.model_fingerprint[:12])
+        self._log.event("worker_ready", device=ready.device, model=ready.model_fingerprint[:12], memory=ready.memory)
         self._listener.worker_ready(ready)
         return ready
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from edgeflow import doctor
 from edgeflow.cli import app
 from edgeflow.config import ServiceConfig
 from tests.deploy.dockerfile import Stage, stages
@@ -93,6 +94,31 @@ def test_a_jetsons_torch_is_never_replaced():
     assert any("--system-site-packages" in rest for rest in build.all("RUN"))
     assert any("torch.__file__" in rest for rest in build.all("RUN")), "the build proves it"
     assert final.environment["FLASHINFER_CUDA_ARCH_LIST"] == "8.7"
+
+
+def test_a_jetson_s_triton_finds_the_tools_of_l4t():
+    _, final = stages(IMAGES["jetson"])
+    ptxas = final.environment["TRITON_PTXAS_PATH"]
+    assert any(f"test -x {ptxas}" in rest for rest in final.all("RUN")), "the build proves that the base has it"
+    assert final.environment["TRITON_LIBCUDA_PATH"] in map(str, doctor.L4T_FOLDERS)
+    assert ptxas == str(doctor.CUDA_PTXAS)
+
+
+def test_a_jetson_s_build_sees_the_base_s_torch_before_anything_long():
+    build, _ = stages(IMAGES["jetson"])
+    runs = build.all("RUN")
+    seen = next(at for at, rest in enumerate(runs) if "assert torch.version.cuda" in rest)
+    assert "base.pth" in runs[seen], "also where the base keeps it in an environment of its own"
+    assert seen < next(at for at, rest in enumerate(runs) if "pip install" in rest)
+
+
+def test_flashinfer_is_left_out_of_a_jetson_unless_asked_for():
+    """0.6.18 documents CUDA 12.9 and newer; the base has 12.6."""
+    build, _ = stages(IMAGES["jetson"])
+    assert "FLASHINFER=0" in build.all("ARG")
+    (made,) = (rest for rest in build.all("RUN") if "build_flashinfer" in rest)
+    asked, _, otherwise = made.removeprefix('if [ "$FLASHINFER" = 1 ]; then').partition("else")
+    assert "build_flashinfer.py" in asked and "pip uninstall --yes flashinfer-python" in otherwise
 
 
 def test_the_user_is_not_root_and_owns_the_cache(built: list[Stage]):

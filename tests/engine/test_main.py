@@ -72,6 +72,7 @@ def test_it_proves_itself_serves_and_leaves(start, tmp_path):
     assert isinstance(ready, WorkerReady)
     assert (ready.model, ready.action_tokens) == ("tiny", 7)
     assert ready.decode_ns > 0 and ready.packed_ns > 0 and ready.kv_bytes > 0
+    assert ready.memory.startswith(f"KV: {ready.max_sessions} sessions x 7 slots x 144 positions = ")
     channel.send(OpenSession(1, 1, 1, ""))
     assert isinstance(channel.receive(), SessionOpened)
     image = np.zeros((4, 4, 3), np.uint8)
@@ -101,7 +102,7 @@ def test_a_missing_checkpoint_is_told_by_name(start, tmp_path):
     ("settings", "actions", "message"),
     [
         ({"max_prompt_tokens": 8}, 7, "max_prompt_tokens: 8 is too few, a short instruction takes"),
-        ({"max_sessions": 64, "max_prompt_tokens": 4096}, 100_000, "max_sessions: no memory for 64 rings"),
+        ({"max_sessions": 64, "max_prompt_tokens": 4096}, 100_000, "max_sessions: 64 sessions need"),
         ({"unnorm_key": "elsewhere"}, 7, "unnorm_key: 'elsewhere' is not one of tiny"),
     ],
 )

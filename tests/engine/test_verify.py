@@ -11,14 +11,20 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
+from edgeflow.cli import app
 from edgeflow.demo.training import network
-from edgeflow.engine.verify import verify_bundle
-from edgeflow.errors import CheckpointError
+from edgeflow.engine.comparison import exact_float32
+from edgeflow.engine.verify import verify_bundle, verify_checkpoint, verify_weights
+from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.types import Mode
+from tests.engine.other_device import OTHER, other_device
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import TinySize, write_checkpoint
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.oracle("openvla-tiny")
@@ -178,3 +184,42 @@ def test_a_broken_bundle_is_told(bundle: Path, missing: str):
     (bundle / missing).unlink()
     with pytest.raises(CheckpointError, match=missing.split(".")[0] if missing != "frame.png" else "image"):
         verify_bundle(bundle, Mode.SERIAL)
+
+
+def test_every_tensor_is_on_the_device_that_is_named(bundle: Path):
+    """On an emulated device, where an operation over tensors of two devices fails as it does on CUDA."""
+    with other_device() as device, exact_float32(OTHER):
+        results = verify_bundle(bundle, Mode.SERIAL, device=OTHER)
+    assert results and [result for result in results if not result.ok] == []
+    assert {"aten.linear.default", "aten.softmax.int"} & set(device.computed), "attention and matrices ran there"
+    on_the_cpu = verify_bundle(bundle, Mode.SERIAL)
+    assert [result.quantity for result in results] == [result.quantity for result in on_the_cpu]
+
+
+@pytest.fixture
+def with_tf32():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("with_tf32")
+def test_off_the_cpu_float32_is_computed_in_full():
+    """No TF32 in matrices, and not the attention kernel that emulates float32 by it; a CPU is left as it serves."""
+    enabled, precision = torch.backends.cuda.mem_efficient_sdp_enabled, torch.get_float32_matmul_precision
+    with exact_float32(CPU):
+        assert enabled() and precision() == "high"
+    with exact_float32(OTHER):
+        assert not enabled() and precision() == "highest"
+    assert enabled() and precision() == "high"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_here_is_refused_as_serve_does(bundle: Path):
+    for check in (lambda: verify_checkpoint(bundle, [], lambda *_: None, device="cuda"),
+                  lambda: verify_weights(bundle, "fp8", "cuda")):  # fmt: skip
+        with pytest.raises(ConfigError, match="device: cuda is not available here; run `edgeflow doctor`, or use cpu"):
+            check()
+    told = CliRunner().invoke(app, ["verify", str(bundle), "--device", "tpu"])
+    assert told.exit_code != 0 and "device: cpu, cuda or auto" in str(told.exception)

@@ -13,11 +13,14 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
+from edgeflow.engine.chat_ways import Ways
+from edgeflow.engine.comparison import exact_float32
 from edgeflow.engine.verify import verify_checkpoint
 from edgeflow.engine.verify_chat import verify_chat, verify_int8_kv
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.types import Mode
 from tests.chat_checkpoint import write_chat_checkpoint
+from tests.engine.other_device import OTHER, other_device
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -175,9 +178,7 @@ def test_the_cost_of_int8_kv_is_told(bundle: Path):
     result = CliRunner().invoke(app, ["verify", str(bundle), "--kv", "int8", "--json"])
     rows = {(row["mode"], row["quantity"]): row for row in json.loads(result.stdout)}
     told = {quantity for mode, quantity in rows if mode == "int8 KV"}
-    memory = (
-        "bytes a position, 144 for 384"  # 3 layers of keys and values of 2 heads of 8 numbers, with and without scales
-    )
+    memory = "bytes per position, 144 for 384"  # 3 layers, keys and values, 2 heads of 8 numbers; with scales, without
     assert told == {"largest logit error", "mean logit error", "tokens that differ, share", memory}
     assert rows["int8 KV", memory]["deviation"] == 144 / 384
     assert rows["int8 KV", "mean logit error"]["deviation"] > 0
@@ -187,3 +188,13 @@ def test_int8_kv_is_of_chat_models_alone(tmp_path: Path):
     directory = write_checkpoint(tmp_path)
     with pytest.raises(ConfigError, match="kv: int8 is for chat models"):
         verify_checkpoint(directory, [], lambda *_: None, int8_kv=True)
+
+
+def test_every_tensor_is_on_the_device_that_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    """On an emulated device, where an operation over tensors of two devices fails as it does on CUDA."""
+    every = Ways.all
+    monkeypatch.setattr(Ways, "all", lambda ways: {name: every(ways)[name] for name in ("alone", "prefix, copied")})
+    with other_device() as device, exact_float32(OTHER):
+        results = verify_chat(bundle, device=OTHER)
+    assert {mode for mode, _ in results} == {"prompt", "alone", "prefix, copied"} and len(device.computed) > 100
+    assert [result for _, result in results if not result.ok] == []

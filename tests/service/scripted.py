@@ -61,6 +61,7 @@ class Script:
     deaf: bool = False  # nothing is answered, not even pings
     never_ready: bool = False
     pass_ns: Sequence[int] = QUICK_NS  # prefill, two prefills, packed, decode, decodes: as measured at start
+    max_sessions: int = 8  # rings that a worker says it has
     ran: tuple[int, int, int] | None = None  # every pass since: ns, prefills, decodes; None = packed, as at start
     fail: WorkerFailed | None = None
     refuse: SessionRefused | None = None
@@ -122,7 +123,8 @@ class ScriptedWorker:
             self._channel.send(WarmupProgress("warm-up", 1, 1))
             if self._script.never_ready:
                 self._channel.receive()
-            self._channel.send(ready_message(self._script.pass_ns))
+            ready = ready_message(self._script.pass_ns)
+            self._channel.send(replace(ready, max_sessions=self._script.max_sessions))
             while self._handle(self._channel.receive()):
                 pass
         except ChannelClosed:

@@ -196,6 +196,14 @@ async def test_a_robot_that_leaves_frees_its_place(checkpoint):
         assert (await served.robot().open()).session == 2
 
 
+async def test_there_are_as_many_places_as_the_worker_has_memory_for(checkpoint):
+    async with serving(checkpoint, Script(max_sessions=1)) as served:
+        await served.robot().open()
+        second = served.robot()
+        with pytest.raises(AssertionError, match="all 1 sessions are taken"):
+            await second.open()
+
+
 async def test_a_slow_reader_loses_its_session_and_is_told_when_it_reads(checkpoint):
     async with serving(checkpoint, timing__slow_reader_ms=100, limits__rejected_frames=100_000) as served:
         small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]

@@ -123,10 +123,9 @@ async def test_a_stop_token_ends_the_answer(text_model: Loaded):
         plane = served.script.worker.plane
         sampled = alone(text_model.chat, text_model.chat.text_prompt("go"))
         model = ChatModel(
-            *(getattr(text_model.chat, name) for name in ("name", "decoder", "tokenizer", "template")),
-            _ending(text_model.chat, sampled[3].token),
-            None,
-            text_model.chat.device,
+            **{name: getattr(text_model.chat, name) for name in ("name", "decoder", "tokenizer", "template", "device")},
+            generation=_ending(text_model.chat, sampled[3].token),
+            vision=None,
         )
         plane._model = model
         answer = (await http.post(TEXT, json={"prompt": "go", "max_tokens": 12})).json()

@@ -1,0 +1,122 @@
+"""KV memory: how many control sessions fit into what a device has free, in whole bytes.
+
+A session takes a ring of K slots. Beside the rings stay free: a reserve (activations of the largest pass, and a fixed
+part for CUDA graphs, workspaces of libraries and fragments), and what the chat model will take after the policy.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgeflow.errors import ConfigError
+from edgeflow.models.llama import LlamaConfig
+
+MOST_SESSIONS = 8
+"""Sessions that are reserved where max_sessions is not set, at most."""
+FIXED_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
+"""The fixed part of the reserve by device type. CUDA: about 70 recordings at 8 MiB, 32 MiB of cuBLAS workspace for
+each of two streams, split-KV workspaces and allocator fragments; predicted, not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVNeed:
+    """Memory of a policy's KV, and what must stay free beside it, in bytes.
+
+    ring: slots per session, K. spare: slots beside all rings. capacity: positions per slot.
+    position_bytes: one position, in every layer. reserve_bytes, chat_bytes: kept free beside the KV.
+    """
+
+    ring: int
+    spare: int
+    capacity: int
+    position_bytes: int
+    reserve_bytes: int
+    chat_bytes: int = 0
+
+    def kv_bytes(self, sessions: int) -> int:
+        """All slots of so many sessions."""
+        return (sessions * self.ring + self.spare) * self.capacity * self.position_bytes
+
+    def total_bytes(self, sessions: int) -> int:
+        """All slots, and what stays free."""
+        return self.kv_bytes(sessions) + self.reserve_bytes + self.chat_bytes
+
+
+def sessions_that_fit(need: KVNeed, free_bytes: int, most: int = MOST_SESSIONS) -> int:
+    """The number of sessions whose KV fits beside the reserve and chat: 0 to `most`."""
+    left = free_bytes - need.total_bytes(0)
+    return max(0, min(most, left // (need.kv_bytes(1) - need.kv_bytes(0))))
+
+
+def choose_sessions(wanted: int | None, need: KVNeed, free_bytes: int) -> int:
+    """`wanted` sessions, or (None) as many as fit up to 8; ConfigError with the sum where they do not.
+
+    A single session that was not asked for by number may use the reserve and chat's part: a robot comes first.
+    """
+    fitting = sessions_that_fit(need, free_bytes, wanted or MOST_SESSIONS)
+    if wanted is not None and fitting < wanted:
+        raise ConfigError(_refusal(wanted, fitting, need, free_bytes))
+    if need.kv_bytes(1) > free_bytes:
+        raise ConfigError(_refusal(1, 0, need, free_bytes))
+    return max(1, fitting)
+
+
+def describe(sessions: int, need: KVNeed, free_bytes: int) -> str:
+    """The line that a start tells: `KV: 3 sessions x 7 slots x 400 positions = 4.1 GiB of 6.8 GiB free`."""
+    spare = f" + {need.spare} spare slot" if need.spare else ""
+    plural = "s" if sessions > 1 else ""
+    return (
+        f"KV: {sessions} session{plural} x {need.ring} slots x {need.capacity} positions{spare} = "
+        f"{size(need.kv_bytes(sessions))} of {size(free_bytes)} free"
+    )
+
+
+def activation_bytes(text: LlamaConfig, rows: int, dtype: torch.dtype) -> int:
+    """Intermediate results of a decoder layer for so many rows, all at once: an upper bound."""
+    widths = 4 * text.hidden_size + 2 * (text.q_width + text.kv_width) + 3 * text.intermediate_size
+    return rows * widths * dtype.itemsize
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that may still be taken. On a CPU pages are granted before they exist, so the system must be asked.
+
+    A GPU that shares the system's memory (Jetson) can also take pages that only cache files, such as the checkpoint.
+    """
+    if device.type != "cuda":
+        return available_bytes()
+    torch.cuda.empty_cache()
+    free = int(torch.cuda.mem_get_info(device)[0])
+    integrated = torch.cuda.get_device_properties(device).is_integrated
+    return max(free, available_bytes(unknown=0)) if integrated else free
+
+
+def available_bytes(unknown: int = sys.maxsize) -> int:
+    """MemAvailable of /proc/meminfo; `unknown` where there is no such file."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        (kib,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError):
+        return unknown
+    return int(kib) * 1024
+
+
+def size(count: int) -> str:
+    """Bytes for a person, in MiB or GiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.1f} MiB"
+
+
+def _refusal(sessions: int, fitting: int, need: KVNeed, free_bytes: int) -> str:
+    slots = sessions * need.ring + need.spare
+    chat = f" and {size(need.chat_bytes)} for chat" if need.chat_bytes else ""
+    advice = f"lower max_sessions ({fitting} fit)" if fitting else "lower max_prompt_tokens"
+    return (
+        f"max_sessions: {sessions} sessions need {size(need.total_bytes(sessions))}: {slots} slots x {need.capacity} "
+        f"positions x {need.position_bytes} bytes = {size(need.kv_bytes(sessions))}, {size(need.reserve_bytes)} for "
+        f"activations and graphs{chat}; {size(max(free_bytes, 0))} are free beside the weights: {advice}"
+        + (" or max_prompt_tokens" if fitting else "")
+        + (", or choose a smaller chat model" if need.chat_bytes else "")
+    )

@@ -1,0 +1,183 @@
+"""KV memory: sized from what is free, refused with the sum, told at start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from edgeflow.config import ChatConfig, ServiceConfig
+from edgeflow.console import ServicePrinter
+from edgeflow.engine import build
+from edgeflow.engine.build import build_engine
+from edgeflow.engine.chat_build import chat_bytes, load_chat
+from edgeflow.engine.memory import (
+    FIXED_BYTES,
+    MOST_SESSIONS,
+    KVNeed,
+    activation_bytes,
+    choose_sessions,
+    describe,
+    sessions_that_fit,
+)
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.kv import KVSlots, rounded_capacity
+from edgeflow.models.checkpoint import Weights
+from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.openvla.config import load_config
+from edgeflow.models.openvla.footprint import read_footprint
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.service.status import Phase, ServiceStatus
+from tests.tiny_checkpoint import write_checkpoint
+
+GIB = 1 << 30
+CPU = torch.device("cpu")
+OPENVLA_7B = LlamaConfig(vocab_size=32064)
+WEIGHTS_7B = 15_100_000_000  # bytes of OpenVLA-7B in bfloat16
+CONTEXT = GIB // 2  # of CUDA itself
+
+
+def need_of_7b(**changes) -> KVNeed:
+    """As `build_engine` makes it on CUDA: 256 image rows, 128 of text, 7 action tokens."""
+    values = {
+        "ring": 7,
+        "spare": 1,
+        "capacity": rounded_capacity(256 + 128 + 7),
+        "position_bytes": KVSlots.position_bytes(32, 32, 128, torch.bfloat16),
+        "reserve_bytes": FIXED_BYTES["cuda"] + activation_bytes(OPENVLA_7B, 1024, torch.bfloat16),
+    }
+    return KVNeed(**{**values, **changes})
+
+
+amounts = st.integers(1, 1 << 20)
+needs = st.builds(
+    KVNeed,
+    ring=st.integers(1, 64),
+    spare=st.integers(0, 1),
+    capacity=amounts,
+    position_bytes=amounts,
+    reserve_bytes=st.integers(0, 1 << 40),
+    chat_bytes=st.integers(0, 1 << 40),
+)
+
+
+@given(needs, st.integers(-(1 << 40), 1 << 50), st.integers(1, 64))
+def test_as_many_fit_as_the_sum_says_and_no_more(need: KVNeed, free: int, most: int):
+    fitting = sessions_that_fit(need, free, most)
+    assert 0 <= fitting <= most
+    assert fitting == 0 or need.total_bytes(fitting) <= free
+    assert fitting == most or need.total_bytes(fitting + 1) > free
+
+
+@given(needs, st.integers(-(1 << 40), 1 << 50), st.none() | st.integers(1, 64))
+def test_a_choice_fits_or_is_refused_with_the_sum(need: KVNeed, free: int, wanted: int | None):
+    try:
+        sessions = choose_sessions(wanted, need, free)
+    except ConfigError as error:
+        assert need.total_bytes(wanted or 1) > free and error.text.startswith("max_sessions: ")
+    else:
+        assert sessions == wanted if wanted else 1 <= sessions <= MOST_SESSIONS
+        assert need.kv_bytes(sessions) <= free
+        assert need.total_bytes(sessions) <= free or (wanted is None and sessions == 1)
+
+
+def test_the_24_gb_card_serves_openvla_7b_pipelined():
+    """8 sessions, which were reserved whatever was free, never fitted."""
+    need = need_of_7b()
+    assert need.capacity == 400 and need.position_bytes == GIB // 2048
+    assert need.reserve_bytes == GIB + 1024 * (4 * 4096 + 4 * 4096 + 3 * 11008) * 2
+    assert need.total_bytes(8) > 24 * GIB - WEIGHTS_7B
+    for card, sessions in ((24_000_000_000, 4), (24 * GIB, 5), (32 * GIB, 8)):
+        free = card - CONTEXT - WEIGHTS_7B
+        assert choose_sessions(None, need, free) == sessions
+        assert choose_sessions(sessions, need, free) == sessions
+    assert describe(3, need, int(6.8 * GIB)) == (
+        "KV: 3 sessions x 7 slots x 400 positions + 1 spare slot = 4.3 GiB of 6.8 GiB free"
+    )
+
+
+def test_what_chat_will_take_is_kept_back():
+    free = 24 * GIB - CONTEXT - WEIGHTS_7B
+    assert choose_sessions(None, need_of_7b(chat_bytes=3 * GIB), free) == 3
+    assert choose_sessions(None, need_of_7b(chat_bytes=30 * GIB), free) == 1, "a robot comes first"
+    with pytest.raises(ConfigError, match=r"30.0 GiB for chat; .* lower max_prompt_tokens, or choose a smaller chat"):
+        choose_sessions(1, need_of_7b(chat_bytes=30 * GIB), free)
+
+
+def test_a_refusal_says_what_would_fit():
+    free = 24 * GIB - CONTEXT - WEIGHTS_7B
+    with pytest.raises(ConfigError) as refused:
+        choose_sessions(8, need_of_7b(), free)
+    assert refused.value.text == (
+        "max_sessions: 8 sessions need 12.3 GiB: 57 slots x 400 positions x 524288 bytes = 11.1 GiB, 1.1 GiB for "
+        "activations and graphs; 9.4 GiB are free beside the weights: lower max_sessions (5 fit) or max_prompt_tokens"
+    )
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    return str(write_checkpoint(tmp_path / "tiny"))
+
+
+def test_slots_are_sized_from_what_is_free(checkpoint: str, monkeypatch: pytest.MonkeyPatch):
+    config = ServiceConfig(model=checkpoint, device="cpu")
+    plenty = build_engine(config)
+    assert plenty.limits.max_sessions == MOST_SESSIONS
+    assert plenty.engine.capacity == rounded_capacity(4 + 128 + 7) == plenty.engine.kv.capacity
+    assert plenty.memory.startswith("KV: 8 sessions x 7 slots x 144 positions = ")
+    published = load_config(Path(checkpoint))
+    need = build.kv_need(config, published, 4, torch.float32, CPU)
+    monkeypatch.setattr(build, "free_bytes", lambda device: need.total_bytes(4) - 1)
+    assert build_engine(config).limits.max_sessions == 3
+    assert build_engine(config, chat_bytes=need.kv_bytes(2)).limits.max_sessions == 1
+
+
+def test_too_many_are_refused_before_anything_is_loaded(checkpoint: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(OpenVLAPolicy, "load", lambda *_, **__: pytest.fail("the weights were loaded"))
+    monkeypatch.setattr(build, "free_bytes", lambda device: FIXED_BYTES["cpu"])
+    with pytest.raises(ConfigError, match=r"max_sessions: 4 sessions need .* are free beside the weights: lower"):
+        build_engine(ServiceConfig(model=checkpoint, device="cpu", max_sessions=4))
+    monkeypatch.setattr(build, "free_bytes", lambda device: 1000)
+    with pytest.raises(ConfigError, match=r"max_sessions: 1 sessions need"):
+        build_engine(ServiceConfig(model=checkpoint, device="cpu"))
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Numbers of every tensor that a model takes from its checkpoint, by name."""
+    numbers: dict[str, int] = {}
+    read = Weights.__getitem__
+
+    def counting(weights: Weights, name: str) -> torch.Tensor:
+        tensor = read(weights, name)
+        numbers[weights._where + name] = tensor.numel()
+        return tensor
+
+    monkeypatch.setattr(Weights, "__getitem__", counting)
+    return numbers
+
+
+def test_the_headers_foretell_what_a_policy_takes(checkpoint: str, taken: dict[str, int]):
+    footprint = read_footprint(Path(checkpoint), load_config(Path(checkpoint)))
+    policy = OpenVLAPolicy.load(Path(checkpoint), torch.float32, CPU)
+    assert footprint.image_tokens == policy.image_tokens
+    assert footprint.decoder + footprint.vision == sum(taken.values())
+
+
+def test_the_headers_foretell_what_chat_takes(chat_directory: Path, taken: dict[str, int]):
+    chat = ChatConfig(model=str(chat_directory), dtype="float32", capacity=64)
+    config = ServiceConfig(device="cpu", chat=chat)
+    built = load_chat(config, lambda *_: None)
+    rows = activation_bytes(built.model.config, chat.prefill_chunk, torch.float32)
+    assert chat_bytes(config) == 4 * sum(taken.values()) + built.kv.nbytes + rows
+    assert chat_bytes(ServiceConfig(chat=ChatConfig(enabled=False))) == 0
+
+
+def test_the_line_is_printed_at_start(capsys: pytest.CaptureFixture[str]):
+    told = "KV: 3 sessions x 7 slots x 400 positions = 4.1 GiB of 6.8 GiB free"
+    ServicePrinter(Console(width=200))(ServiceStatus(Phase.READY, memory=told))
+    assert told in capsys.readouterr().out
