@@ -2,8 +2,9 @@
 
     .venv/bin/python -m benchmarks.forecast --json benchmarks/results/forecast-cpu.json
 
-One robot sends frames at a fixed rate to `edgeflow serve --profile rtx5090`, in each mode in turn. The rate is above what
-any mode can follow, so the forecast is that of a saturated service. Deviations are (measured / forecast - 1) in per cent.
+One robot sends frames at a fixed rate to `edgeflow serve --profile rtx5090`, in each mode in turn. The rate is above
+what any mode can follow, so the forecast is that of a saturated service. Deviations are (measured / forecast - 1) in
+per cent.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 MODES = (Mode.SERIAL, Mode.PIPELINED)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One K and prefill length. Medians over rounds; ratio round by round; passes in milliseconds."""
 
@@ -130,15 +130,15 @@ def _cell(policy: OpenVLAPolicy, stages: int, prompt: int, arguments: argparse.N
     serial = [each[Mode.SERIAL] for each in rounds]
     pipelined = [each[Mode.PIPELINED] for each in rounds]
     return Cell(
-        stages,
-        policy.image_tokens + prompt,
-        median(run.fps for run in serial),
-        median(run.fps for run in pipelined),
-        median(fast.fps / slow.fps for fast, slow in zip(pipelined, serial, strict=True)),
-        median(run.prefill_ms for run in serial),
-        median(run.decode_ms for run in serial),
-        median(run.packed_ms for run in pipelined),
-        all(run.tokens == serial[0].tokens for run in (*serial, *pipelined)),
+        action_tokens=stages,
+        prefill_rows=policy.image_tokens + prompt,
+        serial_fps=median(run.fps for run in serial),
+        pipelined_fps=median(run.fps for run in pipelined),
+        ratio=median(fast.fps / slow.fps for fast, slow in zip(pipelined, serial, strict=True)),
+        prefill_ms=median(run.prefill_ms for run in serial),
+        decode_ms=median(run.decode_ms for run in serial),
+        packed_ms=median(run.packed_ms for run in pipelined),
+        tokens_equal=all(run.tokens == serial[0].tokens for run in (*serial, *pipelined)),
     )
 
 

@@ -33,7 +33,7 @@ BAR_S, GIVE_UP_S = 5.0, 20.0
 CONFIG = {"max_sessions": ROBOTS + 1, **OVERCOMMIT, "mode": "pipelined"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     """What a robot was told until its stream ended. held: HOLD was the last command. told: dispositions by frame."""
 
@@ -45,7 +45,7 @@ class Told:
     code: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """exit_s, exit_code: of the front after SIGTERM; None when it stayed. sdk_held: HOLD in time at the SDK's robot."""
 
@@ -113,15 +113,15 @@ def _stopped(service: ServiceUnderTest, path: Path, after_s: float) -> Trial:
         robot.close()
     accepted = json.loads(path.read_text()) if path.exists() else {}
     return Trial(
-        exit_s,
-        code,
-        int(orphan),
-        [account(accepted.get(str(each.session), []), each.told) for each in told],
-        sum(not each.drain for each in told),
-        sum(not each.held for each in told),
-        sorted(each.code for each in told),
-        sum(each.sent for each in told),
-        held,
+        exit_s=exit_s,
+        exit_code=code,
+        orphans=int(orphan),
+        accounts=[account(accepted.get(str(each.session), []), each.told) for each in told],
+        without_drain=sum(not each.drain for each in told),
+        without_hold=sum(not each.held for each in told),
+        codes=sorted(each.code for each in told),
+        sent=sum(each.sent for each in told),
+        sdk_held=held,
     )
 
 
@@ -146,12 +146,12 @@ def _robots(link: Connection, address: str, count: int) -> None:
     link.send(
         [
             Told(
-                robot.session,
-                robot.sent,
-                dict(robot.told),
-                "drain" in robot.notices,
-                robot.last_command == pb.COMMAND_HOLD,
-                robot.code,
+                session=robot.session,
+                sent=robot.sent,
+                told=dict(robot.told),
+                drain="drain" in robot.notices,
+                held=robot.last_command == pb.COMMAND_HOLD,
+                code=robot.code,
             )
             for robot in robots
         ]
