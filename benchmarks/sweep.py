@@ -1,7 +1,7 @@
 """Serial against pipelined over action lengths and prefill lengths, as in ActionFlow's Figure 5.
 
-The embedded policy's sizes and weights; K is set here, and the prompts are random tokens, so the tokens mean nothing
-but must be equal both ways. The two take turns; the ratio is the median over rounds.
+It uses the embedded policy's sizes and weights; K is set here, and the prompts are random tokens, so the output means
+nothing but must be equal in both modes. The two modes alternate; the ratio is the median over rounds.
 
     .venv/bin/python -m benchmarks.sweep --json benchmarks/results/sweep-cpu.json --png benchmarks/results/sweep-cpu.png
 """
@@ -36,7 +36,7 @@ MODES = (Mode.SERIAL, Mode.PIPELINED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One K and prefill length. Medians over rounds; ratio round by round; passes in milliseconds."""
+    """One K and prefill length: medians over rounds; ratio taken round by round; passes in milliseconds."""
 
     action_tokens: int
     prefill_rows: int
@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def bound(self) -> float:
-        """What the pass times allow: (prefill + (K-1) decode) / packed."""
+        """The ratio that the pass times allow: (prefill + (K-1) decode) / packed."""
         return (self.prefill_ms + (self.action_tokens - 1) * self.decode_ms) / self.packed_ms
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     _print(cells, arguments)
     shares = _profile(policy, arguments.k[-1], arguments.prompts[0]) if arguments.profile else {}
     if shares:
-        print(f"a full pass of K = {arguments.k[-1]}, {arguments.prompts[0]} text tokens, by operator (self time):")
+        print(f"a full pass of K = {arguments.k[-1]}, {arguments.prompts[0]} text tokens, self time by operator:")
         print("  " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
     report = {**machine_facts(), "threads": arguments.threads, "cells": [asdict(cell) for cell in cells]}
     report |= {"profile": shares}
@@ -102,7 +102,7 @@ def _bench(policy: OpenVLAPolicy, stages: int, prompt: int, count: int) -> tuple
 
 
 def _profile(policy: OpenVLAPolicy, stages: int, prompt: int) -> dict[str, float]:
-    """Shares of the time of full passes, by operator, the largest first."""
+    """Shares of the time of full passes by operator, largest first."""
     from torch.profiler import ProfilerActivity, profile
 
     engine, frames = _bench(policy, stages, prompt, 3 * stages)
@@ -144,7 +144,7 @@ def _cell(policy: OpenVLAPolicy, stages: int, prompt: int, arguments: argparse.N
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """fps in steady state: full pipelines only, as frames over the time of their passes."""
+    """One run. fps: in steady state, frames over the time of full pipelines only."""
 
     fps: float
     tokens: list[tuple[int, ...]]

@@ -1,11 +1,11 @@
-"""SIGTERM under eight robots at 30 Hz.
+"""Sends SIGTERM to the service under eight robots at 30 Hz.
 
     .venv/bin/python -m benchmarks.chaos sigterm --trials 50 --json benchmarks/results/chaos-sigterm.json
 
-Every trial starts a service. Robots declare a lower rate than they send, so that admission takes all eight where the
-device cannot keep up: most frames are superseded, and the pipeline is full when the signal comes. Which frames were
-accepted is written down inside the service, at the door of the session; each of them must have been told to the robot
-exactly once. A ninth robot uses the SDK: its last action must end in HOLD.
+Every trial starts a service. Robots declare a lower rate than they send, so that admission accepts all eight although
+the device cannot keep up: most frames are superseded, and the pipeline is full when the signal comes. Accepted frames
+are recorded inside the service, where a session accepts them; the robot must have received exactly one disposition
+for each. A ninth robot uses the SDK: its last action must be followed by HOLD.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONFIG = {"max_sessions": ROBOTS + 1, **OVERCOMMIT, "mode": "pipelined"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a robot was told until its stream ended. held: HOLD was the last command. told: dispositions by frame."""
+    """What a robot received until its stream ended. held: the last command was HOLD. told: dispositions by frame."""
 
     session: int
     sent: int
@@ -47,7 +47,9 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """exit_s, exit_code: of the front after SIGTERM; None when it stayed. sdk_held: HOLD in time at the SDK's robot."""
+    """Results of a trial. exit_s, exit_code: of the front after SIGTERM; None when it did not exit. sdk_held: the SDK's
+    robot held in time.
+    """
 
     exit_s: float
     exit_code: int | None
@@ -61,7 +63,7 @@ class Trial:
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the scenario; return the exit code."""
     arguments = parser(__doc__, 50).parse_args()
     report = Report("sigterm", arguments)
     generator = random.Random(arguments.seed)
@@ -126,7 +128,7 @@ def _stopped(service: ServiceUnderTest, path: Path, after_s: float) -> Trial:
 
 
 def _sdk_held(sdk: RobotProcess) -> bool:
-    """Its last change is HOLD, not later than 20 ms after its last action's validity, and nothing was overdue."""
+    """True when its last change is HOLD, at most 20 ms after the last action's validity, and nothing was overdue."""
     sdk.link.send("stop")
     last: Change | None = None
     while not isinstance(said := sdk.hear(), Summary):
@@ -135,7 +137,7 @@ def _sdk_held(sdk: RobotProcess) -> bool:
 
 
 def _robots(link: Connection, address: str, count: int) -> None:
-    """Send until the service ends the streams; then tell."""
+    """Send frames until the service ends the streams, then report."""
     robots = [RawRobot(address, HZ) for _ in range(count)]
     for robot in robots:
         robot.wait_opened()
