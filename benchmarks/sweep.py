@@ -84,7 +84,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="demo", help="checkpoint directory, or demo (the embedded policy)")
     parser.add_argument("--k", type=int, nargs="+", default=[7, 16, 24, 32], help="action tokens")
     parser.add_argument("--prompts", type=int, nargs="+", default=[8, 32, 64, 128], help="text tokens")
-    parser.add_argument("--frames", type=int, default=2, help="frames a round beyond K")
+    parser.add_argument("--frames", type=int, default=2, help="frames per round beyond K")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", action="store_true", help="where a full pass of the last K spends its time")

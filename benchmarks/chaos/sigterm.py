@@ -34,12 +34,14 @@ CONFIG = {"max_sessions": ROBOTS + 1, **OVERCOMMIT, "mode": "pipelined"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What a robot received until its stream ended. held: the last command was HOLD. told: dispositions by frame."""
+class Received:
+    """Messages that a robot received until its stream ended. held: the last command was HOLD. dispositions: their
+    number by frame.
+    """
 
     session: int
     sent: int
-    told: dict[int, int]
+    dispositions: dict[int, int]
     drain: bool
     held: bool
     code: str
@@ -109,7 +111,7 @@ def _stopped(service: ServiceUnderTest, path: Path, after_s: float) -> Trial:
     code = service.wait_exit(GIVE_UP_S)
     exit_s = time.monotonic() - asked
     orphan = wait_for(lambda: not alive(worker), 0.5) is None
-    told: list[Told] = [each for group in groups for each in group.hear()]  # type: ignore[attr-defined]
+    received: list[Received] = [each for group in groups for each in group.hear()]  # type: ignore[attr-defined]
     held = _sdk_held(sdk)
     for robot in (*groups, sdk):
         robot.close()
@@ -118,11 +120,11 @@ def _stopped(service: ServiceUnderTest, path: Path, after_s: float) -> Trial:
         exit_s=exit_s,
         exit_code=code,
         orphans=int(orphan),
-        accounts=[account(accepted.get(str(each.session), []), each.told) for each in told],
-        without_drain=sum(not each.drain for each in told),
-        without_hold=sum(not each.held for each in told),
-        codes=sorted(each.code for each in told),
-        sent=sum(each.sent for each in told),
+        accounts=[account(accepted.get(str(each.session), []), each.dispositions) for each in received],
+        without_drain=sum(not each.drain for each in received),
+        without_hold=sum(not each.held for each in received),
+        codes=sorted(each.code for each in received),
+        sent=sum(each.sent for each in received),
         sdk_held=held,
     )
 
@@ -147,10 +149,10 @@ def _robots(link: Connection, address: str, count: int) -> None:
         robot.wait_ended(2 * GIVE_UP_S)
     link.send(
         [
-            Told(
+            Received(
                 session=robot.session,
                 sent=robot.sent,
-                told=dict(robot.told),
+                dispositions=dict(robot.told),
                 drain="drain" in robot.notices,
                 held=robot.last_command == pb.COMMAND_HOLD,
                 code=robot.code,

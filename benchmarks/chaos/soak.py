@@ -84,7 +84,7 @@ def _arguments() -> argparse.Namespace:
     length.add_argument("--frames", type=int, default=200_000)
     length.add_argument("--hours", type=float)
     parser.add_argument("--robots", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=40.0, help="frames a second of each robot")
+    parser.add_argument("--rate", type=float, default=40.0, help="frames per second per robot")
     parser.add_argument("--leak-bytes", type=int, default=0, help="positive control: leaked with every frame")
     parser.add_argument("--png", type=Path, help="draw resident memory over frames here")
     return parser.parse_args()
@@ -129,7 +129,7 @@ def _rows(series: dict[str, list[Sample]], found: dict[str, Growth], codes: obje
     last = series["front"][-1]
     rows = [
         Row("frames answered", last.frames),
-        Row("frames a second", last.frames / last.seconds),
+        Row("frames per second", last.frames / last.seconds),
         Row("robots that lost their stream", sum(code != "OK" for code in codes), "", 0),  # type: ignore[attr-defined]
     ]
     for name, each in found.items():

@@ -31,7 +31,7 @@ _IMAGES_KEPT: Final = 64  # frames under way whose picture may still be wanted
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What to run. episodes: how many; seconds: no episode begins later. The first limit that is met ends the run.
+    """The plan of a run. episodes: how many; seconds: no episode begins later. The first limit met ends the run.
 
     anchored: an action is resolved against the pose of the frame it answers, else against the pose at its arrival.
     object_speed: m/s. seed: of the first episode; each further one adds 1. depth: for Mode.DEPTH only.

@@ -23,7 +23,7 @@ Episode = Generator[tuple[Image, str], NDArray[np.floating], Outcome]
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Timing of an episode. period: seconds per tick. age_ticks: ticks from a frame to its action. anchored: a relative
-    action is resolved against the tool pose of its own frame, otherwise against the current pose.
+    action is resolved against the tool pose of the frame it answers, otherwise against the current pose.
     """
 
     period: float = 0.05

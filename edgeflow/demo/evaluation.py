@@ -70,7 +70,7 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """What to run. period_s: between camera frames. depth: for Mode.DEPTH only."""
+    """The grid to run. period_s: between camera frames. depth: for Mode.DEPTH only."""
 
     episodes: int
     modes: Sequence[Mode]

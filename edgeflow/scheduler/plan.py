@@ -32,7 +32,7 @@ class Frame:
 class Segment:
     """A run of rows of one frame in one pass.
 
-    slot, generation: the slot that holds its KV, and a count that tells one use of the slot from the next.
+    slot, generation: the slot that holds its KV, and a count that distinguishes one use of the slot from the next.
     start, length: rows enter the slot at positions start .. start+length-1.
     stage: 0 is the prefill; stage j samples action token j. The row of stage j >= 1 is token j-1.
     """
