@@ -70,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=200, help="per condition of the policy")
     parser.add_argument("--ablation-episodes", type=int, default=12, help="per action dimension held at neutral")
     parser.add_argument("--questions", type=int, default=500, help="per seed of the chat evaluation")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     return parser.parse_args()
 
 

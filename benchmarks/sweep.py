@@ -219,7 +219,7 @@ def _plot(cells: list[Cell], path: Path) -> None:
         axis.bar_label(bars, [f"{cell.ratio:.1f}x" for cell in here], fontsize=8)
         axis.set_xticks(places, [f"K={cell.action_tokens}" for cell in here])
         axis.set_title(f"prefill of {rows} rows", fontsize=10)
-    np.atleast_1d(axes)[0].set_ylabel("actions a second")
+    np.atleast_1d(axes)[0].set_ylabel("actions per second")
     np.atleast_1d(axes)[0].legend()
     figure.savefig(path, dpi=120)
 

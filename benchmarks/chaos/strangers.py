@@ -63,11 +63,11 @@ def main() -> int:
     grown = flood.resident[-1] - flood.resident[0]
     rows = [
         Row("slow sockets", SOCKETS),
-        Row("slow sockets cut by the service, in a second", percentile(slow.did, 50)),
+        Row("slow sockets closed by the service, per second", percentile(slow.did, 50)),
         *_ages("slow sockets", ages, slow, 10),
         Row("front descriptors beside them, at most", slow.descriptors),
         Row("front descriptors more, once they are gone", slow.left, "", 0),
-        Row("calls reset at once, in a second", percentile(flood.did, 50)),
+        Row("calls reset at once, per second", percentile(flood.did, 50)),
         Row("calls among them that reached the front's code", flood.calls),
         *_ages("resets", ages, flood, 20),
         Row(

@@ -26,8 +26,8 @@ def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json
         run = run_robot(address, plan, show, credentials=credentials)
     if as_json:
         result = mode_result(run)
-        told = {**conditions(run, "of the service"), "outcomes": [outcome.value for outcome in run.outcomes]}
-        print(json_text({**told, **asdict(result), "statistics": asdict(run.statistics)}))
+        facts = {**conditions(run, "of the service"), "outcomes": [outcome.value for outcome in run.outcomes]}
+        print(json_text({**facts, **asdict(result), "statistics": asdict(run.statistics)}))
     else:
         view.print(result_table([run], f"{run.model}, {_objects(plan.object_speed)}"))
     return 0

@@ -46,7 +46,7 @@ def conditions(run: RobotRun, profile: str) -> dict[str, Any]:
     }
 
 
-def write_folder(folder: Path, runs: Sequence[RobotRun], told: Mapping[str, Any], sentence: str) -> None:
+def write_folder(folder: Path, runs: Sequence[RobotRun], facts: Mapping[str, Any], sentence: str) -> None:
     """Write report.json, series.png, ages.png, success.png and one strip of frames per mode."""
     folder.mkdir(parents=True, exist_ok=True)
     results = [mode_result(run) for run in runs]
@@ -54,7 +54,7 @@ def write_folder(folder: Path, runs: Sequence[RobotRun], told: Mapping[str, Any]
         "outcomes": {run.mode.value: Counter(outcome.value for outcome in run.outcomes) for run in runs},
         "statistics": {run.mode.value: asdict(run.statistics) for run in runs},
     }
-    write_report(folder / "report.json", {**told, **counts}, results, sentence)
+    write_report(folder / "report.json", {**facts, **counts}, results, sentence)
     plot_series(folder / "series.png", {run.mode.value: run.series for run in runs})
     plot_ages(folder / "ages.png", {run.mode.value: run.ages_ms for run in runs})
     plot_success(folder / "success.png", results)

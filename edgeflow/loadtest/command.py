@@ -68,8 +68,8 @@ def measured(
     alone = summarise(run, run.ledgers)
     with clients.chatting() as asked, LiveView(plan, terminal) as view:
         run = run_plan(plan, images, credentials, view)
-    told = chat_summary(chat.clients, asked, run.begin_ns, run.end_ns)
-    return run, results_of(run, limits, Beside(alone, told))
+    beside = chat_summary(chat.clients, asked, run.begin_ns, run.end_ns)
+    return run, results_of(run, limits, Beside(alone, beside))
 
 
 def run_plan(

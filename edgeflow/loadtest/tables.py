@@ -125,8 +125,8 @@ def _sentences(results: Results) -> list[str]:
     total = results.total
     lines = [f"pass-time jitter p99 / p50: {_number(total.pass_jitter)}"]
     lines += [f"{name}: {_reasons(counts)}" for name, counts in _by_reason(total.frames).items() if counts]
-    told = {"HOLD": total.hold, "STOP": total.stop, "notices": total.notices, "streams lost": total.losses}
-    lines += [f"{name}: {_reasons(counts)}" for name, counts in told.items() if counts]
+    events = {"HOLD": total.hold, "STOP": total.stop, "notices": total.notices, "streams lost": total.losses}
+    lines += [f"{name}: {_reasons(counts)}" for name, counts in events.items() if counts]
     if total.gaps:
         lines.append(f"{total.gaps} times a robot had no valid action; longest interval {total.longest_gap_ms:.0f} ms")
     if total.contradictions:
