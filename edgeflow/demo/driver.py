@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from edgeflow.client.actions import POSITION, ROTATION, Action, Directive
@@ -38,6 +38,7 @@ class RunPlan:
     """
 
     mode: Mode
+    _: KW_ONLY
     episodes: int | None = None
     seconds: float | None = None
     anchored: bool = True
@@ -54,7 +55,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How a run stands."""
+    """State of a run."""
 
     mode: Mode
     summary: RunSummary
@@ -62,7 +63,7 @@ class Progress:
     successes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RobotRun:
     """Results of a run. mode: as agreed by the service. `outcomes` has finished episodes only; a run ends with one."""
 

@@ -39,7 +39,7 @@ class Condition:
     profile: DeviceProfile
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionResult:
     """Success over all episodes; actions per second and ages in milliseconds, in simulated time."""
 
@@ -124,8 +124,8 @@ def _result(condition: Condition, runs: list[list[EpisodeRun]]) -> ConditionResu
     every = [run for of_seed in runs for run in of_seed]
     ages = [age_ns / 1e6 for run in every for age_ns in run.ages_ns] or [float("nan")]
     return ConditionResult(
-        condition,
-        success_rate([run.outcome for run in every]),
+        condition=condition,
+        success=success_rate([run.outcome for run in every]),
         fps=sum(run.actions for run in every) / sum(run.seconds for run in every),
         age_p50_ms=median(ages),
         age_p99_ms=float(np.percentile(ages, 99)),

@@ -27,7 +27,7 @@ GRASP_HEIGHT: Final = 0.02  # metres from the plate along the pin to where the t
 TOOL_DOWN: Final = np.array([0.0, np.sqrt(0.5), -np.sqrt(0.5), 0.0])  # tool z down, tool x to the robot's right
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Handle:
     """A coloured plate with a white pin.
 

@@ -33,7 +33,7 @@ class ChatPlan:
     max_tokens: int = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSummary:
     """Chat figures of the measured time. requests: answered in full; tokens: in those, as counted by the service.
 

@@ -29,7 +29,7 @@ CSV_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
     """All figures of a run.
 

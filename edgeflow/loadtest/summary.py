@@ -16,7 +16,7 @@ from edgeflow.loadtest.run import Forecast, Measurement
 LATE_MS = 5.0  # p99; beyond it the generator is no measure of a service any more
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Frames:
     """Counts of frames: each offered frame is in exactly one of the other fields; the mappings count by reason."""
 
@@ -28,7 +28,7 @@ class Frames:
     unanswered: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Figures of one robot, or of all of them.
 
@@ -83,7 +83,7 @@ class Generator:
         return self.lateness_ms.p99 > LATE_MS or self.lag_ms.p99 > LATE_MS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """The service's forecast for a robot that keeps its declared period, with the measured values.
 

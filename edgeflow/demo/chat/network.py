@@ -13,7 +13,7 @@ EPS: Final = 1e-6
 NOTE, MATCH, PASS = 0.2, 1.5, 0.3  # strengths of the wired heads
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSize:
     """Dimensions of the model. The output head is tied to the embedding."""
 

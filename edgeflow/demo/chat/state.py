@@ -37,7 +37,7 @@ class Thing:
         return f"{self.colour} {self.shape}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RobotState:
     """A state of the robot. pose: x, y, z of the arm, cm. holding, task, fault: "" for none. age_ms: last action's.
 

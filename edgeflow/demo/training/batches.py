@@ -33,7 +33,7 @@ class Prompts:
     named: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """A batch of frames `[B, 96, 96, 3]` uint8.
 

@@ -30,7 +30,7 @@ _COLUMNS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Dataset:
     """A data set of N states: images `[N, 96, 96, 3]`; per handle: actions `[N, 3, 7]`, pixels `[N, 3, 2]`, visible,
     colours (indices into COLOURS) `[N, 3]`; target `[N]`, the handle around which the state was drawn."""

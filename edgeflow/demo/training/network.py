@@ -35,7 +35,7 @@ class TowerSize:
         return (self.img_size // self.patch_size) ** 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSize:
     """Dimensions of the policy. vocab: includes `pad` rows of padding; action ids are the last BINS of vocab - pad."""
 
