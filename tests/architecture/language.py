@@ -2,7 +2,7 @@
 
 python -m tests.architecture.language            list every finding, with what to write instead
 python -m tests.architecture.language --lower    lower the baseline to what is left; it never raises a count
-python -m tests.architecture.language --write    set the baseline to what is there, after a change of the rules or a merge
+python -m tests.architecture.language --write    set the baseline to what is there, after a merge or new rules
 """
 
 from __future__ import annotations
