@@ -1,9 +1,9 @@
-"""What saturating chat costs the robots: one robot at a fixed rate through `edgeflow serve`, without chat and with it.
+"""Cost of saturating chat to the robots: one robot at a fixed rate through `edgeflow serve`, without chat and with it.
 
-    python -m benchmarks.chat_beside_control --json benchmarks/results/chat-beside-control-cpu.json
+    .venv/bin/python -m benchmarks.chat_beside_control --json benchmarks/results/chat-beside-control-cpu.json
 
-The embedded policy and, unless --chat-model names another, the embedded chat model. It is `edgeflow loadtest
---with-chat` against a service that it starts itself; the bar is that of the pass-start jitter, and that chat moves on.
+The embedded policy and, unless --chat-model names another, the embedded chat model. It runs `edgeflow loadtest
+--with-chat` against a service that it starts itself. Targets: pass-start jitter, and that chat makes progress.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BAR = 1.2
 
 
 def main() -> None:
-    """Measure and print; exit code 1 when the bar is missed."""
+    """Measure and print; exit code 1 when a target is missed."""
     arguments = _arguments()
     camera = CameraSpec("camera", *parse_size(arguments.camera), ImageFormat.JPEG)
     session = Session(camera, ("grasp the red handle",), 1 / arguments.rate, Mode(arguments.mode))
@@ -59,14 +59,14 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = options(__doc__)
-    parser.add_argument("--rate", type=float, default=20.0, help="frames a second")
+    parser.add_argument("--rate", type=float, default=20.0, help="frames per second")
     parser.add_argument("--mode", default="pipelined", choices=[each.value for each in Mode])
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each half")
-    parser.add_argument("--warm-up", type=float, default=5.0, help="seconds, before each half")
+    parser.add_argument("--seconds", type=float, default=60.0, help="measured per half")
+    parser.add_argument("--warm-up", type=float, default=5.0, help="seconds before each half")
     parser.add_argument("--camera", default="640x480")
-    parser.add_argument("--chat-model", default="", help="checkpoint directory; the embedded one if none")
-    parser.add_argument("--clients", type=int, default=1, help="that chat, each without a pause")
-    parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
+    parser.add_argument("--chat-model", default="", help="checkpoint directory (default: the embedded model)")
+    parser.add_argument("--clients", type=int, default=1, help="chat clients, each without a pause")
+    parser.add_argument("--tokens", type=int, default=64, help="most tokens per answer")
     return parser.parse_args()
 
 

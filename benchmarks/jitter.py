@@ -1,4 +1,4 @@
-"""Pass-time jitter of the pipelined mode: full pipelines of the embedded policy on the worker's own loop.
+"""Pass-time jitter of the pipelined mode: full pipelines of the embedded policy in the worker's own loop.
 
 .venv/bin/python -m benchmarks.jitter --json benchmarks/results/jitter-cpu.json
 """
@@ -24,7 +24,7 @@ BAR = 1.5  # p99 / p50
 
 
 def main() -> None:
-    """Measure and print; exit code 1 when the bar is missed."""
+    """Measure and print; exit code 1 when the target is missed."""
     parser = options(__doc__)
     parser.add_argument("--passes", type=int, default=10_000)
     parser.add_argument("--warm-up", type=int, default=200)
@@ -34,7 +34,7 @@ def main() -> None:
     quantiles = {name: float(np.percentile(times_ms, share)) for name, share in _SHARES.items()}
     ratio = quantiles["p99"] / quantiles["p50"]
     print(f"{len(times_ms)} full passes: " + ", ".join(f"{name} {value:.2f} ms" for name, value in quantiles.items()))
-    print(f"jitter p99 / p50: {ratio:.2f} (bar {BAR}): {'met' if ratio <= BAR else 'MISSED'}")
+    print(f"jitter p99 / p50: {ratio:.2f} (target {BAR}): {'met' if ratio <= BAR else 'MISSED'}")
     report = {**machine_facts(), "passes": len(times_ms), "milliseconds": quantiles, "p99_over_p50": ratio}
     keep(arguments.json, report)
     raise SystemExit(0 if ratio <= BAR else 1)
@@ -44,7 +44,7 @@ _SHARES = {"p50": 50, "p90": 90, "p99": 99, "p99.9": 99.9, "max": 100}
 
 
 def measure(passes: int, warm_up: int, threads: int) -> list[float]:
-    """Milliseconds of each full pass, drain and publish included."""
+    """Time of each full pass in milliseconds, including drain and publish."""
     built = build_engine(ServiceConfig(max_sessions=1, threads=threads))
     stages = built.engine.policy.K
     said: list[Message] = []

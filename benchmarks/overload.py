@@ -1,9 +1,9 @@
-"""Ten times more frames than can be served: do actions stay young, does memory stay where it was?
+"""Overload: ten times more frames than can be served must raise neither the age of actions nor memory.
 
     .venv/bin/python -m benchmarks.overload --json benchmarks/results/overload-cpu.json
 
-The service is held to a pass time, so that its rate is known: pipelined, one frame a pass. First almost that rate is
-offered, then ten times as much. The newest frame waits for at most one pass more than at full rate.
+The service is held to a pass time, so that its rate is known: pipelined, one frame per pass. The load is first almost
+that rate, then ten times as much. The newest frame may wait for at most one pass longer than at full rate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GROWTH_BYTES = 16 << 20
 
 
 def main() -> None:
-    """Measure and print; exit code 1 when a bar is missed."""
+    """Measure and print; exit code 1 when a target is missed."""
     arguments = _arguments()
     rate_hz = 1000 / arguments.pass_ms
     with tempfile.TemporaryDirectory() as folder, serving(_config(Path(folder), arguments.pass_ms)) as service:
@@ -52,10 +52,10 @@ def main() -> None:
 
 
 def _config(folder: Path, pass_ms: float) -> dict[str, Any]:
-    """Limits that let the overload in: what is tested is the mailbox, not the rate limit before it."""
+    """A configuration whose limits admit the overload: the test is of the mailbox, not of the rate limit before it."""
     profile = folder / "profile.json"
     times = {"prefill_ms": pass_ms, "decode_ms": pass_ms / 5, "packed_ms": pass_ms}
-    profile.write_text(json.dumps({"name": f"{pass_ms:g} ms a pass", **times}))
+    profile.write_text(json.dumps({"name": f"{pass_ms:g} ms per pass", **times}))
     limits = {"rate_hz": 1000.0, "rate_factor": 100.0}
     return {"profile": str(profile), "limits": limits, "chat": {"enabled": False}}
 
@@ -72,9 +72,9 @@ def _print(full: Results, over: Results, bar_ms: float, growth: dict[str, int]) 
         frames, age = each.total.frames, each.total.age_ms
         counts = f"{frames.offered} offered, {frames.acted} acted, {frames.superseded} superseded"
         print(f"{name}: {counts}; age p50 {age.p50:.1f}, p99 {age.p99:.1f}, max {age.max:.1f} ms")
-    print(f"age p99 under overload may be {bar_ms:.1f} ms")
-    print("grew by " + ", ".join(f"{size / (1 << 20):.1f} MiB ({name})" for name, size in growth.items()))
-    print(f"load generator: frames left {over.generator.lateness_ms.p99:.1f} ms late (p99)")
+    print(f"target for age p99 under overload: {bar_ms:.1f} ms")
+    print("memory growth: " + ", ".join(f"{size / (1 << 20):.1f} MiB ({name})" for name, size in growth.items()))
+    print(f"load generator: frames sent {over.generator.lateness_ms.p99:.1f} ms late (p99)")
 
 
 def _figures(results: Results) -> dict[str, Any]:
@@ -86,10 +86,10 @@ def _figures(results: Results) -> dict[str, Any]:
 
 def _arguments() -> argparse.Namespace:
     parser = options(__doc__)
-    parser.add_argument("--pass-ms", type=float, default=50.0, help="every pass lasts so long")
-    parser.add_argument("--times", type=float, default=10.0, help="offered frames, times what can be served")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of overload")
-    parser.add_argument("--full-seconds", type=float, default=30.0, help="at full rate before it")
+    parser.add_argument("--pass-ms", type=float, default=50.0, help="duration of every pass")
+    parser.add_argument("--times", type=float, default=10.0, help="load, as a multiple of the rate that can be served")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the overload")
+    parser.add_argument("--full-seconds", type=float, default=30.0, help="length of the full-rate run before it")
     parser.add_argument("--camera", default="640x480")
     return parser.parse_args()
 

@@ -1,7 +1,7 @@
-"""Frames a second of one policy, five ways, side by side in one run.
+"""Frames per second of one policy in five systems, side by side in one run.
 
 1. transformers: the same weights through `LlamaForCausalLM.generate`, one frame at a time (our towers and projector)
-2. serial: our packed forward, one segment a pass
+2. serial: our packed forward, one segment per pass
 3. naive pipe: pipelined, the caches of all stages gathered into a fresh buffer in every layer and pass
 4. pipelined, copy shift
 5. pipelined, rotate shift
@@ -50,7 +50,7 @@ System = Callable[[list[PreparedFrame]], tuple[Tokens, float]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One system. fps over rounds; ratio to our serial, round by round; full: share of passes with all K stages."""
+    """One system: fps over rounds; ratio to our serial, round by round; full: share of passes with all K stages."""
 
     system: str
     fps_mean: float
@@ -168,7 +168,7 @@ def _rows(systems: dict[str, System], rounds: list[dict[str, tuple]]) -> list[Ro
 
 
 def _pass_times(policy: OpenVLAPolicy, frames: list[PreparedFrame]) -> PassTimes:
-    """What the ratio can be: a prefill, a decode-only and a full packed pass, medians."""
+    """Median times of a prefill, a decode-only pass and a full packed pass, which bound the ratio."""
     capacity = policy.image_tokens + len(frames[0].prompt_ids) + policy.K
     return calibrate(PolicyEngine(policy, policy.K, capacity, CPU), instruction=INSTRUCTION)
 
@@ -190,7 +190,7 @@ def _print(rows: list[Row], arguments: argparse.Namespace, prefill: int, times: 
     serial_ns = times.prefill_ns + (STAGES - 1) * times.decode_ns
     print(
         f"passes: prefill {times.prefill_ns / 1e6:.2f} ms, decode {times.decode_ns / 1e6:.2f} ms,"
-        f" packed {times.packed_ns / 1e6:.2f} ms: a full pipeline can be {serial_ns / times.packed_ns:.2f} times serial"
+        f" packed {times.packed_ns / 1e6:.2f} ms: bound of the ratio {serial_ns / times.packed_ns:.2f}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md: what passes cost in FLOPs and bytes, and the least time that is on each device.
+"""The tables of docs/performance.md: the FLOPs and bytes of passes, and their roofline bound on each device.
 
     python -m benchmarks.roofline             print them
     python -m benchmarks.roofline --write     put them into the page
@@ -43,7 +43,7 @@ BLACKWELL = "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidi
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """bandwidth: GB/s. bf16, fp8: dense TFLOP/s with fp32 sums; None where there is no such unit."""
+    """Peaks of a device. bandwidth: GB/s. bf16, fp8: dense TFLOP/s with fp32 accumulation; None where absent."""
 
     name: str
     bandwidth: float
@@ -79,7 +79,7 @@ ACTIONFLOW_MS = {"AGX Orin 64GB": (803.0, 313.1), "RTX 5090": (131.2, 51.4)}
 
 
 def tables() -> dict[str, str]:
-    """Each table of the page, by the name of its place there."""
+    """The tables of the page, by the names of their placeholders."""
     return {
         "devices": _devices(),
         "policy-work": _policy_work(),
@@ -92,7 +92,7 @@ def tables() -> dict[str, str]:
 
 
 def fp8_floor_s(size: PolicySize, device: Device) -> float | None:
-    """A steady pass with the language model's products in fp8; towers and attention stay bf16."""
+    """Bound of a steady pass with the language model's matrix products in fp8; towers and attention stay bf16."""
     if device.fp8 is None:
         return None
     spans = pipelined_spans(size)
@@ -111,7 +111,7 @@ def _devices() -> str:
 
 
 def _knee(device: Device) -> str:
-    """A pass of fewer FLOPs a byte waits for memory."""
+    """The FLOPs per byte below which a pass is memory-bound."""
     return f"{device.bf16 * 1e3 / device.bandwidth:.0f}"
 
 
@@ -178,7 +178,7 @@ def _chat_floors() -> str:
 
 
 def _chat_floor_s(name: str, prompt: int, ceilings: Ceilings) -> tuple[float, float]:
-    """Prefill, and all decode steps."""
+    """Bounds of the prefill and of all decode steps."""
     text = CHATS[name]
     steps = (text_work(text, [Span(0, prompt + step, 1)]) for step in range(DECODE_STEPS))
     return ceilings.floor_s(text_work(text, [Span(0, 0, prompt)])), sum(map(ceilings.floor_s, steps))
@@ -216,7 +216,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def filled(page: str) -> str:
-    """The page with every table as the code has it now."""
+    """The page with every table regenerated."""
     for name, table in tables().items():
         start = f"<!-- {name} -->\n"
         page, found = re.subn(f"{start}.*?<!-- end -->", f"{start}{table}<!-- end -->", page, flags=re.DOTALL)

@@ -1,8 +1,8 @@
-"""What the service adds to the model's time: one frame at a time through `edgeflow serve`.
+"""The time that the service adds to the model's: one frame at a time through `edgeflow serve`.
 
     .venv/bin/python -m benchmarks.service_overhead --json benchmarks/results/service-overhead-cpu.json
 
-Overhead is the age of an action at the client less the worker's inference time. Its parts: transport (client, gRPC,
+Overhead is the age of an action at the client minus the worker's inference time. Its parts: transport (client, gRPC,
 loopback, both ways), decode (JPEG), queue (in front and worker), hand-over (everything else inside the service: the
 socket to the worker and back, threads, the event loop).
 """
@@ -30,7 +30,7 @@ SHARES = {"p50": 50, "p90": 90, "p99": 99, "p99.9": 99.9, "max": 100}
 
 
 def main() -> None:
-    """Measure and print; exit code 1 when a bar is missed."""
+    """Measure and print; exit code 1 when a target is missed."""
     arguments = _arguments()
     camera = CameraSpec("camera", *parse_size(arguments.camera), ImageFormat(arguments.format))
     with serving({"model": arguments.model, "chat": {"enabled": False}}) as service:
@@ -46,7 +46,7 @@ def main() -> None:
         print(f"{name:>10}: " + ", ".join(f"{share} {value:.2f}" for share, value in figure.items()) + " ms")
     met = {share: figures["overhead"][share] <= bar for share, bar in BARS_MS.items()}
     for share, bar in BARS_MS.items():
-        print(f"overhead {share}: bar {bar:g} ms: {'met' if met[share] else 'MISSED'}")
+        print(f"overhead {share}: target {bar:g} ms: {'met' if met[share] else 'MISSED'}")
     generator = results_of(run, {}).generator
     facts = {**machine_facts(), "frames": len(parts["overhead"]), "camera": arguments.camera}
     facts |= {
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def parts_ms(frames: list[FrameRecord]) -> dict[str, list[float]]:
-    """Of each frame: overhead and what it is made of, then the time of the model and the whole age."""
+    """Per frame, in milliseconds: overhead and its parts, then inference and the whole age."""
     parts: dict[str, list[float]] = {}
     for frame in frames:
         times = frame.timings
@@ -86,7 +86,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--camera", default="640x480")
     parser.add_argument("--format", default="jpeg", choices=[each.value for each in ImageFormat])
     parser.add_argument("--model", default="demo", help="checkpoint directory, or demo (the embedded policy)")
-    parser.add_argument("--images", type=Path, help="a folder of camera pictures; synthetic ones, with noise, if none")
+    parser.add_argument("--images", type=Path, help="folder of camera images (default: synthetic, with noise)")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""A service of its own process for a benchmark: started, waited for, looked at from outside, stopped."""
+"""A service in its own process for a benchmark: started, waited for, observed from outside, stopped."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from typing import Any
 
 START_S = 300.0
 STOP_S = 10.0
-RESERVE = '"worker_standby"'  # told in the log: memory is what it will be
+RESERVE = '"worker_standby"'  # the log event after which memory is complete
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """address: of gRPC. http: of HTTP. pid: of the front; the worker is its child."""
+    """A running service. address: gRPC. http: HTTP. pid: the front's; the worker is its child."""
 
     address: str
     http: str
     pid: int
 
     def resident_bytes(self) -> dict[str, int]:
-        """Resident memory of the front and of all below it."""
+        """Resident memory of the front, and of all its descendants."""
         return {"front": _resident(self.pid), "worker": sum(_resident(pid) for pid in _below(self.pid))}
 
 
 @contextlib.contextmanager
 def serving(config: Mapping[str, Any]) -> Iterator[Serving]:
-    """`edgeflow serve` with this configuration on free ports, its worker in reserve loaded too."""
+    """Run `edgeflow serve` with this configuration on free ports, and wait for its reserve worker too."""
     with tempfile.TemporaryDirectory() as folder:
         ready, file, log = (Path(folder) / name for name in ("ready.json", "config.json", "log"))
         ports = {"grpc": {"port": 0}, "http": {"port": 0}}
@@ -58,7 +58,7 @@ def serving(config: Mapping[str, Any]) -> Iterator[Serving]:
 
 @contextlib.contextmanager
 def watching(service: Serving, every_s: float = 0.5) -> Iterator[dict[str, int]]:
-    """The growth of each process beyond what it had at the beginning, at its highest; in bytes."""
+    """Watch the memory of each process: its highest growth since the beginning, in bytes."""
     before = service.resident_bytes()
     growth = dict.fromkeys(before, 0)
     done = threading.Event()

@@ -1,7 +1,7 @@
 """Serial against pipelined over action lengths and prefill lengths, as in ActionFlow's Figure 5.
 
-The embedded policy's sizes and weights; K is set here, and the prompts are random tokens, so the tokens mean nothing
-but must be equal both ways. The two take turns; the ratio is the median over rounds.
+It uses the embedded policy's sizes and weights; K is set here, and the prompts are random tokens, so the output means
+nothing but must be equal in both modes. The two modes alternate; the ratio is the median over rounds.
 
     .venv/bin/python -m benchmarks.sweep --json benchmarks/results/sweep-cpu.json --png benchmarks/results/sweep-cpu.png
 """
@@ -34,9 +34,9 @@ CPU = torch.device("cpu")
 MODES = (Mode.SERIAL, Mode.PIPELINED)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One K and prefill length. Medians over rounds; ratio round by round; passes in milliseconds."""
+    """One K and prefill length: medians over rounds; ratio taken round by round; passes in milliseconds."""
 
     action_tokens: int
     prefill_rows: int
@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def bound(self) -> float:
-        """What the pass times allow: (prefill + (K-1) decode) / packed."""
+        """The ratio that the pass times allow: (prefill + (K-1) decode) / packed."""
         return (self.prefill_ms + (self.action_tokens - 1) * self.decode_ms) / self.packed_ms
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     _print(cells, arguments)
     shares = _profile(policy, arguments.k[-1], arguments.prompts[0]) if arguments.profile else {}
     if shares:
-        print(f"a full pass of K = {arguments.k[-1]}, {arguments.prompts[0]} text tokens, by operator (self time):")
+        print(f"a full pass of K = {arguments.k[-1]}, {arguments.prompts[0]} text tokens, self time by operator:")
         print("  " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
     report = {**machine_facts(), "threads": arguments.threads, "cells": [asdict(cell) for cell in cells]}
     report |= {"profile": shares}
@@ -84,7 +84,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="demo", help="checkpoint directory, or demo (the embedded policy)")
     parser.add_argument("--k", type=int, nargs="+", default=[7, 16, 24, 32], help="action tokens")
     parser.add_argument("--prompts", type=int, nargs="+", default=[8, 32, 64, 128], help="text tokens")
-    parser.add_argument("--frames", type=int, default=2, help="frames a round beyond K")
+    parser.add_argument("--frames", type=int, default=2, help="frames per round beyond K")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", action="store_true", help="where a full pass of the last K spends its time")
@@ -102,7 +102,7 @@ def _bench(policy: OpenVLAPolicy, stages: int, prompt: int, count: int) -> tuple
 
 
 def _profile(policy: OpenVLAPolicy, stages: int, prompt: int) -> dict[str, float]:
-    """Shares of the time of full passes, by operator, the largest first."""
+    """Shares of the time of full passes by operator, largest first."""
     from torch.profiler import ProfilerActivity, profile
 
     engine, frames = _bench(policy, stages, prompt, 3 * stages)
@@ -130,21 +130,21 @@ def _cell(policy: OpenVLAPolicy, stages: int, prompt: int, arguments: argparse.N
     serial = [each[Mode.SERIAL] for each in rounds]
     pipelined = [each[Mode.PIPELINED] for each in rounds]
     return Cell(
-        stages,
-        policy.image_tokens + prompt,
-        median(run.fps for run in serial),
-        median(run.fps for run in pipelined),
-        median(fast.fps / slow.fps for fast, slow in zip(pipelined, serial, strict=True)),
-        median(run.prefill_ms for run in serial),
-        median(run.decode_ms for run in serial),
-        median(run.packed_ms for run in pipelined),
-        all(run.tokens == serial[0].tokens for run in (*serial, *pipelined)),
+        action_tokens=stages,
+        prefill_rows=policy.image_tokens + prompt,
+        serial_fps=median(run.fps for run in serial),
+        pipelined_fps=median(run.fps for run in pipelined),
+        ratio=median(fast.fps / slow.fps for fast, slow in zip(pipelined, serial, strict=True)),
+        prefill_ms=median(run.prefill_ms for run in serial),
+        decode_ms=median(run.decode_ms for run in serial),
+        packed_ms=median(run.packed_ms for run in pipelined),
+        tokens_equal=all(run.tokens == serial[0].tokens for run in (*serial, *pipelined)),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """fps in steady state: full pipelines only, as frames over the time of their passes."""
+    """One run. fps: in steady state, frames over the time of full pipelines only."""
 
     fps: float
     tokens: list[tuple[int, ...]]
@@ -219,7 +219,7 @@ def _plot(cells: list[Cell], path: Path) -> None:
         axis.bar_label(bars, [f"{cell.ratio:.1f}x" for cell in here], fontsize=8)
         axis.set_xticks(places, [f"K={cell.action_tokens}" for cell in here])
         axis.set_title(f"prefill of {rows} rows", fontsize=10)
-    np.atleast_1d(axes)[0].set_ylabel("actions a second")
+    np.atleast_1d(axes)[0].set_ylabel("actions per second")
     np.atleast_1d(axes)[0].legend()
     figure.savefig(path, dpi=120)
 

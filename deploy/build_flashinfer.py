@@ -1,8 +1,8 @@
-"""Compile the FlashInfer modules that the service calls, into the installed package: no compiler is needed later.
+"""Compile the FlashInfer modules that the service calls into the installed package; no compiler is needed later.
 
-Runs where nvcc is, without a GPU; FLASHINFER_CUDA_ARCH_LIST says for which ("8.7": AGX Orin). bfloat16, head sizes 64
-and 128: OpenVLA, Llama, Qwen. Any other is compiled when it is first called, where there is an nvcc.
-Arguments: names of the modules wanted, if not all.
+It needs nvcc but no GPU; FLASHINFER_CUDA_ARCH_LIST names the architectures ("8.7": AGX Orin). bfloat16, head sizes 64
+and 128: OpenVLA, Llama, Qwen. Other sizes are compiled at their first call, if nvcc is installed.
+Arguments: names of the modules to compile (default: all).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flashinfer.jit.norm import gen_norm_module
 from flashinfer.jit.rope import gen_rope_module
 
 HEAD_SIZES = (64, 128)
-NO_POSITIONS = 0  # RoPE is an operator of its own
+NO_POSITIONS = 0  # RoPE is a separate operator
 
 
 def modules() -> Iterator[Any]:

@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("question")
     parser.add_argument("--address", default="http://localhost:8000")
     parser.add_argument("--model", default="", help="a name of /v1/models, NAME:SLOT for a declared prefix")
-    parser.add_argument("--token", default="none", help="where the service asks for one")
+    parser.add_argument("--token", default="none", help="needed if the service requires one")
     arguments = parser.parse_args()
     client = openai.OpenAI(base_url=f"{arguments.address}/v1", api_key=arguments.token)
     stream = client.chat.completions.create(

@@ -1,9 +1,10 @@
-"""Faults from outside, with real processes: what happens, how fast, and what is left behind.
+"""Fault tests with real processes: each injects faults, and measures how fast the system reacts and what it leaves
+behind.
 
     .venv/bin/python -m benchmarks.chaos SCENARIO [--trials N] [--seed N] [--json FILE]
 
 Scenarios: client-kill, worker-kill, sigterm, server-stop, front-kill, soak, strangers.
-Exit code 1 when a bar is missed.
+Exit code 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ SCENARIOS = ("client-kill", "worker-kill", "sigterm", "server-stop", "front-kill
 
 
 def main() -> int:
-    """Run one scenario; the exit code."""
+    """Run one scenario; return the exit code."""
     if len(sys.argv) < 2 or sys.argv[1] not in SCENARIOS:
         print(__doc__)
         return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2

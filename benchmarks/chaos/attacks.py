@@ -1,6 +1,6 @@
-"""Strangers without a token or a purpose: sockets that send next to nothing, and calls that are reset at once.
+"""Attacks by strangers: sockets that send almost nothing, and calls that are reset at once.
 
-Each is the work of a process of its own: it says when it is at it, and at its end what it did.
+Each attack runs in its own process, which reports when it has begun and, at its end, what it did.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CALL = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, h2.headers(STREAM.encode()))
 
 
 class SlowSocket:
-    """Says `first`, then a byte of `rest` whenever told; comes again when it was cut."""
+    """A socket that sends `first`, then one byte of `rest` per step, and reconnects when it was closed."""
 
     def __init__(self, address: tuple[str, int], first: bytes, rest: bytes) -> None:
         self._address, self._first, self._rest = address, first, rest
@@ -32,7 +32,7 @@ class SlowSocket:
         self._said = 0
 
     def step(self) -> bool:
-        """One byte more; whether it had been cut."""
+        """Send one more byte; True when the service had closed the socket."""
         try:
             if self._link is None:
                 self._link = socket.create_connection(self._address, PATIENCE_S)
@@ -63,9 +63,10 @@ class SlowSocket:
 
 
 def slow_sockets(link: Connection, grpc_port: int, http_port: int, count: int) -> None:
-    """`count` of them, on both ports alike: silent ones, half a preface, a call without a message, endless headers.
+    """Run `count` slow sockets, divided between both ports: silent, half a preface, a call without a message, endless
+    headers.
 
-    Says how many a second were cut.
+    Reports how many per second were closed by the service.
     """
     grpc_at, http_at = ("127.0.0.1", grpc_port), ("127.0.0.1", http_port)
     kinds = [
@@ -95,7 +96,7 @@ def slow_sockets(link: Connection, grpc_port: int, http_port: int, count: int) -
 
 
 class Flood:
-    """Calls that are reset right after their headers, on one connection after another."""
+    """A flood of calls that are reset right after their headers, on one connection after another."""
 
     def __init__(self, port: int) -> None:
         self.sent = 0
@@ -104,7 +105,7 @@ class Flood:
         self._connect()
 
     def spell(self) -> None:
-        """SPELL of them in one write."""
+        """Send SPELL calls in one write."""
         try:
             self._link.sendall(b"".join(h2.call_reset_at_once(self._next(), self._block) for _ in range(SPELL)))
             self.sent += SPELL
@@ -128,7 +129,7 @@ class Flood:
 
 
 def rapid_resets(link: Connection, grpc_port: int, rate: int) -> None:
-    """`rate` a second, or as many as are taken; says how many a second it were."""
+    """Send `rate` calls per second, or as many as are accepted, and report the rate reached."""
     flood = Flood(grpc_port)
     due = time.monotonic()
 
@@ -145,7 +146,7 @@ def rapid_resets(link: Connection, grpc_port: int, rate: int) -> None:
 
 
 def _attack(link: Connection, turn: Callable[[], None]) -> None:
-    """Until told to stop."""
+    """Repeat a step until the benchmark sends a message."""
     settled = time.monotonic() + SETTLE_S
     while time.monotonic() < settled:
         turn()

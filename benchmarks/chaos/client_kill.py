@@ -1,12 +1,12 @@
-"""Robots killed in the middle of a frame while two others act at 20 Hz.
+"""Kills robots in the middle of a frame while two others act at 20 Hz.
 
     .venv/bin/python -m benchmarks.chaos client-kill --trials 100 --json benchmarks/results/chaos-client-kill.json
 
-All slots are taken when a robot is killed: the slot counts as free once another robot has it. Blocks of killed robots
-take turns with blocks of robots that do the same and leave politely; the ages of the two others' actions are compared
-between these blocks, so that neither the machine's drift nor the coming and going of robots is in the difference.
-Frames of the killed robots are 921,600 bytes each; half of the kills come within 3 ms of the start of a write, the
-others anywhere in the period.
+All slots are taken when a robot is killed; the slot counts as free once another robot has it. Blocks of killed robots
+alternate with blocks of robots that do the same and close their session; the ages of the two others' actions are
+compared between these blocks, so that neither drift of the machine nor the coming and going of robots is in the
+difference. Frames of the killed robots are 921,600 bytes each; half of the kills come within 3 ms of the start of a
+write, the others anywhere in the period.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ CONFIG = {"max_sessions": OTHERS + 1, **OVERCOMMIT}
 
 @dataclass(slots=True)
 class Measured:
-    """blocks: (start, end, whether its robots were killed), nanoseconds."""
+    """Raw measurements. blocks: (start, end, True when its robots were killed), nanoseconds."""
 
     freed_ms: list[float] = field(default_factory=list)
     blocks: list[tuple[int, int, bool]] = field(default_factory=list)
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the scenario; return the exit code."""
     arguments = parser(__doc__, 100).parse_args()
     report = Report("client-kill", arguments)
     generator = random.Random(arguments.seed)
@@ -108,7 +108,7 @@ def _blocks(service: ServiceUnderTest, generator: random.Random, robots: int, in
 
 
 def _one(address: str, generator: random.Random, kill: bool) -> float:
-    """A robot comes, works and goes; seconds until another has its slot."""
+    """Start a robot, let it act, and end it; return the seconds until another has its slot."""
     with RobotProcess(_victim, address) as victim:
         victim.hear()
         victim.link.send("write")
@@ -153,7 +153,9 @@ def _until(done: threading.Event) -> Iterator[pb.ClientMessage]:
 
 
 def _settled(service: ServiceUnderTest) -> dict[str, float]:
-    """What front and worker hold once only the others are there: the least of several readings, as requests pass."""
+    """The resources of front and worker when only the other robots are connected: the least of several readings, since
+    requests are running.
+    """
     wait_for(lambda: service.metrics()["edgeflow_sessions"] == OTHERS, SETTLE_S, 0.1)
     readings = []
     for _ in range(READINGS):
@@ -180,7 +182,7 @@ def _leaks(service: ServiceUnderTest, before: dict[str, float]) -> list[Row]:
 
 
 def _victim(link: Connection, address: str) -> None:
-    """Says when it acts; told to write, says when the next write begins; told to stop, leaves."""
+    """Work of a robot's process: report acting; on "write", report when the next write begins; on "stop", leave."""
     armed, said = threading.Event(), threading.Event()
 
     def before_write(seq: int) -> None:  # noqa: ARG001

@@ -1,4 +1,4 @@
-"""A service that answers every frame with an action, at once and without a model; and a proxy that can stall."""
+"""A service that answers every frame with an action at once, without a model; and a TCP proxy that can stall."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Servicer(ControlServicer):
 
 
 def fake_server(link: Connection, valid_for_ms: int) -> None:
-    """Work of a process: says its port, serves until the benchmark says something."""
+    """Work of the server's process: report the port, then serve until the benchmark sends a message."""
     server = grpc.server(ThreadPoolExecutor(32))
     add_ControlServicer_to_server(_Servicer(valid_for_ms), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -58,7 +58,7 @@ def fake_server(link: Connection, valid_for_ms: int) -> None:
 
 
 class Proxy:
-    """Forwards TCP from an address of its own to `target`, a port of loopback that may change; can stop forwarding."""
+    """Forwards TCP from its own address to `target`, a loopback port that may change; it can stop forwarding."""
 
     def __init__(self) -> None:
         self.target = 0
@@ -81,11 +81,11 @@ class Proxy:
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def stall(self) -> None:
-        """Nothing passes any more; connections stay."""
+        """Stop forwarding; connections stay open."""
         self._flowing.clear()
 
     def resume(self) -> None:
-        """What waited passes now."""
+        """Resume forwarding, beginning with what was held back."""
         self._flowing.set()
 
     def _accept(self) -> None:

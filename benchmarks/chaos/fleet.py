@@ -1,4 +1,4 @@
-"""Several SDK robots in processes of their own, and what each of them does now."""
+"""Several SDK robots, each in its own process, and the current state of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIPE_NS = 50_000_000  # what was said until now is heard by then
 
 
 class Fleet:
-    """Entering waits until all act; leaving ends the processes."""
+    """A fleet of robots: entering the context waits until all act; leaving it ends the processes."""
 
     def __init__(self, address: str, robots: int, rate_hz: float, poll_s: float) -> None:
         self._robots = [RobotProcess(sdk_robot, address, rate_hz, poll_s) for _ in range(robots)]
@@ -33,7 +33,7 @@ class Fleet:
             robot.close()
 
     def wait(self, command: str, since_ns: int) -> list[Change]:
-        """For each robot the change by which it does this at since_ns, or else the first one later; TimeoutError."""
+        """Wait until every robot does this, at since_ns or later, and return the changes; TimeoutError."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             self._hear()
@@ -41,7 +41,7 @@ class Fleet:
             changes = [each for each in found if each is not None]
             if len(changes) == len(found) and time.monotonic_ns() > since_ns + PIPE_NS:
                 return changes
-        raise TimeoutError(f"the robots did not get to {command} within {PATIENCE_S:g} s")
+        raise TimeoutError(f"not every robot reached {command} within {PATIENCE_S:g} s")
 
     def finish(self) -> list[Summary]:
         """End all robots."""
@@ -50,7 +50,7 @@ class Fleet:
         return [_summary(robot) for robot in self._robots]
 
     def _hear(self) -> None:
-        """Everything they said, waiting a little for more."""
+        """Receive all pending messages, waiting briefly for more."""
         links = {robot.link: said for robot, said in zip(self._robots, self._said, strict=True)}
         while ready := wait(list(links), PIPE_NS / 1e9):
             for link, said in links.items():
@@ -59,7 +59,7 @@ class Fleet:
 
 
 def first(said: Sequence[Change], command: str, since_ns: int) -> Change | None:
-    """The change that made this command hold at since_ns or as soon as it did afterwards; None when it never did."""
+    """The change by which this command was in force at since_ns, else the first such change after it; or None."""
     before = [index for index, change in enumerate(said) if change.at_ns <= since_ns]
     return next((change for change in said[max(before, default=0) :] if change.command == command), None)
 

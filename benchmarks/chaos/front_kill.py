@@ -1,9 +1,9 @@
-"""The front killed: the worker must leave by itself.
+"""Kills the front: the worker must exit by itself.
 
     .venv/bin/python -m benchmarks.chaos front-kill --trials 20 --json benchmarks/results/chaos-front-kill.json
 
-One robot acts at 10 Hz. Half of the kills come while the worker serves, half while the service's second worker still
-starts: the first one was killed just before.
+One robot acts at 10 Hz. Half of the kills come while the worker serves, half while a second worker is still starting
+because the first one was killed just before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONFIG = {"max_sessions": 1, **OVERCOMMIT}
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the scenario; return the exit code."""
     arguments = parser(__doc__, 20).parse_args()
     report = Report("front-kill", arguments)
     generator = random.Random(arguments.seed)
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def _one(generator: random.Random, starting: bool) -> float | None:
-    """Seconds until no worker is left; None when one stayed."""
+    """Seconds until no worker is left; None when one remains."""
     with ServiceUnderTest(CONFIG) as service:
         robot = RawRobot(service.address, HZ)
         robot.wait_opened()

@@ -1,9 +1,9 @@
-"""`edgeflow serve` in this process with probes that the product does not have.
+"""Runs `edgeflow serve` in this process with probes that the product does not have.
 
     python -m benchmarks.chaos.launch [--tasks] [--accepted FILE] [--leak-bytes N] -- serve ...
 
---tasks: /metrics also tells the tasks of the event loop and the threads of its pools. --accepted: the frames that
-sessions took, as JSON, when the process ends. --leak-bytes: every frame leaves so many bytes behind for ever.
+--tasks: /metrics also reports the event loop's tasks and the threads of its pools. --accepted: write the frames that
+sessions accepted, as JSON, when the process ends. --leak-bytes: leak this many bytes per frame.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POOLS = ("asyncio_", "uvloop_", "decode")  # of the event loop, whichever it is,
 
 
 def main() -> None:
-    """Put the probes in, then serve."""
+    """Install the probes, then serve."""
     own, rest = _split(sys.argv[1:])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", action="store_true")

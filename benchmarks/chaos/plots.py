@@ -1,4 +1,4 @@
-"""Resident memory over frames, as a PNG file."""
+"""Plots resident memory over frames as a PNG file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.chaos.rules import EARLY, LATE
 
 
 def plot_resident(path: Path, series: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-    """One panel a process, (frames, MiB); the two windows that are compared are grey."""
+    """Plot (frames, MiB), one panel per process; the two windows that are compared are grey."""
     figure = Figure(figsize=(8.0, 2.6 * len(series)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(series), 1, sharex=True, squeeze=False)[:, 0]

@@ -1,4 +1,4 @@
-"""What /proc tells about a process."""
+"""Facts about a process from /proc."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ POOL = "event_engine"  # threads of gRPC's own pool, which grows and shrinks by 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds that it could leak."""
+    """Resources of a process that it could leak."""
 
     descriptors: int
     threads: int
 
 
 def held(pid: int) -> Held:
-    """Open descriptors, and threads but for those of POOL."""
+    """Count open descriptors, and threads other than those of POOL."""
     names = threads(pid)
     return Held(len(list(Path(f"/proc/{pid}/fd").iterdir())), names.total() - names[POOL])
 
 
 def threads(pid: int) -> Counter[str]:
-    """How many of each name; those that Python starts have the process's."""
+    """Threads by name; those that Python starts have the process's name."""
     return Counter((task / "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir())
 
 
 def memory(pid: int) -> dict[str, int]:
-    """Bytes: VmRSS, VmHWM, Pss."""
+    """VmRSS, VmHWM and Pss in bytes."""
     folder = Path(f"/proc/{pid}")
     lines = (folder / "status").read_text().splitlines() + (folder / "smaps_rollup").read_text().splitlines()
     wanted = {"VmRSS", "VmHWM", "Pss"}
@@ -42,7 +42,7 @@ def memory(pid: int) -> dict[str, int]:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that any thread of this one started and that still run."""
+    """Running processes that any thread of this one started."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
@@ -53,7 +53,7 @@ def children(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether it still runs; one that only waits to be reaped holds nothing any more."""
+    """True while the process runs; a zombie, which holds no resources, counts as ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -62,14 +62,14 @@ def alive(pid: int) -> bool:
 
 
 def started_at(pid: int) -> float:
-    """When it was started, on the wall clock; to a tick of the kernel (10 ms)."""
+    """Start of the process on the wall clock, to a tick of the kernel (10 ms)."""
     ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
     since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.time() - (since_boot - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.005) -> float | None:
-    """Seconds until it holds, None when it did not in time."""
+    """Seconds until the condition holds; None when it did not in time."""
     started = time.monotonic()
     while not condition():
         if time.monotonic() - started > timeout_s:

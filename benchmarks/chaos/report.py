@@ -1,4 +1,4 @@
-"""How a scenario is run from the command line and how its figures are told."""
+"""Command line and report of a scenario."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgeflow.console import progress_bar, table_console
 
 
 def parser(description: str | None, trials: int) -> argparse.ArgumentParser:
-    """The options that all scenarios have."""
+    """A parser with the options common to all scenarios."""
     made = options(description)
     made.add_argument("--trials", type=int, default=trials)
     made.add_argument("--seed", type=int, default=0)
@@ -26,12 +26,12 @@ def parser(description: str | None, trials: int) -> argparse.ArgumentParser:
 
 
 def progress() -> Progress:
-    """A bar on standard error."""
+    """A progress bar on standard error."""
     return progress_bar(Console(stderr=True))
 
 
 class Report:
-    """Made at the start, so that the load it tells is that of the machine before the run."""
+    """The report of a scenario; create it first, so that it records the machine's load before the run."""
 
     def __init__(self, scenario: str, arguments: argparse.Namespace) -> None:
         self._scenario = scenario
@@ -40,8 +40,8 @@ class Report:
         self._head: dict[str, object] = {"scenario": scenario, **machine_facts(), "options": options}
 
     def finish(self, rows: Sequence[Row], **samples: object) -> int:
-        """Print the table, write the file; 1 when a bar is missed."""
-        table = Table("figure", "value", "bar", "", title=f"{self._scenario}, load {os.getloadavg()[0]:.1f}")
+        """Print the table and write the file; return 1 when a target is missed."""
+        table = Table("figure", "value", "target", "", title=f"{self._scenario}, load {os.getloadavg()[0]:.1f}")
         for row in rows:
             verdict = "" if row.bar is None else "[green]met[/]" if row.met else "[red]NOT MET[/]"
             bar = "" if row.bar is None else f"≤ {row.bar:g} {row.unit}"

@@ -1,6 +1,6 @@
-"""Robots of the benchmarks: a plain stream that keeps account of every frame, and processes to kill.
+"""Robots of the benchmarks: a plain stream that accounts for every frame, and processes to kill.
 
-Processes are forked from a helper that has imported everything already, so that starting one hardly loads the machine.
+Processes are forked from a helper that has already imported everything, so that starting one hardly loads the machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LONGEST_MS = 5000
 
 
 def picture(camera: CameraSpec = SMALL, seed: int = 0) -> bytes:
-    """A random image, encoded as the camera says."""
+    """A random image in the camera's encoding."""
     pixels = np.random.default_rng(seed).integers(0, 256, (camera.height, camera.width, 3), np.uint8)
     if camera.format is ImageFormat.RGB8:
         return pixels.tobytes()
@@ -44,7 +44,7 @@ def picture(camera: CameraSpec = SMALL, seed: int = 0) -> bytes:
 
 
 class Channel:
-    """A connection of its own; the library shares them otherwise."""
+    """A gRPC channel with its own connection; the library shares connections by default."""
 
     def __init__(self, address: str) -> None:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
@@ -57,7 +57,7 @@ class Channel:
 
 
 def declared_ms(rate_hz: float) -> int:
-    """The control period to declare: long, so that admission takes more robots than the device can answer."""
+    """The control period to declare, long enough that admission accepts more robots than the device can serve."""
     return min(round(900 * OVERRATE / rate_hz), LONGEST_MS)
 
 
@@ -73,10 +73,10 @@ def opening(camera: CameraSpec, rate_hz: float) -> pb.ClientMessage:
 
 
 class RawRobot:
-    """Sends frames at a rate until `leave`; everything it was told can be read afterwards.
+    """A robot that sends frames at a rate until `leave`; all messages it received can be read afterwards.
 
-    before_write: called with each frame's number right before the library writes it. keep: whether `told` and `ages`
-    are kept, which a long run has no room for.
+    before_write: called with each frame's number right before the library writes it. keep: record `told` and `ages`,
+    for which a long run has no memory.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class RawRobot:
         self._thread.start()
 
     def wait_opened(self) -> None:
-        """TimeoutError with the status when the service does not take the robot."""
+        """Wait for Opened; TimeoutError, with the status, when the service does not admit the robot."""
         if not self._opened.wait(OPEN_S) or not self.session:
             raise TimeoutError(f"no session: {self.code or 'no answer'} {self.text}")
 
     def leave(self) -> None:
-        """Say Close, read what is still told, and disconnect."""
+        """Send Close, read the remaining messages, and disconnect."""
         self._leaving.set()
         self.wait_ended(OPEN_S)
         self._call.cancel()
@@ -119,7 +119,7 @@ class RawRobot:
         self._thread.join()
 
     def wait_ended(self, timeout_s: float) -> bool:
-        """Whether the service ended the stream."""
+        """Wait for the service to end the stream; True when it did."""
         return self._ended.wait(timeout_s)
 
     def _messages(self) -> Iterator[pb.ClientMessage]:
@@ -170,7 +170,7 @@ class RawRobot:
 
 
 def client(address: str, rate_hz: float, **options: object) -> RobotClient:
-    """The SDK, as the benchmarks use it: it may act again after any interruption."""
+    """An SDK client that may act again after any interruption."""
     return RobotClient(
         address,
         cameras=[SMALL],
@@ -183,7 +183,7 @@ def client(address: str, rate_hz: float, **options: object) -> RobotClient:
 
 
 class RobotProcess:
-    """`work(connection, *arguments)` in a process of its own; leaving the context kills it."""
+    """Runs `work(connection, *arguments)` in a process; leaving the context kills it."""
 
     def __init__(self, work: Callable[..., None], *arguments: object) -> None:
         context = _context()
@@ -201,24 +201,24 @@ class RobotProcess:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL; it may be gone already."""
+        """Send SIGKILL; the process may be gone already."""
         self.process.kill()
 
     def close(self) -> None:
-        """Kill it and forget it."""
+        """Kill the process and release it."""
         self.kill()
         self.process.join()
         self.link.close()
 
     def hear(self, timeout_s: float = 30.0) -> object:
-        """The next thing it says."""
+        """The next message from the process."""
         if not self.link.poll(timeout_s):
-            raise TimeoutError(f"a robot said nothing for {timeout_s:g} s")
+            raise TimeoutError(f"no message from a robot for {timeout_s:g} s")
         return self.link.recv()
 
 
 def at_work(link: Connection, robots: Sequence[RawRobot]) -> None:
-    """In a robots' process: says when all of them act, and lets them leave when told to."""
+    """In a process of robots: report when all of them act, and let them leave on request."""
     for robot in robots:
         robot.wait_opened()
         robot.acted.wait()
@@ -229,20 +229,20 @@ def at_work(link: Connection, robots: Sequence[RawRobot]) -> None:
 
 
 def bystanders(link: Connection, address: str, count: int, rate_hz: float) -> None:
-    """Work of a process: robots that act, whose ages are told at the end."""
+    """Work of a process: robots that act, and report the ages of their actions at the end."""
     robots = [RawRobot(address, rate_hz) for _ in range(count)]
     at_work(link, robots)
     link.send([pair for robot in robots for pair in robot.ages])
 
 
 def ages_of(ages: object, spans: Sequence[tuple[int, int, bool]], kind: bool) -> list[float]:
-    """Milliseconds: what `bystanders` told, of the (start, end, kind) spans of this kind."""
+    """Ages in milliseconds from `bystanders`, within the (start, end, kind) spans of this kind."""
     chosen = [(start, end) for start, end, each in spans if each == kind]
     return [age / 1e6 for at, age in ages if any(start <= at < end for start, end in chosen)]  # type: ignore[attr-defined]
 
 
 def told_to_stop(link: Connection, wait_s: float = 0.0) -> bool:
-    """In a robot's process: whether the benchmark said something, which is to stop, or is gone."""
+    """In a robot's process: True when the benchmark asked it to stop, or is gone."""
     return link.poll(wait_s)
 
 

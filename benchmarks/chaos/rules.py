@@ -1,4 +1,4 @@
-"""What counts as growth, as lost and as met: pure functions over what was measured."""
+"""Pure functions that judge measurements: memory growth, lost frames, targets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ FEWEST = 3  # samples in each window
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Of one process. growth_bytes: median of the last window minus that of the early one. slope: a 100,000 frames."""
+    """Memory growth of one process. growth_bytes: median of the last window minus that of the early one. slope: per
+    100,000 frames.
+    """
 
     early_bytes: float
     growth_bytes: float
@@ -32,13 +34,13 @@ class Growth:
 
     @property
     def bounded(self) -> bool:
-        """Whether this is a service that may run for a week."""
+        """True when growth is small enough for a service to run for a week."""
         small = self.growth_bytes <= GROWTH_BYTES and self.share <= GROWTH_SHARE
         return small and self.slope_bytes <= SLOPE_BYTES
 
 
 def growth(frames: Sequence[float], resident_bytes: Sequence[float]) -> Growth:
-    """Resident memory over frames served; ValueError when there are too few samples to say anything."""
+    """The growth of resident memory over frames served; ValueError when there are too few samples."""
     x, y = np.asarray(frames, float), np.asarray(resident_bytes, float)
     early, late = _window(x, y, EARLY), _window(x, y, LATE)
     if min(len(early), len(late)) < FEWEST:
@@ -55,7 +57,7 @@ def _window(x: np.ndarray, y: np.ndarray, shares: tuple[float, float]) -> np.nda
 
 
 def theil_sen(x: np.ndarray, y: np.ndarray) -> float:
-    """The median slope of all pairs: single steps and outliers do not move it."""
+    """The median slope of all pairs (Theil-Sen); single steps and outliers do not move it."""
     first, second = np.triu_indices(len(x), 1)
     run = x[second] - x[first]
     rise = y[second] - y[first]
@@ -63,18 +65,18 @@ def theil_sen(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """By linear interpolation; NaN when there is no value, so that no bar is met by measuring nothing."""
+    """Percentile by linear interpolation; NaN without values, so that an empty measurement meets no target."""
     return float(np.percentile(values, share)) if len(values) else math.nan
 
 
 def rise_percent(with_fault: Sequence[float], without: Sequence[float], share: float) -> float:
-    """How much higher a percentile is, in per cent of the undisturbed one."""
+    """The rise of a percentile, in per cent of the undisturbed one."""
     return 100 * (percentile(with_fault, share) / percentile(without, share) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Frames by how often they were disposed of. untold: never; repeated: more than once; strange: not accepted."""
+    """Frames by number of dispositions. untold: none; repeated: more than one; strange: frames not accepted."""
 
     accepted: int
     untold: tuple[int, ...]
@@ -83,7 +85,7 @@ class Account:
 
 
 def account(accepted: Iterable[int], told: Mapping[int, int]) -> Account:
-    """accepted: the frames the service took. told: how many dispositions each frame got."""
+    """Compare the frames that the service accepted with `told`, the number of dispositions of each frame."""
     taken, counts = set(accepted), Counter(told)
     return Account(
         len(taken),
@@ -95,7 +97,7 @@ def account(accepted: Iterable[int], told: Mapping[int, int]) -> Account:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure and its bar: met when it is not above. bar None: told, not judged."""
+    """A figure and its upper bound `bar`; None: reported without a bound."""
 
     what: str
     value: float
@@ -104,11 +106,11 @@ class Row:
 
     @property
     def met(self) -> bool:
-        """NaN, which is no measurement, meets nothing."""
+        """True when the figure is within its bound; NaN never is."""
         return self.bar is None or self.value <= self.bar
 
 
 def spread(what: str, values: Sequence[float], unit: str, **bars: float) -> list[Row]:
-    """p50, p99 and max of a quantity; bars by these names."""
+    """Rows for p50, p99 and max of a quantity; bars: upper bounds by these names."""
     shares = {"p50": 50, "p99": 99, "max": 100}
     return [Row(f"{what}, {name}", percentile(values, share), unit, bars.get(name)) for name, share in shares.items()]

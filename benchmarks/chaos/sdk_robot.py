@@ -1,4 +1,4 @@
-"""A robot with the SDK, in a process of its own: tells every change between acting and holding."""
+"""A robot with the SDK in its own process, which reports every change between acting and holding."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edgeflow.errors import EdgeflowError
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the robot does from at_ns (monotonic clock) on: act, hold or stop.
+    """A change of command (act, hold or stop) at at_ns on the monotonic clock.
 
-    late_ns: for what follows an action, how long after the end of that action's validity; negative = before it.
+    late_ns: time from the end of the last action's validity to a change that follows an action; negative = before it.
     """
 
     at_ns: int
@@ -27,7 +27,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """overdue: how often `latest` gave out an action past its validity. sessions: all that it ever had."""
+    """Totals of a robot. overdue: times that `latest` returned an action past its validity. sessions: all it had."""
 
     sessions: tuple[int, ...]
     reconnects: int
@@ -36,7 +36,7 @@ class Summary:
 
 
 class Watch:
-    """Called by the SDK with every directive; sends changes of the command."""
+    """Callback for the SDK's directives that reports changes of the command."""
 
     def __init__(self, link: Connection) -> None:
         self._link = link
@@ -56,13 +56,13 @@ class Watch:
             self._valid_until_ns = directive.action.valid_until_ns
 
     def send(self, message: object) -> None:
-        """Of any thread."""
+        """Send a message; safe to call from any thread."""
         with self._lock:
             self._link.send(message)
 
 
 def sdk_robot(link: Connection, address: str, rate_hz: float, poll_s: float = 0.004) -> None:
-    """Push at a rate and ask `latest` every poll_s, until the benchmark says something."""
+    """Push frames at a rate and call `latest` every poll_s, until the benchmark sends a message."""
     watch, image = Watch(link), picture()
     sessions: list[int] = []
     asked = overdue = 0

@@ -1,11 +1,11 @@
-"""The server stopped, killed, stalled or behind a network that stalls; the robot's side of it.
+"""Stops, kills or stalls the server, or the network before it, and measures the robot's side.
 
     .venv/bin/python -m benchmarks.chaos server-stop --trials 300 --json benchmarks/results/chaos-server-stop.json
 
-A trial is one robot that lives through one fault; robots (the SDK, processes of their own, 20 Hz) share a fault. Most
-trials run against a server without a model, whose actions are valid for 100 ms; `--real` of them against
-`edgeflow serve` with the embedded policy. HOLD must come within 20 ms after the last action's validity, and `latest`,
-asked every 4 ms, must never give out an action that is not valid any more.
+A trial is one robot that experiences one fault; several robots (the SDK, separate processes, 20 Hz) share a fault. Most
+trials run against a server without a model, whose actions are valid for 100 ms; `--real` of them run against
+`edgeflow serve` with the embedded policy. HOLD must come within 20 ms after the last action's validity ends, and
+`latest`, called every 4 ms, must never return an action that is no longer valid.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ KINDS = ("stopped", "killed", "network stalled", "stalled 5 s")
 
 @dataclass(slots=True)
 class Measured:
-    """late_ms: HOLD after the end of the last action's validity, by server and kind; negative = before it."""
+    """Raw measurements. late_ms: from the end of the last action's validity to HOLD, by server and kind; negative =
+    before it.
+    """
 
     late_ms: dict[str, list[float]] = field(default_factory=dict)
     hold_ms: dict[str, list[float]] = field(default_factory=dict)
@@ -46,7 +48,7 @@ class Measured:
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the scenario; return the exit code."""
     made = parser(__doc__, 300)
     made.add_argument("--robots", type=int, default=5, help="that live through each fault")
     made.add_argument("--real", type=int, default=40, help="trials against the real service, of all")
@@ -76,20 +78,20 @@ def main() -> int:
 
 
 class _Server:
-    """What faults happen to. restart: only for one that may be killed and must come back."""
+    """The server that faults are injected into. restart: only for one that may be killed and must come back."""
 
     def __init__(self, proxy: Proxy, pid: int, restart: Callable[[], int] | None = None) -> None:
         self._proxy, self._pid, self._restart = proxy, pid, restart
 
     def fail(self, kind: str) -> None:
-        """The fault begins."""
+        """Begin the fault."""
         if kind == "network stalled":
             self._proxy.stall()
         else:
             os.kill(self._pid, signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
 
     def lift(self, kind: str) -> bool:
-        """The fault ends; False when it does not."""
+        """End the fault; False when that fails."""
         if kind == "network stalled":
             self._proxy.resume()
         elif kind != "killed":

@@ -1,4 +1,4 @@
-"""The service as its users run it: `edgeflow serve` in processes of its own, seen from outside."""
+"""The service as its users run it: `edgeflow serve` in separate processes, observed from outside."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAMPLE = re.compile(r"^([a-z0-9_]+)(\{.*\})? ([-+.\deEinfNa]+)$")
 
 
 class ServiceUnderTest:
-    """Starts with the context, ends with it at the latest. probes: options of benchmarks.chaos.launch."""
+    """A service that starts and ends with the context. probes: options of benchmarks.chaos.launch."""
 
     def __init__(self, config: dict[str, Any], probes: Sequence[str] = ()) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="edgeflow-chaos-")
@@ -57,32 +57,32 @@ class ServiceUnderTest:
         return f"127.0.0.1:{self._ports['grpc']}"
 
     def port(self, name: str) -> int:
-        """`grpc` or `http`."""
+        """The port of `grpc` or `http`."""
         return self._ports[name]
 
     @property
     def pid(self) -> int:
-        """Of the front."""
+        """Process id of the front."""
         return self._process.pid
 
     def worker(self) -> int:
-        """The worker's process id: the front's oldest child, a younger one is in reserve. RuntimeError for none."""
+        """Process id of the worker: the front's oldest child (a younger one is the reserve). RuntimeError if none."""
         found = children(self.pid)
         if not found:
             raise RuntimeError("the front has no children")
         return found[0]
 
     def wait_reserve(self) -> None:
-        """Until a worker stands by for the one that is ready now; TimeoutError when none does."""
+        """Wait until a reserve stands by for the current worker; TimeoutError."""
         ready = self.events("worker_ready")[-1]["time"]
         self.wait_event("worker_standby", ready, START_S)
 
     def held(self) -> dict[str, Held]:
-        """What front and worker hold."""
+        """The resources held by front and worker."""
         return {"front": held(self.pid), "worker": held(self.worker())}
 
     def events(self, name: str, since: float = 0.0, **values: str) -> list[dict[str, Any]]:
-        """Lines of the service's log with this name and these values, from `since` on (wall clock)."""
+        """Log lines with this event name and these values, from `since` on (wall clock)."""
         found = []
         for line in (self._path / "log").read_text().splitlines():
             if line.startswith("{") and line.endswith("}"):
@@ -97,13 +97,13 @@ class ServiceUnderTest:
         return (self._path / "log").read_text()[-2000:]
 
     def wait_event(self, name: str, since: float, timeout_s: float, **values: str) -> float:
-        """Wall time of the first such event; TimeoutError when none comes."""
+        """Wall time of the first such event; TimeoutError."""
         if wait_for(lambda: bool(self.events(name, since, **values)), timeout_s, 0.02) is None:
             raise TimeoutError(f"no {name} {values} within {timeout_s:g} s")
         return float(self.events(name, since, **values)[0]["time"])
 
     def metrics(self) -> dict[str, float]:
-        """Metrics by name, summed over their labels."""
+        """Metrics by name, each summed over its labels."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._ports['http']}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         totals: dict[str, float] = {}
@@ -113,11 +113,11 @@ class ServiceUnderTest:
         return totals
 
     def signal(self, number: signal.Signals) -> None:
-        """To the front."""
+        """Send a signal to the front."""
         self._process.send_signal(number)
 
     def wait_exit(self, timeout_s: float) -> int | None:
-        """The front's exit code; None when it still runs."""
+        """Wait for the front's exit code; None when it still runs."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -128,12 +128,12 @@ class ServiceUnderTest:
         if wait_for(lambda: ready.exists() or self._process.poll() is not None, START_S, 0.02) is None:
             raise TimeoutError(f"the service was not ready within {START_S:g} s")
         if not ready.exists():
-            raise RuntimeError(f"the service ended at its start:\n{self.log_end()}")
+            raise RuntimeError(f"the service ended while starting:\n{self.log_end()}")
         self._ports = json.loads(ready.read_text())
         self.wait_event("worker_standby", 0.0, START_S)
 
     def _release(self) -> None:
-        """Whatever state the scenario left it in."""
+        """End the service, whatever state the scenario left it in."""
         workers = children(self.pid) if alive(self.pid) else []
         if self._process.poll() is None:
             self.signal(signal.SIGCONT)
@@ -147,7 +147,7 @@ class ServiceUnderTest:
 
 
 def crash_budget(config: dict[str, Any]) -> dict[str, Any]:
-    """The same configuration with room for many crashes, where the service counts them."""
+    """The same configuration with a crash limit that many kills do not reach."""
     timing = json.loads(schema_json())["$defs"]["TimingConfig"]["properties"]
     if "crash_limit" in timing:
         limit = timing["crash_limit"].get("maximum", 100_000)

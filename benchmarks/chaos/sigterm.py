@@ -1,11 +1,11 @@
-"""SIGTERM under eight robots at 30 Hz.
+"""Sends SIGTERM to the service under eight robots at 30 Hz.
 
     .venv/bin/python -m benchmarks.chaos sigterm --trials 50 --json benchmarks/results/chaos-sigterm.json
 
-Every trial starts a service. Robots declare a lower rate than they send, so that admission takes all eight where the
-device cannot keep up: most frames are superseded, and the pipeline is full when the signal comes. Which frames were
-accepted is written down inside the service, at the door of the session; each of them must have been told to the robot
-exactly once. A ninth robot uses the SDK: its last action must end in HOLD.
+Every trial starts a service. Robots declare a lower rate than they send, so that admission accepts all eight although
+the device cannot keep up: most frames are superseded, and the pipeline is full when the signal comes. Accepted frames
+are recorded inside the service, where a session accepts them; the robot must have received exactly one disposition
+for each. A ninth robot uses the SDK: its last action must be followed by HOLD.
 """
 
 from __future__ import annotations
@@ -33,21 +33,25 @@ BAR_S, GIVE_UP_S = 5.0, 20.0
 CONFIG = {"max_sessions": ROBOTS + 1, **OVERCOMMIT, "mode": "pipelined"}
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a robot was told until its stream ended. held: HOLD was the last command. told: dispositions by frame."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """Messages that a robot received until its stream ended. held: the last command was HOLD. dispositions: their
+    number by frame.
+    """
 
     session: int
     sent: int
-    told: dict[int, int]
+    dispositions: dict[int, int]
     drain: bool
     held: bool
     code: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """exit_s, exit_code: of the front after SIGTERM; None when it stayed. sdk_held: HOLD in time at the SDK's robot."""
+    """Results of a trial. exit_s, exit_code: of the front after SIGTERM; None when it did not exit. sdk_held: the SDK's
+    robot held in time.
+    """
 
     exit_s: float
     exit_code: int | None
@@ -61,7 +65,7 @@ class Trial:
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the scenario; return the exit code."""
     arguments = parser(__doc__, 50).parse_args()
     report = Report("sigterm", arguments)
     generator = random.Random(arguments.seed)
@@ -107,26 +111,26 @@ def _stopped(service: ServiceUnderTest, path: Path, after_s: float) -> Trial:
     code = service.wait_exit(GIVE_UP_S)
     exit_s = time.monotonic() - asked
     orphan = wait_for(lambda: not alive(worker), 0.5) is None
-    told: list[Told] = [each for group in groups for each in group.hear()]  # type: ignore[attr-defined]
+    received: list[Received] = [each for group in groups for each in group.hear()]  # type: ignore[attr-defined]
     held = _sdk_held(sdk)
     for robot in (*groups, sdk):
         robot.close()
     accepted = json.loads(path.read_text()) if path.exists() else {}
     return Trial(
-        exit_s,
-        code,
-        int(orphan),
-        [account(accepted.get(str(each.session), []), each.told) for each in told],
-        sum(not each.drain for each in told),
-        sum(not each.held for each in told),
-        sorted(each.code for each in told),
-        sum(each.sent for each in told),
-        held,
+        exit_s=exit_s,
+        exit_code=code,
+        orphans=int(orphan),
+        accounts=[account(accepted.get(str(each.session), []), each.dispositions) for each in received],
+        without_drain=sum(not each.drain for each in received),
+        without_hold=sum(not each.held for each in received),
+        codes=sorted(each.code for each in received),
+        sent=sum(each.sent for each in received),
+        sdk_held=held,
     )
 
 
 def _sdk_held(sdk: RobotProcess) -> bool:
-    """Its last change is HOLD, not later than 20 ms after its last action's validity, and nothing was overdue."""
+    """True when its last change is HOLD, at most 20 ms after the last action's validity, and nothing was overdue."""
     sdk.link.send("stop")
     last: Change | None = None
     while not isinstance(said := sdk.hear(), Summary):
@@ -135,7 +139,7 @@ def _sdk_held(sdk: RobotProcess) -> bool:
 
 
 def _robots(link: Connection, address: str, count: int) -> None:
-    """Send until the service ends the streams; then tell."""
+    """Send frames until the service ends the streams, then report."""
     robots = [RawRobot(address, HZ) for _ in range(count)]
     for robot in robots:
         robot.wait_opened()
@@ -145,13 +149,13 @@ def _robots(link: Connection, address: str, count: int) -> None:
         robot.wait_ended(2 * GIVE_UP_S)
     link.send(
         [
-            Told(
-                robot.session,
-                robot.sent,
-                dict(robot.told),
-                "drain" in robot.notices,
-                robot.last_command == pb.COMMAND_HOLD,
-                robot.code,
+            Received(
+                session=robot.session,
+                sent=robot.sent,
+                dispositions=dict(robot.told),
+                drain="drain" in robot.notices,
+                held=robot.last_command == pb.COMMAND_HOLD,
+                code=robot.code,
             )
             for robot in robots
         ]

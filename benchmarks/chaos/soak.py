@@ -1,11 +1,12 @@
-"""Does anything grow? The real service under load, its memory, descriptors and threads over the frames it answered.
+"""Soak test: memory, descriptors and threads of the real service under load, over the frames it answered.
 
     scripts/soak --frames 200000 --json benchmarks/results/soak-cpu.json --png benchmarks/results/soak-cpu.png
-    scripts/soak --frames 20000 --leak-bytes 256     a leak is put in: the same rules must catch it
+    scripts/soak --frames 20000 --leak-bytes 256     with an injected leak, which the same rules must catch
 
 Frames count when they were answered with an action. The rules, for front and worker each: median resident memory of
-the last 10 % minus that of 40 to 50 % at most 8 MiB and 1 %; Theil-Sen slope from 40 % on at most 1 MiB in 100,000
-frames. With --leak-bytes the front keeps that much of every frame, and the exit code is 0 when that was caught.
+the last 10 % of the frames minus that of 40 to 50 % is at most 8 MiB and 1 %; the Theil-Sen slope from 40 % on is at
+most 1 MiB per 100,000 frames. With --leak-bytes the front leaks that much per frame, and the exit code is 0 when that
+was caught.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ STALLED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Of one process at one moment. Bytes; frames: answered with an action until then."""
+    """One process at one moment. Sizes in bytes; frames: answered with an action so far."""
 
     seconds: float
     frames: int
@@ -55,7 +56,7 @@ class Sample:
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the scenario; return the exit code."""
     arguments = _arguments()
     report = Report("soak", arguments)
     probes = ["--leak-bytes", str(arguments.leak_bytes)] if arguments.leak_bytes else []
@@ -83,14 +84,14 @@ def _arguments() -> argparse.Namespace:
     length.add_argument("--frames", type=int, default=200_000)
     length.add_argument("--hours", type=float)
     parser.add_argument("--robots", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=40.0, help="frames a second of each robot")
+    parser.add_argument("--rate", type=float, default=40.0, help="frames per second per robot")
     parser.add_argument("--leak-bytes", type=int, default=0, help="positive control: leaked with every frame")
     parser.add_argument("--png", type=Path, help="draw resident memory over frames here")
     return parser.parse_args()
 
 
 def _watch(service: ServiceUnderTest, arguments: argparse.Namespace) -> dict[str, list[Sample]]:
-    """Sample until the frames or the hours are over; TimeoutError when no frame gets through any more."""
+    """Sample until the frames or the hours are reached; TimeoutError when no frame is answered any more."""
     hours_s = arguments.hours * 3600 if arguments.hours else math.inf
     frames_s = arguments.frames / (arguments.robots * arguments.rate)
     every_s = max((hours_s if arguments.hours else frames_s) / SAMPLES, FASTEST_S)
@@ -106,7 +107,7 @@ def _watch(service: ServiceUnderTest, arguments: argparse.Namespace) -> dict[str
             before, frames = frames, _answered(service) - first
             moved_s = elapsed_s if frames > before else moved_s
             if elapsed_s - moved_s > max(STALLED_S, 2 * every_s):
-                text = f"no frame was answered for {STALLED_S:g} s, after {frames}; the service's log:"
+                text = f"no frame was answered for {STALLED_S:g} s after {frames} frames; the service's log:"
                 raise TimeoutError(f"{text}\n{service.log_end()}")
             for name, pid in pids.items():
                 series[name].append(_sample(pid, elapsed_s, frames))
@@ -128,7 +129,7 @@ def _rows(series: dict[str, list[Sample]], found: dict[str, Growth], codes: obje
     last = series["front"][-1]
     rows = [
         Row("frames answered", last.frames),
-        Row("frames a second", last.frames / last.seconds),
+        Row("frames per second", last.frames / last.seconds),
         Row("robots that lost their stream", sum(code != "OK" for code in codes), "", 0),  # type: ignore[attr-defined]
     ]
     for name, each in found.items():
@@ -156,7 +157,7 @@ def _process_rows(name: str, found: Growth, samples: list[Sample], judged: bool)
 
 
 def _more(counts: list[int]) -> float:
-    """Median of the last tenth minus that of the same stretch that memory is compared with."""
+    """Median of the last tenth minus that of the early window used for memory."""
     low, high = (int(share * len(counts)) for share in EARLY)
     return percentile(counts[-max(len(counts) // 10, 1) :], 50) - percentile(counts[low:high], 50)
 

@@ -1,11 +1,10 @@
-"""What strangers cost those who may be there: slow sockets, calls that are reset at once, calls without a token.
+"""Cost of strangers to the robots: slow sockets, calls that are reset at once, calls without a token.
 
     .venv/bin/python -m benchmarks.chaos strangers --json benchmarks/results/chaos-strangers.json
 
-Two robots act at 20 Hz. Blocks of seconds with 500 slow sockets on both ports, and then blocks with a flood of resets,
-take turns with blocks without: the ages of the robots' actions are compared between them. The flood comes from the
-same machine, whose cores it shares. Then a service that asks for tokens is called without one, over connections that
-are open already.
+Two robots act at 20 Hz. Blocks with 500 slow sockets on both ports, and later blocks with a flood of resets, alternate
+with quiet blocks; the ages of the robots' actions are compared between them. The flood comes from the same machine and
+shares its cores. Finally a service that requires tokens is called without one, over connections that are already open.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ CONFIG = {"max_sessions": ROBOTS, **OVERCOMMIT}
 
 @dataclass(slots=True)
 class Blocks:
-    """What an attack cost. spans: (start, end, whether it was on), nanoseconds; did: what the attackers say."""
+    """Cost of an attack. spans: (start, end, True during the attack), nanoseconds; did: the attackers' reports."""
 
     spans: list[tuple[int, int, bool]] = field(default_factory=list)
     did: list[float] = field(default_factory=list)
@@ -48,7 +47,7 @@ class Blocks:
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the scenario; return the exit code."""
     arguments = parser(__doc__, 3).parse_args()
     report = Report("strangers", arguments)
     with ServiceUnderTest(CONFIG) as service, RobotProcess(bystanders, service.address, ROBOTS, HZ) as robots:
@@ -64,11 +63,11 @@ def main() -> int:
     grown = flood.resident[-1] - flood.resident[0]
     rows = [
         Row("slow sockets", SOCKETS),
-        Row("slow sockets cut by the service, in a second", percentile(slow.did, 50)),
+        Row("slow sockets closed by the service, per second", percentile(slow.did, 50)),
         *_ages("slow sockets", ages, slow, 10),
         Row("front descriptors beside them, at most", slow.descriptors),
         Row("front descriptors more, once they are gone", slow.left, "", 0),
-        Row("calls reset at once, in a second", percentile(flood.did, 50)),
+        Row("calls reset at once, per second", percentile(flood.did, 50)),
         Row("calls among them that reached the front's code", flood.calls),
         *_ages("resets", ages, flood, 20),
         Row(
@@ -85,7 +84,7 @@ def main() -> int:
 
 
 def _blocks(service: ServiceUnderTest, turns: int, attack: Callable[[], RobotProcess], what: str) -> Blocks:
-    """Quiet and attack take turns."""
+    """Alternate quiet and attacked blocks."""
     found, counted = Blocks(), _calls(service)
     with progress() as bar:
         for _ in bar.track(range(turns), description=what):
@@ -109,7 +108,7 @@ def _calls(service: ServiceUnderTest) -> float:
 
 
 def _span(blocks: Blocks, attacked: bool, pid: int = 0) -> int:
-    """Let a block pass; the most descriptors that the process had."""
+    """Wait for a block to pass; return the most descriptors that the process had."""
     started_ns, most = time.monotonic_ns(), 0
     while time.monotonic_ns() - started_ns < BLOCK_S * 1e9:
         time.sleep(0.2)
@@ -128,7 +127,7 @@ def _ages(name: str, ages: object, blocks: Blocks, bar: float) -> list[Row]:
 
 
 def _refusals() -> dict[str, list[float]]:
-    """Milliseconds to the answer of calls without a token, by kind of call."""
+    """Milliseconds from calls without a token to their refusal, by kind of call."""
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens.json"
         new_token(str(tokens), "arm-1", [Role.CONTROL.value])

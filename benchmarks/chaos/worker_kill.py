@@ -1,12 +1,12 @@
-"""The worker killed, and stopped, under four robots.
+"""Kills, and stops, the worker under four robots.
 
     .venv/bin/python -m benchmarks.chaos worker-kill --trials 50 --json benchmarks/results/chaos-worker-kill.json
 
-Robots are the SDK in processes of their own, at 10 Hz. Noticed: the service's log says that it is degraded. Acting
-again: every robot got an action after its HOLD; compared with the start of a worker of the same service on the same
-machine, from its process's birth to ready, three times before the first kill. Workers are killed when another is in
-reserve; some more right after that one took over, with none in reserve. Stopped workers (SIGSTOP) must be noticed by
-their lack of progress.
+Robots are the SDK in separate processes, at 10 Hz. Noticed: the service's log says that it is degraded. Acting again:
+every robot received an action after its HOLD; this is compared with cold starts of a worker of the same service on the
+same machine, from the process's start to ready, three times before the first kill. Workers are killed when another is
+in reserve, and some more right after that one took over, with none in reserve. Stopped workers (SIGSTOP) must be
+noticed by their lack of progress.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONFIG = {"max_sessions": ROBOTS, **OVERCOMMIT}
 
 @dataclass(slots=True)
 class Measured:
-    """One entry a trial, of hold_ms one a robot and trial."""
+    """Raw measurements: one entry per trial, for hold_ms one per robot and trial."""
 
     noticed_ms: list[float] = field(default_factory=list)
     hold_ms: list[float] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Measured:
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the scenario; return the exit code."""
     made = parser(__doc__, 50)
     made.add_argument("--again", type=int, default=10, help="workers killed with none in reserve, after the others")
     made.add_argument("--stops", type=int, default=5, help="workers stopped, after those killed")

@@ -1,9 +1,9 @@
-"""Every kind of bad frame many times over a real socket, a good frame after each, the embedded policy behind it.
+"""Sends every kind of bad frame many times over a real socket, each followed by a good frame, to the embedded policy.
 
     .venv/bin/python -m benchmarks.fuzz.bad_frames --count 1000 --json benchmarks/results/bad-frames.json
 
-Each must be refused in band with its own status; the good frame after it must be acted on with the tokens and values of
-a clean run. Exit code 1 where one was not.
+Each must be refused in band with its own status; the good frame after it must be answered with the tokens and values
+of a clean run. Exit code 1 otherwise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REPLY_MS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind. wrong: how many answers were not the ones that had to come, examples: some of them."""
+    """One kind of bad frame. wrong: number of wrong answers; examples: some of them."""
 
     kind: str
     sent: int
@@ -45,7 +45,7 @@ class Row:
 
 
 def connector(channel: grpc.aio.Channel) -> Connect:
-    """Opens streams that take any bytes."""
+    """A function that opens streams accepting arbitrary bytes."""
     stream = channel.stream_stream(
         f"/{SERVICE}/Stream", request_serializer=bytes, response_deserializer=pb.ServerMessage.FromString
     )
@@ -53,7 +53,7 @@ def connector(channel: grpc.aio.Channel) -> Connect:
 
 
 async def run(service: Serving, names: list[str], count: int, seed: int) -> list[Row]:
-    """All kinds, one after another."""
+    """Run all kinds, one after another."""
     async with grpc.aio.insecure_channel(service.address) as channel:
         connect = connector(channel)
         clean = await clean_run(connect)
@@ -75,7 +75,7 @@ def _row(name: str, report: Report) -> Row:
 
 
 def show(rows: list[Row]) -> None:
-    """The table."""
+    """Print the table."""
     table = Table("kind", "sent", "wrong", "reply p50 ms", "reply p99 ms", "next action p99 ms")
     for row in rows:
         figures = (row.reply_ms_p50, row.reply_ms_p99, row.next_action_ms_p99)
@@ -84,7 +84,7 @@ def show(rows: list[Row]) -> None:
 
 
 def main() -> int:
-    """Run, show, write; the exit code."""
+    """Run, print and write the results; return the exit code."""
     parser = options(__doc__)
     parser.add_argument("--count", type=int, default=1000, help="bad frames of each kind")
     parser.add_argument("--kind", choices=list(KINDS), action="append", help="only this one; may be repeated")
@@ -97,7 +97,7 @@ def main() -> int:
     show(rows)
     wrong = sum(row.wrong for row in rows)
     slow = [row.kind for row in rows if row.reply_ms_p99 > REPLY_MS or row.next_action_ms_p99 > ANSWERED_MS]
-    print(f"{wrong} wrong answers, {len(complaints)} complaints in the log, slower than the bar: {slow or 'none'}")
+    print(f"{wrong} wrong answers, {len(complaints)} complaints in the log, slower than the target: {slow or 'none'}")
     summary = {"wrong": wrong, "complaints": complaints[:5], "slow": slow, "seed": arguments.seed}
     document = {"machine": facts, **summary, "kinds": [asdict(row) for row in rows]}
     keep(arguments.json, document)

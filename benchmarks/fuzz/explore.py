@@ -1,10 +1,10 @@
-"""Coverage-guided fuzzing of what robots send: the message parser and validator, the image gate, the HTTP body.
+"""Coverage-guided fuzzing of robots' input: the message parser and validator, the image checks, the HTTP body.
 
     scripts/fuzz parser --minutes 10
     scripts/fuzz image --minutes 10 --json benchmarks/results/fuzz.json
 
-Starts from the seeds and the corpus in tests/fuzz; an input that breaks something is written to tests/fuzz/corpus,
-where the test suite replays it. Exit code 1 when there was one.
+It starts from the seeds and the corpus in tests/fuzz; an input that breaks something is written to tests/fuzz/corpus,
+where the test suite replays it. Exit code 1 when one was found.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ DONE = re.compile(r"Done (\d+) runs")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """load_average: of the machine before the run. edges: places of our code that were reached.
+    """Figures of a run. load_average: of the machine before it. edges: edges of our code that were covered.
 
-    kept: inputs that reached something new.
+    kept: inputs with new coverage.
     """
 
     target: str
@@ -55,7 +55,7 @@ class Figures:
 
 
 def main() -> int:
-    """Fuzz one target; the exit code."""
+    """Fuzz one target; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def explore(target: str, seconds: int, seed: int, keep: bool) -> Figures:
-    """Run the fuzzer in a process of its own, show what it says, and read its figures."""
+    """Run the fuzzer in a separate process, show its output, and read its figures."""
     load = round(os.getloadavg()[0], 2)
     before = {path.name for path in (CORPUS / target).iterdir()}
     with tempfile.TemporaryDirectory() as directory:

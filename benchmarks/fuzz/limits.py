@@ -1,8 +1,8 @@
-"""What hostile sizes cost: memory of the front after bombs and oversized messages, and odd image sizes.
+"""Cost of hostile sizes: the front's memory after bombs and oversized messages, and odd image sizes.
 
     .venv/bin/python -m benchmarks.fuzz.limits --count 1000 --json benchmarks/results/limits.json
 
-Exit code 1 where a bar is missed.
+Exit code 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Attack = Callable[[Connect, Random, int], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One attack. wrong: answers that were not the ones that had to come. growth_mib: of the front, after warm-up."""
+    """One attack. wrong: number of wrong answers. growth_mib: of the front, after warm-up."""
 
     attack: str
     sent: int
@@ -54,7 +54,7 @@ class Row:
 
 
 async def bombs(connect: Connect, rng: Random, count: int) -> int:
-    """Small images that claim or demand a lot."""
+    """Send small images that declare large sizes or need much memory."""
     wrong = 0
     for begin in range(0, count, BAD_A_STREAM):
         conversation = Conversation(connect())
@@ -68,7 +68,7 @@ async def bombs(connect: Connect, rng: Random, count: int) -> int:
 
 
 async def oversized(connect: Connect, _: Random, count: int) -> int:
-    """One byte more than a message may have; each ends its stream."""
+    """Send messages one byte above the limit; each ends its stream."""
     data = wire.sized(100, bytes(LIMIT_BYTES))[: LIMIT_BYTES + 1]
     codes: list[grpc.StatusCode] = []
 
@@ -84,7 +84,7 @@ async def oversized(connect: Connect, _: Random, count: int) -> int:
 
 
 async def sizes(connect: Connect, _: Random, count: int) -> int:
-    """Every pair of odd sizes is served, or refused when the session is opened."""
+    """Open sessions with all pairs of odd sizes; each is served, or refused at the opening."""
     wrong = 0
     for width, height in list(itertools.product(SIDES, SIDES))[:count]:
         wrong += not await _size_is_handled(connect(), width, height)
@@ -108,7 +108,7 @@ async def _size_is_handled(robot: Robot, width: int, height: int) -> bool:
 
 
 async def run(service: Serving, count: int, seed: int) -> list[Row]:
-    """All attacks, one after another."""
+    """Run all attacks, one after another."""
     plan: list[tuple[str, Attack, int, int, float]] = [
         ("bombs", bombs, WARM_UP, count, 8.0),
         ("oversized messages", oversized, WARM_UP, count, 1.0),
@@ -126,7 +126,7 @@ async def run(service: Serving, count: int, seed: int) -> list[Row]:
 
 
 def main() -> int:
-    """Run, show, write; the exit code."""
+    """Run, print and write the results; return the exit code."""
     parser = options(__doc__)
     parser.add_argument("--count", type=int, default=1000, help="bombs, and oversized messages")
     parser.add_argument("--seed", type=int, default=1)

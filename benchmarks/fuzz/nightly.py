@@ -1,4 +1,4 @@
-"""Everything that is too long for `make test`, one step after another, with a summary.
+"""The tests that take too long for `make test`, one step after another, with a summary.
 
 scripts/nightly --count 1000 --minutes 10 --out build/nightly
 """
@@ -33,7 +33,7 @@ PROPERTIES = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One step. log: the file with what it printed."""
+    """One step. log: the file with its output."""
 
     step: str
     exit_code: int
@@ -42,7 +42,7 @@ class Result:
 
 
 def steps(count: int, minutes: float, out: Path) -> dict[str, list[str]]:
-    """Name and command of each."""
+    """Name and command of each step."""
     python = sys.executable
     plan = {
         "bad-frames": [python, "-m", "benchmarks.fuzz.bad_frames", f"--count={count}", f"--json={out}/bad-frames.json"],
@@ -56,7 +56,7 @@ def steps(count: int, minutes: float, out: Path) -> dict[str, list[str]]:
 
 
 def run(name: str, command: list[str], out: Path) -> Result:
-    """Run a step to its end, whatever it ends with."""
+    """Run a step to its end, whatever its exit code."""
     log = out / f"{name}.log"
     start = time.monotonic()
     with log.open("wb") as stream:
@@ -65,7 +65,7 @@ def run(name: str, command: list[str], out: Path) -> Result:
 
 
 def main() -> int:
-    """Run all; the exit code."""
+    """Run all steps; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000, help="bad frames of each kind, bombs, oversized messages")
     parser.add_argument(

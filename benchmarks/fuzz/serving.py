@@ -1,4 +1,4 @@
-"""A service as users start it, in processes of its own, on free ports."""
+"""A service as users start it, in separate processes on free ports."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ STOP_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A front that answers at `address`. log: what it wrote to its standard error."""
+    """A front that serves at `address`. log: file with its standard error."""
 
     address: str
     pid: int
     log: Path
 
     def resident(self) -> int:
-        """Bytes that the front process holds."""
+        """Resident bytes of the front process."""
         return resident_bytes(self.pid)
 
     def complaints(self) -> list[str]:
-        """Lines of the log that no client may be able to cause."""
+        """Log lines that no client should be able to cause."""
         lines = self.log.read_text(errors="replace").splitlines()
         return [line for line in lines if "Traceback" in line or '"incident"' in line or "Error:" in line]
 
 
 @contextlib.contextmanager
 def serving(**config: object) -> Iterator[Serving]:
-    """config: keys of the configuration file, beside free ports."""
+    """Run a service. config: keys of the configuration file, in addition to free ports."""
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         settings = {"grpc": {"port": 0}, "http": {"port": 0}, **config}

@@ -1,10 +1,10 @@
-"""A mixed stress: robots that do everything that robots do wrong, beside robots that do not, against one service.
+"""Mixed stress test: misbehaving robots beside well-behaved ones, against one service.
 
     .venv/bin/python -m benchmarks.fuzz.stress --minutes 60 --json benchmarks/results/stress.json
 
-Scenarios are drawn from a seeded source, several at a time; the same seed draws the same ones. None may fail: every
-action must be the one that a clean run gets for the same picture, whoever else is served. Exit code 1 otherwise.
-A robot for which there is no room tries again.
+Scenarios are drawn at random from a seed, several at a time; the same seed draws the same ones. None may fail: every
+action must equal that of a clean run for the same picture, whoever else is served. Exit code 1 otherwise. A robot that
+is refused for lack of room tries again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a scenario has: a way to connect, what clean runs answer, and its share of chance."""
+    """The context of a scenario: a way to connect, the answers of clean runs, and a random source."""
 
     connect: Connect
     channel: grpc.aio.Channel
@@ -48,13 +48,13 @@ class World:
     rng: Random
 
     async def session(self) -> Conversation:
-        """A stream that was opened."""
+        """An opened stream."""
         conversation = Conversation(self.connect())
         await conversation.open(PERIOD_MS)
         return conversation
 
     async def right(self, conversation: Conversation, frames: int = 1) -> None:
-        """Good frames get the answers of a clean run."""
+        """Send good frames, which must get the answers of a clean run."""
         for _ in range(frames):
             picture = self.rng.randrange(PICTURES)
             answer = await conversation.good(picture)
@@ -62,14 +62,14 @@ class World:
 
 
 async def steady(world: World) -> None:
-    """A robot as it should be."""
+    """A well-behaved robot."""
     conversation = await world.session()
     await world.right(conversation, 10)
     await conversation.close()
 
 
 async def mistakes(world: World) -> None:
-    """Bad frames of all kinds between good ones."""
+    """Send bad frames of all kinds between good ones."""
     conversation = await world.session()
     await world.right(conversation)
     for kind in world.rng.choices(list(KINDS.values()), k=8):
@@ -80,7 +80,7 @@ async def mistakes(world: World) -> None:
 
 
 async def nonsense(world: World) -> None:
-    """More refusals than are allowed."""
+    """Cause more refusals than are allowed."""
     conversation = await world.session()
     for _ in range(101):
         await conversation.robot.send(b"\xff")
@@ -89,7 +89,7 @@ async def nonsense(world: World) -> None:
 
 
 async def resets(world: World) -> None:
-    """A new episode before every frame."""
+    """Start a new episode before every frame."""
     conversation = await world.session()
     for _ in range(5):
         await conversation.robot.send(pb.ClientMessage(reset=pb.Reset()))
@@ -98,7 +98,7 @@ async def resets(world: World) -> None:
 
 
 async def another_task(world: World) -> None:
-    """The instruction changes and changes back."""
+    """Change the instruction and change it back."""
     conversation = await world.session()
     for text in ("grasp the blue handle", OPEN.instruction):
         await conversation.robot.send(pb.ClientMessage(reset=pb.Reset(instruction=text)))
@@ -109,7 +109,7 @@ async def another_task(world: World) -> None:
 
 
 async def burst(world: World) -> None:
-    """Many frames at once: each gets one disposition, the newest is acted on."""
+    """Send many frames at once: each gets one disposition, the newest is acted on."""
     conversation = await world.session()
     frames = [conversation.next(0) for _ in range(30)]
     for frame in frames:
@@ -122,14 +122,14 @@ async def burst(world: World) -> None:
 
 
 async def vanish(world: World) -> None:
-    """A robot that is gone in the middle of a frame."""
+    """Disconnect in the middle of a frame."""
     conversation = await world.session()
     await conversation.robot.send(pb.ClientMessage(frame=conversation.next(0)))
     conversation.robot.call.cancel()
 
 
 async def half_close(world: World) -> None:
-    """The last frame is answered though no more will come."""
+    """Close the sending side: the last frame is still answered."""
     conversation = await world.session()
     frame = conversation.next(1)
     await conversation.robot.send(pb.ClientMessage(frame=frame))
@@ -139,7 +139,7 @@ async def half_close(world: World) -> None:
 
 
 async def bad_open(world: World) -> None:
-    """A session that is none."""
+    """Open an invalid session."""
     robot = world.connect()
     changes = world.rng.choice([{"model": "other"}, {"instruction": "\a"}, {"control_period_ms": 1}, {"mode": 99}])
     opened = pb.Open()
@@ -151,7 +151,7 @@ async def bad_open(world: World) -> None:
 
 
 async def too_early(world: World) -> None:
-    """Frames before the session is opened."""
+    """Send frames before the session is opened."""
     conversation = Conversation(world.connect())
     for _ in range(3):
         await conversation.robot.send(pb.ClientMessage(frame=conversation.next(0)))
@@ -162,7 +162,7 @@ async def too_early(world: World) -> None:
 
 
 async def bombs(world: World) -> None:
-    """Images that declare more than they have."""
+    """Send images that declare more pixels than they contain."""
     conversation = await world.session()
     for seq in range(1, 10):
         frame = conversation.next(0)
@@ -174,7 +174,7 @@ async def bombs(world: World) -> None:
 
 
 async def single(world: World) -> None:
-    """One observation by the unary call, a good one or a bad one."""
+    """Send one observation, good or bad, by the unary call."""
     call = world.channel.unary_unary(
         f"/{SERVICE}/Act", request_serializer=bytes, response_deserializer=pb.ActResponse.FromString
     )
@@ -197,7 +197,7 @@ async def single(world: World) -> None:
 
 
 async def silence(world: World) -> None:
-    """Nothing for longer than five periods: HOLD, and then on with it."""
+    """Send nothing for longer than five periods: HOLD, then continue."""
     conversation = await world.session()
     await world.right(conversation)
     await conversation.robot.hold("INGRESS_SILENT")
@@ -225,7 +225,7 @@ SCENARIOS: dict[Scenario, int] = {
 
 @dataclass(slots=True)
 class Tally:
-    """What was run, by name. refused: how often there was no room."""
+    """Counts of the scenarios run. refused: times that there was no room."""
 
     runs: Counter[str] = field(default_factory=Counter)
     refused: int = 0
@@ -233,7 +233,7 @@ class Tally:
 
 
 async def robot(world: World, until: float, tally: Tally) -> None:
-    """One scenario after another until the time is over; first some of each."""
+    """Run one scenario after another until the time is over, beginning with some of each."""
     names = list(SCENARIOS)
     first = names * -(-LEAST_OF_EACH // AT_ONCE)
     while first or time.monotonic() < until:
@@ -250,7 +250,7 @@ async def robot(world: World, until: float, tally: Tally) -> None:
 
 
 async def run(service: Serving, minutes: float, seed: int) -> Tally:
-    """All robots side by side."""
+    """Run all robots side by side."""
     tally = Tally()
     async with grpc.aio.insecure_channel(service.address) as channel:
         connect = connector(channel)
@@ -262,7 +262,7 @@ async def run(service: Serving, minutes: float, seed: int) -> Tally:
 
 
 def main() -> int:
-    """Run, show, write; the exit code."""
+    """Run, print and write the results; return the exit code."""
     parser = options(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)

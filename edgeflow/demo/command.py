@@ -1,4 +1,4 @@
-"""`edgeflow robot` and `edgeflow demo`: the commands' work; each returns the exit code."""
+"""The work of `edgeflow robot` and `edgeflow demo`; each function returns the exit code."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from edgeflow.types import Mode
 
 
 def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json: bool) -> int:
-    """The simulated robot against any service."""
+    """Run the simulated robot against any service."""
     view = Console(stderr=True) if as_json else table_console()
     with RunView(view, [plan.mode], f"robot at {address}") as show:
         run = run_robot(address, plan, show, credentials=credentials)
     if as_json:
         result = mode_result(run)
-        told = {**conditions(run, "of the service"), "outcomes": [outcome.value for outcome in run.outcomes]}
-        print(json_text({**told, **asdict(result), "statistics": asdict(run.statistics)}))
+        facts = {**conditions(run, "of the service"), "outcomes": [outcome.value for outcome in run.outcomes]}
+        print(json_text({**facts, **asdict(result), "statistics": asdict(run.statistics)}))
     else:
         view.print(result_table([run], f"{run.model}, {_objects(plan.object_speed)}"))
     return 0
 
 
 def demo_command(seconds: float, profile: str, out: Path) -> int:
-    """Serve the embedded policy, play serial, then pipelined, compare, write the report.
+    """Serve the embedded policy, run serial, then pipelined, compare them and write the report.
 
-    seconds: for each mode. profile: of the device whose pace the passes keep.
+    seconds: per mode. profile: device whose pass times the passes are held to.
     """
     console = table_console()
     frame_hz = _frame_hz(profile)
@@ -44,7 +44,9 @@ def demo_command(seconds: float, profile: str, out: Path) -> int:
     with ServiceProcess(("--model", "demo", "--profile", profile)) as service:
         with reporting(console) as report:
             address = service.start(report)
-        console.print(f"service ready at {address}; {seconds:.0f} s a mode, camera {frame_hz:.0f} Hz", highlight=False)
+        console.print(
+            f"service ready at {address}; {seconds:.0f} s per mode, camera {frame_hz:.0f} Hz", highlight=False
+        )
         runs: list[RobotRun] = []
         with RunView(console, modes, "simulated robot") as show:
             for mode in modes:
@@ -54,12 +56,12 @@ def demo_command(seconds: float, profile: str, out: Path) -> int:
     console.print(result_table(runs, f"{runs[0].model}, {_objects(0.0)}, device profile {profile}"))
     console.print(sentence, highlight=False)
     write_folder(out, runs, conditions(runs[0], profile), sentence)
-    console.print(f"written: {out}/report.json and pictures", highlight=False)
+    console.print(f"written: {out}/report.json and plots", highlight=False)
     return 0
 
 
 def _frame_hz(profile: str) -> float:
-    """A camera somewhat faster than the device's pipelined passes, never faster than FRAME_HZ."""
+    """A camera rate somewhat above the device's pipelined rate, at most FRAME_HZ."""
     device = load_profile(profile)
     return FRAME_HZ if device is None else min(FRAME_HZ, 1.2e9 / device.packed_ns)
 

@@ -1,10 +1,10 @@
-"""The simulated robot in real time: its world moves with the wall clock, its frames go through the SDK."""
+"""The simulated robot in real time: its world follows the wall clock, its frames go through the SDK."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from edgeflow.client.actions import POSITION, ROTATION, Action, Directive
@@ -31,13 +31,14 @@ _IMAGES_KEPT: Final = 64  # frames under way whose picture may still be wanted
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """episodes: as many; seconds: none begins after so long. The first limit that is met ends the run.
+    """The plan of a run. episodes: how many; seconds: no episode begins later. The first limit met ends the run.
 
     anchored: an action is resolved against the pose of the frame it answers, else against the pose at its arrival.
-    object_speed: m/s. seed: of the first episode; the next has the next. depth: with Mode.DEPTH only.
+    object_speed: m/s. seed: of the first episode; each further one adds 1. depth: for Mode.DEPTH only.
     """
 
     mode: Mode
+    _: KW_ONLY
     episodes: int | None = None
     seconds: float | None = None
     anchored: bool = True
@@ -54,7 +55,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How a run stands."""
+    """State of a run."""
 
     mode: Mode
     summary: RunSummary
@@ -62,10 +63,9 @@ class Progress:
     successes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RobotRun:
-    """What came of a run. mode: what the service agreed to. Only finished episodes are in `outcomes`, and the
-    run ends with a finished one."""
+    """Results of a run. mode: as agreed by the service. `outcomes` has finished episodes only; a run ends with one."""
 
     plan: RunPlan
     mode: Mode
@@ -84,7 +84,7 @@ class RobotRun:
 
 @dataclass(slots=True)
 class _Album:
-    """A few frames of the run with what was commanded on them."""
+    """Keeps a few frames of the run, with the commands given for them."""
 
     snapshots: list[Snapshot] = field(default_factory=list)
     _images: dict[int, Image] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Robot:
         self._obeyed: Directive | None = None
 
     def run(self, on_update: Callable[[Progress], None]) -> RobotRun:
-        """Episode after episode until the plan is met."""
+        """Run episodes until the plan is fulfilled."""
         while not self._finished():
             self._episode(on_update)
         now_ns = self._clock.now_ns()
@@ -202,7 +202,7 @@ def run_robot(
     sim: RobotSim | None = None,
     credentials: Credentials | None = None,
 ) -> RobotRun:
-    """Connect to a service and play the plan.
+    """Connect to a service and run the plan.
 
     Errors are the client's; FailedPrecondition when the model's actions are not the arm's; DependencyError
     without OpenGL.
@@ -231,8 +231,8 @@ def _check_schema(schema: ActionSchema) -> None:
     moving = (*POSITION, *ROTATION)
     if schema.names != (*moving, "gripper") or schema.relative != (True,) * len(moving) + (False,):
         raise FailedPrecondition(
-            f"the simulated robot needs relative x y z roll pitch yaw and an absolute gripper, "
-            f"the model gives {' '.join(schema.names)}",
+            f"the simulated robot needs relative x y z roll pitch yaw and an absolute gripper; "
+            f"the model's actions are {' '.join(schema.names)}",
             field="opened.schema",
             reason="SCHEMA",
         )

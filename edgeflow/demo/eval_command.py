@@ -13,7 +13,7 @@ from edgeflow.demo.evaluation import ConditionResult, EvaluationPlan, evaluate
 
 
 def eval_command(plan: EvaluationPlan, out: Path, *, as_json: bool) -> None:
-    """Results on standard output and in `out`."""
+    """Evaluate, print the results, and write them into the folder `out`."""
     out.mkdir(parents=True, exist_ok=True)
     results: list[ConditionResult] = []
     with reporting(Console(stderr=True)) as report:
@@ -43,7 +43,7 @@ def _table(results: list[ConditionResult], plan: EvaluationPlan) -> Table:
     count = plan.episodes * len(plan.seeds)
     table = Table(
         "device", "objects", "mode", "actions", "success", "95 % interval", "actions/s", "age p50", "age p99",
-        title=f"{plan.model}, {count} episodes a row, camera {1 / plan.period_s:g} Hz",
+        title=f"{plan.model}, {count} episodes per row, camera {1 / plan.period_s:g} Hz",
     )  # fmt: skip
     for result in results:
         condition = result.condition

@@ -22,8 +22,9 @@ Episode = Generator[tuple[Image, str], NDArray[np.floating], Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """period: seconds a tick. age_ticks: ticks from a frame to its action. anchored: a relative action is
-    resolved against the tool pose of its own frame, otherwise against the pose now."""
+    """Timing of an episode. period: seconds per tick. age_ticks: ticks from a frame to its action. anchored: a relative
+    action is resolved against the tool pose of the frame it answers, otherwise against the current pose.
+    """
 
     period: float = 0.05
     age_ticks: int = 0
@@ -44,7 +45,7 @@ def episode(sim: RobotSim, timing: Timing) -> Episode:
 
 
 def apply_action(sim: RobotSim, anchor: Pose, action: NDArray[np.floating]) -> None:
-    """Command what an action `[7]` asks for, its relative part resolved against `anchor`."""
+    """Command the goal of an action `[7]`, its relative part resolved against `anchor`."""
     sim.command(action_goal(anchor, np.asarray(action, np.float64)), float(action[6]))
 
 
@@ -60,7 +61,7 @@ def _one_by_one(policy: Policy) -> BatchPolicy:
 
 
 def run_together(sims: Sequence[RobotSim], policy: BatchPolicy, timing: Timing) -> list[Outcome]:
-    """Run one episode in each simulation, in lockstep, asking the policy for all of them at once."""
+    """Run one episode in each simulation, in lockstep, with one batched policy call per tick."""
     runs = [episode(sim, timing) for sim in sims]
     waiting = {index: next(run) for index, run in enumerate(runs)}
     outcomes: dict[int, Outcome] = {}
@@ -78,7 +79,7 @@ def run_together(sims: Sequence[RobotSim], policy: BatchPolicy, timing: Timing) 
 
 @dataclass(frozen=True, slots=True)
 class SuccessRate:
-    """successes of episodes, with a 95% Wilson interval."""
+    """Successes out of a number of episodes, with a 95 % Wilson interval."""
 
     successes: int
     episodes: int

@@ -1,7 +1,7 @@
 """`edgeflow eval-demo`: success, rate and age of the embedded policy over a grid of conditions.
 
-Every episode runs the real worker in virtual time (demo/virtual.py), so a condition is mode, anchoring, object speed
-and the pace of a device; what the table says of success is what the scheduler's delays do to the closed loop.
+Every episode runs the real worker in virtual time (demo/virtual.py). A condition is a mode, anchoring, object speed
+and device profile; differences in success are the effect of the scheduler's delays on the closed loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEED_STRIDE = 100_000  # episodes of one seed never meet those of the next
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One row of the table. speed: of the objects, m/s. profile: whose pass times."""
+    """One row of the table. speed: of the objects, m/s. profile: device whose pass times are used."""
 
     mode: Mode
     anchored: bool
@@ -39,9 +39,9 @@ class Condition:
     profile: DeviceProfile
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionResult:
-    """Success over all episodes, actions a second and ages in milliseconds, in simulated time."""
+    """Success over all episodes; actions per second and ages in milliseconds, in simulated time."""
 
     condition: Condition
     success: SuccessRate
@@ -70,7 +70,7 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """What to run. period_s: between camera frames. depth: with Mode.DEPTH only."""
+    """The grid to run. period_s: between camera frames. depth: for Mode.DEPTH only."""
 
     episodes: int
     modes: Sequence[Mode]
@@ -84,7 +84,7 @@ class EvaluationPlan:
 
 
 def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) -> Iterator[ConditionResult]:
-    """Run the grid, a condition at a time."""
+    """Run the grid, one condition at a time."""
     built = build_engine(ServiceConfig(model=plan.model, max_sessions=1))
     warm_up(built.engine, built.limits.shift, lambda *_: None)
     times = calibrate(built.engine)
@@ -124,8 +124,8 @@ def _result(condition: Condition, runs: list[list[EpisodeRun]]) -> ConditionResu
     every = [run for of_seed in runs for run in of_seed]
     ages = [age_ns / 1e6 for run in every for age_ns in run.ages_ns] or [float("nan")]
     return ConditionResult(
-        condition,
-        success_rate([run.outcome for run in every]),
+        condition=condition,
+        success=success_rate([run.outcome for run in every]),
         fps=sum(run.actions for run in every) / sum(run.seconds for run in every),
         age_p50_ms=median(ages),
         age_p99_ms=float(np.percentile(ages, 99)),

@@ -1,4 +1,4 @@
-"""The scripted expert: the exact action from the simulator's state."""
+"""The scripted expert, which computes the exact action from the simulator's state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLOSE_ALIGNED: Final = np.deg2rad(8.0)
 
 
 def expert_action(tool: Pose, grasp: Pose) -> Vector:
-    """`[7]`: displacement (m) and rotation vector (rad) to the grasp pose, in the tool's frame; gripper."""
+    """The action `[7]`: displacement (m) and rotation vector (rad) to the grasp pose, in the tool's frame; gripper."""
     left = relative(tool, grasp)
     far, turned = distances(tool, grasp)
     closed = far <= CLOSE_WITHIN and turned <= CLOSE_ALIGNED
@@ -23,12 +23,12 @@ def expert_action(tool: Pose, grasp: Pose) -> Vector:
 
 
 def action_goal(frame: Pose, action: Vector) -> Pose:
-    """The tool pose an action `[7]` asks for when it is resolved against `frame`."""
+    """The tool pose that an action `[7]` commands when resolved against `frame`."""
     return compose(frame, Pose(np.asarray(action[:3], float), from_rotvec(np.asarray(action[3:6], float))))
 
 
 class Expert:
-    """Answers for one simulation: what its task asks for, from the state now."""
+    """The expert of one simulation; it acts on the current state and task."""
 
     def __init__(self, sim: RobotSim) -> None:
         self._sim = sim

@@ -1,4 +1,4 @@
-"""Headless OpenGL for MuJoCo: picks the library before mujoco is first imported."""
+"""Headless OpenGL for MuJoCo; the library is chosen before mujoco is first imported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _loadable(name: str) -> bool:
 
 
 def load_mujoco() -> ModuleType:
-    """The mujoco module with a headless GL backend chosen; MUJOCO_GL, where set, is respected.
+    """Import mujoco with a headless GL backend; an existing MUJOCO_GL is respected.
 
     Raises DependencyError when neither EGL nor OSMesa is installed.
     """
@@ -48,7 +48,7 @@ def load_mujoco() -> ModuleType:
 
 
 def open_context(width: int, height: int) -> Any:
-    """An off-screen GL context, current in this thread; its owner calls `free`."""
+    """Create an off-screen GL context, current in this thread; the caller frees it with `free`."""
     load_mujoco()
     from mujoco import gl_context
 

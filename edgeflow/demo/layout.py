@@ -1,4 +1,4 @@
-"""Where the handles of one episode stand, and how they move: pure functions of a seed and the time."""
+"""Positions and motion of the handles of an episode: pure functions of a seed and the time."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ GRASP_HEIGHT: Final = 0.02  # metres from the plate along the pin to where the t
 TOOL_DOWN: Final = np.array([0.0, np.sqrt(0.5), -np.sqrt(0.5), 0.0])  # tool z down, tool x to the robot's right
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Handle:
     """A coloured plate with a white pin.
 
     origin: `[3]`, metres, at time 0. velocity: `[2]`, m/s. cell: (low, high), `[2]` each.
-    quaternion: of the plate: z along the pin, x along the plate's long side.
+    quaternion: orientation of the plate, z along the pin, x along its long side.
     """
 
     colour: str
@@ -43,21 +43,21 @@ class Handle:
     high: Vector
 
     def pose(self, time: float) -> Pose:
-        """Of the plate's centre; the handle bounces between the walls of its cell."""
+        """Pose of the plate's centre; the handle bounces between the walls of its cell."""
         span = self.high - self.low
         travelled = np.mod(self.origin[:2] + self.velocity * time - self.low, 2.0 * span)
         planar = self.low + np.where(travelled > span, 2.0 * span - travelled, travelled)
         return Pose(np.array([planar[0], planar[1], self.origin[2]]), self.quaternion)
 
     def grasp(self, time: float) -> Pose:
-        """Where the tool has to be, and how turned, to close on the pin."""
+        """The tool pose from which the gripper closes on the pin."""
         plate = self.pose(time)
         pin = rotate(plate.quaternion, np.array([0.0, 0.0, GRASP_HEIGHT]))
         return Pose(plate.position + pin, multiply(plate.quaternion, TOOL_DOWN))
 
 
 def sample_layout(rng: np.random.Generator, speed: float) -> tuple[Handle, ...]:
-    """HANDLES handles of distinct colours, leftmost first, each moving at `speed` m/s in its cell."""
+    """Draw HANDLES handles of distinct colours, leftmost first, each moving at `speed` m/s in its cell."""
     colours = rng.permutation(list(COLOURS))[:HANDLES]
     return tuple(_sample_handle(rng, str(colour), y, speed) for colour, y in zip(colours, CELL_CENTRES_Y, strict=True))
 

@@ -1,4 +1,4 @@
-"""A run as it happens: a table that refreshes on a terminal, plain lines elsewhere."""
+"""Shows a run as it happens: a table that refreshes on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINE_EVERY_S: Final = 5.0
 
 
 class RunView:
-    """Shows progress of one mode after the other, as a context manager."""
+    """Context manager that shows the progress of one mode after the other."""
 
     def __init__(self, console: Console, modes: Sequence[Mode], title: str) -> None:
         self._console = console
@@ -39,7 +39,7 @@ class RunView:
             self._live.stop()
 
     def __call__(self, progress: Progress) -> None:
-        """The newest state of a run."""
+        """Show the latest state of a run."""
         if self._latest.get(progress.mode) is None:
             self._next_line_s = _LINE_EVERY_S
         self._latest[progress.mode] = progress

@@ -22,7 +22,7 @@ _NEUTRAL: Final = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # no motion, gripper open
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """object_speed: m/s. dropped: index of an action dimension replaced by its neutral value."""
+    """A condition. object_speed: m/s. dropped: index of an action dimension replaced by its neutral value."""
 
     object_speed: float = 0.0
     timing: Timing = field(default_factory=Timing)
@@ -31,7 +31,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """seconds: mean length of the successful episodes, in simulated time (nan where there is none)."""
+    """Success and its outcomes. seconds: mean length of the successful episodes in simulated time; NaN without any."""
 
     rate: SuccessRate
     outcomes: dict[str, int]
@@ -52,7 +52,7 @@ def measure(policy: BatchPolicy, condition: Condition, episodes: int, first_seed
 
 
 def _groups(episodes: int, first_seed: int, object_speed: float) -> Iterator[list[RobotSim]]:
-    """The same few simulations, reset to the next seeds each time."""
+    """Yield the same few simulations, reset to the next seeds each time."""
     sims = [RobotSim(first_seed, object_speed) for _ in range(min(_TOGETHER, episodes))]
     for start in range(0, episodes, len(sims)):
         group = sims[: episodes - start]
@@ -64,7 +64,7 @@ def _groups(episodes: int, first_seed: int, object_speed: float) -> Iterator[lis
 
 
 def without(policy: BatchPolicy, dimension: int) -> BatchPolicy:
-    """The policy with one action dimension always neutral."""
+    """Wrap a policy so that one action dimension is always neutral."""
 
     def ablated(images: Sequence[Image], instructions: Sequence[str]) -> NDArray[np.floating]:
         actions = policy(images, instructions).copy()

@@ -1,4 +1,4 @@
-"""The demonstration's results: a table for people, report.json and pictures in a folder."""
+"""The demonstration's results: a table on the console, report.json and plots in a folder."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def mode_result(run: RobotRun) -> ModeResult:
 
 
 def result_table(runs: Sequence[RobotRun], title: str) -> Table:
-    """One line a run."""
-    table = Table(*HEADINGS, title=title, caption="FPS: over whole episodes, the wait for the first action included")
+    """A table with one row per run."""
+    table = Table(*HEADINGS, title=title, caption="FPS: over whole episodes, including the wait for the first action")
     for run in runs:
         table.add_row(*row(mode_result(run)))
     return table
 
 
 def verdict(runs: Sequence[RobotRun]) -> str:
-    """What the second run's mode changes against the first's, from their figures."""
+    """One sentence comparing the second run's mode with the first's."""
     first, second = runs
     return comparison(mode_result(first), mode_result(second))
 
 
 def conditions(run: RobotRun, profile: str) -> dict[str, Any]:
-    """What has to be known to repeat a run."""
+    """The conditions needed to repeat a run."""
     plan = run.plan
     return {
         "model": run.model,
@@ -46,15 +46,15 @@ def conditions(run: RobotRun, profile: str) -> dict[str, Any]:
     }
 
 
-def write_folder(folder: Path, runs: Sequence[RobotRun], told: Mapping[str, Any], sentence: str) -> None:
-    """report.json, series.png, ages.png, success.png and one strip of frames a mode."""
+def write_folder(folder: Path, runs: Sequence[RobotRun], facts: Mapping[str, Any], sentence: str) -> None:
+    """Write report.json, series.png, ages.png, success.png and one strip of frames per mode."""
     folder.mkdir(parents=True, exist_ok=True)
     results = [mode_result(run) for run in runs]
     counts = {
         "outcomes": {run.mode.value: Counter(outcome.value for outcome in run.outcomes) for run in runs},
         "statistics": {run.mode.value: asdict(run.statistics) for run in runs},
     }
-    write_report(folder / "report.json", {**told, **counts}, results, sentence)
+    write_report(folder / "report.json", {**facts, **counts}, results, sentence)
     plot_series(folder / "series.png", {run.mode.value: run.series for run in runs})
     plot_ages(folder / "ages.png", {run.mode.value: run.ages_ms for run in runs})
     plot_success(folder / "success.png", results)

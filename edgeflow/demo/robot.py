@@ -69,7 +69,7 @@ class Arm:
         self.aperture = 1.0
 
     def pose(self) -> Pose:
-        """Of the tool centre point, from the simulated joints."""
+        """Pose of the tool centre point, from the simulated joints."""
         data, quaternion = self._scene.data, np.zeros(4)
         self._scene.mujoco.mju_mat2Quat(quaternion, data.site_xmat[self._site])
         return Pose(data.site_xpos[self._site].copy(), quaternion)
@@ -87,15 +87,15 @@ class Arm:
         return left
 
     def head_for(self, goal: Pose) -> None:
-        """New goal; its position is clamped into the reachable box."""
+        """Set a new goal; its position is clamped to the reachable box."""
         self.goal = Pose(np.clip(goal.position, REACH_LOW, REACH_HIGH), goal.quaternion)
 
     def hold(self) -> None:
-        """Stay where the controller's set point is."""
+        """Hold the controller's set point."""
         self.goal = self._setpoint
 
     def advance(self, seconds: float) -> None:
-        """Move the set point, set the actuators; physics is stepped by the caller."""
+        """Move the set point and set the actuators; the caller steps the physics."""
         self._setpoint = _approach(self._setpoint, self.goal, seconds)
         self._angles, _ = self._kinematics.solve(self._setpoint, self._angles, iterations=3)
         change = seconds / GRIPPER_TIME
@@ -105,7 +105,7 @@ class Arm:
 
 
 def _approach(pose: Pose, goal: Pose, seconds: float) -> Pose:
-    """The pose after moving towards the goal for so long, translation and rotation limited separately."""
+    """The pose after `seconds` of motion towards the goal, with translation and rotation limited separately."""
     left = relative(pose, goal)
     turn = to_rotvec(left.quaternion)
     far, angle = float(np.linalg.norm(left.position)), float(np.linalg.norm(turn))

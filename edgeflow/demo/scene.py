@@ -1,4 +1,4 @@
-"""The MuJoCo world: table, handles, arm; loading, placing and picturing it."""
+"""The MuJoCo world of table, handles and arm: loading, placing and rendering it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_GEOMS = 200
 
 
 class Scene:
-    """One MuJoCo model and its state. Not shared between threads: the GL context belongs to one."""
+    """One MuJoCo model and its state. It cannot be shared between threads: the GL context belongs to one."""
 
     def __init__(self) -> None:
         self.mujoco = load_mujoco()
@@ -54,13 +54,13 @@ class Scene:
             self.data.mocap_quat[mocap] = pose.quaternion
 
     def picture(self, camera: str, width: int, height: int) -> Image:
-        """RGB `[height, width, 3]` of the present state; positions must be up to date."""
+        """Render the current state as RGB `[height, width, 3]`; positions must be up to date."""
         if width > _MAX_WIDTH or height > _MAX_HEIGHT:
             raise ValueError(f"picture is at most {_MAX_WIDTH}x{_MAX_HEIGHT}, got {width}x{height}")
         return self._camera_view.picture(self.data, camera, width, height)
 
     def close(self) -> None:
-        """Free the GL context; the scene cannot be pictured afterwards."""
+        """Free the GL context; the scene cannot be rendered afterwards."""
         self._camera_view.close()
 
 

@@ -1,4 +1,4 @@
-"""A service of one's own for the length of a demonstration: started, waited for, stopped, its exit code checked."""
+"""A service for the length of a demonstration: started, waited for, stopped, its exit code checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STOP_S: Final = 15.0
 
 
 class ServiceProcess:
-    """`edgeflow serve` on free ports of loopback; leaving the context ends it.
+    """`edgeflow serve` on free ports of loopback; leaving the context stops it.
 
     Leaving raises EdgeflowError when the service does not end with exit code 0 on SIGTERM.
     """
@@ -38,7 +38,10 @@ class ServiceProcess:
         return self
 
     def start(self, on_progress: Callable[[str, int, int], None]) -> str:
-        """Its address once it is ready; on_progress hears (step, done, total). StartError with its own line."""
+        """Start it and return its address once ready; StartError carries the service's own error.
+
+        on_progress: called with (step, done, total).
+        """
         ports = ("--grpc-port", "0", "--http-port", "0", "--ready-file", str(self._ready_file), "--json")
         command = [sys.executable, "-m", "edgeflow.cli", "serve", *ports, *self._options]
         with self._errors.open("w") as errors:
@@ -94,7 +97,7 @@ class ServiceProcess:
 
 
 def _read(lines: IO[str], on_progress: Callable[[str, int, int], None]) -> None:
-    """Keeps the pipe empty; lines that are no progress are of no interest here."""
+    """Drain the pipe; only progress lines matter here."""
     for line in lines:
         try:
             status = json.loads(line)

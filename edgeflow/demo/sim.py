@@ -1,4 +1,4 @@
-"""The robot in the box: a simulated arm with a wrist camera, its time moved by the caller.
+"""A simulated arm with a wrist camera, whose time is advanced by the caller.
 
 Grasping is kinematic: no contact is simulated, an episode succeeds when the gripper closes at the named
 handle's pin, near enough and well enough aligned (edgeflow/demo/task.py).
@@ -25,7 +25,7 @@ _HALF_CLOSED: Final = 0.5
 
 
 class RobotSim:
-    """Deterministic for a seed: equal seeds and equal calls give bit-equal frames and poses."""
+    """The simulated robot. Deterministic: equal seeds and equal calls give bit-equal frames and poses."""
 
     def __init__(self, seed: int, object_speed: float = 0.0) -> None:
         self._scene = Scene()
@@ -35,14 +35,14 @@ class RobotSim:
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """A new episode: handles, task and start pose from the seed; time 0."""
+        """Begin a new episode: handles, task and start pose from the seed; time 0."""
         rng = np.random.default_rng(seed)
         self.handles: tuple[Handle, ...] = sample_layout(rng, self._object_speed)
         self.task: Task = sample_task(rng, self.handles)
         self._begin(sample_start(rng))
 
     def assign(self, task: Task) -> None:
-        """Another task in the same scene."""
+        """Set another task in the same scene."""
         self.task = task
 
     def _begin(self, start: Pose) -> None:
@@ -62,24 +62,24 @@ class RobotSim:
         return self.task.instruction
 
     def pose(self) -> Pose:
-        """Of the tool, in the base frame, metres."""
+        """Pose of the tool in the base frame, metres."""
         return self._arm.pose()
 
     def grasps(self) -> list[Pose]:
-        """The grasp pose of every handle now (ground truth, for the expert and for judging)."""
+        """The current grasp pose of every handle (ground truth, for the expert and for judging)."""
         return [handle.grasp(self.time) for handle in self.handles]
 
     def command(self, goal: Pose, gripper: float) -> None:
-        """Head for a tool pose; gripper 1 is open, 0 closed, below one half closes it."""
+        """Move towards a tool pose. gripper: 1 open, 0 closed; below 0.5 closes it."""
         self._arm.head_for(goal)
         self._arm.closing = gripper < _HALF_CLOSED
 
     def hold(self) -> None:
-        """Stay; the gripper keeps its command."""
+        """Hold the position; the gripper keeps its command."""
         self._arm.hold()
 
     def step(self, seconds: float) -> None:
-        """Move time on by whole control steps; stops early when the episode ends."""
+        """Advance time by whole control steps; stops early when the episode ends."""
         for _ in range(round(seconds / self._control_dt)):
             if self.outcome is not Outcome.RUNNING:
                 return
@@ -102,7 +102,7 @@ class RobotSim:
         return self._picture(POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE)
 
     def scene_image(self, width: int, height: int) -> Image:
-        """A picture of the whole scene `[height, width, 3]`, RGB, for people."""
+        """Render the whole scene as RGB `[height, width, 3]`, for viewers."""
         return self._picture(SCENE_CAMERA, width, height)
 
     def _picture(self, camera: str, width: int, height: int) -> Image:
@@ -116,7 +116,7 @@ class RobotSim:
 
 
 def sample_start(rng: np.random.Generator) -> Pose:
-    """A tool pose above the table, roughly pointing down, from which all handles are in view."""
+    """Draw a tool pose above the table, pointing roughly down, from which all handles are in view."""
     yaw, tilt = rng.uniform(-START_YAW, START_YAW), rng.uniform(-START_TILT, START_TILT, 2)
     turned = multiply(from_rotvec(np.array([0.0, 0.0, yaw])), from_rotvec(np.array([*tilt, 0.0])))
     return Pose(rng.uniform(START_LOW, START_HIGH), multiply(turned, TOOL_DOWN))

@@ -1,4 +1,4 @@
-"""What the robot is told to do, and when it has done it."""
+"""The robot's tasks, and the conditions under which they succeed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TIME_LIMIT: Final = 8.0  # seconds
 
 
 class Outcome(str, Enum):
-    """How an episode stands."""
+    """State of an episode."""
 
     RUNNING = "running"
     SUCCESS = "success"
@@ -36,20 +36,20 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """target: index into the episode's handles. instruction: what the policy reads."""
+    """A task. target: index into the episode's handles. instruction: the text that the policy reads."""
 
     target: int
     instruction: str
 
 
 def names_of(handles: Sequence[Handle], index: int) -> tuple[str, ...]:
-    """Every word that singles this handle out: its colour, and its place at the ends of the row."""
+    """The words that identify this handle: its colour, and its position if at an end of the row."""
     places = {0: ("leftmost",), len(handles) - 1: ("rightmost",)}
     return (handles[index].colour, *places.get(index, ()))
 
 
 def sample_task(rng: np.random.Generator, handles: Sequence[Handle]) -> Task:
-    """A handle, one of its names, one of the phrases."""
+    """Draw a handle, one of its names and one of the phrases."""
     target = int(rng.integers(len(handles)))
     names = names_of(handles, target)
     phrase = PHRASES[int(rng.integers(len(PHRASES)))]
@@ -57,13 +57,13 @@ def sample_task(rng: np.random.Generator, handles: Sequence[Handle]) -> Task:
 
 
 def distances(tool: Pose, grasp: Pose) -> tuple[float, float]:
-    """Metres and radians between the tool and a grasp pose."""
+    """Distance in metres and angle in radians between the tool and a grasp pose."""
     left = relative(tool, grasp)
     return float(np.linalg.norm(left.position)), float(np.linalg.norm(to_rotvec(left.quaternion)))
 
 
 def judge_closing(tool: Pose, grasps: Sequence[Pose], target: int) -> Outcome:
-    """What closing the gripper here means. Closing on nothing leaves the episode running."""
+    """The outcome of closing the gripper here. Closing on nothing leaves the episode running."""
     far, turned = distances(tool, grasps[target])
     if far <= REACH and turned <= ALIGNED:
         return Outcome.SUCCESS

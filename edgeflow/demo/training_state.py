@@ -1,4 +1,4 @@
-"""The file from which a training run goes on."""
+"""The file from which a training run resumes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeflow.errors import ConfigError
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], *, steps: int, cpu_seconds: float, seed: int) -> None:
-    """One safetensors file, replaced as a whole."""
+    """Write one safetensors file, replacing it as a whole."""
     facts = {"steps": str(steps), "cpu_seconds": f"{cpu_seconds:.3f}", "seed": str(seed)}
     partial = path.with_suffix(".partial")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, facts)
@@ -21,7 +21,7 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], *, steps: int, cpu_se
 
 
 def read_state(path: Path, seed: int) -> tuple[dict[str, Tensor], int, float]:
-    """Tensors, steps done, CPU seconds so far; ConfigError when the run had another seed."""
+    """Read tensors, steps done and CPU seconds so far; ConfigError when the run had another seed."""
     with safe_open(path, "pt") as file:
         facts = file.metadata()
         if facts["seed"] != str(seed):

@@ -1,7 +1,7 @@
-"""The real worker in virtual time: the same scheduler, engine and policy, on a clock that passes move.
+"""The real worker in virtual time: the same scheduler, engine and policy, on a clock advanced by the passes.
 
-A pass takes as long as a device profile says, or as long as was measured here at start; the simulated robot lives
-on the same clock. Nothing sleeps, so hundreds of episodes at the pace of a slow device take minutes.
+A pass lasts as long as a device profile says, or as was measured on this machine at the start; the simulated robot
+uses the same clock. Nothing sleeps, so hundreds of episodes at the pace of a slow device take minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EPOCH = 1
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRun:
-    """How one episode went. ages_ns: of each action when it arrived. seconds: simulated."""
+    """Result of one episode. ages_ns: age of each action when it arrived. seconds: simulated."""
 
     outcome: Outcome
     seconds: float
@@ -42,7 +42,7 @@ class EpisodeRun:
 
 
 class VirtualService:
-    """A worker whose passes take the profile's time."""
+    """A worker whose passes take the times of a device profile."""
 
     def __init__(self, engine: PolicyEngine, limits: SchedulerLimits, profile: DeviceProfile) -> None:
         self._engine = engine
@@ -50,7 +50,7 @@ class VirtualService:
         self._profile = profile
 
     def run_episode(self, sim: RobotSim, mode: Mode, *, period_s: float, anchored: bool, depth: int = 0) -> EpisodeRun:
-        """One episode, from the simulation's present state to its outcome.
+        """Run one episode, from the simulation's current state to its outcome.
 
         period_s: between camera frames. anchored: an action is resolved against the pose of the frame it answers,
         else against the pose at its arrival.
@@ -79,7 +79,7 @@ class VirtualService:
 
 
 class _VirtualRobot:
-    """Captures a frame every period, obeys actions as they arrive, on the simulation's own time."""
+    """A robot that captures a frame every period and obeys actions as they arrive, in simulated time."""
 
     def __init__(self, sim: RobotSim, worker: Worker, period_ns: int, anchored: bool) -> None:
         self.now_ns = 0
@@ -94,19 +94,19 @@ class _VirtualRobot:
         self._capture()
 
     def next_event_ns(self) -> int:
-        """When something happens next though no pass runs: a frame, or a drain coming due."""
+        """The next event while no pass runs: a frame, or a drain that becomes due."""
         wake_at_ns = self._worker.wake_at_ns()
         return self._next_frame_ns if wake_at_ns is None else min(self._next_frame_ns, wake_at_ns)
 
     def live_until(self, instant_ns: int) -> None:
-        """Physics and camera up to an instant."""
+        """Advance physics and camera to an instant."""
         while self._next_frame_ns <= instant_ns and self._sim.outcome is Outcome.RUNNING:
             self._move_to(self._next_frame_ns)
             self._capture()
         self._move_to(instant_ns)
 
     def receive(self, message: Message) -> None:
-        """An action arrives now."""
+        """Apply an action that arrives now."""
         if not isinstance(message, FrameResult):
             return
         captured_ns, pose = self._poses[message.seq]

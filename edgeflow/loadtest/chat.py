@@ -1,4 +1,4 @@
-"""Chat beside the robots of a load test: its clients, what became of their requests, and what it cost the robots."""
+"""Chat beside the robots of a load test: its clients, the outcome of their requests, and what it cost the robots."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ END_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """Who chats. address: of the service's HTTP."""
+    """The chat load. address: the service's HTTP address. max_tokens: per answer."""
 
     address: str
     clients: int = 1
     max_tokens: int = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSummary:
-    """What came in the measured time. requests: answered whole; tokens: of theirs, as the service counted them.
+    """Chat figures of the measured time. requests: answered in full; tokens: in those, as counted by the service.
 
-    first_ms: asked to first text. gap_ms: between pieces of text, which are tokens but for those that show nothing.
-    refused: by HTTP status and code, or by what broke.
+    first_ms: request to first text. gap_ms: between pieces of text (a piece is a token that shows text).
+    refused: counts by HTTP status and code, or by the error.
     """
 
     clients: int
@@ -52,37 +52,37 @@ class ChatSummary:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The same load without chat, and the chat that was beside it afterwards."""
+    """The robots' figures without chat, and the figures of the chat that then ran beside them."""
 
     alone: Summary
     chat: ChatSummary
 
     def jitter_ratio(self, total: Summary) -> float:
-        """Pass-start jitter (p99) with chat, over that without."""
+        """Pass-start jitter (p99) with chat divided by that without."""
         without = self.alone.start_jitter_ms.p99
         return total.start_jitter_ms.p99 / without if without > 0 else math.nan
 
 
 class ChatClients:
-    """The clients of a plan; `check` first. StartError where there is no chat to load."""
+    """The chat clients of a plan; call `check` first, which raises StartError where no chat is served."""
 
     def __init__(self, plan: ChatPlan, credentials: Credentials, seed: int) -> None:
         files = [str(path or "") for path in (credentials.ca, credentials.cert, credentials.key)]
         self._job = Job(plan.address, plan.clients, plan.max_tokens, seed, credentials.token, *files)
 
     def check(self) -> None:
-        """Whether a chat model answers there."""
+        """Raise StartError unless a chat model is served at the address."""
         try:
             models = self._job.service().call("GET", "/v1/models", timeout_s=CHECK_S)["data"]
         except (RequestError, TypeError, KeyError) as error:
-            text = error.text if isinstance(error, RequestError) else "is no edgeflow service"
+            text = error.text if isinstance(error, RequestError) else "not an edgeflow service"
             raise StartError(f"chat-address: {self._job.address}: {text}") from None
         if not any("max_model_len" in model for model in models):
             raise StartError(f"chat-address: {self._job.address} serves no chat model; see chat.model")
 
     @contextlib.contextmanager
     def chatting(self) -> Iterator[list[Asked]]:
-        """They chat until the end; then the list holds all requests."""
+        """Let the clients chat until the context ends; the list is filled with all requests at the end."""
         code = f"import sys; sys.path[:] = {sys.path!r}; from edgeflow.loadtest.chat_clients import main; main()"
         pipe = subprocess.PIPE
         process = subprocess.Popen(
@@ -101,7 +101,7 @@ class ChatClients:
 
 
 def chat_summary(clients: int, asked: Sequence[Asked], begin_ns: int, end_ns: int) -> ChatSummary:
-    """Requests that ended, and text that came, between begin and end."""
+    """Figures of the requests that ended, and the text that arrived, between begin and end."""
 
     def inside(instant_ns: int) -> bool:
         return begin_ns <= instant_ns < end_ns
@@ -122,6 +122,6 @@ def chat_summary(clients: int, asked: Sequence[Asked], begin_ns: int, end_ns: in
 
 
 def default_address(address: str, encrypted: bool) -> str:
-    """Of the HTTP beside a gRPC address, where nothing else was said."""
+    """The default HTTP address for a gRPC address: the same host, port 8000."""
     host = address.rpartition(":")[0]
     return f"http{'s' * encrypted}://{host}:{HTTP_PORT}"

@@ -1,6 +1,6 @@
-"""Chat clients of a load test, in a process of their own: what they read must not delay what robots send.
+"""Chat clients of a load test, in a separate process so that reading answers does not delay the robots' frames.
 
-The parent writes one line of JSON (a Job), and closes standard input to end the test; then every request is told as
+The parent writes one line of JSON (a Job), and closes standard input to end the test; then every request is printed as
 JSON, with instants in nanoseconds on the monotonic clock, which all processes of a machine share.
 """
 
@@ -30,7 +30,7 @@ ASKED = ("Where is {}?", "What is {} doing?", "Tell me about {}.", "Is {} near t
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the clients do. ca, cert, key: paths, or "" for none."""
+    """The clients' work. ca, cert, key: paths, or "" for none."""
 
     address: str
     clients: int
@@ -42,7 +42,7 @@ class Job:
     key: str
 
     def text(self) -> str:
-        """One line."""
+        """The job as one line of JSON."""
         return json.dumps(asdict(self))
 
     def service(self) -> HttpService:
@@ -52,7 +52,7 @@ class Job:
 
 @dataclass(slots=True)
 class Asked:
-    """One request. pieces_ns: when text came. tokens: as the service counted. refused: HTTP status and code, or ""."""
+    """One request. pieces_ns: when text arrived. tokens: by the service's count. refused: status and code, or ""."""
 
     asked_ns: int
     pieces_ns: list[int] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Asked:
 
 
 class Client:
-    """Asks as soon as it was answered, until `stop`."""
+    """Sends the next request as soon as one is answered, until `stop`."""
 
     def __init__(self, job: Job, number: int) -> None:
         self.asked: list[Asked] = []
@@ -73,7 +73,7 @@ class Client:
         self._connection: Connection | None = None
 
     def run(self) -> None:
-        """In a thread of its own; what goes wrong is in `asked`."""
+        """Run in a separate thread; errors are recorded in `asked`."""
         while not self._stopping.is_set():
             asked = Asked(time.monotonic_ns())
             self.asked.append(asked)
@@ -87,7 +87,7 @@ class Client:
         self._close()
 
     def stop(self) -> None:
-        """From another thread: what is under way ends."""
+        """Stop from another thread: the current request is cut off."""
         self._stopping.set()
         connection = self._connection
         if connection is not None and connection.sock is not None:
@@ -131,7 +131,7 @@ class Client:
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Run until standard input ends."""
     os.nice(NICENESS)
     job = Job(**json.loads(sys.stdin.readline()))
     clients = [Client(job, number) for number in range(job.clients)]

@@ -33,8 +33,9 @@ def loadtest_command(
     out: Path | None,
     chat: ChatPlan | None = None,
 ) -> int:
-    """Exit code 0 or 1; StartError when the test cannot run. limits: see verdict. chat: beside the robots, after the
-    same load without it.
+    """Run the test and report it; exit code 0 or 1, StartError when it cannot run.
+
+    limits: see verdict. chat: run beside the robots, after the same load without it.
     """
     folder = _prepare(out)
     run, results = measured(plan, limits, credentials, Console(stderr=True), chat)
@@ -54,7 +55,7 @@ def measured(
     terminal: Console,
     chat: ChatPlan | None = None,
 ) -> tuple[Measurement, Results]:
-    """The run, with its progress on a terminal; with chat, two of them, and the second one is given back."""
+    """Run with progress on a terminal. With chat there are two runs, and the second one is returned."""
     with terminal.status("encoding frames"):
         images = frames_for(plan.session.camera, plan.frames, plan.distinct, plan.seed)
     clients = ChatClients(chat, credentials, plan.seed) if chat else None
@@ -67,14 +68,14 @@ def measured(
     alone = summarise(run, run.ledgers)
     with clients.chatting() as asked, LiveView(plan, terminal) as view:
         run = run_plan(plan, images, credentials, view)
-    told = chat_summary(chat.clients, asked, run.begin_ns, run.end_ns)
-    return run, results_of(run, limits, Beside(alone, told))
+    beside = chat_summary(chat.clients, asked, run.begin_ns, run.end_ns)
+    return run, results_of(run, limits, Beside(alone, beside))
 
 
 def run_plan(
     plan: LoadPlan, images: Sequence[bytes], credentials: Credentials | None, view: LiveView | None = None
 ) -> Measurement:
-    """The run, on uvloop where there is one. The first Ctrl-C ends the measurement, a second one everything."""
+    """Run on uvloop where it is installed. The first Ctrl-C ends the measurement, a second one the program."""
     loop = _new_loop()
     try:
         return loop.run_until_complete(_measure(plan, images, credentials, view))
@@ -84,7 +85,7 @@ def run_plan(
 
 
 def write_folder(folder: Path, run: Measurement, results: Results) -> None:
-    """report.json, frames.csv and the pictures."""
+    """Write report.json, frames.csv and the plots."""
     from edgeflow.loadtest.pictures import draw
 
     (folder / "report.json").write_text(results_json(results) + "\n")
@@ -93,7 +94,7 @@ def write_folder(folder: Path, run: Measurement, results: Results) -> None:
 
 
 def credentials_of(ca: Path | None, cert: Path | None, key: Path | None, token_file: Path | None) -> Credentials:
-    """ConfigError when they do not fit together or cannot be read."""
+    """Load the credentials; ConfigError when they do not belong together or cannot be read."""
     try:
         return Credentials.of(ca, cert, key, token_file)
     except InvalidArgument as error:
@@ -101,7 +102,7 @@ def credentials_of(ca: Path | None, cert: Path | None, key: Path | None, token_f
 
 
 def _prepare(out: Path | None) -> Path | None:
-    """The folder is made before the run: what cannot be kept is not measured."""
+    """Create the folder before the run, so that nothing is measured that could not be written."""
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -126,7 +127,7 @@ async def _measure(
 
 
 def _no_view(run: Measurement, now_ns: int) -> None:
-    """Nobody looks."""
+    """Show nothing."""
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

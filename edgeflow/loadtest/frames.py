@@ -25,7 +25,7 @@ _NOISE = 6.0  # standard deviation: the bytes of a synthetic JPEG are about thos
 
 
 def frames_for(camera: CameraSpec, folder: Path | None, distinct: int, seed: int) -> list[bytes]:
-    """As many encoded frames as there are images in the folder, or `distinct` synthetic ones.
+    """One encoded frame per image in the folder, or `distinct` synthetic ones.
 
     ConfigError when a folder has no images, an image cannot be read, or all together are too large.
     """
@@ -40,7 +40,7 @@ def frames_for(camera: CameraSpec, folder: Path | None, distinct: int, seed: int
 
 
 def encode(pixels: Pixels, form: ImageFormat) -> bytes:
-    """The bytes that travel, of RGB `[height, width, 3]` uint8."""
+    """RGB `[height, width, 3]` uint8 as the bytes to send."""
     if form is ImageFormat.RGB8:
         return pixels.tobytes()
     data: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality=JPEG_QUALITY, colorspace="RGB")

@@ -1,4 +1,4 @@
-"""What the service says, written into a ledger."""
+"""Records the service's messages in a ledger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgeflow.types import Command, Disposition
 
 
 def hear(ledger: Ledger, message: pb.ServerMessage, first: int, now_ns: int) -> None:
-    """first: frames of the ledger that were offered before this stream."""
+    """Record one message. first: number of frames in the ledger that were offered before this stream."""
     match message.WhichOneof("kind"):
         case "action":
             _hear_action(ledger, message.action, first, now_ns)

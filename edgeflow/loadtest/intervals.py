@@ -1,4 +1,4 @@
-"""How sure a measured share or mean is: 95 % confidence intervals."""
+"""95 % confidence intervals of a measured share or mean."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Estimate:
 
 
 def wilson(successes: int, trials: int) -> Estimate:
-    """The share of successes; without trials nothing is known: 0 to 1."""
+    """The share of successes with its Wilson interval; 0 to 1 without trials."""
     if not 0 <= successes <= trials:
         raise ValueError(f"successes are 0 to trials ({trials}), got {successes}")
     if trials == 0:
@@ -50,7 +50,9 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def _student_95(freedom: int) -> float:
-    """Beyond the table the first two terms of the expansion about the normal point (error below 2e-4)."""
+    """Student's t for 95 %: beyond the table, the first two terms of the expansion about the normal point (error below
+    2e-4).
+    """
     if freedom <= len(_STUDENT_95):
         return _STUDENT_95[freedom - 1]
     z = _NORMAL_95

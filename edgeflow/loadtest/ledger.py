@@ -1,4 +1,4 @@
-"""What one robot offered and what became of it. Every frame has exactly one fate."""
+"""The frames that one robot offered, each with exactly one fate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_TOLD = StageTimings()
 
 
 class Fate(str, Enum):
-    """A disposition that the service told, or none."""
+    """The disposition reported by the service, or UNANSWERED."""
 
     ACTED = "acted"
     SUPERSEDED = "superseded"
@@ -29,8 +29,8 @@ class Fate(str, Enum):
 class FrameRecord:
     """Times in nanoseconds on the client's monotonic clock, 0 = not yet or never.
 
-    scheduled: when the frame was due, which is its stamp: a frame that leaves late is older. sent: when its write
-    began. received: when its action, or another disposition, arrived. server, timings: as the service says.
+    scheduled: when the frame was due, which is its stamp: a frame sent late is older. sent: when its write
+    began. received: when its action, or another disposition, arrived. server, timings: as reported by the service.
     """
 
     number: int
@@ -49,13 +49,13 @@ class FrameRecord:
 
     @property
     def start_ns(self) -> int:
-        """Received by the service to its first pass started, and the way back: service less inference."""
+        """Service time minus inference: from receipt to the first pass, and from the last pass to the stream."""
         return self.server_ns - self.timings.inference_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """What befell a robot; kind: opened, refused, lost, hold, stop, notice, contradicted."""
+    """An event at a robot. kind: opened, refused, lost, hold, stop, notice, contradicted."""
 
     at_ns: int
     kind: str
@@ -64,7 +64,7 @@ class Happening:
 
 
 class Ledger:
-    """Frames are numbered from 1 over all streams of a robot."""
+    """The record of one robot; frames are numbered from 1 across its streams."""
 
     def __init__(self, robot: int) -> None:
         self.robot = robot
@@ -74,24 +74,24 @@ class Ledger:
 
     @property
     def under_way(self) -> int:
-        """Frames whose fate may still be told."""
+        """Frames whose fate may still be reported."""
         return len(self._open)
 
     def offer(self, scheduled_ns: int, sent_ns: int) -> FrameRecord:
-        """A frame leaves."""
+        """Record that a frame is sent."""
         record = FrameRecord(len(self.frames) + 1, scheduled_ns, sent_ns)
         self.frames.append(record)
         self._open[record.number] = record
         return record
 
     def offer_in_vain(self, scheduled_ns: int) -> None:
-        """A frame was due while there was no stream."""
+        """Record a frame that was due while there was no stream."""
         self.frames.append(FrameRecord(len(self.frames) + 1, scheduled_ns, reason=DISCONNECTED))
 
     def act(
         self, number: int, stamp_ns: int, received_ns: int, valid_for_ms: int, server_ns: int, timings: StageTimings
     ) -> bool:
-        """An action came for a frame; False when no such frame waits for one."""
+        """Record an action for a frame; False when no such frame waits for one."""
         record = self._open.get(number)
         if record is None or record.scheduled_ns != stamp_ns:
             self.happen(received_ns, "contradicted", "ACTION_FOR_NO_FRAME", f"frame {number}")
@@ -102,7 +102,7 @@ class Ledger:
         return True
 
     def dispose(self, first: int, last: int, disposition: Disposition, reason: str, received_ns: int) -> None:
-        """The service says what became of frames; ACTED that follows its action is known already."""
+        """Record the disposition of frames; an ACTED that follows its action adds nothing."""
         for number in range(first, max(first, last) + 1):
             record = self._open.pop(number, None)
             if record is not None:
@@ -111,17 +111,17 @@ class Ledger:
                 self.happen(received_ns, "contradicted", "STATUS_FOR_NO_FRAME", f"frame {number} {disposition.value}")
 
     def lose(self) -> None:
-        """The stream ended: what was under way gets no answer."""
+        """Record the end of the stream: frames in flight get no answer."""
         for record in self._open.values():
             record.reason = STREAM_LOST
         self._open.clear()
 
     def close(self) -> None:
-        """Nobody waits any more: what is under way stays unanswered, whatever is said from now on."""
+        """End the record: frames in flight stay unanswered, whatever arrives later."""
         self._open.clear()
 
     def happen(self, at_ns: int, kind: str, reason: str, text: str = "") -> None:
-        """Write down what is no frame."""
+        """Record an event that does not concern a single frame."""
         self.happenings.append(Happening(at_ns, kind, reason, text))
 
     def _was_acted(self, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""The bar while a load test runs: rate and age of the last second."""
+"""The progress bar of a load test, with rate and age over the last second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOK_BACK = 2_000  # frames of a robot that may hold the last second's actions
 
 
 class LiveView:
-    """Give it to LoadRun as `tick`; enter it to show the bar."""
+    """A progress bar: pass it to LoadRun as `tick`, and enter the context to show it."""
 
     def __init__(self, plan: LoadPlan, console: Console) -> None:
         columns = (TextColumn("{task.description:<8}"), BarColumn(), TextColumn("{task.fields[now]}"))
@@ -51,7 +51,7 @@ class LiveView:
 
 
 def recent(ledgers: Sequence[Ledger], now_ns: int) -> tuple[float, float]:
-    """Actions a second and their median age in ms (NaN: none), over the second before now."""
+    """Actions per second and their median age in ms (NaN: none), over the second before now."""
     ages = [
         frame.age_ns / 1e6
         for ledger in ledgers

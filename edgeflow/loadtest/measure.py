@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 Series = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Of one quantity, in its own unit; NaN everywhere when there was no value."""
+    """Distribution of one quantity, in its own unit; every field is NaN when there was no value."""
 
     count: int
     mean: float
@@ -27,19 +27,30 @@ class Distribution:
 
 
 def distribution(values: Sequence[float] | Series) -> Distribution:
-    """Percentiles by linear interpolation; the deviation is that of the whole population."""
+    """The distribution of some values: percentiles by linear interpolation, population standard deviation."""
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0:
-        return Distribution(0, *[math.nan] * 7)
+        nan = math.nan
+        return Distribution(count=0, mean=nan, deviation=nan, p50=nan, p90=nan, p99=nan, p999=nan, max=nan)
     p50, p90, p99, p999 = (float(point) for point in np.percentile(data, [50, 90, 99, 99.9]))
-    return Distribution(data.size, float(data.mean()), float(data.std()), p50, p90, p99, p999, float(data.max()))
+    return Distribution(
+        count=data.size,
+        mean=float(data.mean()),
+        deviation=float(data.std()),
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        p999=p999,
+        max=float(data.max()),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """fps: actions a second over `seconds`. age_ms: capture to receipt, on the robot's clock.
+    """Figures of one run.
 
-    interval_ms: between actions of the same stretch. jitter_ms: the deviation of those intervals.
+    fps: actions per second over `seconds`. age_ms: capture to receipt, on the robot's clock.
+    interval_ms: between actions of the same stretch. jitter_ms: the standard deviation of those intervals.
     """
 
     seconds: float
@@ -55,7 +66,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimeSeries:
-    """One entry a window `[W]`: its middle in seconds from the start, actions a second, median age (NaN: none)."""
+    """One entry per window `[W]`: its middle in seconds from the start, actions per second, median age (NaN: none)."""
 
     seconds: Series
     fps: Series
@@ -63,7 +74,7 @@ class TimeSeries:
 
 
 class RunRecorder:
-    """Takes down every action; time runs in stretches, between which (a reset, a picture) nothing is counted."""
+    """Records every action. Time is counted in stretches; between them (a reset, a picture) nothing is counted."""
 
     def __init__(self) -> None:
         self._received_ns: list[int] = []
@@ -74,31 +85,31 @@ class RunRecorder:
         self._stretches = 0
 
     def start(self, now_ns: int) -> None:
-        """A stretch begins."""
+        """Begin a stretch."""
         if self._started_ns is not None:
             raise ValueError("a stretch is being recorded already")
         self._started_ns = now_ns
         self._stretches += 1
 
     def stop(self, now_ns: int) -> None:
-        """The stretch ends."""
+        """End the stretch."""
         self._elapsed_ns = self.elapsed_ns(now_ns)
         self._started_ns = None
 
     def record(self, received_ns: int, age_ns: int) -> None:
-        """An action arrived; outside of a stretch it does not count."""
+        """Record an action; outside a stretch it does not count."""
         if self._started_ns is not None and received_ns >= self._started_ns:
             self._received_ns.append(self._elapsed_ns + received_ns - self._started_ns)
             self._age_ns.append(age_ns)
             self._stretch.append(self._stretches)
 
     def elapsed_ns(self, now_ns: int) -> int:
-        """Recorded time so far, the present stretch included."""
+        """Recorded time so far, including the current stretch."""
         return self._elapsed_ns + (now_ns - self._started_ns if self._started_ns is not None else 0)
 
     @property
     def ages_ms(self) -> Series:
-        """Of every action `[N]`."""
+        """The ages of all actions, `[N]`."""
         return np.array(self._age_ns, dtype=np.float64) / 1e6
 
     def summary(self, now_ns: int) -> RunSummary:
@@ -112,7 +123,7 @@ class RunRecorder:
         )
 
     def series(self, window_s: float) -> TimeSeries:
-        """The finished stretches, cut into windows; an incomplete last window is left out."""
+        """The finished stretches divided into windows; an incomplete last window is omitted."""
         windows = int(self._elapsed_ns / 1e9 / window_s)
         index = (np.array(self._received_ns, dtype=np.float64) / 1e9 / window_s).astype(int)
         ages_ms = self.ages_ms

@@ -1,4 +1,4 @@
-"""When frames are due: instants in nanoseconds from a robot's beginning. Integers only, no clock."""
+"""The instants at which frames are due, in nanoseconds from a robot's start. Integers only, no clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECOND_NS = 1_000_000_000
 
 
 def instants(pattern: Fixed | Bursts | Ramp) -> Iterator[int]:
-    """From 0 on, never going back. Each is computed from its index, so that no rounding adds up."""
+    """Instants from 0 on, never decreasing. Each is computed from its index, so that rounding errors do not add up."""
     match pattern:
         case Fixed():
             return (round(index * SECOND_NS / pattern.rate_hz) for index in count())

@@ -1,4 +1,4 @@
-"""Pictures of a load test: age over time, its distribution, rate, and what became of the frames."""
+"""Plots of a load test: age over time, its distribution, rate, and the fates of the frames."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_WINDOWS = 60
 
 
 def draw(folder: Path, run: Measurement) -> None:
-    """age.png, age-distribution.png, rate.png, dispositions.png."""
+    """Write age.png, age-distribution.png, rate.png and dispositions.png."""
     draw_ages(folder / "age.png", run)
     draw_distribution(folder / "age-distribution.png", run)
     draw_rates(folder / "rate.png", run)
@@ -31,7 +31,7 @@ def draw(folder: Path, run: Measurement) -> None:
 
 
 def draw_ages(path: Path, run: Measurement) -> None:
-    """Each action a dot."""
+    """Plot the age of each action over time."""
     figure = figure_of(8.0, 3.6)
     axes = figure.subplots()
     for colour, ledger in zip(colours(len(run.ledgers)), run.ledgers, strict=True):
@@ -43,7 +43,7 @@ def draw_ages(path: Path, run: Measurement) -> None:
 
 
 def draw_distribution(path: Path, run: Measurement) -> None:
-    """The share of actions that were at most so old."""
+    """Plot the cumulative distribution of the ages."""
     figure = figure_of(8.0, 3.6)
     axes = figure.subplots()
     ages = np.sort([frame.age_ns / 1e6 for ledger in run.ledgers for frame in received_of(run, ledger)])
@@ -55,7 +55,7 @@ def draw_distribution(path: Path, run: Measurement) -> None:
 
 
 def draw_rates(path: Path, run: Measurement) -> None:
-    """Offered and acted frames a second."""
+    """Plot offered and acted frames per second."""
     figure = figure_of(8.0, 3.6)
     axes = figure.subplots()
     edges = _edges(run)
@@ -64,13 +64,13 @@ def draw_rates(path: Path, run: Measurement) -> None:
     for name, instants in (("offered", offered), ("acted", acted)):
         counts, _ = np.histogram((np.array(instants, np.float64) - run.begin_ns) / 1e9, edges)
         axes.step(edges[:-1], counts / np.diff(edges), where="post", label=name)
-    _label(axes, "seconds", "frames a second")
+    _label(axes, "seconds", "frames per second")
     axes.legend()
     save(figure, path)
 
 
 def draw_dispositions(path: Path, run: Measurement) -> None:
-    """What became of the frames that were due in each stretch of time."""
+    """Plot the fates of the frames that were due in each window of time."""
     figure = figure_of(8.0, 3.6)
     axes = figure.subplots()
     edges = _edges(run)

@@ -1,9 +1,9 @@
-"""What a load test does: who connects, what is sent when, and for how long. Durations that people write."""
+"""The plan of a load test: who connects, what is sent when, and for how long; and the parsing of durations."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,21 +18,21 @@ _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|ms|s|m|h)")
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The next frame leaves when one of `window` frames under way was disposed of."""
+    """Send the next frame when one of `window` frames in flight has its disposition."""
 
     window: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Frames a second of each robot, on an absolute schedule, whatever the service does."""
+    """Send frames at a fixed rate per robot, on an absolute schedule, whatever the service does."""
 
     rate_hz: float
 
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """`frames` at once, every `period_s`."""
+    """Send `frames` at once, every `period_s`."""
 
     frames: int
     period_s: float
@@ -40,7 +40,7 @@ class Bursts:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """Steps of `step_s`; the rate of each robot is `factor` times that of the step before, up to `last_hz`."""
+    """Raise each robot's rate by `factor` every `step_s`, up to `last_hz`."""
 
     first_hz: float
     last_hz: float
@@ -49,7 +49,7 @@ class Ramp:
 
     @property
     def rates_hz(self) -> list[float]:
-        """One a step, at least one."""
+        """The rate of each step; at least one."""
         rates = [self.first_hz]
         while rates[-1] * self.factor <= self.last_hz * (1 + 1e-9):
             rates.append(rates[-1] * self.factor)
@@ -61,12 +61,13 @@ Pattern: TypeAlias = Closed | Fixed | Bursts | Ramp
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What every robot opens; robot i has the i-th instruction, and the first one again after the last."""
+    """The session that every robot opens; robot i uses instruction i modulo their number."""
 
     camera: CameraSpec
     instructions: tuple[str, ...]
     control_period_s: float
     mode: Mode | None = None
+    _: KW_ONLY
     depth: int = 0
     max_action_age_s: float | None = None
     model: str = ""
@@ -77,13 +78,14 @@ class Session:
 class LoadPlan:
     """A run: warm-up, then frames are counted for `duration_s` or until each robot has offered `count` of them.
 
-    connections: robots share them in turn. ramp_up_s: over which the robots begin. frames: a folder of images;
-    None = synthetic. grace_s: how long answers are awaited after the last frame.
+    connections: robots are assigned to them in turn. ramp_up_s: time over which the robots start. frames: a folder of
+    images; None = synthetic. grace_s: how long answers are awaited after the last frame.
     """
 
     address: str
     session: Session
     pattern: Pattern
+    _: KW_ONLY
     robots: int = 1
     connections: int = 1
     warm_up_s: float = 2.0
@@ -101,11 +103,11 @@ class LoadPlan:
         if not 1 <= self.connections <= self.robots:
             raise ConfigError(f"connections: {self.connections} is outside 1 to {self.robots} (the robots)")
         if self.duration_s <= 0:
-            raise ConfigError("duration: must be longer than 0")
+            raise ConfigError("duration: must be above 0")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `80ms`, `0.1s`, `2m`; a number without a unit is refused. Raises ValueError."""
+    """The seconds in `80ms`, `0.1s` or `2m`; ValueError for anything else, a number without a unit included."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a duration such as 80ms, 0.1s or 2m")
@@ -123,10 +125,10 @@ def parse_size(text: str) -> tuple[int, int]:
 def pattern_of(
     window: int, rate_hz: float | None, burst: int | None, burst_period_s: float, ramp: str, ramp_step_s: float
 ) -> Pattern:
-    """The pattern that options ask for; ConfigError when they ask for several."""
+    """The sending pattern that the options describe; ConfigError when they describe several."""
     asked = [name for name, given in (("rate", rate_hz), ("burst", burst), ("ramp", ramp)) if given]
     if len(asked) > 1 or (asked and window > 1):
-        raise ConfigError(f"{asked[0]}: goes with no other pattern (window, rate, burst, ramp)")
+        raise ConfigError(f"{asked[0]}: cannot be combined with another pattern (window, rate, burst, ramp)")
     if rate_hz:
         return Fixed(rate_hz)
     if burst:
@@ -138,7 +140,7 @@ def pattern_of(
 
 
 def period_s_of(pattern: Pattern) -> float:
-    """The control period that goes with a pattern: of its mean rate, where it has one."""
+    """The control period to declare for a pattern: that of its mean rate, else 50 ms."""
     match pattern:
         case Fixed():
             return 1 / pattern.rate_hz
@@ -159,5 +161,5 @@ def _parse_ramp(text: str) -> tuple[float, float]:
 
 def _positive(name: str, seconds: float) -> float:
     if seconds <= 0:
-        raise ConfigError(f"{name}: must be longer than 0")
+        raise ConfigError(f"{name}: must be above 0")
     return seconds

@@ -1,4 +1,4 @@
-"""Pictures of a report, as PNG files. matplotlib without a screen and without its global state."""
+"""Plots of a report as PNG files, with matplotlib but without a display or its global state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DOTS_PER_INCH = 110
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A camera frame `[height, width, 3]` uint8 and what was commanded on it.
+    """A camera frame `[height, width, 3]` uint8 and the command given for it.
 
     shift: in the image plane, right and up, metres; caption: one or two lines.
     """
@@ -32,13 +32,13 @@ class Snapshot:
 
 
 def plot_series(path: Path, series: Mapping[str, TimeSeries]) -> None:
-    """Rate above, age below, over the recorded time; one line a mode."""
+    """Plot rate and age over the recorded time; one line per mode."""
     figure = figure_of(8.0, 5.0)
     rate, age = figure.subplots(2, 1, sharex=True)
     for colour, (mode, run) in zip(colours(len(series)), series.items(), strict=True):
         rate.plot(run.seconds, run.fps, color=colour, label=mode)
         age.plot(run.seconds, run.age_ms, color=colour, label=mode)
-    rate.set_ylabel("actions a second")
+    rate.set_ylabel("actions per second")
     age.set_ylabel("median age, ms")
     age.set_xlabel("seconds")
     for axes in (rate, age):
@@ -49,7 +49,7 @@ def plot_series(path: Path, series: Mapping[str, TimeSeries]) -> None:
 
 
 def plot_ages(path: Path, ages_ms: Mapping[str, Series]) -> None:
-    """Histogram of the ages of all actions; one colour a mode."""
+    """Plot a histogram of the ages of all actions; one colour per mode."""
     figure = figure_of(8.0, 3.6)
     axes = figure.subplots()
     everything = np.concatenate([np.zeros(1), *ages_ms.values()])
@@ -63,7 +63,7 @@ def plot_ages(path: Path, ages_ms: Mapping[str, Series]) -> None:
 
 
 def plot_success(path: Path, results: Sequence[ModeResult]) -> None:
-    """Success by mode, with the 95 % interval."""
+    """Plot success by mode, with its 95 % interval."""
     figure = figure_of(1.5 + 1.6 * len(results), 3.6)
     axes = figure.subplots()
     for index, (colour, result) in enumerate(zip(colours(len(results)), results, strict=True)):
@@ -80,7 +80,7 @@ def plot_success(path: Path, results: Sequence[ModeResult]) -> None:
 
 
 def plot_strip(path: Path, snapshots: Sequence[Snapshot]) -> None:
-    """Camera frames side by side; the arrow is the commanded shift, one image width for 0.3 m."""
+    """Draw camera frames side by side; the arrow is the commanded shift, one image width per 0.3 m."""
     figure = figure_of(1.9 * max(len(snapshots), 1), 2.2)
     for index, snapshot in enumerate(snapshots):
         axes = figure.add_subplot(1, len(snapshots), index + 1)

@@ -1,4 +1,4 @@
-"""Where a service stops following: offered against acted rate, step by step."""
+"""Finds the rate at which a service falls behind: offered against acted rate, step by step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLLOWS = 0.95  # share of the offered rate that must be acted on
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A stretch of a ramp; rate_hz is that of one robot."""
+    """One step of a ramp; rate_hz is per robot."""
 
     rate_hz: float
     begin_ns: int
@@ -23,7 +23,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Frames a second of all robots together; age of the actions received in the step."""
+    """Frames per second of all robots together, and the age of the actions received in the step."""
 
     rate_hz: float
     offered_hz: float
@@ -42,7 +42,7 @@ def step_of(pattern: Ramp, index: int, begin_ns: int) -> Step:
 
 
 def step_result(step: Step, ledgers: Sequence[Ledger]) -> StepResult:
-    """Offered counts by when frames were due, acted by when actions arrived."""
+    """The result of a step: frames count as offered when they were due, as acted when their action arrived."""
     frames = [frame for ledger in ledgers for frame in ledger.frames]
     offered = sum(step.begin_ns <= frame.scheduled_ns < step.end_ns for frame in frames)
     acted = [frame for frame in frames if frame.fate is Fate.ACTED and step.begin_ns <= frame.received_ns < step.end_ns]
@@ -52,7 +52,7 @@ def step_result(step: Step, ledgers: Sequence[Ledger]) -> StepResult:
 
 
 def follows(step: Step, ledgers: Sequence[Ledger]) -> bool:
-    """Whether the acted rate kept up with the offered one."""
+    """True when the acted rate kept up with the offered one."""
     return step_result(step, ledgers).followed
 
 

@@ -1,4 +1,4 @@
-"""What was measured, as rows for a table and as report.json."""
+"""The demonstration's figures as table rows and as report.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADINGS = ("mode", "FPS", "age p50", "age p99", "jitter", "success", "95 % inte
 
 @dataclass(frozen=True, slots=True)
 class ModeResult:
-    """One mode's run: rate and age of its actions, and how often the robot did its task."""
+    """The run of one mode: rate and age of its actions, and how often the robot succeeded."""
 
     mode: str
     summary: RunSummary
@@ -30,7 +30,7 @@ class ModeResult:
 
 
 def row(result: ModeResult) -> tuple[str, ...]:
-    """One line of the table under HEADINGS."""
+    """One row of the table under HEADINGS."""
     summary, success = result.summary, result.success
     return (
         result.mode,
@@ -44,13 +44,13 @@ def row(result: ModeResult) -> tuple[str, ...]:
 
 
 def comparison(baseline: ModeResult, other: ModeResult) -> str:
-    """One sentence on what `other` changes: rate, age, and whether success can be told apart."""
+    """One sentence on how `other` differs: rate, age, and whether the success rates differ."""
     ours, theirs = other.summary, baseline.summary
     if not (theirs.fps > 0 and ours.fps > 0):
         return f"{other.mode} against {baseline.mode}: no actions to compare."
     rate, age = ours.fps / theirs.fps, ours.age_ms.p50 / theirs.age_ms.p50
     text = (
-        f"{other.mode} gave {rate:.2f} times as many actions a second as {baseline.mode}"
+        f"{other.mode} gave {rate:.2f} times as many actions per second as {baseline.mode}"
         f" ({ours.fps:.1f} against {theirs.fps:.1f}), and they were {age:.2f} times as old"
         f" (median {ours.age_ms.p50:.0f} against {theirs.age_ms.p50:.0f} ms)"
     )
@@ -58,14 +58,14 @@ def comparison(baseline: ModeResult, other: ModeResult) -> str:
 
 
 def write_report(path: Path, conditions: Mapping[str, Any], results: Sequence[ModeResult], verdict: str) -> None:
-    """report.json: conditions of the run, every mode's figures, the sentence. Unknown figures are null."""
+    """Write report.json: conditions, the figures of every mode, the verdict. Unknown figures are null."""
     modes = [{**asdict(result), "success": asdict(result.success)} for result in results]
     content = {"conditions": dict(conditions), "modes": modes, "verdict": verdict}
     path.write_text(json_text(content) + "\n")
 
 
 def json_text(content: Any) -> str:
-    """Strict JSON: what is not a finite number becomes null."""
+    """Strict JSON: NaN and infinities become null."""
     return json.dumps(_finite(content), indent=2, allow_nan=False)
 
 
@@ -78,7 +78,7 @@ def _success_sentence(baseline: ModeResult, other: ModeResult) -> str:
         return f"it succeeded more often ({counts})"
     if ours.high < theirs.low:
         return f"it succeeded less often ({counts})"
-    return f"success cannot be told apart ({counts}, intervals overlap)"
+    return f"no significant difference in success ({counts}, intervals overlap)"
 
 
 def _number(value: float, form: str, unit: str = "") -> str:

@@ -29,10 +29,12 @@ CSV_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """robots, predictions, refusals: one entry a robot. steps: of a ramp, else empty. beside: of a run with
-    chat, the rest of which is here.
+    """All figures of a run.
+
+    robots, predictions, refusals: one entry per robot. steps: of a ramp, else empty. beside: for a run with chat, the
+    figures without it and those of the chat.
     """
 
     plan: LoadPlan
@@ -53,12 +55,12 @@ class Results:
 
     @property
     def knee(self) -> StepResult | None:
-        """The highest rate that was followed."""
+        """The highest rate that the service followed."""
         return knee(self.steps)
 
 
 def results_of(run: Measurement, limits: Mapping[str, float], beside: Beside | None = None) -> Results:
-    """limits: thresholds by name, see verdict."""
+    """Compute all figures of a run. limits: thresholds by name, see verdict."""
     total = summarise(run, run.ledgers)
     robots = [summarise(run, [ledger]) for ledger in run.ledgers]
     predictions = [prediction_of(run.plan, each, robot) for each, robot in zip(run.forecasts, robots, strict=True)]
@@ -79,7 +81,7 @@ def results_of(run: Measurement, limits: Mapping[str, float], beside: Beside | N
 
 
 def results_json(results: Results) -> str:
-    """Everything, as strict JSON: what is no finite number is null."""
+    """All figures as strict JSON: NaN and infinities are null."""
     predictions = [
         each and {**asdict(each), "fps_deviation": each.fps_deviation, "age_deviation": each.age_deviation}
         for each in results.predictions
@@ -109,7 +111,7 @@ def results_json(results: Results) -> str:
 
 
 def write_csv(path: Path, run: Measurement) -> None:
-    """Every frame of the run, the warm-up's too: times in ms from the beginning of the measurement."""
+    """Write every frame of the run, including the warm-up: times in ms from the beginning of the measurement."""
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(CSV_COLUMNS)

@@ -1,4 +1,4 @@
-"""One robot of a load test: a stream that is opened again when it is lost, a pace, and a ledger."""
+"""One robot of a load test: a stream that is reopened when lost, a pace, and a ledger."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Connection(Protocol):
 class LoadRobot:
     """`run` keeps a stream, `pace` sends frames over it.
 
-    images: encoded, sent in turn. admitted: the service's newest Opened, None before the first. refused: why no
-    stream is tried any more. opened: set at the first Opened or at the refusal.
+    images: encoded, sent in turn. admitted: the latest Opened from the service, None before the first. refused: why the
+    robot stopped opening streams. opened: set at the first Opened or at the refusal.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class LoadRobot:
         self._left: int | None = None  # frames still to offer that count, None = no limit
 
     async def run(self) -> None:
-        """A stream after another until `stop`; before the first Opened, and for good, a refusal ends it."""
+        """Open one stream after another until `stop`, or a refusal that is final or precedes the first Opened."""
         while True:
             error = await self._one_stream()
             self.ledger.lose()
@@ -95,21 +95,21 @@ class LoadRobot:
             await self._offer(begin_ns + instant_ns)
 
     def limit(self, begin_ns: int, count: int) -> None:
-        """Offer no more than `count` frames that are due from begin_ns on."""
+        """Offer at most `count` frames that are due from begin_ns on."""
         self._counts_from_ns, self._left = begin_ns, count
 
     def halt(self) -> None:
-        """Offer nothing more; a write that has begun is finished."""
+        """Stop offering frames; a write that has begun is completed."""
         self._halted = True
         self._changed.set()
 
     async def settled(self) -> None:
-        """Until no frame is under way."""
+        """Wait until no frame is in flight."""
         while self.ledger.under_way:
             await self._change()
 
     async def stop(self) -> None:
-        """Close the stream in order; the service then ends it."""
+        """Send Close; the service then ends the stream."""
         self._stopping = True
         call = self._call
         if call is not None:
@@ -157,7 +157,7 @@ class LoadRobot:
             self._call = None  # the reader learns why the stream ended
 
     async def _one_stream(self) -> EdgeflowError:
-        """From Open to the end; why it ended."""
+        """Run one stream from Open to its end; return why it ended."""
         stream = self._connection.stream_stream(
             STREAM,
             request_serializer=pb.ClientMessage.SerializeToString,

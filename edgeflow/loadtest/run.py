@@ -1,4 +1,4 @@
-"""A load test from the first connection to the last answer. One process, one event loop."""
+"""Runs a load test, from the first connection to the last answer, in one process and one event loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHANNEL_OPTIONS = [
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the service promised a robot at its Opened; 0 = nothing."""
+    """The forecast in the service's Opened; 0 = none."""
 
     mode: str
     depth: int
@@ -42,9 +42,9 @@ class Forecast:
 
 @dataclass(slots=True)
 class Measurement:
-    """What a run left. begin_ns, end_ns: frames due and actions received between them count.
+    """The raw record of a run. begin_ns, end_ns: frames due and actions received between them count.
 
-    lags_ns: how late the event loop was, sampled every LAG_PERIOD_S. forecasts, refusals: one entry a robot.
+    lags_ns: how late the event loop was, sampled every LAG_PERIOD_S. forecasts, refusals: one entry per robot.
     """
 
     plan: LoadPlan
@@ -61,7 +61,7 @@ Tick = Callable[[Measurement, int], None]
 
 
 class LoadRun:
-    """Drives the robots of a plan. tick: called now and then with the run so far and the time."""
+    """Drives the robots of a plan. tick: called every TICK_S with the run so far and the time."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class LoadRun:
                 await self._end()
 
     async def _begin(self, stop: asyncio.Event) -> None:
-        """Every robot opens its session at a moment of its own, and sends from then on."""
+        """Let every robot open its session at a random moment, and send from then on."""
         share_s = self._plan.ramp_up_s / len(self._robots)
         begins = [share_s * (number + self._random.random()) for number in range(len(self._robots))]
         for robot, begin_s in zip(self._robots, begins, strict=True):
@@ -166,7 +166,7 @@ class LoadRun:
             await self._wait_until(lambda now_ns: now_ns >= end_ns, run, stop)
 
     async def _climb(self, pattern: Ramp, run: Measurement, stop: asyncio.Event) -> None:
-        """One step after another, until one is not followed."""
+        """Run one step after another, until the service falls behind."""
         for index in range(len(pattern.rates_hz)):
             step = step_of(pattern, index, run.begin_ns)
             await self._wait_until(lambda now_ns, end=step.end_ns: now_ns >= end, run, stop)  # type: ignore[misc]
@@ -204,7 +204,7 @@ class LoadRun:
         self._paces.clear()
 
     async def _end(self) -> None:
-        """Goodbye to the service, with a bound; then cut."""
+        """Close all streams within CLOSE_S, then cancel what is left."""
         await self._halt()
         await _bounded(asyncio.gather(*(robot.stop() for robot in self._robots)), CLOSE_S)
         await _bounded(asyncio.gather(*self._lives), CLOSE_S)
@@ -217,7 +217,7 @@ class LoadRun:
 
 
 async def _bounded(work: asyncio.Future[list[None]], seconds: float) -> None:
-    """Wait for work; cancel what is not done in time. Its failures are raised."""
+    """Wait for work, cancel what is not done in time, and raise its failures."""
     await asyncio.wait({work}, timeout=seconds)
     work.cancel()
     try:

@@ -1,4 +1,4 @@
-"""The figures of a run: arithmetic over ledgers, for a robot and for all together."""
+"""Computes the figures of a run from its ledgers, for one robot and for all together."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from edgeflow.loadtest.run import Forecast, Measurement
 LATE_MS = 5.0  # p99; beyond it the generator is no measure of a service any more
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Frames:
-    """Every offered frame is in exactly one of the others; the mappings count by reason."""
+    """Counts of frames: each offered frame is in exactly one of the other fields; the mappings count by reason."""
 
     offered: int
     acted: int
@@ -28,14 +28,14 @@ class Frames:
     unanswered: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One robot's figures, or those of all.
+    """Figures of one robot, or of all of them.
 
-    fps: actions received a second. age: due to received, on the client's clock. service, decode, queue, inference:
-    as the service says; transport: age less service. interval: between actions of one robot. start_jitter: how far the
-    interval between the pass starts of consecutive frames of one robot is off the interval in which they came. pass:
-    inference over passes. misses: actions older than the permitted age, or than their validity where none was given.
+    fps: actions received per second. age: due to received, on the client's clock. service, decode, queue, inference:
+    as reported by the service; transport: age minus service. interval: between actions of one robot. start_jitter:
+    difference between the interval of the pass starts of consecutive frames and the interval of their arrivals. pass:
+    inference divided by passes. misses: actions older than the requested limit, or than their validity without one.
     gaps: stretches in which a robot had no valid action. hold, stop, notices, losses, contradictions: by reason.
     """
 
@@ -62,18 +62,18 @@ class Summary:
 
     @property
     def jitter_ms(self) -> float:
-        """Of the action interval: its deviation."""
+        """Standard deviation of the action interval."""
         return self.interval_ms.deviation
 
     @property
     def pass_jitter(self) -> float:
-        """p99 over p50 of the pass time."""
+        """p99 of the pass time divided by its p50."""
         return self.pass_ms.p99 / self.pass_ms.p50 if self.pass_ms.p50 > 0 else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """How late the load test itself was. lateness: from due to the beginning of the write; lag: of the event loop."""
+    """How late the load generator was. lateness: due to the start of the write; lag: of the event loop."""
 
     lateness_ms: Distribution
     lag_ms: Distribution
@@ -83,12 +83,12 @@ class Generator:
         return self.lateness_ms.p99 > LATE_MS or self.lag_ms.p99 > LATE_MS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the service foretold for a robot that keeps its declared period, beside what was measured.
+    """The service's forecast for a robot that keeps its declared period, with the measured values.
 
-    age: mean time inside the service, as the service means it. kept: whether the robot kept that period; only then
-    there are deviations, (measured / foretold - 1) in per cent, else NaN.
+    age: mean time inside the service, as the service defines it. kept: whether the robot kept that period; only then
+    are there deviations, (measured / forecast - 1) in per cent, else NaN.
     """
 
     mode: str
@@ -109,7 +109,7 @@ class Prediction:
 
 
 def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
-    """Frames that were due in the measured time, and what happened in it."""
+    """Summarise the frames that were due, and the events that happened, in the measured time."""
     offered = [frame for ledger in ledgers for frame in ledger.frames if _inside(frame.scheduled_ns, run)]
     acted = [frame for frame in offered if frame.fate is Fate.ACTED]
     received = [frame for ledger in ledgers for frame in received_of(run, ledger)]
@@ -141,14 +141,14 @@ def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
 
 
 def generator_of(run: Measurement) -> Generator:
-    """From all robots' frames and the samples of the event loop."""
+    """The generator's lateness, from all robots' frames and the samples of the event loop."""
     sent = [frame for ledger in run.ledgers for frame in ledger.frames if frame.sent_ns]
     late = [(frame.sent_ns - frame.scheduled_ns) / 1e6 for frame in sent if _inside(frame.scheduled_ns, run)]
     return Generator(distribution(late), distribution([lag / 1e6 for lag in run.lags_ns]))
 
 
 def prediction_of(plan: LoadPlan, forecast: Forecast | None, summary: Summary) -> Prediction | None:
-    """One robot's; None when the service foretold nothing or gave no action."""
+    """The prediction for one robot; None when the service gave no forecast or no action."""
     if forecast is None or not (forecast.fps > 0 and forecast.age_ms > 0 and summary.frames.acted):
         return None
     kept = isinstance(plan.pattern, Fixed) and abs(plan.pattern.rate_hz * plan.session.control_period_s - 1) < 0.03
@@ -186,14 +186,14 @@ def _intervals_ms(received: Sequence[FrameRecord]) -> list[float]:
 
 
 def _start_jitter_ms(run: Measurement, ledger: Ledger) -> list[float]:
-    """Pass starts are as late as `start_ns` says; of frames one after the other that were both acted on."""
+    """Pass-start jitter between each two consecutive frames that were both acted on."""
     acted = [frame for frame in ledger.frames if frame.fate is Fate.ACTED and _inside(frame.scheduled_ns, run)]
     neighbours = ((before, after) for before, after in pairwise(acted) if after.number == before.number + 1)
     return [abs(after.start_ns - before.start_ns) / 1e6 for before, after in neighbours]
 
 
 def _gaps_ms(run: Measurement, received: Sequence[FrameRecord]) -> list[float]:
-    """Stretches from an action to the next, or to the end, that outlast its validity; without any action, all."""
+    """Intervals from an action to the next, or to the end, that outlast its validity; the whole run without actions."""
     if not received:
         return [(run.end_ns - run.begin_ns) / 1e6]
     ends_ns = [*(frame.received_ns for frame in received[1:]), run.end_ns]

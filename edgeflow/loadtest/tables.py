@@ -1,4 +1,4 @@
-"""A finished run for a person: tables and sentences on a console."""
+"""Prints a finished run on a console, as tables and sentences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMES = {
 
 
 def print_results(results: Results, console: Console) -> None:
-    """Frames and rates by robot, times of all together, then what a person should know."""
+    """Print frames and rates per robot, the times of all robots together, then events and thresholds."""
     title = f"{escape(results.plan.address)}, {results.seconds:.1f} s" + (", interrupted" * results.interrupted)
     console.print(_frames_table(results, title))
     console.print(_times_table(results.total))
@@ -67,7 +67,7 @@ def _robot_cells(summary: Summary) -> list[str]:
 
 
 def _times_table(total: Summary) -> Table:
-    table = Table("times, ms", *(), title="all robots")
+    table = Table("times, ms", title="all robots")
     for heading in ("p50", "p90", "p99", "p99.9", "max"):
         table.add_column(heading, justify="right")
     for name, key in TIMES.items():
@@ -93,14 +93,14 @@ def _beside_table(beside: Beside, total: Summary) -> Table:
     for name, each in (("without chat", beside.alone), ("with chat", total)):
         times = [_ms(time) for time in (each.age_ms.p50, each.age_ms.p99, each.start_jitter_ms.p99)]
         table.add_row(name, f"{each.fps:.1f}", *times, str(each.misses))
-    table.caption = f"pass-start jitter p99: {_number(beside.jitter_ratio(total))} times that without chat"
+    table.caption = f"pass-start jitter p99: {_number(beside.jitter_ratio(total))} times the value without chat"
     return table
 
 
 def _predictions_table(results: Results) -> Table:
     period_ms = 1000 * results.plan.session.control_period_s
-    table = Table("robot", "mode", title=f"as the service foretold for a frame every {period_ms:.0f} ms")
-    for heading in ("FPS foretold", "measured", "off by", "mean age foretold, ms", "measured", "off by"):
+    table = Table("robot", "mode", title=f"the service's forecast for a frame every {period_ms:.0f} ms")
+    for heading in ("FPS forecast", "measured", "off by", "mean age forecast, ms", "measured", "off by"):
         table.add_column(heading, justify="right")
     for number, each in enumerate(results.predictions):
         if each is not None:
@@ -113,7 +113,7 @@ def _predictions_table(results: Results) -> Table:
 
 def _steps_table(results: Results) -> Table:
     table = Table(title="ramp")
-    for heading in ("rate of a robot", "offered, Hz", "acted, Hz", "age p50", "age p99", "followed"):
+    for heading in ("rate per robot", "offered, Hz", "acted, Hz", "age p50", "age p99", "followed"):
         table.add_column(heading, justify="right")
     for step in results.steps:
         rates = (f"{step.rate_hz:.1f}", f"{step.offered_hz:.1f}", f"{step.acted_hz:.1f}")
@@ -125,27 +125,27 @@ def _sentences(results: Results) -> list[str]:
     total = results.total
     lines = [f"pass-time jitter p99 / p50: {_number(total.pass_jitter)}"]
     lines += [f"{name}: {_reasons(counts)}" for name, counts in _by_reason(total.frames).items() if counts]
-    told = {"HOLD": total.hold, "STOP": total.stop, "notices": total.notices, "streams lost": total.losses}
-    lines += [f"{name}: {_reasons(counts)}" for name, counts in told.items() if counts]
+    events = {"HOLD": total.hold, "STOP": total.stop, "notices": total.notices, "streams lost": total.losses}
+    lines += [f"{name}: {_reasons(counts)}" for name, counts in events.items() if counts]
     if total.gaps:
-        lines.append(f"{total.gaps} times a robot was without a valid action, {total.longest_gap_ms:.0f} ms at most")
+        lines.append(f"{total.gaps} times a robot had no valid action; longest interval {total.longest_gap_ms:.0f} ms")
     if total.contradictions:
         lines.append(f"[red]against the protocol: {_reasons(total.contradictions)}[/]")
     refused = {number: text for number, text in enumerate(results.refusals) if text}
-    lines += [f"[red]robot {number} was refused: {escape(text)}[/]" for number, text in refused.items()]
+    lines += [f"[red]robot {number} refused: {escape(text)}[/]" for number, text in refused.items()]
     if results.steps:
         best = results.knee
-        lines.append(f"knee: {best.acted_hz:.1f} actions a second" if best else "knee: below the first rate")
+        lines.append(f"knee: {best.acted_hz:.1f} actions per second" if best else "knee: below the first rate")
     return lines + _generator_sentence(results)
 
 
 def _generator_sentence(results: Results) -> list[str]:
     generator = results.generator
     late, lag = generator.lateness_ms.p99, generator.lag_ms.p99
-    text = f"load generator: frames left {_ms(late)} late, its loop was {_ms(lag)} late (p99)"
+    text = f"load generator: frames sent {_ms(late)} late, event loop {_ms(lag)} late (p99)"
     if not generator.is_bottleneck:
         return [text]
-    return [f"[yellow]{text}: it was itself a bottleneck; offer less, or from an idle machine[/]"]
+    return [f"[yellow]{text}: the generator was a bottleneck; lower the load or use an idle machine[/]"]
 
 
 def _by_reason(frames: Frames) -> dict[str, Mapping[str, int]]:

@@ -1,4 +1,4 @@
-"""Thresholds: what a run must keep, so that a machine can judge it."""
+"""Thresholds that a run has to meet, for automated checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeflow.loadtest.summary import Summary
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One threshold and what was measured. A figure that does not exist (NaN) is not met."""
+    """One threshold and the measured value. A value that does not exist (NaN) never meets it."""
 
     name: str
     limit: float
@@ -62,8 +62,8 @@ def judge(
     refused: int,
     beside: Beside | None = None,
 ) -> list[Check]:
-    """limits: by the names of FIGURES, times in ms; RATIO with chat. A robot that the service refused, and chat that
-    makes no progress, are never what was asked for.
+    """Check a run against its limits. limits: by the names of FIGURES, times in ms; RATIO needs chat. A refused robot,
+    and chat without a single answer, always fail.
     """
     figures = {name: FIGURES[name] for name in limits if name != RATIO}
     checks = [Check(name, limits[name], figure(total, robots), unit) for name, (unit, figure) in figures.items()]

@@ -1,4 +1,4 @@
-"""Rate and age before they happen: the scheduler itself, run against the cost model in virtual time.
+"""Forecasts of rate and age: the scheduler itself, run against the cost model in virtual time.
 
 Whatever the scheduler does about depth, drain, deadlines and the row budget is in the forecast, because it is the
 same scheduler. Time is an integer; nothing is measured here.
@@ -22,8 +22,8 @@ FRAMES = 40  # of the slowest robot, in ticks of its own
 class Robot:
     """A session as the forecast sees it.
 
-    depth: ticks a frame takes. period_ns: between its frames; 0 = a fresh frame is always at hand.
-    rows: L_P. deadline_ns: from a frame's arrival. offset_ns: its first frame.
+    depth: ticks per frame. period_ns: between frames; 0 = a fresh frame is always available.
+    rows: L_P, the prefill length. deadline_ns: counted from a frame's arrival. offset_ns: when the first frame arrives.
     """
 
     depth: int
@@ -35,8 +35,7 @@ class Robot:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Steady state of one robot: so many actions in span_ns, from one action to another; mean and greatest age of an
-    action when it leaves."""
+    """Steady state of one robot: `actions` in `span_ns`, and the mean and greatest age of an action when it leaves."""
 
     actions: int
     span_ns: int
@@ -49,12 +48,12 @@ class Forecast:
 
     @property
     def period_ns(self) -> int:
-        """Between actions; a robot that gets none has none, told as a very long one."""
+        """Mean time between actions; 2**62 for a robot that gets none."""
         return self.span_ns // self.actions if self.actions else 1 << 62
 
 
 class _Feed:
-    """The frames of one robot: the newest whose time has come is offered, older ones never."""
+    """The frames of one robot: only the newest one that is due is offered."""
 
     def __init__(self, session: int, robot: Robot) -> None:
         self.session = session
@@ -80,7 +79,7 @@ class _Feed:
 
 @dataclass(slots=True)
 class _Tally:
-    """What came out: (time, age) of every action."""
+    """The actions of one robot, as (time, age)."""
 
     done: list[tuple[int, int]]
 

@@ -1,9 +1,9 @@
 """When chat may run beside control: integers only, time is an argument.
 
-Robots send at their declared period, so the next frame of each session is expected; a step of chat starts only when
-it will be over by then, also if it is one of the slowest. A session that is late keeps the device free for one period
-more, then counts as silent. So that chat moves on beside robots that leave no gap, one step is granted whenever none
-ran for `patience_ns`.
+Robots send at their declared period, so the arrival of each session's next frame can be predicted; a chat step starts
+only if it will finish by then, even if it is one of the slow ones. A late session reserves the device for one more
+period, then counts as silent. So that chat makes progress beside robots that leave no gap, one step is granted
+whenever none has run for `patience_ns`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections import deque
 
 UNBOUNDED = 1 << 62
 KEPT_STEPS = 100
-LATE_SHARE = 8  # of a late frame's lateness, one part moves the expectation: transport is late now and then
+LATE_SHARE = 8  # a late frame moves the expectation by 1/8 of its lateness, since transport is late now and then
 
 
 class Gaps:
-    """Knows when frames came and what steps took; `room_ns` says what a step of chat may cost now."""
+    """Tracks when frames arrive and how long steps take; `room_ns` says what a chat step may cost now."""
 
     def __init__(self, patience_ns: int) -> None:
         self._patience_ns = patience_ns
@@ -33,8 +33,8 @@ class Gaps:
         self._expected_ns.pop(session, None)
 
     def arrived(self, session: int, now_ns: int) -> None:
-        """A frame came to the service. An early one moves the beat at once, a late one a little; one of another beat
-        begins a new one.
+        """Record that a frame reached the service. An early frame shifts the expected arrivals at once, a late one by
+        an eighth of its lateness; one that is late by half a period or more starts a new phase.
         """
         period_ns = self._period_ns.get(session)
         if period_ns is None:
@@ -45,23 +45,23 @@ class Gaps:
         self._expected_ns[session] = now_ns + period_ns
 
     def begin(self, now_ns: int) -> None:
-        """A request begins to wait: patience counts from here."""
+        """Record that a request begins to wait; patience counts from here."""
         self._served_ns = now_ns
 
     def served(self, now_ns: int, expected_ns: int, took_ns: int) -> None:
-        """A step of chat ran. expected_ns: by the cost model; 0 when nothing was computed."""
+        """Record that a chat step ran. expected_ns: its time by the cost model; 0 when nothing was computed."""
         self._served_ns = now_ns
         if expected_ns > 0:
             self._percent.append(max(100 * took_ns // expected_ns, 100))
 
     def must_run(self, now_ns: int) -> bool:
-        """Whether chat has waited for so long that one step goes first."""
+        """True when chat has waited so long that one step goes first."""
         return now_ns - self._served_ns >= self._patience_ns
 
     def room_ns(self, now_ns: int, pass_at_ns: int | None = None) -> int:
-        """What a step may cost, by the cost model, to be over when the next frame is expected; 0 when one is due.
+        """The most a step may cost, by the cost model, to finish before the next expected frame; 0 when one is due.
 
-        pass_at_ns: when there will be a pass though no frame comes.
+        pass_at_ns: when a pass will run even if no frame arrives.
         """
         until_ns = min((self._until(session, now_ns) for session in self._expected_ns), default=UNBOUNDED)
         if pass_at_ns is not None:
@@ -69,13 +69,14 @@ class Gaps:
         return 100 * until_ns // self._slowest_percent
 
     def wake_at_ns(self) -> int:
-        """When a step may become possible though no frame comes."""
+        """When a step may become possible even if no frame arrives."""
         silent = (self._silent_ns(session) for session in self._expected_ns)
         return min(self._served_ns + self._patience_ns, min(silent, default=UNBOUNDED))
 
     @property
     def _slowest_percent(self) -> int:
-        """Of the cost model's time: the slowest of the last steps but one, which may have been an accident."""
+        """How slow steps get, in per cent of the cost model's time: the second slowest of the last KEPT_STEPS steps,
+        since the slowest may be an outlier."""
         slowest = sorted(self._percent)[-2:]
         return slowest[0] if len(slowest) == 2 else 200
 

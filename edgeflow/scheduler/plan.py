@@ -1,7 +1,7 @@
-"""What a scheduler says: integers only. Engines execute it, nobody else interprets it.
+"""The scheduler's plans, in integers only; only the engine interprets them.
 
-Source: ActionFlow section 3.1 (cross-request pipelining); a plan is the set of row ranges that one packed
-forward runs, and the slots they live in.
+Source: ActionFlow section 3.1 (cross-request pipelining). A plan is the set of row ranges that one packed
+forward runs, and the slots that hold them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class FrameRef:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame that waits for its prefill. rows: L_P, its prefill length. deadline_ns: when its action is due."""
+    """A frame waiting for its prefill. rows: L_P, its prefill length. deadline_ns: when its action is due."""
 
     ref: FrameRef
     rows: int
@@ -32,8 +32,8 @@ class Frame:
 class Segment:
     """A run of rows of one frame in one pass.
 
-    slot, generation: where its KV lives, and which use of that slot this is.
-    start, length: rows enter the slot at positions start .. start+length.
+    slot, generation: the slot that holds its KV, and a count that distinguishes one use of the slot from the next.
+    start, length: rows enter the slot at positions start .. start+length-1.
     stage: 0 is the prefill; stage j samples action token j. The row of stage j >= 1 is token j-1.
     """
 
@@ -47,7 +47,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """After the pass: copy the first `length` rows of slot `source` to slot `target` (copy shift only)."""
+    """A copy to make after the pass: the first `length` rows of slot `source` to slot `target` (copy shift only)."""
 
     source: int
     target: int
@@ -60,7 +60,7 @@ class Pass:
 
     segments: prefills first, then decode rows by ascending slot.
     finished: the segments whose sampled token completes their frame.
-    moves: slot copies to make after the pass, in this order; none reads a slot that one before it has written.
+    moves: slot copies to make after the pass, in this order; none reads a slot that an earlier one has written.
     """
 
     number: int
@@ -93,7 +93,7 @@ class Leaving(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A frame leaves; each frame that was offered leaves exactly once."""
+    """A frame that leaves the scheduler, and why. Each offered frame leaves exactly once."""
 
     frame: FrameRef
     why: Leaving

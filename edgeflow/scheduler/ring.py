@@ -1,9 +1,9 @@
-"""Slots of one session: a ring of K adjacent ones, and where the next prefill goes.
+"""The slots of one session: a ring of K adjacent ones, and where the next prefill goes.
 
-Two ways to turn the ring (ActionFlow section 3.3) behind one interface:
-- rotate: a frame keeps its slot and the place of the next prefill moves on; no bytes are moved.
-- copy: a prefill always enters the first slot, and after each pass the KV of every frame under way is
-  copied to the slot after its own, as in the paper.
+Two ways to rotate the ring (ActionFlow section 3.3) behind one interface:
+- rotate: a frame keeps its slot, and the slot of the next prefill advances; no bytes are moved.
+- copy: a prefill always enters the first slot, and after each pass the KV of every frame in flight is
+  copied to the following slot, as in the paper.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgeflow.scheduler.plan import FrameRef, Move
 
 
 class Shift(str, Enum):
-    """How the ring turns."""
+    """How the ring rotates."""
 
     ROTATE = "rotate"
     COPY = "copy"
@@ -24,7 +24,7 @@ class Shift(str, Enum):
 
 @dataclass(slots=True)
 class Flight:
-    """A frame under way. stage: the one to run next. length: rows of its KV in the slot."""
+    """A frame in flight. stage: the one to run next. length: rows of its KV in the slot."""
 
     frame: FrameRef
     rows: int
@@ -45,12 +45,12 @@ class Ring(Protocol):
         ...
 
     def advance(self, flights: list[Flight]) -> tuple[Move, ...]:
-        """After a pass: update the slots of the frames still under way; the copies the engine must make."""
+        """Update the slots of the frames in flight after a pass; return the copies that the engine must make."""
         ...
 
 
 class RotatingRing:
-    """Frames stay, the index turns."""
+    """A ring in which frames keep their slots and the index of the next prefill rotates."""
 
     def __init__(self, slots: range) -> None:
         self.slots = slots
@@ -66,7 +66,7 @@ class RotatingRing:
 
 
 class CopyingRing:
-    """Frames move one slot on after each pass, the last stage first so that nothing is overwritten."""
+    """A ring in which frames move to the next slot after each pass, last stage first so that nothing is overwritten."""
 
     def __init__(self, slots: range) -> None:
         self.slots = slots

@@ -1,6 +1,6 @@
-"""Which rows run next: several sessions side by side, one ring of slots each.
+"""Decides which rows run next, for several sessions side by side, each with its own ring of slots.
 
-No torch, no threads, no clock: the caller passes the time in and is told what to run and who leaves.
+No torch, no threads, no clock: the caller passes in the time, and gets back what to run and which frames leave.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from edgeflow.scheduler.session import SessionQueue
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """stages: K. max_sessions: rings of K slots. row_budget: rows of a pass (one session alone may exceed it).
+    """Sizes the scheduler works within.
 
-    drain_after_ns: how long frames under way wait for company before decode-only passes run.
+    stages: K. max_sessions: rings of K slots. row_budget: most rows per pass (one session alone may exceed it).
+    drain_after_ns: how long frames in flight wait for a new frame before decode-only passes run.
     """
 
     stages: int
@@ -34,7 +35,7 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """What happened since start. full_passes: passes in which some session had all K stages at work."""
+    """Counts since the start. full_passes: passes in which some session ran all K stages."""
 
     passes: int = 0
     rows: int = 0
@@ -44,7 +45,7 @@ class SchedulerCounts:
 
 
 class Scheduler:
-    """offer → plan → (engine runs) → commit. Each frame offered leaves exactly once, as a Departure."""
+    """Plans passes: offer → plan → (the engine runs) → commit. Each offered frame leaves once, as a Departure."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
@@ -54,7 +55,7 @@ class Scheduler:
         self._landing: dict[int, list[FrameRef]] = {}
 
     def open(self, session: int, epoch: int, depth: int) -> None:
-        """Give a session its ring; depth 1 is serial, K pipelined. ResourceExhausted when all are taken."""
+        """Give a session its ring; depth 1 is serial, K pipelined. ResourceExhausted when every ring is taken."""
         if session in self._sessions:
             raise AlreadyExists(f"session {session} is open already", field="session")
         if not self._free_rings:
@@ -70,13 +71,13 @@ class Scheduler:
         self._sessions[session] = SessionQueue(session, epoch, ring, rounds, self.limits.drain_after_ns)
 
     def change_depth(self, session: int, depth: int) -> None:
-        """From the session's next prefill on; unknown sessions are no error."""
+        """Change the depth from the session's next prefill on; unknown sessions are ignored."""
         queue = self._sessions.get(session)
         if queue is not None:
             queue.change_rounds(rounds_of(depth, self.limits.stages))
 
     def close(self, session: int) -> list[Departure]:
-        """Everything of the session leaves; its ring is free. Unknown sessions are no error."""
+        """Free the session's ring; all its frames leave. Unknown sessions are ignored."""
         queue = self._sessions.pop(session, None)
         if queue is None:
             return []
@@ -84,14 +85,14 @@ class Scheduler:
         return self._depart(queue.reset(queue.epoch, Leaving.CLOSED) + self._recall(session, Leaving.CLOSED))
 
     def reset(self, session: int, epoch: int) -> list[Departure]:
-        """Start a new epoch: what waits, is under way or not yet committed leaves. Old epochs are ignored."""
+        """Start a new epoch: frames that are waiting, in flight or not yet committed leave. Old epochs are ignored."""
         queue = self._sessions.get(session)
         if queue is None or epoch <= queue.epoch:
             return []
         return self._depart(queue.reset(epoch) + self._recall(session, Leaving.EPOCH_CHANGED))
 
     def offer(self, frame: Frame) -> list[Departure]:
-        """A frame arrives; the newest wins. A frame of a newer epoch starts that epoch."""
+        """Take a frame; the newest wins. A frame of a newer epoch starts that epoch."""
         self.counts.offered += 1
         queue = self._sessions.get(frame.ref.session)
         if queue is None:
@@ -128,16 +129,16 @@ class Scheduler:
         return planned
 
     def commit(self, number: int) -> list[Departure]:
-        """Pass `number` has run: frames it finished leave as done, unless recalled meanwhile."""
+        """Record that pass `number` has run: frames it finished leave as done, unless recalled meanwhile."""
         return self._depart([Departure(frame, Leaving.DONE) for frame in self._landing.pop(number)])
 
     def wake_at_ns(self) -> int | None:
-        """When plan() will have something to run though nothing arrives."""
+        """When plan() will have something to run even if nothing arrives."""
         times = [queue.wake_at_ns() for queue in self._sessions.values()]
         return min((time for time in times if time is not None), default=None)
 
     def _choose(self, now_ns: int) -> list[SessionQueue]:
-        """Earliest deadline first, then least recently served; as many as fit the row budget."""
+        """Choose as many sessions as fit the row budget: earliest deadline first, then least recently served."""
         chosen: list[SessionQueue] = []
         rows = 0
         for queue in sorted(self._sessions.values(), key=_urgency):

@@ -1,4 +1,4 @@
-"""One session's frames: at most one waits, at most K are under way.
+"""The frames of one session: at most one waiting, at most K in flight.
 
 A tick is one packed pass and `rounds - 1` decode-only passes after it (scheduler/depth.py).
 """
@@ -10,7 +10,7 @@ from edgeflow.scheduler.ring import Flight, Ring
 
 
 class SessionQueue:
-    """Decides, for one session, what its next pass holds. Integers only; time is an argument."""
+    """Decides what the next pass of one session contains. Integers only; time is an argument."""
 
     def __init__(self, session: int, epoch: int, ring: Ring, rounds: int, drain_after_ns: int) -> None:
         self.session = session
@@ -34,18 +34,18 @@ class SessionQueue:
 
     @property
     def deadline_ns(self) -> int:
-        """The earliest deadline of what waits or is under way; 0 when there is nothing."""
+        """The earliest deadline of the frames waiting or in flight; 0 when there are none."""
         frames = [flight.deadline_ns for flight in self._flights]
         if self._waiting is not None:
             frames.append(self._waiting.deadline_ns)
         return min(frames, default=0)
 
     def change_rounds(self, rounds: int) -> None:
-        """From the next prefill on; what is under way keeps its order."""
+        """Change the passes per tick from the next prefill on; frames in flight keep their order."""
         self._rounds = rounds
 
     def offer(self, frame: Frame) -> list[Departure]:
-        """The newest frame wins: an older one still waiting leaves as superseded."""
+        """Take a frame. The newest wins: an older one that is still waiting leaves as superseded."""
         if frame.ref.epoch < self.epoch:
             return [Departure(frame.ref, Leaving.EPOCH_CHANGED)]
         left = self.reset(frame.ref.epoch) if frame.ref.epoch > self.epoch else []
@@ -55,7 +55,7 @@ class SessionQueue:
         return left
 
     def reset(self, epoch: int, why: Leaving = Leaving.EPOCH_CHANGED) -> list[Departure]:
-        """Everything waiting or under way leaves; slots are free at once (the device works in order)."""
+        """Drop every frame waiting or in flight; their slots are free at once, since the device works in order."""
         left = [Departure(flight.frame, why) for flight in self._flights]
         if self._waiting is not None:
             left.append(Departure(self._waiting.ref, why))
@@ -67,7 +67,7 @@ class SessionQueue:
         return left
 
     def runnable_rows(self, now_ns: int) -> int:
-        """Rows the next pass of this session would hold; 0 when it has nothing to run now."""
+        """Rows of this session's next pass; 0 when it has nothing to run now."""
         if self._rounds_left > 0 and self._flights:
             return len(self._flights)
         if self._waiting is not None:
@@ -83,7 +83,7 @@ class SessionQueue:
         return self._idle_since_ns + self._drain_after_ns
 
     def take(self) -> tuple[list[Segment], list[Segment], tuple[Move, ...]]:
-        """Advance by one pass: its segments, those that finish their frame, and the slot copies after it."""
+        """Advance by one pass; return its segments, those that finish their frame, and the slot copies after it."""
         if self._rounds_left > 0 and self._flights:
             self._rounds_left -= 1
         elif self._waiting is not None:

@@ -124,7 +124,7 @@ def test_where_nothing_answers_it_is_told_before_the_run():
 
 def test_a_ratio_without_chat_is_a_wrong_option():
     told = CliRunner().invoke(app, ["loadtest", "127.0.0.1:1", "--max-jitter-ratio", "1.2"])
-    assert "goes with --with-chat" in str(told.exception)
+    assert "needs --with-chat" in str(told.exception)
 
 
 async def test_a_service_without_a_chat_model_is_told(checkpoint: Path):

@@ -119,7 +119,7 @@ def test_the_knee_is_the_last_rate_that_was_followed():
     assert results.knee is not None and results.knee.rate_hz == 20
     assert json.loads(results_json(results))["knee"]["acted_hz"] == pytest.approx(20, abs=1)
     text = shown(results)
-    assert "knee: 20.0 actions a second" in text
+    assert "knee: 20.0 actions per second" in text
 
 
 def test_forecasts_are_judged_when_their_period_was_kept():
@@ -176,7 +176,7 @@ def test_a_refused_robot_is_not_what_was_asked_for():
     assert results_of(run, {}).met
     run.refusals = ["", "RESOURCE_EXHAUSTED: no room [bold]"]
     results = results_of(run, {})
-    assert not results.met and "robot 1 was refused: RESOURCE_EXHAUSTED: no room [bold]" in shown(results)
+    assert not results.met and "robot 1 refused: RESOURCE_EXHAUSTED: no room [bold]" in shown(results)
 
 
 def test_json_has_no_nan_and_the_folder_has_everything(tmp_path):

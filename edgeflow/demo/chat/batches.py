@@ -1,4 +1,4 @@
-"""Conversations as token rows; the answers are what is learned."""
+"""Turns conversations into rows of tokens; only the answers are trained on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ASIDE: Final = -100  # the target where nothing is learned
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatBatch:
-    """ids [B, L]; targets [B, L]: the id that comes next, inside answers, else ASIDE."""
+    """One batch. ids: `[B, L]`. targets: `[B, L]`, the next id inside answers, else ASIDE."""
 
     ids: Tensor
     targets: Tensor
@@ -33,12 +33,12 @@ class Batcher:
         self._opening = [self._start, *tokenizer.encode("assistant\n").ids]
 
     def draw(self, source: DialogSource, batches: int, rows: int, turns: int) -> list[ChatBatch]:
-        """Batches of `rows` conversations of `turns` questions, such of about one length together."""
+        """Draw batches of `rows` conversations of `turns` questions, grouped by similar length."""
         dialogs = sorted((source.draw(turns) for _ in range(batches * rows)), key=_length)
         return [self.pack(dialogs[first : first + rows]) for first in range(0, len(dialogs), rows)]
 
     def pack(self, dialogs: Sequence[Dialog]) -> ChatBatch:
-        """One row a conversation, padded at the end."""
+        """Pack one conversation per row, padded at the end."""
         texts = [chat_text(dialog.messages(len(dialog.turns))) for dialog in dialogs]
         rows = [list(each.ids) for each in self._tokenizer.encode_batch(texts)]
         length = max(map(len, rows))
@@ -51,7 +51,7 @@ class Batcher:
         return ChatBatch(ids, targets)
 
     def _answers(self, row: list[int]) -> list[tuple[int, int]]:
-        """Where answers begin and end; the sign that ends one belongs to it."""
+        """The spans of the answers, each including its end token."""
         size, found = len(self._opening), []
         for place in range(len(row)):
             if row[place] == self._start and row[place : place + size] == self._opening:
@@ -60,7 +60,7 @@ class Batcher:
 
 
 def _length(dialog: Dialog) -> int:
-    """In characters, nearly."""
+    """Approximate length in characters."""
     return (
         len(dialog.opening) + len(dialog.report) + sum(len(turn.question) + len(turn.answer) for turn in dialog.turns)
     )

@@ -16,7 +16,7 @@ from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 
 
 def eval_chat_command(folder: Path | None, questions: int, seed: str, *, as_json: bool) -> int:
-    """Results on standard output; the exit code: 1 where the model answers too little to be shipped."""
+    """Print the results; exit code 1 when too few answers are exact for the model to be shipped."""
     with reporting(Console(stderr=True)) as report:
         result = evaluate_chat(
             folder or EMBEDDED_CHAT_MODEL, questions, seed, progress=lambda done: report("questions", done, questions)
@@ -47,4 +47,4 @@ def _show(result: ChatReport) -> None:
         question = each.question.splitlines()[-1]
         console.print(escape(f"{question}\n  expected: {each.expected}\n  answered: {each.answer}"), soft_wrap=True)
     right = len(result.graded) - len(result.wrong)
-    print(f"{right} of {len(result.graded)} answers are exact ({result.share:.1%}); {NEEDED:.0%} are needed to ship")
+    print(f"{right} of {len(result.graded)} answers exact ({result.share:.1%}); shipping needs {NEEDED:.0%}")

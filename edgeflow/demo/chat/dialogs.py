@@ -1,4 +1,4 @@
-"""Conversations: a state somewhere in the first messages, then questions with their answers."""
+"""Generates conversations: a state in one of the first messages, then questions with their answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOPPY: Final = 0.15  # share of questions without capitals or without the last 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """topic: "talk" for what no state answers. follow_up: it is understood only after the turn before."""
+    """One question and its answer. topic: "talk" for questions no state answers. follow_up: needs the previous turn."""
 
     question: str
     answer: str
@@ -28,7 +28,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Dialog:
-    """opening: the system message, empty for none; report: put before the first question, empty for none."""
+    """A conversation. opening: the system message; report: text before the first question; "" for none."""
 
     opening: str
     report: str
@@ -40,7 +40,7 @@ class Dialog:
         return f"{self.report}\n{question}" if turn == 0 and self.report else question
 
     def messages(self, turns: int) -> list[dict[str, str]]:
-        """The first `turns` turns, answers included, as a chat request holds them."""
+        """The first `turns` turns, answers included, in the form of a chat request."""
         found = [{"role": "system", "content": self.opening}] if self.opening else []
         for index in range(turns):
             found.append({"role": "user", "content": self.asked(index)})
@@ -51,10 +51,10 @@ class Dialog:
 class DialogSource:
     """Draws conversations; the same seed gives the same ones.
 
-    held_out: False for training. True draws what training never shows: each question is a combination of wording and
-    subject that is kept from training, and of the numbers in the states half are. recite: begin with the whole state
-    repeated, the exercise that teaches copying. near_misses: share of questions about something whose colour alone is
-    there, beyond those that chance brings.
+    held_out: False for training. True draws questions that training never shows: each combines a wording and a subject
+    that are held out together, and half of the numbers in the states are held out too. recite: begin by repeating the
+    whole state, the exercise that teaches copying. near_misses: share of questions about an object of which only the
+    colour exists, in addition to those that occur by chance.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DialogSource:
         return self._question(state, name, TOPICS[name].phrasings)
 
     def _question(self, state: RobotState, name: str, phrasings: tuple[str, ...], follow_up: bool = False) -> Turn:
-        """One of the topic, or of another one where the state has none that fits."""
+        """A question of the topic, or of another one where the state allows none."""
         for _ in range(20):
             found = TOPICS[name].find(state, self._states)
             if found is None:
@@ -109,7 +109,7 @@ class DialogSource:
         return self._turn(state, [])
 
     def _fresh(self, answer: str) -> bool:
-        """A held-out answer with numbers has one that training never shows."""
+        """True when the answer is suitable: a held-out answer with numbers has one that training never shows."""
         return not self._held_out or not numbers(answer) or any(map(held_out_number, numbers(answer)))
 
     def _stateless(self) -> Turn:
@@ -132,11 +132,11 @@ class DialogSource:
 
 
 def combination(lead: str, phrasing: str, subject: str) -> str:
-    """What is kept from training together: wording and subject, or wording and lead where there is no subject."""
+    """The combination that is held out of training: wording and subject, or wording and lead without a subject."""
     return f"{phrasing}|{subject or lead}"
 
 
 def numbers(text: str) -> list[int]:
-    """Sizes of the numbers in a text, counts (of one digit) left out."""
+    """The absolute values of the numbers in a text, without counts (single digits)."""
     digits = "".join(sign if sign.isdigit() else " " for sign in text)
     return [int(number) for number in digits.split() if len(number) > 1]

@@ -44,7 +44,7 @@ class ChatReport:
 
     @property
     def share(self) -> float:
-        """Of exact answers."""
+        """Share of exact answers."""
         return sum(each.right for each in self.graded) / len(self.graded)
 
     @property
@@ -52,7 +52,7 @@ class ChatReport:
         return [each for each in self.graded if not each.right]
 
     def topics(self) -> dict[str, tuple[int, int]]:
-        """Right answers and questions of each topic."""
+        """Exact answers and questions per topic."""
         asked = Counter(each.topic for each in self.graded)
         right = Counter(each.topic for each in self.graded if each.right)
         return {topic: (right[topic], asked[topic]) for topic in sorted(asked)}
@@ -101,7 +101,7 @@ def evaluate_chat(
     dtype: torch.dtype = torch.float32,
     progress: Callable[[int], None] = lambda _: None,
 ) -> ChatReport:
-    """Grade the model of a checkpoint directory. progress: told each number of questions that were asked."""
+    """Grade the model of a checkpoint directory. progress: called with the number of questions asked so far."""
     answer = Answerer(load_chat_model(folder, dtype, torch.device("cpu")))
     graded: list[Graded] = []
     for dialog in held_out_dialogs(questions, seed):

@@ -15,7 +15,7 @@ from edgeflow.demo.chat.tokenizer import END, END_OF_TEXT, MAX_LENGTH, save_toke
 
 
 def write_chat_checkpoint(folder: Path, network: ChatNetwork, tokenizer: Tokenizer) -> Path:
-    """A complete model directory; the folder given."""
+    """Write a complete model directory; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     end, pad = tokenizer.token_to_id(END), tokenizer.token_to_id(END_OF_TEXT)
     _write_json(folder / "config.json", {**_config(network.size), "eos_token_id": end, "pad_token_id": pad})

@@ -1,4 +1,4 @@
-"""`train_chat`: conversations made as they are needed, one network, the checkpoint. Resumable at any point."""
+"""`train_chat`: generates conversations, trains one network and writes its checkpoint. Resumable at any point."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SAVE_EVERY: Final = 60.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """How long is trained."""
+    """The length of the training."""
 
     steps: int = STEPS
     rows: int = ROWS
@@ -89,7 +89,7 @@ class ChatTrainer:
         return float(loss.detach())
 
     def _batch(self) -> ChatBatch:
-        """Batches of a pool come in random order; after `load`, its next ones."""
+        """The next batch of the pool, in random order; also after `load`."""
         pool, place = divmod(self.done_steps, POOL)
         if not self._waiting or place == 0:
             begins = pool * POOL < _SHORT * self._plan.steps
@@ -114,7 +114,7 @@ class ChatTrainer:
         write_state(path, tensors, steps=self.done_steps, cpu_seconds=self.cpu_seconds, seed=self._seed)
 
     def load(self, path: Path) -> None:
-        """Go on where `save` was called."""
+        """Continue from the state that `save` wrote."""
         saved, self.done_steps, self.cpu_seconds = read_state(path, self._seed)
         for name, parameter in self._named.items():
             parameter.data.copy_(saved[name])

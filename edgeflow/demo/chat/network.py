@@ -13,9 +13,9 @@ EPS: Final = 1e-6
 NOTE, MATCH, PASS = 0.2, 1.5, 0.3  # strengths of the wired heads
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSize:
-    """Dimensions; the head's matrix is the embedding's."""
+    """Dimensions of the model. The output head is tied to the embedding."""
 
     vocab: int = 1024
     hidden: int = 192
@@ -37,7 +37,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal, rotary. x [B, L, E]; turns: cos and sin, each [L, D]."""
+    """Causal attention with RoPE. x: `[B, L, E]`. turns: cosines and sines, each `[L, D]`."""
 
     def __init__(self, size: ChatSize) -> None:
         super().__init__()
@@ -56,7 +56,9 @@ class Attention(nn.Module):
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[B, H, L, D] each. Written out: in bf16 on CPUs its gradient is twice as fast as the fused operator's."""
+    """Causal attention of q, k, v, each `[B, H, L, D]`. Written out because in bf16 on CPUs its gradient is twice as
+    fast as that of the fused operator.
+    """
     length = q.shape[-2]
     above = torch.full((length, length), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2) + above
@@ -79,7 +81,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each behind a norm and beside a residual path."""
+    """Attention and MLP, each with a norm before it and a residual connection."""
 
     def __init__(self, size: ChatSize) -> None:
         super().__init__()
@@ -105,7 +107,7 @@ class Decoder(nn.Module):
 
 
 class ChatNetwork(nn.Module):
-    """ids [B, L] to hidden rows, hidden rows to logits."""
+    """The chat model: ids `[B, L]` to hidden rows, hidden rows to logits."""
 
     def __init__(self, size: ChatSize) -> None:
         super().__init__()
@@ -120,7 +122,7 @@ class ChatNetwork(nn.Module):
         wire_copying(self)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """[B, L, E], after the last norm."""
+        """Hidden rows `[B, L, E]`, after the last norm."""
         x = self.model.embed_tokens(ids)
         turns = rotary(ids.shape[1], self.size)
         for layer in self.model.layers:
@@ -129,18 +131,18 @@ class ChatNetwork(nn.Module):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., V]"""
+        """Logits `[..., V]`."""
         return F.linear(hidden, self.model.embed_tokens.weight)
 
 
 def rotary(length: int, size: ChatSize) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions 0 .. length, [L, D] each, halves side by side."""
+    """Cosines and sines of positions 0 .. length-1, each `[L, D]`, in half-split order."""
     angles = torch.outer(torch.arange(length).float(), rotary_rates(size)).repeat(1, 2)
     return angles.cos(), angles.sin()
 
 
 def rotary_rates(size: ChatSize) -> Tensor:
-    """Radians a row, [D / 2]."""
+    """Radians per position, `[D / 2]`."""
     width = size.hidden // size.heads
     return size.theta ** (-torch.arange(0, width, 2).float() / width)
 
@@ -152,10 +154,10 @@ def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def wire_copying(network: ChatNetwork) -> None:
-    """Begin with heads that copy, as training takes long to find them.
+    """Initialise heads that copy, since training takes long to find them.
 
-    Head h of the first layer notes what stands h rows back. Head h of the second looks for rows that had, h + 1 rows
-    back, what this row has h rows back, and passes on what it finds: together they continue a repetition.
+    Head h of the first layer stores the token h rows back. Head h of the second attends to rows whose token h + 1 rows
+    back equals this row's token h rows back, and outputs that row's token: together they continue a repetition.
     """
     first, second = (cast(Layer, network.model.layers[index]).self_attn for index in (0, 1))
     embed, width = network.size.hidden, network.size.hidden // network.size.heads

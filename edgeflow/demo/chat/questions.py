@@ -1,4 +1,4 @@
-"""Questions about a state with their only right answers.
+"""Questions about a state, each with its one correct answer.
 
 A topic is a set of phrasings and a rule that finds the subject and the answer in a state.
 """
@@ -16,7 +16,7 @@ NO_OBJECTS: Final = "There are no objects."
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What fills the braces of a phrasing, and the answer."""
+    """The values for the braces of a phrasing, and the answer."""
 
     subject: str
     answer: str
@@ -24,7 +24,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """find: None where the state gives no such question. again: of a follow-up about another subject, if any."""
+    """One topic. find: returns None where the state allows no such question. again: phrasings of a follow-up about
+    another subject, if any.
+    """
 
     phrasings: tuple[str, ...]
     find: Callable[[RobotState, StateSource], Found | None]
@@ -32,7 +34,7 @@ class Topic:
 
 
 def _name(state: RobotState, source: StateSource) -> str:
-    """Mostly of an object that is there."""
+    """A name, mostly that of an object in the state."""
     if state.things and source.rng.random() < 0.85:
         thing = source.rng.choice(state.things)
         if source.near_misses and source.rng.random() < source.near_misses:
@@ -108,7 +110,7 @@ def _yes(right: bool) -> str:
 def _item(
     item: str, tell: Callable[[RobotState], str], subject: Callable[[StateSource], str] = lambda _: ""
 ) -> Callable[[RobotState, StateSource], Found]:
-    """A topic that one item of the report answers, or does not."""
+    """A topic answered by one item of the report, which may be missing."""
 
     def find(state: RobotState, source: StateSource) -> Found:
         missing = f"The state does not give the {item}."

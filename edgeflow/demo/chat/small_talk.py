@@ -1,4 +1,4 @@
-"""What the model says of itself, and what it is asked then: greetings, who it is, all that no state answers."""
+"""Questions that no state answers, such as greetings and who the model is, with what it says about itself."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ _LETTERS: Final = "eeeaaaiioonnttssrrhldcumfpgwybvkxjqz"
 
 
 def held_out(text: str) -> bool:
-    """Of the combinations that training never shows: every tenth."""
+    """True for every tenth combination, which training never shows."""
     return crc32(text.encode()) % 10 == 0
 
 
 def corpus() -> list[str]:
-    """Texts that the tokenizer should have words for."""
+    """Texts whose words the tokenizer should contain."""
     told = [*ABOUT_ITSELF, REFUSAL, NO_STATE]
     asked = [text for texts in ABOUT_ITSELF.values() for text in texts]
     others = [_OPENINGS[index % len(_OPENINGS)].format(subject) for index, subject in enumerate(_SUBJECTS)]
@@ -98,7 +98,7 @@ class SmallTalk:
         self._held_out = held_out
 
     def draw(self) -> tuple[str, str]:
-        """Question and answer; what it is asked of itself has few wordings, all of them trained on."""
+        """Draw a question and its answer. Questions about the model have few wordings, all of them trained on."""
         if self._rng.random() < 0.35:
             answer = self._rng.choice(list(ABOUT_ITSELF))
             return self._rng.choice(ABOUT_ITSELF[answer]), answer
@@ -118,7 +118,7 @@ class SmallTalk:
         return " ".join(self._word() for _ in range(self._rng.randint(1, 6)))
 
     def _word(self) -> str:
-        """No word of any language, mostly."""
+        """A made-up word, mostly in no language."""
         return "".join(self._rng.choice(_LETTERS) for _ in range(self._rng.randint(2, 9)))
 
     @staticmethod

@@ -1,7 +1,7 @@
 """The robot's state as the chat model reads it: a report of one line in a fixed format.
 
 Lengths are whole centimetres in the robot's frame (x forward, y to its left, z up); d is an object's distance from the
-arm. Every number has a fixed width, so that a digit's place says what it counts.
+arm. Every number has a fixed width, so that the position of a digit gives its power of ten.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Point = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """An object: colour and shape name it. place: x, y, z. distance: from the arm."""
+    """An object, named by colour and shape. place: x, y, z in cm. distance: from the arm, cm."""
 
     colour: str
     shape: str
@@ -37,11 +37,11 @@ class Thing:
         return f"{self.colour} {self.shape}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RobotState:
-    """pose: x, y, z of the arm. holding, task, fault: empty for none. age_ms: of the last action.
+    """A state of the robot. pose: x, y, z of the arm, cm. holding, task, fault: "" for none. age_ms: last action's.
 
-    silent: items that the report leaves out.
+    silent: items that the report omits.
     """
 
     pose: Point
@@ -56,7 +56,7 @@ class RobotState:
     silent: frozenset[str] = frozenset()
 
     def report(self) -> str:
-        """The text that goes into a prompt."""
+        """The report as one line for the prompt."""
         items = {
             "arm": f"arm {place_text(self.pose)}",
             "gripper": f"gripper {self.gripper}",
@@ -72,7 +72,7 @@ class RobotState:
 
 
 def place_text(place: Point) -> str:
-    """As "x+12 y-03 z07"."""
+    """A position as text, such as "x+12 y-03 z07"."""
     x, y, z = place
     return f"x{x:+03d} y{y:+03d} z{z:02d}"
 
@@ -82,14 +82,14 @@ def _thing_item(thing: Thing) -> str:
 
 
 def held_out_number(value: int) -> bool:
-    """Of the sizes that no training state holds: every tenth, spread over all digits."""
+    """True for the absolute values that no training state contains: every tenth, spread over all digits."""
     return (abs(value) * 37 + abs(value) // 10 * 3) % 10 == 1
 
 
 class StateSource:
-    """Draws states. held_out: False for training; True mixes in the sizes that training never shows.
+    """Draws states. held_out: False for training; True mixes in the values that training never shows.
 
-    near_misses: share of questions about an object of which only the colour is there, mostly.
+    near_misses: share of questions about an object of which, mostly, only the colour exists.
     """
 
     def __init__(self, rng: random.Random, *, held_out: bool, near_misses: float = 0.0) -> None:
@@ -98,7 +98,7 @@ class StateSource:
         self._held_out = held_out
 
     def draw(self, most: int = MAX_OBJECTS) -> RobotState:
-        """A state of at most `most` objects."""
+        """Draw a state with at most `most` objects."""
         rng = self.rng
         pose = (self.number(-25, 25), self.number(-25, 25), self.number(5, 30))
         things = self._things(pose, rng.randint(0 if rng.random() < 0.15 else 1, most))
@@ -121,7 +121,7 @@ class StateSource:
         return replace(state, silent=frozenset(self.rng.sample(OPTIONAL_ITEMS, self.rng.randint(1, 2))))
 
     def _things(self, pose: Point, count: int) -> tuple[Thing, ...]:
-        """Each of a colour of its own; sometimes all of one or two shapes, so that colours must tell them apart."""
+        """Draw objects of distinct colours; sometimes of only two shapes, so that colour has to tell them apart."""
         shapes = self.rng.sample(SHAPES, 2) if self.rng.random() < 0.4 else SHAPES
         colours = self.rng.sample(COLOURS, count)
         return tuple(self._thing(colour, self.rng.choice(shapes), pose) for colour in colours)
@@ -135,7 +135,7 @@ class StateSource:
                 return Thing(colour, shape, place, distance)
 
     def number(self, low: int, high: int) -> int:
-        """Training never draws held-out numbers; held-out states draw them every second time."""
+        """Draw a number: never a held-out one for training, every second time for held-out states."""
         wanted = self._held_out and self.rng.random() < 0.5
         while True:
             value = self.rng.randint(low, high)

@@ -1,4 +1,4 @@
-"""The chat model's own small tokenizer in Qwen2's form: byte-level pairs, each digit by itself, ChatML signs."""
+"""The chat model's small tokenizer in Qwen2's form: byte-level BPE, one token per digit, ChatML markers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ TEMPLATE: Final = (
 
 
 def chat_text(messages: list[dict[str, str]]) -> str:
-    """What TEMPLATE makes of messages, written directly: training needs it fast."""
+    """The text that TEMPLATE renders from messages, written out because training needs it fast."""
     return "".join(f"{START}{message['role']}\n{message['content']}{END}\n" for message in messages)
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
-    """A tokenizer of VOCAB ids learned from generated conversations; any text survives it, as bytes at worst."""
+    """Train a tokenizer of VOCAB ids on generated conversations; it can encode any text, in bytes if need be."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -67,7 +67,7 @@ def _texts(seed: int) -> Iterator[str]:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """tokenizer.json and tokenizer_config.json with the chat template."""
+    """Write tokenizer.json, and tokenizer_config.json with the chat template."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "add_prefix_space": False,

@@ -18,37 +18,37 @@ SMOOTHING: Final = 1.0  # bins: the spread of a target over its neighbours
 
 
 def scaled(actions: Tensor) -> Tensor:
-    """Actions `[..., 7]` in their units to [-1, 1]; outside values are clipped."""
+    """Scale actions `[..., 7]` from their units to [-1, 1]; values outside are clipped."""
     low, high = torch.tensor(LOW), torch.tensor(HIGH)
     return (2.0 * (actions - low) / (high - low) - 1.0).clamp(-1.0, 1.0)
 
 
 def unscaled(values: Tensor) -> Tensor:
-    """[-1, 1] to the actions' units."""
+    """Scale from [-1, 1] back to the actions' units."""
     low, high = torch.tensor(LOW), torch.tensor(HIGH)
     return 0.5 * (values + 1.0) * (high - low) + low
 
 
 def bin_centres() -> Tensor:
-    """`[BINS - 1]`, ascending."""
+    """Centres of the bins, `[BINS - 1]`, ascending."""
     edges = torch.linspace(-1.0, 1.0, BINS, dtype=torch.float64)
     return ((edges[:-1] + edges[1:]) / 2.0).float()
 
 
 def ids_of(values: Tensor, text_vocab: int) -> Tensor:
-    """Token ids of scaled values: the lowest bin has the highest id."""
+    """Token ids of scaled values; the lowest bin has the highest id."""
     width = 2.0 / (BINS - 1)
     index = ((values + 1.0) / width).floor().clamp(0, BINS - 2).long()
     return text_vocab - 1 - index
 
 
 def values_of(ids: Tensor, text_vocab: int) -> Tensor:
-    """Scaled values of token ids: centres of their bins."""
+    """Scaled values of token ids, as the centres of their bins."""
     return bin_centres()[(text_vocab - 1 - ids).clamp(0, BINS - 2)]
 
 
 def soft_targets(values: Tensor, vocab: int, text_vocab: int) -> Tensor:
-    """Probabilities `[..., vocab]` around scaled values `[...]`: a bell of SMOOTHING bins."""
+    """Probabilities `[..., vocab]` around scaled values `[...]`: a bell curve of SMOOTHING bins."""
     width = SMOOTHING * 2.0 / (BINS - 1)
     bell = torch.softmax(-0.5 * ((bin_centres() - values[..., None]) / width) ** 2, dim=-1)
     target = torch.zeros(*values.shape, vocab)
@@ -57,7 +57,7 @@ def soft_targets(values: Tensor, vocab: int, text_vocab: int) -> Tensor:
 
 
 def norm_stats(actions: Tensor, states: int) -> dict[str, Any]:
-    """The `norm_stats` of config.json; `actions [N, 7]` in their units give mean, std, min and max."""
+    """The `norm_stats` of config.json: mean, std, min and max of actions `[N, 7]` in their units."""
     return {
         DATASET_KEY: {
             "action": {

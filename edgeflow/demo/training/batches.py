@@ -1,4 +1,4 @@
-"""Batches: one image, several instructions for it, the expert's answer to each."""
+"""Training batches: images, several instructions for each, and the expert's answer to each instruction."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NAMES: Final = (*COLOURS, *PLACES)
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """shared `[S]`: ids every prompt starts with, BOS first. tails: one `[7, T]` a phrase, by name.
+    """Tokenised prompts. shared: `[S]`, the ids that start every prompt, BOS first. tails: by phrase, one `[7, T]`.
 
-    named: for each phrase, which column of its tail holds the name.
+    named: for each phrase, the column of its tail that holds the name.
     """
 
     shared: Tensor
@@ -33,11 +33,13 @@ class Prompts:
     named: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """frames `[B, 96, 96, 3]` uint8. Per handle: actions `[B, 3, 7]` scaled, pixels `[B, 3, 2]`, visible,
-    colours `[B, 3]`. Per branch: tails `[B, BRANCHES, T]`, answers `[B, BRANCHES, 7]` scaled,
-    places `[B, BRANCHES, 2]`, the pixel where the named handle's plate is seen. named: the name's column in tails."""
+    """A batch of frames `[B, 96, 96, 3]` uint8.
+
+    Per handle: actions `[B, 3, 7]` scaled, pixels `[B, 3, 2]`, visible, colours `[B, 3]`. Per branch: tails
+    `[B, BRANCHES, T]`, answers `[B, BRANCHES, 7]` scaled, places `[B, BRANCHES, 2]`, the pixel of the named handle's
+    plate. named: the column of the name in tails."""
 
     frames: Tensor
     actions: Tensor
@@ -50,13 +52,13 @@ class Batch:
     named: int
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch with its tensors on a device."""
+        """Move the batch's tensors to a device."""
         tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "named"}
         return Batch(named=self.named, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 def make_prompts(tokenizer: Tokenizer) -> Prompts:
-    """Tokenise every instruction once; within a phrase all prompts have one length."""
+    """Tokenise every instruction once; all prompts of a phrase have the same length."""
     ids = [[prompt_ids(tokenizer, phrase.format(name)) for name in _NAMES] for phrase in PHRASES]
     everything = [prompt for prompts in ids for prompt in prompts]
     common = 0
@@ -68,7 +70,7 @@ def make_prompts(tokenizer: Tokenizer) -> Prompts:
 
 
 def draw_batch(data: Dataset, prompts: Prompts, size: int, rng: np.random.Generator) -> Batch:
-    """A random batch; all its instructions use one phrase, so that they have one length."""
+    """Draw a random batch; all its instructions use one phrase, so that they have the same length."""
     rows = np.sort(rng.integers(len(data), size=size))
     colours, visible, target = data.colours[rows], data.visible[rows], data.target[rows]
     handles, names = _choose_branches(colours, visible, target, rng)
@@ -92,10 +94,10 @@ def draw_batch(data: Dataset, prompts: Prompts, size: int, rng: np.random.Genera
 def _choose_branches(
     colours: NDArray[np.int64], visible: NDArray[np.bool_], target: NDArray[np.int64], rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Handles and names `[B, BRANCHES]`. The first branch asks for the target, the others for anything seen.
+    """Choose handles and names `[B, BRANCHES]`. The first branch names the target, the others any visible handle.
 
-    A handle at an end of the row is named by its place half of the time, where that can be seen: all
-    handles in view, or it is the target itself.
+    Half of the time, a handle at an end of the row is named by its position, where that is visible: all handles are
+    in view, or it is the target.
     """
     size = len(target)
     order = np.argsort(np.where(visible, rng.uniform(size=visible.shape), 2.0), axis=1)

@@ -1,4 +1,4 @@
-"""Rendered training data as memory-mapped .npy files: made once, in parallel, resumable."""
+"""Rendered training data as memory-mapped .npy files, created once, in parallel; resumable."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _COLUMNS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Dataset:
-    """N states: images `[N, 96, 96, 3]`; per handle: actions `[N, 3, 7]`, pixels `[N, 3, 2]`, visible,
-    colours (indices into COLOURS) `[N, 3]`; target `[N]`, the handle the state was drawn around."""
+    """A data set of N states: images `[N, 96, 96, 3]`; per handle: actions `[N, 3, 7]`, pixels `[N, 3, 2]`, visible,
+    colours (indices into COLOURS) `[N, 3]`; target `[N]`, the handle around which the state was drawn."""
 
     images: NDArray[np.uint8]
     actions: NDArray[np.float32]
@@ -47,7 +47,7 @@ class Dataset:
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """The finished data of a folder; images stay on disk, read through the page cache."""
+    """Open the finished data of a folder; images stay on disk, read through the page cache."""
     columns: dict[str, Any] = {
         name: np.load(folder / f"{name}.npy", mmap_mode="r" if name == "images" else None, allow_pickle=False)
         for name in _COLUMNS
@@ -58,10 +58,10 @@ def open_dataset(folder: Path) -> Dataset:
 def make_dataset(
     folder: Path, count: int, seed: int, advance: Callable[[int], None], workers: int | None = None
 ) -> Dataset:
-    """Render `count` states (rounded up to whole chunks) that are not there yet.
+    """Render those of `count` states (rounded up to whole chunks) that are missing.
 
-    The data depends on seed and count only, not on the number of workers. `advance` is told how many
-    states are done.
+    The data depends on seed and count only, not on the number of workers. advance: called with the number of states
+    that are done.
     """
     chunks = -(-count // CHUNK)
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def make_dataset(
 
 
 def _allocate(folder: Path, chunks: int) -> NDArray[np.bool_]:
-    """Create the files where they are absent or of another size; which chunks are done."""
+    """Create the files that are missing or have another size; return which chunks are done."""
     marks = folder / "done.npy"
     if not marks.exists() or len(np.load(marks, allow_pickle=False)) != chunks:
         for name, (shape, dtype) in _COLUMNS.items():
@@ -102,7 +102,7 @@ def _render_chunk(folder: str, seed: int, chunk: int) -> int:
 
 
 class Studio:
-    """Draws states and photographs them."""
+    """Draws states and renders them."""
 
     def __init__(self) -> None:
         self._scene = Scene()
@@ -110,7 +110,7 @@ class Studio:
         self._colours = list(COLOURS)
 
     def shoot(self, rng: np.random.Generator) -> dict[str, Any]:
-        """One row of the data set, by column; states the arm cannot reach are drawn again."""
+        """Draw one row of the data set, by column; states that the arm cannot reach are drawn again."""
         while True:
             state = sample_state(rng)
             self._scene.paint(state.handles)

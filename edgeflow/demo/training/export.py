@@ -27,7 +27,7 @@ _TIMM_IDS = ("vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip
 
 
 def write_checkpoint(folder: Path, network: PolicyNetwork, tokenizer: Tokenizer, data: Dataset) -> Path:
-    """A complete model directory; the folder given."""
+    """Write a complete model directory; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     size = network.size
     actions = torch.from_numpy(data.actions[data.visible])
@@ -48,8 +48,8 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _unused(size: NetworkSize) -> dict[str, Tensor]:
-    """Tensors of the published layout that inference never reads: each tower's last block and final norm, and
-    the second tower's attention pooling. Zeros."""
+    """Zeros for the tensors of the published layout that inference never reads: each tower's last block and final
+    norm, and the second tower's attention pooling."""
     dead: dict[str, Tensor] = {}
     for prefix, tower in zip(("featurizer", "fused_featurizer"), size.towers, strict=True):
         e, inner, last = tower.embed_dim, int(tower.embed_dim * tower.mlp_ratio), tower.depth - 1

@@ -35,7 +35,7 @@ _SAVE_EVERY: Final = 60.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is rendered and how long is trained."""
+    """How much to render and how long to train."""
 
     states: int = STATES
     vision_steps: int = VISION_STEPS
@@ -79,7 +79,7 @@ class Trainer:
         )
 
     def step(self) -> tuple[float, list[float]]:
-        """Train on one batch; the loss, and in the language phase the share of each token within one bin."""
+        """Train on one batch; return the loss and, in the language phase, each token's share within one bin."""
         rng = np.random.default_rng([self._seed, self.done_steps])
         batch = draw_batch(self._data, self._prompts, self._plan.batch, rng).to(self._device)
         with torch.autocast(self._device.type, torch.bfloat16):
@@ -110,7 +110,7 @@ class Trainer:
         write_state(path, tensors, steps=self.done_steps, cpu_seconds=self.cpu_seconds, seed=self._seed)
 
     def load(self, path: Path) -> None:
-        """Go on where `save` was called."""
+        """Continue from the state that `save` wrote."""
         saved, self.done_steps, self.cpu_seconds = read_state(path, self._seed)
         for name, parameter in self._named:
             parameter.data.copy_(saved[name])
@@ -132,9 +132,9 @@ def rate_share(step: int, plan: Plan) -> float:
 
 
 def train_demo(out: Path, minutes: float | None, seed: int, resume: bool, device: str) -> Path:
-    """Make the demo policy from nothing; the folder of the checkpoint, `out/policy`.
+    """Train the demo policy from scratch; return the checkpoint's folder, `out/policy`.
 
-    minutes: budget of two cores, None for the full plan. resume: go on from `out/state.safetensors`.
+    minutes: budget of two cores, None for the full plan. resume: continue from `out/state.safetensors`.
     device: a torch device name. Needs about 2 GB under `out` for rendered frames.
     """
     cpu_before = _cpu_seconds()

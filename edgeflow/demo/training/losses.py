@@ -1,4 +1,4 @@
-"""What the policy is trained on: where handles are (vision), which action the named one asks for (language)."""
+"""Training losses: locating the handles (vision), and the action for the named handle (language)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _POINTING_LAYER: Final = 2  # of the language model: the layer one head of which
 
 
 class TrainingHeads(nn.Module):
-    """Auxiliary outputs, thrown away after training.
+    """Auxiliary outputs, discarded after training.
 
-    Vision: a query a colour points at a patch (or at none) and reads the handle's action there.
-    Language: the action, regressed from the hidden state that will emit its first token.
+    Vision: one query per colour points at a patch (or at none) and reads the handle's action there.
+    Language: the action, regressed from the hidden state that emits its first token.
     """
 
     def __init__(self, size: NetworkSize) -> None:
@@ -91,7 +91,7 @@ class LanguageLoss:
 def language_loss(
     network: PolicyNetwork, heads: TrainingHeads, image_tokens: Tensor, batch: Batch, prompts: Prompts
 ) -> LanguageLoss:
-    """All instructions of an image in one sequence, sharing its prefix under a block mask."""
+    """The loss of all instructions of an image, in one sequence that shares its prefix under a block mask."""
     size, (b, n, t) = network.size, batch.tails.shape
     actions = ids_of(batch.answers, size.text_vocab)
     branches = torch.cat([batch.tails, actions[:, :, :-1]], dim=2)
@@ -117,7 +117,7 @@ def language_loss(
 
 def _looks(network: PolicyNetwork, state: Tensor, positions: Tensor, shared: int) -> Tensor:
     """Attention scores `[B, rows, patches]` of the first head of the pointing layer, from the rows after the
-    shared prefix to the image: what is taught to look at the named handle."""
+    shared prefix to the image; they are trained to point at the named handle."""
     layer = cast("Layer", network.language_model.model.layers[_POINTING_LAYER])
     turn = network.language_model.turn(positions)
     q, k, _ = layer.self_attn.heads_of(layer.input_layernorm(state), turn)

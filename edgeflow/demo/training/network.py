@@ -1,7 +1,7 @@
-"""The policy as one compact batched module; parameter names are the published checkpoint's names.
+"""The policy as one compact batched module; parameter names are those of the published checkpoint.
 
-OpenVLA at a small scale: two vision towers side by side, a projector, a Llama. Written for training and as
-the plain reference the serving model is compared with, so it caches nothing.
+OpenVLA at a small scale: two vision towers side by side, a projector, a Llama. Written for training, and as
+the plain reference for the serving model, so it caches nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHANNEL_STDS: Final = ((0.229, 0.224, 0.225), (0.5, 0.5, 0.5))
 
 @dataclass(frozen=True, slots=True)
 class TowerSize:
-    """depth counts the published blocks; the last one and the final norm are never run."""
+    """Dimensions of a tower. depth: blocks in the checkpoint; the last one and the final norm are never run."""
 
     img_size: int = 96
     patch_size: int = 16
@@ -35,9 +35,9 @@ class TowerSize:
         return (self.img_size // self.patch_size) ** 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSize:
-    """vocab includes the padding of `pad` rows; action ids are the last BINS of vocab - pad."""
+    """Dimensions of the policy. vocab: includes `pad` rows of padding; action ids are the last BINS of vocab - pad."""
 
     towers: tuple[TowerSize, TowerSize] = field(default_factory=lambda: (TowerSize(), TowerSize()))
     hidden: int = 128
@@ -49,7 +49,7 @@ class NetworkSize:
 
     @property
     def text_vocab(self) -> int:
-        """V: ids below it are real tokens."""
+        """V, the number of real tokens; ids from V on are padding."""
         return self.vocab - self.pad
 
 
@@ -114,7 +114,7 @@ class PatchEmbed(nn.Module):
 
 
 class Tower(nn.Module):
-    """Patch features of the last but one block, `[B, patches, E]`.
+    """A vision tower; its output is the patch features of the last block but one, `[B, patches, E]`.
 
     with_prefix: DINOv2's form, with class and register tokens (no position added to them) and LayerScale.
     """
@@ -206,7 +206,7 @@ class SelfAttention(nn.Module):
 
 
 def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary position, half-split: `x [B, H, L, D]`, cos and sin `[L, D]`."""
+    """Apply RoPE in half-split order: x `[B, H, L, D]`, cos and sin `[L, D]`."""
     low, high = x.chunk(2, dim=-1)
     return x * turn[0].to(x.dtype) + torch.cat([-high, low], dim=-1) * turn[1].to(x.dtype)
 
@@ -252,15 +252,15 @@ class LanguageModel(nn.Module):
         self._half_dim = size.hidden // size.heads // 2
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> list[Tensor]:
-        """Embeddings `[B, L, E]`, positions `[L]`, mask `[L, L]` (0: may attend, -inf: may not) to the input of
-        every layer, the output of the last, and that after the final norm, each `[B, L, E]`."""
+        """From embeddings `[B, L, E]`, positions `[L]` and mask `[L, L]` (0: may attend, -inf: may not), return the
+        input of every layer, the last layer's output, and that output after the final norm, each `[B, L, E]`."""
         turn, states = self.turn(positions), [x]
         for layer in self.model.layers:
             states.append(layer(states[-1], turn, mask))
         return [*states, self.model.norm(states[-1])]
 
     def turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines `[L, D]` of the rotary angles."""
+        """Cosines and sines of the RoPE angles, each `[L, D]`."""
         rates = 10000.0 ** (-torch.arange(self._half_dim, device=positions.device) / self._half_dim)
         angles = (positions[:, None] * rates).repeat(1, 2)
         return angles.cos(), angles.sin()
@@ -290,8 +290,8 @@ class PolicyNetwork(nn.Module):
         return out
 
     def forward_tokens(self, image_tokens: Tensor, ids: Tensor) -> Tensor:
-        """Logits `[B, 1 + patches + T - 1, V + pad]` of `ids [B, T]`, which start with BOS; the image goes
-        after BOS; plain causal mask."""
+        """Logits `[B, 1 + patches + T - 1, V + pad]` of ids `[B, T]`, which start with BOS. The image follows BOS; the
+        mask is causal."""
         embedded = self.language_model.model.embed_tokens(ids)
         x = torch.cat([embedded[:, :1], image_tokens, embedded[:, 1:]], dim=1)
         n = x.shape[1]
@@ -312,7 +312,7 @@ class PolicyNetwork(nn.Module):
 
 
 def normalised(frames: Tensor) -> Tensor:
-    """RGB uint8 `[B, side, side, 3]` to `[B, 6, side, side]` float: each tower's mean and deviation."""
+    """Normalise RGB uint8 `[B, side, side, 3]` to float `[B, 6, side, side]` with each tower's mean and deviation."""
     pixels = frames.permute(0, 3, 1, 2).float() / 255.0
     means = torch.tensor(CHANNEL_MEANS, device=frames.device).view(1, 6, 1, 1)
     stds = torch.tensor(CHANNEL_STDS, device=frames.device).view(1, 6, 1, 1)

@@ -1,4 +1,4 @@
-"""Which states the policy is shown: tool poses around the approach to each handle, and their labels.
+"""Training states: tool poses around the approach to each handle, and their labels.
 
 The expert's answer depends on the state alone, so states are drawn independently instead of rolled out.
 """
@@ -28,7 +28,7 @@ _FUNNEL_METRES, _FUNNEL_RADIANS = 0.025, 0.12  # spread around the straight appr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """One training state. target: the handle whose approach the tool pose was drawn around."""
+    """One training state. target: the handle around whose approach the tool pose was drawn."""
 
     handles: tuple[Handle, ...]
     target: int
@@ -37,7 +37,7 @@ class State:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """actions: `[HANDLES, 7]` float32, for each handle. pixels: `[HANDLES, 2]`, where its plate is seen.
+    """Labels of a state, per handle. actions: `[HANDLES, 7]` float32. pixels: `[HANDLES, 2]`, where its plate appears.
 
     visible: `[HANDLES]` bool.
     """
@@ -48,7 +48,7 @@ class Labels:
 
 
 def sample_state(rng: np.random.Generator) -> State:
-    """A state in which the target is in view and the tool within the arm's workspace."""
+    """Draw a state in which the target is in view and the tool within the arm's workspace."""
     while True:
         handles = sample_layout(rng, 0.0)
         target = int(rng.integers(HANDLES))
@@ -59,7 +59,7 @@ def sample_state(rng: np.random.Generator) -> State:
 
 
 def label(state: State) -> Labels:
-    """The expert's action for every handle, and where the camera sees it."""
+    """The expert's action for every handle, and the handle's position in the image."""
     actions = [expert_action(state.tool, handle.grasp(0.0)) for handle in state.handles]
     seen = [_project(state.tool, handle.pose(0.0).position) for handle in state.handles]
     pixels = np.array([pixel for pixel, _ in seen], np.float32)
@@ -91,5 +91,5 @@ def _offset(rng: np.random.Generator, metres: float, radians: float) -> Pose:
 
 
 def _between(share: float, bounds: tuple[float, float]) -> float:
-    """Log-linear from the lower to the upper bound."""
+    """Interpolate log-linearly from the lower to the upper bound."""
     return float(np.exp((1.0 - share) * np.log(bounds[0]) + share * np.log(bounds[1])))

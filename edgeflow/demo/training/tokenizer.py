@@ -1,4 +1,4 @@
-"""The policy's own small tokenizer: Llama's form (metaspace, BOS 1), whole words for the task's vocabulary."""
+"""The policy's small tokenizer: Llama's form (metaspace, BOS 1), with whole words for the task's vocabulary."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ PLACES: Final = ("leftmost", "rightmost")
 
 
 def all_instructions() -> list[str]:
-    """Everything the policy is trained on, phrase by phrase."""
+    """All instructions that the policy is trained on, by phrase."""
     return [phrase.format(name) for phrase in PHRASES for name in (*COLOURS, *PLACES)]
 
 
 def prompt_of(instruction: str) -> str:
-    """The text put before the actions."""
+    """The prompt text that precedes the actions."""
     return PROMPT.format(instruction.lower())
 
 
 def train_tokenizer(text_vocab: int) -> Tokenizer:
-    """A byte-pair tokenizer of TEXT_IDS pieces covering all of printable ASCII, the rest up to `text_vocab`
-    filled with names for the action ids; `<PAD>` is `text_vocab`."""
+    """Train a byte-pair tokenizer of TEXT_IDS pieces that covers printable ASCII; the ids up to `text_vocab`
+    are filled with names for the action ids; `<PAD>` is `text_vocab`."""
     learner = Tokenizer(models.BPE(unk_token=SPECIAL[0]))
     learner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation(), pre_tokenizers.Split("\n", "isolated")]
@@ -86,7 +86,7 @@ def prompt_ids(tokenizer: Tokenizer, instruction: str) -> list[int]:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """tokenizer.json, tokenizer_config.json, special_tokens_map.json and added_tokens.json."""
+    """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and added_tokens.json."""
     tokenizer.save(str(folder / "tokenizer.json"))
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": PAD}
     config = {

@@ -1,0 +1,93 @@
+"""The rate and age that the service forecasts for each mode, against what the load test then measures.
+
+    .venv/bin/python -m benchmarks.forecast --json benchmarks/results/forecast-cpu.json
+
+One robot sends frames at a fixed rate to `edgeflow serve --profile rtx5090`, in each mode in turn. The rate is above
+what any mode can follow, so the forecast is that of a saturated service. Deviations are (measured / forecast - 1) in
+per cent.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.command import keep, options
+from benchmarks.machine import machine_facts
+from benchmarks.serving import serving
+from edgeflow.loadtest.command import run_plan
+from edgeflow.loadtest.frames import frames_for
+from edgeflow.loadtest.plan import Fixed, LoadPlan, Session
+from edgeflow.loadtest.results import results_of
+from edgeflow.loadtest.summary import Prediction
+from edgeflow.types import CameraSpec, ImageFormat, Mode
+
+BAR = 15.0  # per cent
+MODES = ((Mode.SERIAL, 0), (Mode.DEPTH, 2), (Mode.DEPTH, 3), (Mode.DEPTH, 4), (Mode.PIPELINED, 0), (Mode.AUTO, 0))
+
+
+def main() -> None:
+    """Measure and print; exit code 1 when a deviation exceeds the target."""
+    arguments = _arguments()
+    rows: list[dict[str, Any]] = []
+    with serving({"profile": arguments.profile, "chat": {"enabled": False}}) as service:
+        for mode, depth in MODES:
+            rows.append(_row(mode, measure(service.address, mode, depth, arguments)))
+            print(_line(rows[-1]), flush=True)
+    worst = {name: max(abs(row[f"{name}_deviation"]) for row in rows) for name in ("fps", "age")}
+    met = max(worst.values()) <= BAR
+    text = f"largest deviation: rate {worst['fps']:.1f} %, age {worst['age']:.1f} %"
+    print(f"{text}; target {BAR:g} %: {'met' if met else 'MISSED'}")
+    head = {**machine_facts(), "profile": arguments.profile, "rate_hz": arguments.rate, "seconds": arguments.seconds}
+    keep(arguments.json, {**head, "bar_percent": BAR, "largest_deviation_percent": worst, "modes": rows, "met": met})
+    raise SystemExit(0 if met else 1)
+
+
+def measure(address: str, mode: Mode, depth: int, arguments: argparse.Namespace) -> Prediction:
+    """The forecast that one robot's session was given, with what it then got."""
+    camera = CameraSpec("camera", 96, 96, ImageFormat.RGB8)
+    session = Session(
+        camera=camera,
+        instructions=("grasp the red handle",),
+        control_period_s=1 / arguments.rate,
+        mode=mode,
+        depth=depth,
+        max_action_age_s=arguments.max_age if mode is Mode.AUTO else None,
+    )
+    plan = LoadPlan(
+        address=address,
+        session=session,
+        pattern=Fixed(arguments.rate),
+        warm_up_s=arguments.warm_up,
+        duration_s=arguments.seconds,
+    )
+    (prediction,) = results_of(run_plan(plan, frames_for(camera, None, plan.distinct, plan.seed), None), {}).predictions
+    if prediction is None:
+        raise SystemExit(f"{mode.value}: the service gave no forecast or no action")
+    return prediction
+
+
+def _row(requested: Mode, found: Prediction) -> dict[str, Any]:
+    deviations = {"fps_deviation": found.fps_deviation, "age_deviation": found.age_deviation}
+    return {"requested": requested.value, **asdict(found), **deviations}
+
+
+def _line(row: dict[str, Any]) -> str:
+    rate = f"{row['fps']:.1f} actions/s forecast, {row['measured_fps']:.1f} measured ({row['fps_deviation']:+.1f} %)"
+    age = f"age {row['age_ms']:.0f} ms forecast, {row['measured_age_ms']:.0f} measured ({row['age_deviation']:+.1f} %)"
+    return f"{row['requested']:>9} (depth {row['depth']}): {rate}; {age}"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = options(__doc__)
+    parser.add_argument("--profile", default="rtx5090", help="device profile that sets the pass times, or none")
+    parser.add_argument("--rate", type=float, default=20.0, help="frames per second")
+    parser.add_argument("--max-age", type=float, default=0.3, help="seconds; the limit that mode auto has to keep")
+    parser.add_argument("--seconds", type=float, default=30.0, help="measured per mode")
+    parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before each measurement")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

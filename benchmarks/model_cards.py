@@ -1,0 +1,78 @@
+"""The figures of the embedded models' cards: success of the policy in lockstep, and exact answers of the chat model.
+
+    .venv/bin/python -m benchmarks.model_cards --json benchmarks/results/model-cards-cpu.json
+
+The policy is evaluated with its training network, in lockstep with the simulation: object speeds without delay, an age
+of 7 ticks with still objects, and each action dimension held at its neutral value. Success in closed loop with the real
+scheduler is `benchmarks.closed_loop`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from benchmarks.command import keep, options
+from benchmarks.machine import machine_facts
+from edgeflow.console import reporting
+from edgeflow.demo.chat.evaluate import HELD_OUT_SEED, evaluate_chat
+from edgeflow.demo.evaluate import Timing
+from edgeflow.demo.measure import Condition, measure
+from edgeflow.demo.training.actions import NAMES
+from edgeflow.model_paths import EMBEDDED_CHAT_MODEL, EMBEDDED_POLICY
+from tests.demo.reference_policy import read_policy
+
+SEEDS = (HELD_OUT_SEED, "another seed")
+AGE_TICKS = 7
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    policy = read_policy(EMBEDDED_POLICY)
+    rows: list[dict[str, Any]] = []
+    for name, condition, episodes in _conditions(arguments.episodes, arguments.ablation_episodes):
+        rate = measure(policy, condition, episodes).rate
+        low, high = rate.interval
+        rows.append({"condition": name, "successes": rate.successes, "episodes": episodes, "interval_95": [low, high]})
+        print(f"policy, {name}: {rate.successes} of {episodes} ({100 * low:.1f} to {100 * high:.1f} %)", flush=True)
+    answers = {seed: _exact(arguments.questions, seed) for seed in SEEDS}
+    for seed, exact in answers.items():
+        print(f"chat, seed {seed!r}: {exact} of {arguments.questions} answers exact", flush=True)
+    chat = {"questions": arguments.questions, "exact_by_seed": answers}
+    keep(arguments.json, {**machine_facts(), "policy": rows, "chat": chat})
+
+
+def _conditions(episodes: int, ablation_episodes: int) -> Iterator[tuple[str, Condition, int]]:
+    yield "still objects, no delay", Condition(), episodes
+    for speed in (0.025, 0.05):
+        yield f"objects at {100 * speed:g} cm/s, no delay", Condition(object_speed=speed), episodes
+    yield f"still objects, age {AGE_TICKS} ticks", Condition(timing=Timing(age_ticks=AGE_TICKS)), episodes
+    for index, name in enumerate(NAMES):
+        yield f"still objects, {name} neutral", Condition(dropped=index), ablation_episodes
+
+
+def _exact(questions: int, seed: str) -> int:
+    with reporting(Console(stderr=True)) as report:
+        result = evaluate_chat(
+            EMBEDDED_CHAT_MODEL, questions, seed, progress=lambda done: report("questions", done, questions)
+        )
+    return len(result.graded) - len(result.wrong)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = options(__doc__)
+    parser.add_argument("--episodes", type=int, default=200, help="per condition of the policy")
+    parser.add_argument("--ablation-episodes", type=int, default=12, help="per action dimension held at neutral")
+    parser.add_argument("--questions", type=int, default=500, help="per seed of the chat evaluation")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
