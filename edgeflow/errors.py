@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+RETRY_AFTER_MS = 1000  # the wait suggested where trying again may help
+
 
 class EdgeflowError(Exception):
     """Base of all errors. `code` is a gRPC status name, `http_status` the HTTP twin."""

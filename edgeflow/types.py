@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 
 
@@ -52,7 +52,7 @@ class CameraSpec:
     format: ImageFormat
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionSchema:
     """What the K numbers of an action mean.
 
@@ -91,3 +91,33 @@ class StageTimings:
     queue_ns: int = 0
     inference_ns: int = 0
     passes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTimes:
+    """Pass times as the worker's loop sees them, in nanoseconds.
+
+    stages: K. prefill_ns: one prefill. two_prefills_ns: the prefills of two sessions. packed_ns: one prefill and K-1
+    decode rows. decode_ns: one decode row. decodes_ns: K-1 decode rows.
+    """
+
+    stages: int
+    prefill_ns: int
+    two_prefills_ns: int
+    packed_ns: int
+    decode_ns: int
+    decodes_ns: int
+
+    def pass_ns(self, prefills: int, decodes: int) -> int:
+        """The time of a pass of any shape: prefills and rows add up at the slopes of the corners, which never fall."""
+        others = max(self.stages - 1, 1)
+        if prefills == 0:
+            slope = max(self.decodes_ns - self.decode_ns, 0)
+            return self.decode_ns + slope * (decodes - 1) // max(others - 1, 1)
+        more = max(self.two_prefills_ns - self.prefill_ns, 0) * (prefills - 1)
+        return self.prefill_ns + more + max(self.packed_ns - self.prefill_ns, 0) * decodes // others
+
+    def scaled(self, percent: int) -> PassTimes:
+        """All five times multiplied by percent / 100; none falls below 1 ns."""
+        times = {each.name: max(getattr(self, each.name) * percent // 100, 1) for each in fields(self)}
+        return PassTimes(**(times | {"stages": self.stages}))

@@ -12,8 +12,9 @@ from edgeflow.engine.offline import limits_for
 from edgeflow.engine.profile import Pacer
 from edgeflow.engine.worker import Worker
 from edgeflow.ipc.messages import CloseSession, Message, OpenSession, SubmitFrame
-from edgeflow.scheduler.cost import PassSample, PassTimes
+from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import PassTimes
 
 INSTRUCTION = "warm up"
 REPEATS = 5
@@ -96,8 +97,8 @@ def _corners(samples: list[PassSample], stages: int) -> PassTimes:
     prefill_ns = typical(1, 0, 0)
     decode_ns = typical(0, 1, prefill_ns)
     return PassTimes(
-        stages,
-        prefill_ns,
+        stages=stages,
+        prefill_ns=prefill_ns,
         two_prefills_ns=typical(2, 0, 2 * prefill_ns),
         packed_ns=typical(1, stages - 1, prefill_ns),
         decode_ns=decode_ns,

@@ -25,7 +25,6 @@ from edgeflow.ipc.messages import (
     SessionOpened,
     SessionRefused,
     SubmitFrame,
-    schema_fields,
 )
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
@@ -141,7 +140,7 @@ class ControlPlane:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return False
         self._opened[message.session] = _Opened(key, message.deadline_ns)
-        self._publish(SessionOpened(message.session, schema_fields(schema)))
+        self._publish(SessionOpened(message.session, schema))
         return True
 
     def reset(self, message: ResetSession) -> None:

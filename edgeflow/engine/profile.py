@@ -18,8 +18,8 @@ from pathlib import Path
 
 from edgeflow.clock import Clock
 from edgeflow.errors import ConfigError
-from edgeflow.scheduler.cost import PassTimes
 from edgeflow.scheduler.plan import Pass
+from edgeflow.types import PassTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,14 @@ class DeviceProfile:
 
     def times(self, stages: int) -> PassTimes:
         """Pass times of any shape there: prefills of several sessions add up, a further decode row is free."""
-        return PassTimes(stages, self.prefill_ns, 2 * self.prefill_ns, self.packed_ns, self.decode_ns, self.decode_ns)
+        return PassTimes(
+            stages=stages,
+            prefill_ns=self.prefill_ns,
+            two_prefills_ns=2 * self.prefill_ns,
+            packed_ns=self.packed_ns,
+            decode_ns=self.decode_ns,
+            decodes_ns=self.decode_ns,
+        )
 
 
 def _published(name: str, baseline_s: float, packed_s: float) -> DeviceProfile:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from edgeflow.types import ActionSchema
+from edgeflow.types import ActionSchema, PassTimes
 
 Payload: TypeAlias = bytes | memoryview
 """raw bytes behind a header: sent from wherever they lie, received as bytes"""
@@ -31,9 +31,9 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Front → worker in reserve: take over. pass_times: as in scheduler.cost.PassTimes, none = measure them."""
+    """Front → worker in reserve: take over. pass_times: measured by an earlier worker; None = measure them again."""
 
-    pass_times: list[int]
+    pass_times: PassTimes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,26 +153,25 @@ class WarmupProgress:
 class WorkerReady:
     """Worker → front: a warm-up pass was checked.
 
-    schema: `schema_fields` of the default key's ActionSchema. prefill_rows: L_P of a short instruction.
-    prefill_ns … decodes_ns: pass times measured at start, as in scheduler.cost.PassTimes.
-    operators: what serves besides what is built in, in a line.
+    schema: of the default un-normalisation key. prefill_rows: L_P of a short instruction. pass_times: measured at
+    start. operators: implementations in use besides the built-in ones, in one line.
     """
 
     model: str
     model_fingerprint: str
-    action_tokens: int
     max_sessions: int
     device: str
-    schema: list[Any]
+    schema: ActionSchema
     unnorm_keys: list[str]
     kv_bytes: int
     prefill_rows: int
-    prefill_ns: int
-    two_prefills_ns: int
-    packed_ns: int
-    decode_ns: int
-    decodes_ns: int
+    pass_times: PassTimes
     operators: str = ""
+
+    @property
+    def action_tokens(self) -> int:
+        """K: tokens per action."""
+        return self.pass_times.stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +258,7 @@ class SessionOpened:
     """Worker → front: the session has a ring."""
 
     session: int
-    schema: list[Any]
+    schema: ActionSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,22 +347,3 @@ Message: TypeAlias = (
 )
 
 INSTRUCTION_TOO_LONG = "INSTRUCTION_TOO_LONG"  # reason of a FrameDropped: the slots cannot hold its prompt
-
-
-def schema_fields(schema: ActionSchema) -> list[Any]:
-    """An ActionSchema as plain lists, for a message."""
-    return [
-        list(schema.names),
-        list(schema.units),
-        list(schema.low),
-        list(schema.high),
-        list(schema.relative),
-        schema.frame,
-        schema.rotation,
-    ]
-
-
-def schema_of(values: list[Any]) -> ActionSchema:
-    """The ActionSchema of `schema_fields`."""
-    names, units, low, high, relative, frame, rotation = values
-    return ActionSchema(tuple(names), tuple(units), tuple(low), tuple(high), tuple(relative), frame, rotation)

@@ -67,7 +67,7 @@ def _robot_cells(summary: Summary) -> list[str]:
 
 
 def _times_table(total: Summary) -> Table:
-    table = Table("times, ms", *(), title="all robots")
+    table = Table("times, ms", title="all robots")
     for heading in ("p50", "p90", "p99", "p99.9", "max"):
         table.add_column(heading, justify="right")
     for name, key in TIMES.items():

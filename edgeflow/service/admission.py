@@ -12,17 +12,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from edgeflow.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow.ipc.messages import Pong, WorkerReady
-from edgeflow.scheduler.cost import CostModel, PassSample, PassTimes
+from edgeflow.scheduler.cost import CostModel, PassSample
 from edgeflow.scheduler.depth import depth_of, depths_of
 from edgeflow.scheduler.forecast import Forecast, Robot, by_depth, forecast
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.service.requests import OpenRequest
-from edgeflow.types import Mode
+from edgeflow.types import Mode, PassTimes
 
-RETRY_AFTER_MS = 1000
 SAME_RATE = 0.98  # of a promised rate counts as kept
 OVERHEAD_NS = 3_000_000  # what the front may add to the age of an action (benchmarks/service_overhead.py)
 
@@ -51,15 +50,7 @@ class Admission:
     def worker_ready(self, ready: WorkerReady) -> None:
         """A worker measured its passes."""
         config = self._config
-        times = PassTimes(
-            ready.action_tokens,
-            ready.prefill_ns,
-            ready.two_prefills_ns,
-            ready.packed_ns,
-            ready.decode_ns,
-            ready.decodes_ns,
-        )
-        self._cost = CostModel(times)
+        self._cost = CostModel(ready.pass_times)
         self._prefill_rows = ready.prefill_rows
         self._limits = SchedulerLimits(
             ready.action_tokens,
@@ -146,9 +137,15 @@ class Admission:
             return True
         alone = self._forecast(self._times, self._limits, (plan.robot,))[0]
         promised = [*(other.forecast.fps for other in others), alone.fps]
-        slower = self._times.scaled(100 * 100 // (100 - self._config.admission_headroom_percent))
+        slower = self._times.scaled(_slowed_percent(self._config.admission_headroom_percent))
         seen = self._forecast(slower, self._limits, (*(other.robot for other in others), plan.robot))
         return all(each.fps >= SAME_RATE * fps for each, fps in zip(seen, promised, strict=True))
+
+
+def _slowed_percent(headroom_percent: int) -> int:
+    """Pass times of a device with so much kept free, as a percentage of the measured ones: 20 % free makes 125 %."""
+    whole = 100
+    return whole * whole // (whole - headroom_percent)
 
 
 def _by_age(plans: list[SessionPlan], limit_ns: int | None) -> list[SessionPlan]:

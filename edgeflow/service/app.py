@@ -67,7 +67,7 @@ class Service:
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
         workers = Workers(config, lambda: self.plane.pass_times, log)
         self._workers = workers if launch is None else None
-        self.supervisor = Supervisor(launch or workers.launch, clock, config.timing, self, log)
+        self.supervisor = Supervisor(launch or workers.launch, clock, config, self, log)
         self.plane = ControlPlane(config, self.supervisor, self._pool, clock, self.health, self.metrics, log)
         self._desk = ChatDesk(config.chat, self.supervisor, clock, self.metrics, log)
         self._chat = ChatFront(config, self._desk, clock, self.metrics)

@@ -79,7 +79,7 @@ class ModelAnswer(BaseModel):
 
 
 class ModelsAnswer(_Answer):
-    """Every model that is served: one."""
+    """The policy and, where chat is served, the chat model under each of its names."""
 
     object: str
     data: list[ModelAnswer]
@@ -107,4 +107,6 @@ _FAILURES = {
 ACT_FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": what} for status, what in _FAILURES.items()
 }
-NOT_SO: dict[int | str, dict[str, Any]] = {503: {"model": StateAnswer, "description": "it is not so"}}
+NOT_SO: dict[int | str, dict[str, Any]] = {
+    503: {"model": StateAnswer, "description": "not live, or not ready: the state says why"}
+}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgeflow.errors import ResourceExhausted
+from edgeflow.errors import RETRY_AFTER_MS, ResourceExhausted
 from edgeflow.service.auth import Caller
-
-RETRY_AFTER_MS = 1000
 
 
 class Places:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import RequestError, Unavailable
+from edgeflow.errors import RETRY_AFTER_MS, RequestError, Unavailable
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -20,9 +20,7 @@ from edgeflow.ipc.messages import (
     SessionOpened,
     SessionRefused,
     WorkerReady,
-    schema_of,
 )
-from edgeflow.scheduler.cost import PassTimes
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.admission import Admission, SessionPlan
 from edgeflow.service.auth import Caller
@@ -31,11 +29,11 @@ from edgeflow.service.faults import error_of_code
 from edgeflow.service.health import Health
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
-from edgeflow.service.places import RETRY_AFTER_MS, Places
+from edgeflow.service.places import Places
 from edgeflow.service.requests import OpenRequest
 from edgeflow.service.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.session import Session, SessionRules
-from edgeflow.types import Command, Mode
+from edgeflow.types import Command, Mode, PassTimes
 
 TICK_S = 0.02
 
@@ -114,7 +112,7 @@ class ControlPlane:
             raise
         finally:
             del self._opening[number]
-        session = Session(number, request, schema_of(answer.schema), self._rules, self._clock.now_ns())
+        session = Session(number, request, answer.schema, self._rules, self._clock.now_ns())
         runner = SessionRunner(
             session,
             plan,

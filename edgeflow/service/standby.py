@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from edgeflow.config import ServiceConfig
 from edgeflow.ipc.channel import pack
 from edgeflow.ipc.messages import Begin
-from edgeflow.scheduler.cost import PassTimes
 from edgeflow.service.log import EventLog
 from edgeflow.service.realtime import settle
 from edgeflow.service.worker_process import ENTRY, KILL_WAIT_S, Launched, WorkerProcess, launch_worker, start_process
+from edgeflow.types import PassTimes
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ def _begins(reserve: _Reserve, known: PassTimes | None) -> bool:
     if not reserve.ready:
         return False
     try:
-        for buffer in pack(Begin(list(astuple(known)) if known else [])):
+        for buffer in pack(Begin(known)):
             reserve.sock.sendall(buffer)
     except OSError:
         return False

@@ -7,7 +7,7 @@ import contextlib
 from typing import Protocol
 
 from edgeflow.clock import Clock
-from edgeflow.config import TimingConfig
+from edgeflow.config import ServiceConfig
 from edgeflow.errors import StartError
 from edgeflow.ipc.messages import ChatReady, Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.service.faults import start_error
@@ -19,7 +19,6 @@ from edgeflow.service.worker_process import KILL_WAIT_S, Launch, Process
 
 PING_S = 1.0
 CHECK_S = 0.1
-CHUNK_ROWS = 256  # of a chat prompt in one step
 BACKOFF_S = 0.2  # after a start that failed, doubled with each
 LONGEST_BACKOFF_S = 10.0
 
@@ -47,18 +46,19 @@ class WorkerListener(Protocol):
 class WorkerLife:
     """One worker from its launch to its end."""
 
-    def __init__(self, launch: Launch, clock: Clock, timing: TimingConfig, listener: WorkerListener) -> None:
+    def __init__(self, launch: Launch, clock: Clock, config: ServiceConfig, listener: WorkerListener) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[WorkerReady] = loop.create_future()
         self.lost: asyncio.Future[str] = loop.create_future()
         self.warnings: tuple[str, ...] = ()
         self._launch = launch
         self._clock = clock
-        self._timing = timing
+        self._timing = config.timing
+        self._chunk_rows = config.chat.prefill_chunk
         self._listener = listener
         self._link = WorkerLink(self._receive, listener.worker_writable, self._on_lost)
         self._process: Process | None = None
-        self._progress = Progress(timing.worker_progress_ms * 1_000_000)
+        self._progress = Progress(self._timing.worker_progress_ms * 1_000_000)
 
     @property
     def writable(self) -> bool:
@@ -127,8 +127,8 @@ class WorkerLife:
         match message:
             case WarmupProgress():
                 self._listener.worker_progress(message)
-            case WorkerReady():
-                self._progress.expect(max(message.prefill_ns, message.two_prefills_ns, message.packed_ns))
+            case WorkerReady(pass_times=times):
+                self._progress.expect(max(times.prefill_ns, times.two_prefills_ns, times.packed_ns))
                 self._settle(message)
             case WorkerFailed():
                 self._settle(start_error(message.kind, message.text))
@@ -136,7 +136,7 @@ class WorkerLife:
                 if isinstance(message, Pong):
                     self._progress.heard(message.pass_ns)
                 elif isinstance(message, ChatReady):
-                    self._progress.expect(max(message.step_ns, CHUNK_ROWS * message.row_ns))
+                    self._progress.expect(max(message.step_ns, self._chunk_rows * message.row_ns))
                 self._listener.worker_message(message)
 
     def _settle(self, outcome: WorkerReady | StartError) -> None:
@@ -157,14 +157,15 @@ class Supervisor:
     """Always one worker, or one on its way; the listener hears of every change."""
 
     def __init__(
-        self, launch: Launch, clock: Clock, timing: TimingConfig, listener: WorkerListener, log: EventLog
+        self, launch: Launch, clock: Clock, config: ServiceConfig, listener: WorkerListener, log: EventLog
     ) -> None:
         self._launch = launch
         self._clock = clock
-        self._timing = timing
+        self._config = config
+        self._timing = config.timing
         self._listener = listener
         self._log = log
-        self._losses = RollingCount(timing.crash_limit, int(timing.crash_window_s * 1e9))
+        self._losses = RollingCount(config.timing.crash_limit, int(config.timing.crash_window_s * 1e9))
         self._life: WorkerLife | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -201,7 +202,7 @@ class Supervisor:
             self._log.event("worker_stopped", ended=ended)
 
     async def _start_one(self) -> WorkerReady:
-        life = self._life = WorkerLife(self._launch, self._clock, self._timing, self._listener)
+        life = self._life = WorkerLife(self._launch, self._clock, self._config, self._listener)
         try:
             ready = await life.start()
         except StartError as error:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from edgeflow.config import ServiceConfig
-from edgeflow.scheduler.cost import PassTimes
 from edgeflow.service.realtime import settle
+from edgeflow.types import PassTimes
 
 ENTRY = "edgeflow.engine.start"
 KILL_WAIT_S = 5.0

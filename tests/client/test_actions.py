@@ -12,7 +12,15 @@ NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 
 
 def schema(frame: str, rotation: str, relative: tuple[bool, ...] = (True,) * 6 + (False,)) -> ActionSchema:
-    return ActionSchema(NAMES, ("1",) * 7, (-1.0,) * 7, (1.0,) * 7, relative, frame, rotation)
+    return ActionSchema(
+        names=NAMES,
+        units=("1",) * 7,
+        low=(-1.0,) * 7,
+        high=(1.0,) * 7,
+        relative=relative,
+        frame=frame,
+        rotation=rotation,
+    )
 
 
 def homogeneous(pose: Pose) -> np.ndarray:

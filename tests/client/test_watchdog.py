@@ -15,7 +15,7 @@ from edgeflow.types import ActionSchema, Command, StageTimings
 
 MS = 1_000_000
 RESUME_MS = 2000
-SCHEMA = ActionSchema(("a",), ("1",), (-1.0,), (1.0,), (False,))
+SCHEMA = ActionSchema(names=("a",), units=("1",), low=(-1.0,), high=(1.0,), relative=(False,))
 
 
 def action(clock: ManualClock, seq: int, epoch: int = 1, valid_ms: int = 100) -> Action:

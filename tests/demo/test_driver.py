@@ -17,7 +17,15 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import ActionSchema, Command, Mode, StageTimings
 from tests.client.scripted import NAMES, Server, Talk, opened
 
-SCHEMA = ActionSchema(NAMES, ("1",) * 7, (-1.0,) * 7, (1.0,) * 7, (True,) * 6 + (False,), "tool", "rotvec")
+SCHEMA = ActionSchema(
+    names=NAMES,
+    units=("1",) * 7,
+    low=(-1.0,) * 7,
+    high=(1.0,) * 7,
+    relative=(True,) * 6 + (False,),
+    frame="tool",
+    rotation="rotvec",
+)
 IMAGE = np.zeros((96, 96, 3), np.uint8)
 
 

@@ -25,7 +25,6 @@ from edgeflow.ipc.messages import (
     SessionRefused,
     Shutdown,
     SubmitFrame,
-    schema_of,
 )
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.depth import rounds_of
@@ -97,7 +96,7 @@ def test_a_session_opens_with_the_models_schema(policy):
     (opened,) = bench.drain()
     assert isinstance(opened, SessionOpened)
     assert opened.session == 1
-    assert schema_of(opened.schema).names == ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
+    assert opened.schema.names == ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 
 
 def test_an_unknown_unnorm_key_and_a_full_house_are_refused(policy):

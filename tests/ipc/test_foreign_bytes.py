@@ -72,7 +72,7 @@ def test_a_field_of_another_type(position: int, value: object):
     ids=lambda message: repr(message)[:50],
 )
 def test_wrong_types_are_named(message: Message):
-    with pytest.raises(WorkerError, match=r"is of another type"):
+    with pytest.raises(WorkerError, match=r"has the wrong type"):
         decode(*encode(message))
 
 

@@ -23,7 +23,6 @@ from edgeflow.ipc.messages import (
     Shutdown,
     SubmitFrame,
     WarmupProgress,
-    schema_fields,
 )
 from tests.service.scripted import SCHEMA, good_values, ready_message
 
@@ -50,7 +49,7 @@ def obey(instruction: str) -> None:
 def answer(message: Message, channel: BlockingChannel) -> None:
     match message:
         case OpenSession():
-            channel.send(SessionOpened(message.session, schema_fields(SCHEMA)))
+            channel.send(SessionOpened(message.session, SCHEMA))
         case SubmitFrame():
             obey(message.instruction)
             values = good_values(message)

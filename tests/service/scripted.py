@@ -26,10 +26,9 @@ from edgeflow.ipc.messages import (
     WarmupProgress,
     WorkerFailed,
     WorkerReady,
-    schema_fields,
 )
 from edgeflow.service.worker_process import Launched
-from edgeflow.types import ActionSchema
+from edgeflow.types import ActionSchema, PassTimes
 
 SCHEMA = ActionSchema(
     names=("x", "y", "grip"),
@@ -44,7 +43,26 @@ QUICK_NS = (1_000,) * 5
 
 
 def ready_message(pass_ns: Sequence[int] = QUICK_NS) -> WorkerReady:
-    return WorkerReady("demo", "f" * 64, 3, 8, "scripted", schema_fields(SCHEMA), ["a"], 0, 10, *pass_ns)
+    prefill_ns, two_prefills_ns, packed_ns, decode_ns, decodes_ns = pass_ns
+    times = PassTimes(
+        stages=3,
+        prefill_ns=prefill_ns,
+        two_prefills_ns=two_prefills_ns,
+        packed_ns=packed_ns,
+        decode_ns=decode_ns,
+        decodes_ns=decodes_ns,
+    )
+    return WorkerReady(
+        model="demo",
+        model_fingerprint="f" * 64,
+        max_sessions=8,
+        device="scripted",
+        schema=SCHEMA,
+        unnorm_keys=["a"],
+        kv_bytes=0,
+        prefill_rows=10,
+        pass_times=times,
+    )
 
 
 def good_values(frame: SubmitFrame) -> list[float]:
@@ -155,7 +173,7 @@ class ScriptedWorker:
             refusal = self._script.refuse
             self._channel.send(replace(refusal, session=message.session))
             return
-        self._channel.send(SessionOpened(message.session, schema_fields(SCHEMA)))
+        self._channel.send(SessionOpened(message.session, SCHEMA))
 
     def _submit(self, frame: SubmitFrame) -> None:
         if self._script.hold:

@@ -9,15 +9,33 @@ from edgeflow.errors import FailedPrecondition, InvalidArgument, ResourceExhaust
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.service.admission import OVERHEAD_NS, Admission, SessionPlan
 from edgeflow.service.requests import OpenRequest
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, PassTimes
 
 MS = 1_000_000
+SCHEMA = ActionSchema(names=(), units=(), low=(), high=(), relative=())
 
 
 def ready(percent: int = 100) -> WorkerReady:
     """Serial takes 120 ms a frame, pipelined 66."""
-    times = [value * MS * percent // 100 for value in (60, 110, 66, 10, 16)]
-    return WorkerReady("demo", "f", 7, 8, "cpu", [], ["a"], 0, 55, *times)
+    times = PassTimes(
+        stages=7,
+        prefill_ns=60 * MS,
+        two_prefills_ns=110 * MS,
+        packed_ns=66 * MS,
+        decode_ns=10 * MS,
+        decodes_ns=16 * MS,
+    )
+    return WorkerReady(
+        model="demo",
+        model_fingerprint="f",
+        max_sessions=8,
+        device="cpu",
+        schema=SCHEMA,
+        unnorm_keys=["a"],
+        kv_bytes=0,
+        prefill_rows=55,
+        pass_times=times.scaled(percent),
+    )
 
 
 def make(**changes: object) -> Admission:

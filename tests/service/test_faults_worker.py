@@ -12,12 +12,20 @@ import pytest
 from edgeflow.clock import Clock, ManualClock, MonotonicClock
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
-from edgeflow.ipc.messages import OpenSession, SessionOpened, SubmitFrame, WarmupProgress, WorkerFailed, WorkerReady
+from edgeflow.ipc.messages import (
+    ChatReady,
+    OpenSession,
+    SessionOpened,
+    SubmitFrame,
+    WarmupProgress,
+    WorkerFailed,
+    WorkerReady,
+)
 from edgeflow.service import supervisor
 from edgeflow.service.app import run_service
 from edgeflow.service.log import EventLog
 from edgeflow.service.progress import SLOW_PASSES, Progress
-from edgeflow.service.supervisor import Supervisor
+from edgeflow.service.supervisor import Supervisor, WorkerLife
 from edgeflow.service.worker_process import launch_worker
 from tests.service.harness import config, eventually, serving
 from tests.service.processes import ENTRY, Launcher, until_gone
@@ -127,12 +135,32 @@ async def supervised(
     script: Script, tmp_path: Path, clock: Clock | None = None, **timing
 ) -> tuple[Supervisor, Listener]:
     listener, clock = Listener(), clock or MonotonicClock()
-    settings = config(**{f"timing__{key}": value for key, value in timing.items()}).timing
+    settings = config(**{f"timing__{key}": value for key, value in timing.items()})
     with (tmp_path / "log").open("a") as stream:
         made = Supervisor(script.launch, clock, settings, listener, EventLog(clock, stream))
         await made.start()
     made._log = EventLog(MonotonicClock())
     return made, listener
+
+
+async def test_a_whole_chunk_of_a_prompt_is_no_silence():
+    life = WorkerLife(Script().launch, MonotonicClock(), config(chat__prefill_chunk=1024), Listener())
+    ready = ChatReady(
+        model="chat",
+        family="llama",
+        model_fingerprint="f",
+        images=False,
+        capacity=4096,
+        slots=[],
+        kv_bytes=0,
+        step_ns=1_000_000,
+        row_ns=2_000_000,
+        sampling=[1.0, 1.0, 0.0, 1.0],
+        top_k=0,
+        numbers="",
+    )
+    life._receive(ready)
+    assert life._progress.deadline_ns == SLOW_PASSES * 1024 * ready.row_ns
 
 
 async def test_more_losses_than_the_budget_are_a_fault(tmp_path: Path):

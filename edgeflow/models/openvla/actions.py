@@ -1,4 +1,8 @@
-"""Action tokens to numbers and their meaning (reference: vla_numerics 3.1: de-tokenisation, un-normalisation)."""
+"""Action tokens to numbers and their meaning.
+
+Published source: OpenVLA's prismatic/vla/action_tokenizer.py (bins) and `predict_action` of
+prismatic/extern/hf/modeling_prismatic.py (un-normalisation).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a loader needs from an OpenVLA directory's JSON files (reference: vla_numerics 3.1)."""
+"""The parts of an OpenVLA checkpoint's JSON files that its loader needs.
+
+Published source: OpenVLA's prismatic/extern/hf/configuration_prismatic.py.
+"""
 
 from __future__ import annotations
 

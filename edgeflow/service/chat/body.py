@@ -19,6 +19,8 @@ MAX_FIELD = 100  # characters of a name that an answer repeats
 MAX_MESSAGES = 64
 MAX_STOPS = 4
 MAX_STOP = 64
+_STRINGS = re.compile(rb'"[^"]*"?')
+_NO_BRACKET = bytes(byte for byte in range(256) if byte not in b"[]{}")
 Probability = Annotated[float, Field(ge=0, le=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 
@@ -208,7 +210,3 @@ def _bounded(data: bytes) -> bytes:
 
 def _too_many() -> InvalidArgument:
     return InvalidArgument(f"holds more than {MAX_VALUES} values", field="body", reason="BODY_VALUES")
-
-
-_STRINGS = re.compile(rb'"[^"]*"?')
-_NO_BRACKET = bytes(byte for byte in range(256) if byte not in b"[]{}")

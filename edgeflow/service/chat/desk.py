@@ -16,6 +16,7 @@ from typing import TypeAlias
 from edgeflow.clock import Clock
 from edgeflow.config import ChatConfig
 from edgeflow.errors import (
+    RETRY_AFTER_MS,
     DeadlineExceeded,
     EdgeflowError,
     RequestError,
@@ -40,7 +41,6 @@ from edgeflow.service.metrics import Metrics
 from edgeflow.service.runner import WorkerPort
 
 Answer: TypeAlias = ChatToken | ChatDone
-RETRY_AFTER_MS = 1000
 
 
 @dataclass(slots=True)
