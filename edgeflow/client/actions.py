@@ -10,6 +10,7 @@ import numpy as np
 
 from edgeflow.client.pose import Pose, Vector, compose, from_euler_xyz, from_rotvec, multiply
 from edgeflow.errors import FailedPrecondition
+from edgeflow.reasons import Reason
 from edgeflow.types import ActionSchema, Command, StageTimings
 
 POSITION = ("x", "y", "z")
@@ -94,7 +95,7 @@ def resolve(schema: ActionSchema, values: Vector, anchor: Pose | None) -> Target
         return Target(None, others)
     if anchor is None:
         raise FailedPrecondition(
-            "a relative action needs the pose of its frame: give it to push", field="pose", reason="POSE_MISSING"
+            "a relative action needs the pose of its frame: give it to push", field="pose", reason=Reason.POSE_MISSING
         )
     return Target(_moved(anchor, moves, schema), others)
 

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from edgeflow.errors import InvalidArgument
+from edgeflow.reasons import Reason
 
 TOKEN_VARIABLE = "EDGEFLOW_TOKEN"
 MAX_FILE_BYTES = 1 << 20
@@ -32,9 +33,11 @@ class Credentials:
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
-            raise InvalidArgument("cert and key come together", field="credentials", reason="CREDENTIALS")
+            raise InvalidArgument("cert and key come together", field="credentials", reason=Reason.CREDENTIALS)
         if not all("!" <= character <= "~" for character in self.token):
-            raise InvalidArgument("has characters that no token has", field="credentials.token", reason="CREDENTIALS")
+            raise InvalidArgument(
+                "has characters that no token has", field="credentials.token", reason=Reason.CREDENTIALS
+            )
 
     @classmethod
     def of(
@@ -50,7 +53,9 @@ class Credentials:
             try:
                 token = _read("token_file", token_file).decode("ascii").strip()
             except UnicodeDecodeError:
-                raise InvalidArgument("holds no token", field="credentials.token_file", reason="CREDENTIALS") from None
+                raise InvalidArgument(
+                    "holds no token", field="credentials.token_file", reason=Reason.CREDENTIALS
+                ) from None
         return cls(ca, cert, key, token)
 
 
@@ -102,4 +107,4 @@ def _read(name: str, path: Path) -> bytes:
 
 
 def _unreadable(name: str, text: str) -> InvalidArgument:
-    return InvalidArgument(text, field=f"credentials.{name}", reason="CREDENTIALS")
+    return InvalidArgument(text, field=f"credentials.{name}", reason=Reason.CREDENTIALS)

@@ -19,6 +19,7 @@ from edgeflow.client.outgoing import Outgoing
 from edgeflow.client.wire import error_of
 from edgeflow.clock import Clock
 from edgeflow.errors import EdgeflowError, InvalidArgument, RequestError, Unavailable
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 
 STREAM = "/edgeflow.v1.Control/Stream"
@@ -139,7 +140,7 @@ class Link:
                 for message in call:
                     self._hear(message, outgoing)
             except grpc.RpcError as error:
-                silent = Unavailable(f"{self._address} does not answer any more", reason="SILENT")
+                silent = Unavailable(f"{self._address} does not answer any more", reason=Reason.SILENT)
                 return silent if self._given_up else error_of(error)
             except RequestError as error:
                 return error
@@ -147,7 +148,7 @@ class Link:
                 self._call = self._outgoing = None
                 outgoing.end()
                 call.cancel()
-        return Unavailable("the service ended the stream", reason="STREAM_ENDED")
+        return Unavailable("the service ended the stream", reason=Reason.STREAM_ENDED)
 
     def _hear(self, message: pb.ServerMessage, outgoing: Outgoing) -> None:
         self._heard_ns, self._offered_unheard = self._clock.now_ns(), 0

@@ -15,6 +15,7 @@ from edgeflow.client.watchdog import Watchdog
 from edgeflow.client.wire import COMMANDS, DISPOSITIONS, Opened, SessionSettings, open_message, opened_of, timings_of
 from edgeflow.clock import Clock
 from edgeflow.errors import EdgeflowError, FailedPrecondition
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import Command, Disposition
 
@@ -54,7 +55,7 @@ class Session:
         self._check_usable()
         if instruction not in ("", self._instruction):
             self._instruction = instruction
-            self._watchdog.restart(self.flight.last_seq, "NEW_INSTRUCTION", rearm=False)
+            self._watchdog.restart(self.flight.last_seq, Reason.NEW_INSTRUCTION, rearm=False)
         seq = self.flight.offer(stamp_ns, pose)
         if self._outgoing is None:
             self.flight.leave(seq, Disposition.DROPPED)
@@ -75,7 +76,7 @@ class Session:
         """A new episode; an empty instruction means the one before."""
         self._check_usable()
         self._instruction = instruction or self._instruction
-        self._watchdog.restart(self.flight.last_seq, "RESET", rearm=True)
+        self._watchdog.restart(self.flight.last_seq, Reason.RESET, rearm=True)
         if self._outgoing is not None:
             withdrawn = self._outgoing.reset(self._instruction)
             if withdrawn:
@@ -84,7 +85,7 @@ class Session:
     def close(self) -> None:
         """No action is accepted from now on."""
         self.closed = True
-        self._watchdog.halt(Command.HOLD, "CLOSED")
+        self._watchdog.halt(Command.HOLD, Reason.CLOSED)
 
     def directive(self) -> Directive:
         """What to do now; the same object as long as nothing changed."""
@@ -122,7 +123,7 @@ class Session:
         self.error, self.refused, self._outgoing = error, final, None
         self.flight.leave_all()
         if not self.closed:
-            self._watchdog.halt(Command.HOLD, "REFUSED" if final else "DISCONNECTED")
+            self._watchdog.halt(Command.HOLD, Reason.REFUSED if final else Reason.DISCONNECTED)
 
     def _check_usable(self) -> None:
         if self.refused and self.error is not None:
@@ -133,7 +134,7 @@ class Session:
     def _hear_action(self, message: pb.Action) -> bool:
         command = COMMANDS.get(message.command, Command.HOLD)
         if command is not Command.ACT:
-            self._watchdog.halt(command, message.reason or "SERVICE")
+            self._watchdog.halt(command, message.reason or Reason.SERVICE)
             return False
         taken = self.flight.find(message.seq + self._first_seq)
         if taken is None or self.closed or self.opened is None:
@@ -141,7 +142,7 @@ class Session:
             return False
         action = self._action_of(message, taken, self.opened)
         if action is None:
-            self._watchdog.halt(Command.HOLD, "MALFORMED_ACTION")
+            self._watchdog.halt(Command.HOLD, Reason.MALFORMED_ACTION)
             return False
         if not self._watchdog.offer(action):
             self.flight.ignored += 1

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from edgeflow.client.actions import Action, Directive
 from edgeflow.clock import Clock
+from edgeflow.reasons import Reason
 from edgeflow.types import Command
 
 TICK_S = 0.004  # HOLD follows the end of an action's validity within 20 ms, scheduling delays included
@@ -33,7 +34,7 @@ class Watchdog:
         self._epoch = 0
         self._newest_seq = 0
         self._interrupted_ns: int | None = None
-        self._now = Directive(Command.HOLD, "WAITING")
+        self._now = Directive(Command.HOLD, Reason.WAITING)
 
     def opened(self, epoch: int) -> None:
         """A new stream: its epochs count from here; an interruption goes on until its first action."""
@@ -55,7 +56,7 @@ class Watchdog:
         if epoch > self._epoch:
             self._epoch = epoch
             if self.directive().command is Command.ACT:
-                self.halt(Command.HOLD, "NEW_EPOCH")
+                self.halt(Command.HOLD, Reason.NEW_EPOCH)
 
     def offer(self, action: Action) -> bool:
         """An action came; False when it must not be executed."""
@@ -85,7 +86,7 @@ class Watchdog:
         action = self._now.action
         if action is not None and now_ns >= action.valid_until_ns:
             self._interrupted_ns = action.valid_until_ns
-            self._now = Directive(Command.HOLD, "SILENCE")
+            self._now = Directive(Command.HOLD, Reason.SILENCE)
         since_ns = self._interrupted_ns
         if since_ns is not None and not self._now.needs_reset and now_ns - since_ns >= self._resume_within_ns:
             self._now = Directive(self._now.command, self._now.reason, needs_reset=True)

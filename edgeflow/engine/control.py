@@ -15,7 +15,6 @@ from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.profile import Pacer
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.ipc.messages import (
-    INSTRUCTION_TOO_LONG,
     CloseSession,
     FrameDropped,
     FrameResult,
@@ -26,6 +25,7 @@ from edgeflow.ipc.messages import (
     SessionRefused,
     SubmitFrame,
 )
+from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
@@ -35,16 +35,16 @@ _DEPARTURES = {
     Leaving.SUPERSEDED: (
         Disposition.SUPERSEDED,
         "",
-        "SUPERSEDED",
+        Reason.SUPERSEDED,
         "a newer frame came before this one was started",
     ),
     Leaving.EPOCH_CHANGED: (
         Disposition.DROPPED,
         "ABORTED",
-        "EPOCH_CHANGED",
+        Reason.EPOCH_CHANGED,
         "the instruction or episode changed while this frame was under way",
     ),
-    Leaving.CLOSED: (Disposition.DROPPED, "CANCELLED", "SESSION_CLOSED", "the session was closed"),
+    Leaving.CLOSED: (Disposition.DROPPED, "CANCELLED", Reason.SESSION_CLOSED, "the session was closed"),
 }
 KEPT_PASSES = 4096  # between two questions of the front
 
@@ -168,7 +168,7 @@ class ControlPlane:
             rows = self._rows(message.instruction)
         except RequestError as error:
             text = error.text
-            self._publish(_dropped(ref, Disposition.REJECTED, error.code, INSTRUCTION_TOO_LONG, text))
+            self._publish(_dropped(ref, Disposition.REJECTED, error.code, Reason.INSTRUCTION_TOO_LONG, text))
             return
         self._waiting[ref] = message
         self._tracks[ref] = _Track(arrived_ns)
@@ -189,7 +189,9 @@ class ControlPlane:
         limit = self._engine.capacity - policy.image_tokens - policy.K
         if tokens > limit:
             raise InvalidArgument(
-                f"has {tokens} prompt tokens, the limit is {limit}", field="instruction", reason=INSTRUCTION_TOO_LONG
+                f"has {tokens} prompt tokens, the limit is {limit}",
+                field="instruction",
+                reason=Reason.INSTRUCTION_TOO_LONG,
             )
         return policy.image_tokens + tokens
 

@@ -345,5 +345,3 @@ Message: TypeAlias = (
     | FrameDropped
     | Pong
 )
-
-INSTRUCTION_TOO_LONG = "INSTRUCTION_TOO_LONG"  # reason of a FrameDropped: the slots cannot hold its prompt

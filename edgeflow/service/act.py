@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from edgeflow.errors import DeadlineExceeded
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.auth import Caller
 from edgeflow.service.codec import check_open, refuse_unknown_fields
@@ -16,7 +17,7 @@ from edgeflow.service.runner import SessionRunner
 from edgeflow.types import ActionSchema, Disposition, Mode
 
 DEFAULT_PERIOD_MS = 1000
-_ANSWERED_BY_HOLD = {"POLICY_OUTPUT_INVALID", "ACTION_TOO_OLD"}
+_ANSWERED_BY_HOLD = {Reason.POLICY_OUTPUT_INVALID, Reason.ACTION_TOO_OLD}
 
 
 async def act_once(plane: ControlPlane, request: pb.ActRequest, caller: Caller) -> tuple[ActionEvent, ActionSchema]:
@@ -31,7 +32,7 @@ async def act_once(plane: ControlPlane, request: pb.ActRequest, caller: Caller) 
         runner.receive_frame(request.frame, request)
         action = await asyncio.wait_for(_first_action(runner), timeout_ms / 1000)
     except asyncio.TimeoutError:
-        raise DeadlineExceeded(f"no action within {timeout_ms} ms", reason="ACT_TIMEOUT") from None
+        raise DeadlineExceeded(f"no action within {timeout_ms} ms", reason=Reason.ACT_TIMEOUT) from None
     finally:
         plane.close(runner)
     return action, runner.session.schema
@@ -46,4 +47,4 @@ async def _first_action(runner: SessionRunner) -> ActionEvent:
             elif isinstance(event, ActionEvent) and (event.seq or event.reason in _ANSWERED_BY_HOLD):
                 return event
     end = runner.session.ended
-    raise error_of_code(end.code if end else "INTERNAL", end.text if end else "", "SESSION_ENDED")
+    raise error_of_code(end.code if end else "INTERNAL", end.text if end else "", Reason.SESSION_ENDED)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow.ipc.messages import Pong, WorkerReady
+from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import CostModel, PassSample
 from edgeflow.scheduler.depth import depth_of, depths_of
 from edgeflow.scheduler.forecast import Forecast, Robot, by_depth, forecast
@@ -96,7 +97,7 @@ class Admission:
                 f"a frame every {robot.period_ns // 1_000_000} ms does not fit beside {len(others)} sessions, "
                 f"{self._config.admission_headroom_percent} % of the device is kept free",
                 field="open.control_period_ms",
-                reason="DEVICE_FULL",
+                reason=Reason.DEVICE_FULL,
                 retry_after_ms=RETRY_AFTER_MS,
             )
         return fitting[0]
@@ -157,7 +158,7 @@ def _by_age(plans: list[SessionPlan], limit_ns: int | None) -> list[SessionPlan]
         raise FailedPrecondition(
             f"{(limit_ns or 0) // 1_000_000} ms cannot be kept, the least age within reach is {best_ms} ms",
             field="open.max_action_age_ms",
-            reason="AGE_UNREACHABLE",
+            reason=Reason.AGE_UNREACHABLE,
         )
     highest = max(plan.forecast.fps for plan in allowed)
     return sorted(allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, plan.forecast.age_ns, plan.depth))

@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edgeflow.errors import ConfigError, PermissionDenied, RequestError, Unauthenticated
+from edgeflow.reasons import Reason
 from edgeflow.service.files import read_file, stamp
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
@@ -93,7 +94,9 @@ class Guard:
         entry = self._entry(credentials)
         if not roles.union(ADMIN).intersection(entry.roles):
             wanted = " or ".join(sorted(role.value for role in roles | ADMIN))
-            raise PermissionDenied(f"the token has not the role {wanted}", field="authorization", reason="WRONG_ROLE")
+            raise PermissionDenied(
+                f"the token has not the role {wanted}", field="authorization", reason=Reason.WRONG_ROLE
+            )
         return Caller(peer, entry.principal, entry.sha256)
 
     def refused(self, where: str, peer: str, error: RequestError) -> None:
@@ -130,7 +133,7 @@ class Guard:
     def _entry(self, credentials: Sequence[str]) -> TokenEntry:
         if not credentials:
             raise Unauthenticated(
-                "a token is needed: authorization: Bearer TOKEN", field="authorization", reason="NO_TOKEN"
+                "a token is needed: authorization: Bearer TOKEN", field="authorization", reason=Reason.NO_TOKEN
             )
         found = None
         if len(credentials) == 1 and credentials[0].startswith(SCHEME) and len(credentials[0]) <= MAX_CREDENTIAL:
@@ -139,9 +142,9 @@ class Guard:
                 if hmac.compare_digest(shown, entry.sha256):
                     found = entry
         if found is None:
-            raise Unauthenticated("the token is not known here", field="authorization", reason="UNKNOWN_TOKEN")
+            raise Unauthenticated("the token is not known here", field="authorization", reason=Reason.UNKNOWN_TOKEN)
         if self._expired(found):
-            raise Unauthenticated("the token has expired", field="authorization", reason="EXPIRED_TOKEN")
+            raise Unauthenticated("the token has expired", field="authorization", reason=Reason.EXPIRED_TOKEN)
         return found
 
     def _expired(self, entry: TokenEntry) -> bool:

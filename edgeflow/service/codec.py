@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import DataLoss, InvalidArgument, NotFound
 from edgeflow.ipc.messages import Payload
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.crc32c import crc32c
 from edgeflow.service.images import check_image, decode_jpeg
@@ -63,12 +64,14 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
     """What a session is opened with; RequestError names the field and the limit."""
     if message.model not in ("", alias):
         raise NotFound(
-            f"there is no model of that name, {alias!r} is served", field="open.model", reason="MODEL_UNKNOWN"
+            f"there is no model of that name, {alias!r} is served", field="open.model", reason=Reason.MODEL_UNKNOWN
         )
     if message.mode not in _MODES:
-        raise InvalidArgument("is none of serial, pipelined, depth and auto", field="open.mode", reason="MODE_UNKNOWN")
+        raise InvalidArgument(
+            "is none of serial, pipelined, depth and auto", field="open.mode", reason=Reason.MODE_UNKNOWN
+        )
     if message.depth and message.mode != pb.MODE_DEPTH:
-        raise InvalidArgument("is meant with mode depth only", field="open.depth", reason="DEPTH_WITHOUT_MODE")
+        raise InvalidArgument("is meant with mode depth only", field="open.depth", reason=Reason.DEPTH_WITHOUT_MODE)
     return OpenRequest(
         cameras=_check_cameras(message.cameras, limits),
         proprio_names=_check_proprio_names(message.proprio_names, limits),
@@ -89,7 +92,7 @@ def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) ->
         field = f"frame.images[{index}].data"
         if len(data) > limits.image_bytes:
             raise InvalidArgument(
-                f"has {len(data)} bytes, the limit is {limits.image_bytes}", field=field, reason="IMAGE_TOO_LARGE"
+                f"has {len(data)} bytes, the limit is {limits.image_bytes}", field=field, reason=Reason.IMAGE_TOO_LARGE
             )
         check_image(data, camera, field)
     _check_proprio(message.proprio, opened.proprio_names)
@@ -103,7 +106,7 @@ def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) ->
 def decode_frame(frame: CheckedFrame, camera: CameraSpec) -> Payload:
     """Checksum, then height*width*3 RGB bytes of the policy's camera, the first. The slow part; thread-safe."""
     if frame.crc32c is not None and crc32c(frame.images) != frame.crc32c:
-        raise DataLoss("does not match the images", field="frame.crc32c", reason="CRC_MISMATCH")
+        raise DataLoss("does not match the images", field="frame.crc32c", reason=Reason.CRC_MISMATCH)
     if camera.format is ImageFormat.RGB8:
         return frame.images[0]
     return decode_jpeg(frame.images[0], camera, "frame.images[0].data").reshape(-1).data
@@ -115,9 +118,9 @@ def check_text(text: str, field: str, limits: LimitsConfig) -> str:
     if len(text) > limit or len(text.encode("utf-8", "surrogatepass")) > limit:
         raise _text_too_long(field, limits)
     if not text.strip():
-        raise InvalidArgument("is empty", field=field, reason="TEXT_EMPTY")
+        raise InvalidArgument("is empty", field=field, reason=Reason.TEXT_EMPTY)
     if any(unicodedata.category(character) in _REFUSED_CATEGORIES for character in text):
-        raise InvalidArgument("has control or unassigned characters", field=field, reason="TEXT_BAD_CHARACTER")
+        raise InvalidArgument("has control or unassigned characters", field=field, reason=Reason.TEXT_BAD_CHARACTER)
     return text
 
 
@@ -131,13 +134,13 @@ def refuse_unknown_fields(message: Message, field: str) -> None:
         if isinstance(value, Message):
             value = [value] if message.HasField(name) else []
         if len(value) > MAX_PARTS:
-            raise InvalidArgument(f"has {len(value)} parts, the limit is {MAX_PARTS}", field=path, reason="PARTS")
+            raise InvalidArgument(f"has {len(value)} parts, the limit is {MAX_PARTS}", field=path, reason=Reason.PARTS)
         for part in value:
             refuse_unknown_fields(part, path)
     size = message.ByteSize()
     message.DiscardUnknownFields()
     if message.ByteSize() != size:
-        raise InvalidArgument("has fields that this version does not know", field=field, reason="UNKNOWN_FIELD")
+        raise InvalidArgument("has fields that this version does not know", field=field, reason=Reason.UNKNOWN_FIELD)
 
 
 @cache
@@ -154,7 +157,9 @@ def _check_text_size(message: pb.Frame, limits: LimitsConfig) -> None:
 
 
 def _text_too_long(field: str, limits: LimitsConfig) -> InvalidArgument:
-    return InvalidArgument(f"is longer than {limits.text_bytes} bytes of UTF-8", field=field, reason="TEXT_TOO_LONG")
+    return InvalidArgument(
+        f"is longer than {limits.text_bytes} bytes of UTF-8", field=field, reason=Reason.TEXT_TOO_LONG
+    )
 
 
 def _check_cameras(messages: Sequence[pb.Camera], limits: LimitsConfig) -> tuple[CameraSpec, ...]:
@@ -162,51 +167,53 @@ def _check_cameras(messages: Sequence[pb.Camera], limits: LimitsConfig) -> tuple
         raise InvalidArgument(
             f"has {len(messages)} cameras, 1 to {limits.cameras} are possible",
             field="open.cameras",
-            reason="CAMERA_COUNT",
+            reason=Reason.CAMERA_COUNT,
         )
     cameras = tuple(_check_camera(message, f"open.cameras[{i}]", limits) for i, message in enumerate(messages))
     if len({camera.name for camera in cameras}) != len(cameras):
-        raise InvalidArgument("two cameras have the same name", field="open.cameras", reason="CAMERA_NAME")
+        raise InvalidArgument("two cameras have the same name", field="open.cameras", reason=Reason.CAMERA_NAME)
     return cameras
 
 
 def _check_camera(message: pb.Camera, field: str, limits: LimitsConfig) -> CameraSpec:
     name = _check_name(message.name, f"{field}.name")
     if message.format not in _FORMATS:
-        raise InvalidArgument("is neither JPEG nor RGB8", field=f"{field}.format", reason="CAMERA_FORMAT")
+        raise InvalidArgument("is neither JPEG nor RGB8", field=f"{field}.format", reason=Reason.CAMERA_FORMAT)
     pixels = message.width * message.height
     if not 1 <= pixels <= limits.image_pixels:
         raise InvalidArgument(
             f"{message.width}x{message.height} is outside 1 to {limits.image_pixels} pixels",
             field=field,
-            reason="CAMERA_SIZE",
+            reason=Reason.CAMERA_SIZE,
         )
     if max(message.width, message.height) > limits.image_side:
         raise InvalidArgument(
             f"{message.width}x{message.height} has a side above {limits.image_side} pixels",
             field=field,
-            reason="CAMERA_SIZE",
+            reason=Reason.CAMERA_SIZE,
         )
     camera = CameraSpec(name, message.width, message.height, _FORMATS[message.format])
     if camera.format is ImageFormat.RGB8 and pixels * 3 > limits.image_bytes:
         raise InvalidArgument(
             f"{camera.width}x{camera.height} RGB has {pixels * 3} bytes, the limit is {limits.image_bytes}: send JPEG",
             field=field,
-            reason="CAMERA_SIZE",
+            reason=Reason.CAMERA_SIZE,
         )
     return camera
 
 
 def _check_name(name: str, field: str) -> str:
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
-        raise InvalidArgument(f"must have 1 to {MAX_NAME} printable characters", field=field, reason="BAD_NAME")
+        raise InvalidArgument(f"must have 1 to {MAX_NAME} printable characters", field=field, reason=Reason.BAD_NAME)
     return name
 
 
 def _check_proprio_names(names: Sequence[str], limits: LimitsConfig) -> tuple[str, ...]:
     if len(names) > limits.proprio:
         raise InvalidArgument(
-            f"has {len(names)} names, the limit is {limits.proprio}", field="open.proprio_names", reason="PROPRIO_COUNT"
+            f"has {len(names)} names, the limit is {limits.proprio}",
+            field="open.proprio_names",
+            reason=Reason.PROPRIO_COUNT,
         )
     return tuple(_check_name(name, f"open.proprio_names[{index}]") for index, name in enumerate(names))
 
@@ -217,7 +224,7 @@ def _check_period(period_ms: int, limits: LimitsConfig) -> int:
         raise InvalidArgument(
             f"{period_ms} is outside {shortest_ms} to {MAX_PERIOD_MS} ms",
             field="open.control_period_ms",
-            reason="PERIOD_OUT_OF_RANGE",
+            reason=Reason.PERIOD_OUT_OF_RANGE,
         )
     return period_ms
 
@@ -225,7 +232,7 @@ def _check_period(period_ms: int, limits: LimitsConfig) -> int:
 def _check_age(age_ms: int) -> int | None:
     if age_ms > MAX_AGE_MS:
         raise InvalidArgument(
-            f"{age_ms} is beyond {MAX_AGE_MS} ms", field="open.max_action_age_ms", reason="AGE_OUT_OF_RANGE"
+            f"{age_ms} is beyond {MAX_AGE_MS} ms", field="open.max_action_age_ms", reason=Reason.AGE_OUT_OF_RANGE
         )
     return age_ms * 1_000_000 if age_ms else None
 
@@ -236,26 +243,30 @@ def _order_images(messages: Sequence[pb.Image], cameras: tuple[CameraSpec, ...])
         raise InvalidArgument(
             f"has {len(messages)} images, {len(cameras)} cameras were opened",
             field="frame.images",
-            reason="CAMERA_MISSING" if len(messages) < len(cameras) else "CAMERA_EXTRA",
+            reason=Reason.CAMERA_MISSING if len(messages) < len(cameras) else Reason.CAMERA_EXTRA,
         )
     if not any(message.camera for message in messages):
         return tuple(message.data for message in messages)
     by_name = {message.camera: message.data for message in messages}
     missing = [camera.name for camera in cameras if camera.name not in by_name]
     if missing:
-        raise InvalidArgument(f"has no image of camera {missing[0]!r}", field="frame.images", reason="CAMERA_MISSING")
+        raise InvalidArgument(
+            f"has no image of camera {missing[0]!r}", field="frame.images", reason=Reason.CAMERA_MISSING
+        )
     return tuple(by_name[camera.name] for camera in cameras)
 
 
 def _check_proprio(values: Sequence[float], names: tuple[str, ...]) -> None:
     if len(values) != len(names):
         raise InvalidArgument(
-            f"has {len(values)} values, {len(names)} names were opened", field="frame.proprio", reason="PROPRIO_COUNT"
+            f"has {len(values)} values, {len(names)} names were opened",
+            field="frame.proprio",
+            reason=Reason.PROPRIO_COUNT,
         )
     for index, value in enumerate(values):
         if not abs(value) <= MAX_PROPRIO:  # also refuses NaN
             raise InvalidArgument(
                 f"is not a finite number up to {MAX_PROPRIO:g}",
                 field=f"frame.proprio[{index}]",
-                reason="PROPRIO_NOT_FINITE" if not math.isfinite(value) else "PROPRIO_OUT_OF_RANGE",
+                reason=Reason.PROPRIO_NOT_FINITE if not math.isfinite(value) else Reason.PROPRIO_OUT_OF_RANGE,
             )

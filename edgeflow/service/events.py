@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from edgeflow.reasons import Reason
 from edgeflow.types import Command, Disposition, StageTimings
 
 
@@ -65,11 +66,11 @@ class ActionEvent:
 class End:
     """How a stream ends: a gRPC status name and a line for a person.
 
-    reason: for metrics and logs. command: what the robot is told last.
+    reason: the last HOLD's or STOP's, and for metrics and logs. command: the last one.
     """
 
     code: str
-    reason: str
+    reason: Reason
     text: str = ""
     command: Command = Command.HOLD
 

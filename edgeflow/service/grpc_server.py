@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.errors import AddressError, EdgeflowError, InvalidArgument, RequestError
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.act import act_once
 from edgeflow.service.auth import CONTROL, Caller, Guard
@@ -81,7 +82,7 @@ class ControlService:
 
     async def _act(self, request: pb.ActRequest | Unparsable, context: Context) -> pb.ActResponse:
         if isinstance(request, Unparsable):
-            raise InvalidArgument("cannot be parsed", field="message", reason="MESSAGE_UNPARSABLE")
+            raise InvalidArgument("cannot be parsed", field="message", reason=Reason.MESSAGE_UNPARSABLE)
         action, schema = await act_once(self._plane, request, self._caller(context))
         return pb.ActResponse(action=action_message(action), schema=schema_message(schema))
 

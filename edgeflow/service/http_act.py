@@ -13,6 +13,7 @@ import msgpack
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from edgeflow.errors import InvalidArgument, RequestError
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.events import ActionEvent
 from edgeflow.service.jpeg import read_jpeg
@@ -66,15 +67,19 @@ def parse_body(content_type: str, body: bytes) -> ActBody:
     elif kind in MSGPACK_TYPES:
         value = _parse_msgpack(body)
     else:
-        raise UnsupportedMedia(f"is {JSON_TYPE} or {MSGPACK_TYPES[0]}", field="content-type", reason="CONTENT_TYPE")
+        raise UnsupportedMedia(
+            f"is {JSON_TYPE} or {MSGPACK_TYPES[0]}", field="content-type", reason=Reason.CONTENT_TYPE
+        )
     if not isinstance(value, dict):
-        raise InvalidArgument("is not an object", field="body", reason="BODY_SHAPE")
+        raise InvalidArgument("is not an object", field="body", reason=Reason.BODY_SHAPE)
     try:
         return ActBody.model_validate(value)
     except ValidationError as error:
         detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
         field = ".".join(str(part) for part in detail["loc"])[:MAX_FIELD]
-        raise InvalidArgument(detail["msg"].removeprefix("Value error, "), field=field, reason="BODY_FIELD") from None
+        raise InvalidArgument(
+            detail["msg"].removeprefix("Value error, "), field=field, reason=Reason.BODY_FIELD
+        ) from None
 
 
 def act_request(body: ActBody) -> pb.ActRequest:
@@ -134,20 +139,20 @@ def _parse_json(body: bytes) -> object:
         _check_depth(text)
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidArgument("is not JSON in UTF-8", field="body", reason="BODY_UNPARSABLE") from None
+        raise InvalidArgument("is not JSON in UTF-8", field="body", reason=Reason.BODY_UNPARSABLE) from None
 
 
 def _check_depth(text: str) -> None:
     """Cheap bound before the parser recurses; brackets inside strings count too, which no honest body reaches."""
     if text.count("[") + text.count("{") > MAX_DEPTH:
-        raise InvalidArgument(f"has more than {MAX_DEPTH} brackets", field="body", reason="BODY_DEPTH")
+        raise InvalidArgument(f"has more than {MAX_DEPTH} brackets", field="body", reason=Reason.BODY_DEPTH)
 
 
 def _parse_msgpack(body: bytes) -> object:
     try:
         return msgpack.unpackb(body, max_map_len=256, max_array_len=256, max_ext_len=0)
     except (ValueError, msgpack.UnpackException, RecursionError):
-        raise InvalidArgument("is not msgpack", field="body", reason="BODY_UNPARSABLE") from None
+        raise InvalidArgument("is not msgpack", field="body", reason=Reason.BODY_UNPARSABLE) from None
 
 
 def _text(text: str, field: str) -> str:
@@ -155,7 +160,7 @@ def _text(text: str, field: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise InvalidArgument("is not valid Unicode", field=field, reason="TEXT_BAD_CHARACTER") from None
+        raise InvalidArgument("is not valid Unicode", field=field, reason=Reason.TEXT_BAD_CHARACTER) from None
     return text
 
 

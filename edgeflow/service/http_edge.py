@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeflow.config import is_loopback
 from edgeflow.errors import EdgeflowError, PermissionDenied, RequestError, Unauthenticated
+from edgeflow.reasons import Reason
 from edgeflow.service.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
@@ -120,7 +121,7 @@ class Edge:
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
             self._metrics.limit_rejections.labels("http_headers").inc()
             text = f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes"
-            raise HeadersTooLarge(text, field="headers", reason="HEADERS_TOO_LARGE")
+            raise HeadersTooLarge(text, field="headers", reason=Reason.HEADERS_TOO_LARGE)
 
     def _caller(self, scope: Scope) -> Caller:
         peer, path = (scope.get("client") or ("",))[0], scope["path"]
@@ -129,7 +130,9 @@ class Edge:
         shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         try:
             if path.startswith(ADMIN_PATH) and not self._guard.asks and not is_loopback(peer):
-                raise PermissionDenied("is for this machine only, or with a token", field="peer", reason="NOT_LOOPBACK")
+                raise PermissionDenied(
+                    "is for this machine only, or with a token", field="peer", reason=Reason.NOT_LOOPBACK
+                )
             return self._guard.check(shown, ROLES.get(path, ADMIN), peer)
         except (Unauthenticated, PermissionDenied) as error:
             self._guard.refused(path if path in ROLES else "unknown", peer, error)
@@ -137,7 +140,9 @@ class Edge:
 
     def _check_body_headers(self, headers: dict[bytes, bytes]) -> None:
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise UnsupportedEncoding("send the body as it is", field="content-encoding", reason="CONTENT_ENCODING")
+            raise UnsupportedEncoding(
+                "send the body as it is", field="content-encoding", reason=Reason.CONTENT_ENCODING
+            )
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._body_bytes:
             raise self._too_large()
@@ -158,7 +163,7 @@ class Edge:
 
     def _too_large(self) -> BodyTooLarge:
         self._metrics.limit_rejections.labels("http_body_bytes").inc()
-        return BodyTooLarge(f"has more than {self._body_bytes} bytes", field="body", reason="BODY_TOO_LARGE")
+        return BodyTooLarge(f"has more than {self._body_bytes} bytes", field="body", reason=Reason.BODY_TOO_LARGE)
 
     async def _answer(self, send: Send, error: EdgeflowError) -> None:
         field = error.field if isinstance(error, RequestError) else ""

@@ -7,6 +7,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from edgeflow.errors import InvalidArgument
+from edgeflow.reasons import Reason
 from edgeflow.service.jpeg import read_jpeg
 from edgeflow.types import CameraSpec, ImageFormat
 
@@ -16,7 +17,7 @@ Pixels = NDArray[np.uint8]
 def check_image(data: bytes, camera: CameraSpec, field: str) -> None:
     """Everything about an image that can be told without decoding it."""
     if not data:
-        raise InvalidArgument("is empty", field=field, reason="IMAGE_EMPTY")
+        raise InvalidArgument("is empty", field=field, reason=Reason.IMAGE_EMPTY)
     if camera.format is ImageFormat.RGB8:
         _check_raw(data, camera, field)
         return
@@ -25,7 +26,7 @@ def check_image(data: bytes, camera: CameraSpec, field: str) -> None:
         raise InvalidArgument(
             f"is {header.width}x{header.height}, camera {camera.name!r} was opened with {camera.width}x{camera.height}",
             field=field,
-            reason="IMAGE_WRONG_SIZE",
+            reason=Reason.IMAGE_WRONG_SIZE,
         )
 
 
@@ -37,9 +38,11 @@ def decode_jpeg(data: bytes, camera: CameraSpec, field: str) -> Pixels:
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
     except ValueError:
-        raise InvalidArgument("cannot be decoded", field=field, reason="IMAGE_UNREADABLE") from None
+        raise InvalidArgument("cannot be decoded", field=field, reason=Reason.IMAGE_UNREADABLE) from None
     if pixels.shape != (camera.height, camera.width, 3):
-        raise InvalidArgument("decodes to another size than its header says", field=field, reason="IMAGE_UNREADABLE")
+        raise InvalidArgument(
+            "decodes to another size than its header says", field=field, reason=Reason.IMAGE_UNREADABLE
+        )
     return pixels
 
 
@@ -49,5 +52,5 @@ def _check_raw(data: bytes, camera: CameraSpec, field: str) -> None:
         raise InvalidArgument(
             f"has {len(data)} bytes, {camera.width}x{camera.height} RGB has {expected}",
             field=field,
-            reason="IMAGE_WRONG_SIZE",
+            reason=Reason.IMAGE_WRONG_SIZE,
         )

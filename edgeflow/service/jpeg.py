@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from edgeflow.errors import DataLoss, InvalidArgument, RequestError
+from edgeflow.reasons import Reason
 
 MAX_SCANS = 16  # a progressive JPEG has about ten; each one more costs a pass over all coefficients
 MAX_SEGMENTS = 256
@@ -41,7 +42,7 @@ class JpegHeader:
 def read_jpeg(data: bytes, field: str, *, more: bool = False) -> JpegHeader:
     """Walk all markers to the end of the image; a RequestError names what is refused. more: bytes may follow it."""
     if not data.startswith(b"\xff\xd8\xff"):
-        raise _refuse("is not a JPEG image", field, "IMAGE_WRONG_FORMAT")
+        raise _refuse("is not a JPEG image", field, Reason.IMAGE_WRONG_FORMAT)
     return _Walk(data, field, more).run()
 
 
@@ -62,7 +63,7 @@ class _Walk:
             if marker == _END:
                 return self._finish()
             self._segment(marker)
-        raise _refuse(f"has more than {MAX_SEGMENTS} segments", self._field, "IMAGE_UNREADABLE")
+        raise _refuse(f"has more than {MAX_SEGMENTS} segments", self._field, Reason.IMAGE_UNREADABLE)
 
     def _marker(self) -> int:
         """The marker here, behind any number of fill bytes."""
@@ -78,7 +79,7 @@ class _Walk:
     def _segment(self, marker: int) -> None:
         if marker in _REFUSED:
             raise _refuse(
-                f"is a JPEG image of a kind not served: {_REFUSED[marker]}", self._field, "IMAGE_WRONG_FORMAT"
+                f"is a JPEG image of a kind not served: {_REFUSED[marker]}", self._field, Reason.IMAGE_WRONG_FORMAT
             )
         if marker in _ALONE or marker < 0xC0:
             raise self._broken(f"a marker 0x{marker:02X} between segments")
@@ -102,13 +103,13 @@ class _Walk:
             raise self._broken("a frame header of the wrong length")
         if body[0] != 8:
             text = f"has {body[0]} bits a sample, 8 are served"
-            raise _refuse(text, self._field, "IMAGE_WRONG_FORMAT")
+            raise _refuse(text, self._field, Reason.IMAGE_WRONG_FORMAT)
         if body[5] not in (1, 3):
             text = f"has {body[5]} colour components, 1 (grey) or 3 are served"
-            raise _refuse(text, self._field, "IMAGE_WRONG_FORMAT")
+            raise _refuse(text, self._field, Reason.IMAGE_WRONG_FORMAT)
         height, width = int.from_bytes(body[1:3], "big"), int.from_bytes(body[3:5], "big")
         if not width or not height:
-            raise _refuse(f"is {width}x{height}", self._field, "IMAGE_WRONG_SIZE")
+            raise _refuse(f"is {width}x{height}", self._field, Reason.IMAGE_WRONG_SIZE)
         self._size = (width, height, body[5])
 
     def _scan(self) -> None:
@@ -116,7 +117,7 @@ class _Walk:
             raise self._broken("pixels before the frame header")
         self._scans += 1
         if self._scans > MAX_SCANS:
-            raise _refuse(f"has more than {MAX_SCANS} scans", self._field, "IMAGE_WRONG_FORMAT")
+            raise _refuse(f"has more than {MAX_SCANS} scans", self._field, Reason.IMAGE_WRONG_FORMAT)
         found = _AFTER_SCAN.search(self._data, self._position)
         if found is None:
             raise _truncated(self._field)
@@ -126,7 +127,7 @@ class _Walk:
         if self._size is None or not self._scans:
             raise self._broken("no pixels")
         if not self._more and not _PADDING.fullmatch(self._data, self._position):
-            raise _refuse("has data behind the end of the image", self._field, "IMAGE_TRAILING_DATA")
+            raise _refuse("has data behind the end of the image", self._field, Reason.IMAGE_TRAILING_DATA)
         return JpegHeader(*self._size, self._scans)
 
     def _byte(self, position: int) -> int:
@@ -135,7 +136,7 @@ class _Walk:
         return self._data[position]
 
     def _broken(self, what: str) -> RequestError:
-        return _refuse(f"is not a readable JPEG image: {what}", self._field, "IMAGE_UNREADABLE")
+        return _refuse(f"is not a readable JPEG image: {what}", self._field, Reason.IMAGE_UNREADABLE)
 
 
 def _refuse(text: str, field: str, reason: str) -> InvalidArgument:
@@ -143,4 +144,4 @@ def _refuse(text: str, field: str, reason: str) -> InvalidArgument:
 
 
 def _truncated(field: str) -> DataLoss:
-    return DataLoss("is a truncated JPEG image", field=field, reason="IMAGE_TRUNCATED")
+    return DataLoss("is a truncated JPEG image", field=field, reason=Reason.IMAGE_TRUNCATED)

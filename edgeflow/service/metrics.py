@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from edgeflow import __version__
 from edgeflow.ipc.messages import Pong, WorkerReady
+from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.health import State
@@ -54,9 +55,9 @@ class Metrics:
         match event:
             case StatusEvent():
                 self.frames.labels(event.disposition.value, event.reason).inc(event.frames)
-                if event.reason == "ACTION_TOO_OLD":
+                if event.reason == Reason.ACTION_TOO_OLD:
                     self.deadline_missed.inc()
-                elif event.reason == "SUPERSEDED":
+                elif event.reason == Reason.SUPERSEDED:
                     self.superseded.inc(event.frames)
             case ActionEvent():
                 self.actions.labels(event.command.value, event.reason).inc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgeflow.errors import RETRY_AFTER_MS, ResourceExhausted
+from edgeflow.reasons import Reason
 from edgeflow.service.auth import Caller
 
 
@@ -53,7 +54,7 @@ class Places:
         return ResourceExhausted(
             f"all {self._most} sessions are taken",
             field="max_sessions",
-            reason="SESSIONS_TAKEN",
+            reason=Reason.SESSIONS_TAKEN,
             retry_after_ms=RETRY_AFTER_MS,
         )
 
@@ -63,6 +64,6 @@ class Places:
             raise ResourceExhausted(
                 f"{principal} has {most} sessions already",
                 field="limits.sessions_per_principal",
-                reason="PRINCIPAL_SESSIONS",
+                reason=Reason.PRINCIPAL_SESSIONS,
                 retry_after_ms=RETRY_AFTER_MS,
             )

@@ -21,6 +21,7 @@ from edgeflow.ipc.messages import (
     SessionRefused,
     WorkerReady,
 )
+from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.admission import Admission, SessionPlan
 from edgeflow.service.auth import Caller
@@ -132,7 +133,7 @@ class ControlPlane:
         session = runner.session
         if self._runners.pop(session.number, None) is None:
             return
-        session.end(End("CANCELLED", "client_gone"))
+        session.end(End("CANCELLED", Reason.CLIENT_GONE))
         while runner.take_events():
             pass
         self._port.send(CloseSession(session.number))
@@ -140,7 +141,7 @@ class ControlPlane:
         self._places.leave(session.number)
         if not self._runners:
             self._all_closed.set()
-        reason = session.ended.reason if session.ended else ""
+        reason = session.ended.reason.label if session.ended else ""
         self._metrics.sessions.set(len(self._runners))
         self._metrics.sessions_closed.labels(reason).inc()
         self._log.event("session_closed", session=session.number, epoch=session.epoch, reason=reason)
@@ -224,7 +225,7 @@ class ControlPlane:
         if self._runners:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._all_closed.wait(), timeout_ms / 1000)
-        self.end_all(End("UNAVAILABLE", "draining", "the service is stopping"))
+        self.end_all(End("UNAVAILABLE", Reason.DRAINING, "the service is stopping"))
 
     def end_all(self, end: End) -> None:
         """End every session at once."""
@@ -237,12 +238,12 @@ class ControlPlane:
         for number, caller in self._places:
             runner = self._runners.get(number)
             if runner is not None and not stays(caller):
-                runner.session.end(End("UNAUTHENTICATED", "revoked", "the token does not allow this any more"))
+                runner.session.end(End("UNAUTHENTICATED", Reason.REVOKED, "the token does not allow this any more"))
                 runner.pump()
 
     def fault(self) -> None:
         """No worker will come any more: STOP."""
-        self.end_all(End("UNAVAILABLE", "fault", "no worker can be started", Command.STOP))
+        self.end_all(End("UNAVAILABLE", Reason.FAULT, "no worker can be started", Command.STOP))
 
     async def _replan(self) -> None:
         """Pass times drifted: tell the forecasts, and give sessions of mode auto the depth that suits now."""
@@ -306,7 +307,7 @@ class ControlPlane:
 
     def _check_open(self) -> None:
         if self._draining:
-            raise Unavailable("the service is stopping", reason="DRAINING")
+            raise Unavailable("the service is stopping", reason=Reason.DRAINING)
         if self.worker is None or not self._health.ready:
             raise _no_worker()
 
@@ -345,12 +346,12 @@ class ControlPlane:
         if future is not None and not future.done():
             future.set_exception(error_of_code(message.code, message.text, message.reason, message.field))
         elif runner is not None:
-            runner.session.end(End(message.code, "not_reopened", message.text))
+            runner.session.end(End(message.code, Reason.NOT_REOPENED, message.text))
             runner.pump()
 
 
 def _no_worker() -> Unavailable:
-    return Unavailable("no worker is ready", reason="NO_WORKER", retry_after_ms=RETRY_AFTER_MS)
+    return Unavailable("no worker is ready", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)
 
 
 def _rules(config: ServiceConfig) -> SessionRules:

@@ -12,6 +12,7 @@ from edgeflow.clock import Clock
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError
 from edgeflow.ipc.messages import ChangeDepth, Message, OpenSession, Payload
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.admission import SessionPlan
 from edgeflow.service.codec import Unparsable, check_frame, check_text, decode_frame, refuse_unknown_fields
@@ -66,7 +67,7 @@ class SessionRunner:
         if self.session.ended is not None:
             return
         if isinstance(message, Unparsable):
-            self._refuse(0, InvalidArgument("cannot be parsed", field="message", reason="MESSAGE_UNPARSABLE"))
+            self._refuse(0, InvalidArgument("cannot be parsed", field="message", reason=Reason.MESSAGE_UNPARSABLE))
             return
         match message.WhichOneof("kind"):
             case "frame":
@@ -74,12 +75,12 @@ class SessionRunner:
             case "reset":
                 self._reset(message.reset)
             case "close":
-                self.session.end(End("OK", "client_closed"))
+                self.session.end(End("OK", Reason.CLIENT_CLOSED))
             case "open":
-                error = AlreadyExists("this stream has its session", field="open", reason="SESSION_OPEN")
+                error = AlreadyExists("this stream has its session", field="open", reason=Reason.SESSION_OPEN)
                 self.session.reject_message(error, self._clock.now_ns())
             case _:
-                self._refuse(0, InvalidArgument("has no content", field="message", reason="MESSAGE_EMPTY"))
+                self._refuse(0, InvalidArgument("has no content", field="message", reason=Reason.MESSAGE_EMPTY))
         self.pump()
 
     def receive_frame(self, frame: pb.Frame, envelope: pb.ClientMessage | pb.ActRequest) -> None:

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 
 from edgeflow.errors import RequestError
 from edgeflow.ipc.messages import (
-    INSTRUCTION_TOO_LONG,
     CloseSession,
     FrameDropped,
     FrameResult,
@@ -37,6 +36,7 @@ from edgeflow.ipc.messages import (
     ResetSession,
     SubmitFrame,
 )
+from edgeflow.reasons import Reason
 from edgeflow.service.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.gate import within_limits
 from edgeflow.service.ordering import FrameOrder, RateGauge, RollingCount
@@ -47,7 +47,7 @@ from edgeflow.service.underway import UnderWay
 from edgeflow.types import ActionSchema, Command, Disposition, StageTimings
 
 PERIODS_SILENT = 5
-RESTARTING = ("UNAVAILABLE", "WORKER_RESTARTING", "the worker is restarting")
+RESTARTING = ("UNAVAILABLE", Reason.WORKER_RESTARTING, "the worker is restarting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Session:
         self._outbox.note(StatusEvent(seq, rejected, error.code, error.reason, error.text, field=error.field))
         if self._refusals.exceeded(now_ns):
             limit = self._rules.rejected_frames
-            self.end(End("ABORTED", "too_many_rejected", f"more than {limit} refused frames in 10 s"))
+            self.end(End("ABORTED", Reason.TOO_MANY_REJECTED, f"more than {limit} refused frames in 10 s"))
 
     def offer(self, frame: CheckedFrame, now_ns: int) -> None:
         """An admitted frame whose header is good; the newest waits for the decoder."""
@@ -114,13 +114,13 @@ class Session:
         if self._guard.fault:
             refused = Disposition.REJECTED
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
-            self._outbox.note(StatusEvent(frame.seq, refused, "FAILED_PRECONDITION", "FAULT", text))
+            self._outbox.note(StatusEvent(frame.seq, refused, "FAILED_PRECONDITION", Reason.FAULT, text))
             return
         if frame.instruction is not None and frame.instruction != self.instruction:
             self.reset(frame.instruction)
         track = Track(frame, self.epoch, now_ns, self._rate.over(now_ns))
         if self._draining or self._input_ended:
-            self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", "DRAINING", "the service is stopping")
+            self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", Reason.DRAINING, "the service is stopping")
         elif self._ring is Ring.LOST:
             self._frames.leave(track, Disposition.DROPPED, *RESTARTING)
         else:
@@ -135,7 +135,7 @@ class Session:
         self.instruction = instruction or self.instruction
         self.epoch += 1
         text = "the instruction or episode changed while this frame was under way"
-        self._frames.drop_all("ABORTED", "EPOCH_CHANGED", text)
+        self._frames.drop_all("ABORTED", Reason.EPOCH_CHANGED, text)
         if self._ring in (Ring.HELD, Ring.ASKED):
             self.commands.append(ResetSession(self.number, self.epoch))
         self._outbox.note(NoticeEvent("epoch", self.epoch, text="a new instruction or episode"))
@@ -189,8 +189,8 @@ class Session:
         self._proven_instruction = self.instruction
         if not message.valid or not within_limits(message.values, self.schema):
             text = "the policy's output was not finite or outside the action limits"
-            self._frames.leave(track, Disposition.DROPPED, "INTERNAL", "POLICY_OUTPUT_INVALID", text)
-            self.hold("POLICY_OUTPUT_INVALID")
+            self._frames.leave(track, Disposition.DROPPED, "INTERNAL", Reason.POLICY_OUTPUT_INVALID, text)
+            self.hold(Reason.POLICY_OUTPUT_INVALID)
             if self._guard.refused():
                 self._fault()
         else:
@@ -213,7 +213,7 @@ class Session:
             self._frames.supersede(track)
         else:
             self._frames.leave(track, disposition, message.code, message.reason, message.text)
-        if message.reason == INSTRUCTION_TOO_LONG and self.instruction != self._proven_instruction:
+        if message.reason == Reason.INSTRUCTION_TOO_LONG and self.instruction != self._proven_instruction:
             self.reset(self._proven_instruction)
         self._finish_if_idle()
 
@@ -224,9 +224,9 @@ class Session:
         self._ring, self._lost = Ring.FREED if self.parked else Ring.LOST, True
         self.commands.clear()
         text = "the worker process was lost and is being replaced"
-        self._frames.drop_all("UNAVAILABLE", "WORKER_LOST", text)
+        self._frames.drop_all("UNAVAILABLE", Reason.WORKER_LOST, text)
         self._outbox.note(NoticeEvent("worker_lost", self.epoch, "UNAVAILABLE", text))
-        self.hold("WORKER_LOST")
+        self.hold(Reason.WORKER_LOST)
         self._finish_if_idle()
 
     @property
@@ -270,13 +270,13 @@ class Session:
             return
         silence_ns = now_ns - self._heard_ns
         if now_ns - self._opened_ns > self._rules.session_age_ns:
-            self.end(End("DEADLINE_EXCEEDED", "session_age", "the session reached its longest life"))
+            self.end(End("DEADLINE_EXCEEDED", Reason.SESSION_AGE, "the session reached its longest life"))
         elif silence_ns > self._rules.silent_end_ns:
             seconds = self._rules.silent_end_ns / 1e9
-            self.end(End("DEADLINE_EXCEEDED", "silent", f"no frame for {seconds:g} s"))
+            self.end(End("DEADLINE_EXCEEDED", Reason.SILENT, f"no frame for {seconds:g} s"))
         elif silence_ns > self._hold_after_ns and not self._silent and not self._input_ended:
             self._silent = True
-            self.hold("INGRESS_SILENT")
+            self.hold(Reason.INGRESS_SILENT)
         elif silence_ns > self._free_after_ns and self._ring is Ring.HELD and not self._frames:
             self._ring = Ring.FREED
             self.commands.append(CloseSession(self.number))
@@ -300,16 +300,16 @@ class Session:
             return
         self._draining = True
         self._outbox.note(NoticeEvent("drain", self.epoch, "UNAVAILABLE", "the service is stopping", deadline_ms))
-        self._frames.drop_unsent("UNAVAILABLE", "DRAINING", "the service is stopping")
+        self._frames.drop_unsent("UNAVAILABLE", Reason.DRAINING, "the service is stopping")
         self._finish_if_idle()
 
     def end(self, end: End) -> None:
         """Over: every frame under way leaves. The first end counts."""
         if self.ended is None:
             code = "CANCELLED" if end.code == "OK" else end.code
-            self._frames.drop_all(code, "SESSION_CLOSED", "the session ended")
+            self._frames.drop_all(code, Reason.SESSION_CLOSED, "the session ended")
             if end.code != "OK":
-                self.hold(end.reason.upper(), end.command)
+                self.hold(end.reason, end.command)
             self.ended = end
 
     # What the robot is told.
@@ -334,20 +334,20 @@ class Session:
         if ready is not None and limit_ns is not None and now_ns - ready.track.received_ns > limit_ns:
             self._frames.take_ready()
             text = f"the action took longer than {limit_ns // 1_000_000} ms"
-            self._frames.leave(ready.track, Disposition.DROPPED, "DEADLINE_EXCEEDED", "ACTION_TOO_OLD", text)
-            self.hold("ACTION_TOO_OLD")
+            self._frames.leave(ready.track, Disposition.DROPPED, "DEADLINE_EXCEEDED", Reason.ACTION_TOO_OLD, text)
+            self.hold(Reason.ACTION_TOO_OLD)
 
     def _fault(self) -> None:
         text = f"{INVALID_IN_A_ROW} invalid outputs in a row"
-        self._frames.drop_all("INTERNAL", "FAULT", text)
+        self._frames.drop_all("INTERNAL", Reason.FAULT, text)
         self._outbox.note(NoticeEvent("fault", self.epoch, "INTERNAL", f"{text}: the robot must reset"))
-        self.hold("FAULT", Command.STOP)
+        self.hold(Reason.FAULT, Command.STOP)
 
     def _finish_if_idle(self) -> None:
         """While stopping: the end comes when nothing is under way any more."""
         if self._frames or self.ended is not None:
             return
         if self._draining:
-            self.end(End("UNAVAILABLE", "draining", "the service is stopping"))
+            self.end(End("UNAVAILABLE", Reason.DRAINING, "the service is stopping"))
         elif self._input_ended:
-            self.end(End("OK", "client_closed"))
+            self.end(End("OK", Reason.CLIENT_CLOSED))

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from edgeflow.errors import Aborted, DeadlineExceeded, FailedPrecondition, InvalidArgument
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.auth import Caller
 from edgeflow.service.codec import Unparsable, check_open, refuse_unknown_fields
@@ -50,7 +51,7 @@ class StreamCall:
             self._plane.close(runner)
         end = runner.session.ended
         if end is not None and end.code != "OK":
-            raise error_of_code(end.code, end.text, end.reason)
+            raise error_of_code(end.code, end.text, end.reason.label)
 
     async def _first_open(self) -> OpenRequest | None:
         """Open comes first; what comes before it is refused in band. None when the robot left."""
@@ -64,7 +65,7 @@ class StreamCall:
                 refuse_unknown_fields(message, "message")
                 return check_open(message.open, config.alias, config.limits)
             if refusals.exceeded(time.monotonic_ns()):
-                raise Aborted("too many messages before Open", reason="NOT_OPEN")
+                raise Aborted("too many messages before Open", reason=Reason.NOT_OPEN)
             await self._send(server_message(_refused_before_open(message)))
 
     async def _read_before_open(self) -> Any:
@@ -72,7 +73,7 @@ class StreamCall:
         try:
             return await asyncio.wait_for(self._context.read(), timeout_s)
         except asyncio.TimeoutError:
-            raise DeadlineExceeded(f"no Open within {timeout_s:g} s", reason="NOT_OPEN") from None
+            raise DeadlineExceeded(f"no Open within {timeout_s:g} s", reason=Reason.NOT_OPEN) from None
 
     def _opened(self, runner: SessionRunner) -> pb.ServerMessage:
         session, worker = runner.session, self._plane.worker
@@ -127,16 +128,16 @@ class StreamCall:
         if self._runner is not None:
             seconds = self._timing.slow_reader_ms / 1000
             text = f"answers were not read for {seconds:g} s"
-            self._runner.session.end(End("RESOURCE_EXHAUSTED", "slow_reader", text))
+            self._runner.session.end(End("RESOURCE_EXHAUSTED", Reason.SLOW_READER, text))
             self._plane.close(self._runner)
             self._metrics.watchdog_fired.labels("slow_reader").inc()
 
 
 def _refused_before_open(message: pb.ClientMessage | Unparsable) -> Event:
     if isinstance(message, Unparsable):
-        broken = InvalidArgument("cannot be parsed", field="message", reason="MESSAGE_UNPARSABLE")
+        broken = InvalidArgument("cannot be parsed", field="message", reason=Reason.MESSAGE_UNPARSABLE)
         return StatusEvent(0, Disposition.REJECTED, broken.code, broken.reason, broken.text)
-    early = FailedPrecondition("Open comes first", reason="NOT_OPEN")
+    early = FailedPrecondition("Open comes first", reason=Reason.NOT_OPEN)
     if message.WhichOneof("kind") == "frame":
         return StatusEvent(message.frame.seq, Disposition.REJECTED, early.code, early.reason, early.text)
     return NoticeEvent("rejected", 0, early.code, early.text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgeflow.ipc.messages import Payload
+from edgeflow.reasons import Reason
 from edgeflow.service.events import StatusEvent
 from edgeflow.service.outbox import Outbox
 from edgeflow.service.requests import CheckedFrame
@@ -90,9 +91,9 @@ class UnderWay:
             return
         if track.over_rate:
             text = "above the permitted frame rate, and a newer frame came"
-            self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", "RATE_EXCEEDED", text)
+            self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
             return
-        self.leave(track, Disposition.SUPERSEDED, "", "SUPERSEDED", "a newer frame came first")
+        self.leave(track, Disposition.SUPERSEDED, "", Reason.SUPERSEDED, "a newer frame came first")
 
     def drop_unsent(self, code: str, reason: str, text: str) -> None:
         """Those that the worker has not seen leave."""

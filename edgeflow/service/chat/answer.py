@@ -10,6 +10,7 @@ from typing import Any
 from edgeflow.clock import Clock
 from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.messages import ChatDone, ChatReady, ChatStart, ChatToken
+from edgeflow.reasons import Reason
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import Call, CallReader, Found
 from edgeflow.service.chat.desk import ChatDesk, Turn
@@ -46,10 +47,10 @@ def start_message(
     usual, most = config_tokens
     asked = body.length or min(usual, most)
     if asked > most:
-        raise InvalidArgument(f"the limit is {most}", field="max_tokens", reason="MAX_TOKENS")
+        raise InvalidArgument(f"the limit is {most}", field="max_tokens", reason=Reason.MAX_TOKENS)
     if len(prompt.ids) > ready.capacity:
         text = f"{len(prompt.ids)} tokens, at most {ready.capacity} fit the slot"
-        raise InvalidArgument(text, field="prompt", reason="CONTEXT_LENGTH_EXCEEDED")
+        raise InvalidArgument(text, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
     defaults = dict(zip(("temperature", "top_p", "min_p", "repetition_penalty"), ready.sampling, strict=True))
     chosen = {name: value if (value := getattr(body, name)) is not None else defaults[name] for name in defaults}
     return ChatStart(

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from edgeflow.errors import InvalidArgument
+from edgeflow.reasons import Reason
 from edgeflow.service.chat.schemas import call_schema, format_schema
 from edgeflow.service.chat.turns import MAX_TOOLS, Body, Message, NamedTool, ResponseFormat, Tool
 
@@ -148,13 +149,13 @@ Kind = TypeVar("Kind", bound=BaseModel)
 def parse(kind: type[Kind], content_type: str, data: bytes) -> Kind:
     """The checked body; InvalidArgument names the field."""
     if content_type.partition(";")[0].strip().lower() != "application/json":
-        raise InvalidArgument("is application/json", field="content-type", reason="CONTENT_TYPE")
+        raise InvalidArgument("is application/json", field="content-type", reason=Reason.CONTENT_TYPE)
     try:
         values = json.loads(_bounded(data).decode("utf-8"))
     except (ValueError, RecursionError):
-        raise InvalidArgument("is not JSON in UTF-8", field="body", reason="BODY_UNPARSABLE") from None
+        raise InvalidArgument("is not JSON in UTF-8", field="body", reason=Reason.BODY_UNPARSABLE) from None
     if not isinstance(values, dict):
-        raise InvalidArgument("is not an object", field="body", reason="BODY_SHAPE")
+        raise InvalidArgument("is not an object", field="body", reason=Reason.BODY_SHAPE)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -172,7 +173,7 @@ def _told(error: ValidationError, values: Any) -> InvalidArgument:
         place.append(detail["ctx"]["discriminator"].strip("'"))
         message = f"is one of {detail['ctx'].get('expected_tags', 'the known kinds')}"
     field = ".".join(place)[:MAX_FIELD].encode("ascii", "replace").decode()
-    return InvalidArgument(message, field=field, reason="BODY_FIELD")
+    return InvalidArgument(message, field=field, reason=Reason.BODY_FIELD)
 
 
 def _place(loc: Sequence[str | int], value: Any) -> list[str]:
@@ -204,9 +205,9 @@ def _bounded(data: bytes) -> bytes:
     for bracket in brackets:
         depth += 1 if bracket in b"[{" else -1
         if depth > MAX_DEPTH:
-            raise InvalidArgument(f"is nested deeper than {MAX_DEPTH}", field="body", reason="BODY_DEPTH")
+            raise InvalidArgument(f"is nested deeper than {MAX_DEPTH}", field="body", reason=Reason.BODY_DEPTH)
     return data
 
 
 def _too_many() -> InvalidArgument:
-    return InvalidArgument(f"holds more than {MAX_VALUES} values", field="body", reason="BODY_VALUES")
+    return InvalidArgument(f"holds more than {MAX_VALUES} values", field="body", reason=Reason.BODY_VALUES)

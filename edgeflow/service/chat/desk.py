@@ -34,6 +34,7 @@ from edgeflow.ipc.messages import (
     PrefixSet,
     SetPrefix,
 )
+from edgeflow.reasons import Reason
 from edgeflow.service.auth import Caller
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.log import EventLog
@@ -122,7 +123,7 @@ class ChatDesk:
         self._draining = True
         for waiting in self._waiting:
             if not waiting.turn.done():
-                waiting.turn.set_exception(Unavailable("the service is stopping", reason="DRAINING"))
+                waiting.turn.set_exception(Unavailable("the service is stopping", reason=Reason.DRAINING))
 
     def end_callers(self, stays: Callable[[Caller], bool]) -> None:
         """What those ask whose token was revoked or has expired ends here."""
@@ -138,7 +139,7 @@ class ChatDesk:
         if self._busy:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_ms / 1000)
-        self._fail(Unavailable("the service is stopping", reason="DRAINING"))
+        self._fail(Unavailable("the service is stopping", reason=Reason.DRAINING))
 
     @property
     def summary(self) -> str:
@@ -155,7 +156,7 @@ class ChatDesk:
     def check(self) -> ChatReady:
         """The model that answers now; Unavailable while there is none."""
         if self._draining:
-            raise Unavailable("the service is stopping", reason="DRAINING")
+            raise Unavailable("the service is stopping", reason=Reason.DRAINING)
         if self.ready is None:
             raise _no_worker()
         return self.ready
@@ -206,7 +207,7 @@ class ChatDesk:
 
     async def _answers(self, ticket: _Ticket, started_ns: int) -> AsyncIterator[Answer]:
         limit_s = self.config.request_s
-        late = DeadlineExceeded(f"the answer took longer than {limit_s:g} s", reason="CHAT_TIMEOUT")
+        late = DeadlineExceeded(f"the answer took longer than {limit_s:g} s", reason=Reason.CHAT_TIMEOUT)
         left_s = limit_s - (self._clock.now_ns() - started_ns) / 1e9
         timer = asyncio.get_running_loop().call_later(max(left_s, 0), ticket.answers.put_nowait, late)
         try:
@@ -232,7 +233,7 @@ class ChatDesk:
             self._metrics.chat_running.set(1)
             return
         if len(self._waiting) >= self.config.queue:
-            raise self._full(f"{self.config.queue} requests wait already", "QUEUE_FULL")
+            raise self._full(f"{self.config.queue} requests wait already", Reason.QUEUE_FULL)
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         late = loop.call_later(self.config.queue_ms / 1000, self._too_late, turn)
@@ -253,7 +254,7 @@ class ChatDesk:
 
     def _too_late(self, turn: asyncio.Future[None]) -> None:
         if not turn.done():
-            turn.set_exception(self._full(f"no turn within {self.config.queue_ms} ms", "QUEUE_TIMEOUT"))
+            turn.set_exception(self._full(f"no turn within {self.config.queue_ms} ms", Reason.QUEUE_TIMEOUT))
 
     def _pass_on(self) -> None:
         """The turn goes to whoever waited longest."""
@@ -291,8 +292,8 @@ def _settle(change: asyncio.Future[None], answer: object) -> None:
 
 
 def _revoked() -> Unauthenticated:
-    return Unauthenticated("the token does not allow this any more", field="authorization", reason="REVOKED")
+    return Unauthenticated("the token does not allow this any more", field="authorization", reason=Reason.REVOKED)
 
 
 def _no_worker() -> Unavailable:
-    return Unavailable("no chat model is ready", reason="NO_WORKER", retry_after_ms=RETRY_AFTER_MS)
+    return Unavailable("no chat model is ready", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)

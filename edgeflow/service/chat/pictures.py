@@ -13,6 +13,7 @@ from PIL import Image
 
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import InvalidArgument
+from edgeflow.reasons import Reason
 from edgeflow.service.jpeg import read_jpeg
 
 _FORMATS = {"data:image/jpeg;base64": "JPEG", "data:image/jpg;base64": "JPEG", "data:image/png;base64": "PNG"}
@@ -24,19 +25,19 @@ def read_picture(url: str, field: str, limits: LimitsConfig) -> NDArray[np.uint8
     kind = _FORMATS.get(head.lower())
     if kind is None:
         raise InvalidArgument(
-            "is a data: URL of a JPEG or PNG in base64; nothing is fetched", field=field, reason="IMAGE_URL"
+            "is a data: URL of a JPEG or PNG in base64; nothing is fetched", field=field, reason=Reason.IMAGE_URL
         )
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidArgument("is not base64", field=field, reason="IMAGE_BASE64") from None
+        raise InvalidArgument("is not base64", field=field, reason=Reason.IMAGE_BASE64) from None
     width, height = _jpeg_size(data, field) if kind == "JPEG" else _png_size(data, field)
     if width * height > limits.image_pixels:
         text = f"is {width}x{height}, the limit is {limits.image_pixels} pixels"
-        raise InvalidArgument(text, field=field, reason="IMAGE_TOO_LARGE")
+        raise InvalidArgument(text, field=field, reason=Reason.IMAGE_TOO_LARGE)
     if max(width, height) > limits.image_side:
         text = f"is {width}x{height}, the limit of a side is {limits.image_side} pixels"
-        raise InvalidArgument(text, field=field, reason="IMAGE_TOO_LARGE")
+        raise InvalidArgument(text, field=field, reason=Reason.IMAGE_TOO_LARGE)
     try:
         return np.array(Image.open(io.BytesIO(data), formats=[kind]).convert("RGB"))
     except Exception:  # the library raises anything on files that are broken in the middle
@@ -58,4 +59,4 @@ def _png_size(data: bytes, field: str) -> tuple[int, int]:
 
 
 def _broken(kind: str, field: str) -> InvalidArgument:
-    return InvalidArgument(f"is not a readable {kind}", field=field, reason="IMAGE_BROKEN")
+    return InvalidArgument(f"is not a readable {kind}", field=field, reason=Reason.IMAGE_BROKEN)

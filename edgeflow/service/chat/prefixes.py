@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from edgeflow.config import ChatMessage, ChatSlot
 from edgeflow.errors import InvalidArgument, NotFound
+from edgeflow.reasons import Reason
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.body import MAX_MESSAGES, parse
 from edgeflow.service.chat.routes import ChatFront
@@ -55,7 +56,7 @@ def add_prefixes(app: FastAPI, front: ChatFront) -> None:
         if len(ids) >= capacity:
             field = "messages" if body.messages else "text"
             why = f"has {len(ids)} tokens, the limit is {capacity - 1}"
-            raise InvalidArgument(why, field=field, reason="CONTEXT_LENGTH_EXCEEDED")
+            raise InvalidArgument(why, field=field, reason=Reason.CONTEXT_LENGTH_EXCEEDED)
         return await _changed(front, slot, changed, ids)
 
     @app.delete(f"{PREFIXES}/{{slot}}", responses=shapes.FAILURES)

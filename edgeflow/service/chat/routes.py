@@ -18,6 +18,7 @@ from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import EdgeflowError, Unavailable
 from edgeflow.ipc.messages import ChatDone, ChatStart
+from edgeflow.reasons import Reason
 from edgeflow.service.auth import Caller
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage
@@ -69,7 +70,7 @@ class ChatFront:
     def loaded(self) -> ChatText:
         """The text half; Unavailable where there is no chat model."""
         if self.text is None:
-            raise Unavailable("no chat model is configured", reason="NO_CHAT")
+            raise Unavailable("no chat model is configured", reason=Reason.NO_CHAT)
         return self.text
 
     async def ask(self, body: ChatBody | CompletionBody, request_id: str, caller: Caller) -> _Asked:

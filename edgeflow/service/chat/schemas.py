@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgeflow.errors import InvalidArgument
+from edgeflow.reasons import Reason
 from edgeflow.service.chat.turns import ResponseFormat, Schema, SchemaFormat, Tool
 
 MAX_SCHEMA_BYTES = 64 << 10
@@ -53,7 +54,7 @@ def checked(schema: Schema, field: str) -> str:
     """
     text = json.dumps(schema, separators=(",", ":"))
     if len(text) > MAX_SCHEMA_BYTES:
-        raise InvalidArgument(f"has more than {MAX_SCHEMA_BYTES} bytes", field=field, reason="SCHEMA_TOO_LARGE")
+        raise InvalidArgument(f"has more than {MAX_SCHEMA_BYTES} bytes", field=field, reason=Reason.SCHEMA_TOO_LARGE)
     _check(schema, field)
     return text
 
@@ -66,9 +67,11 @@ def _check(schema: Any, field: str) -> None:
         return
     for key, value in schema.items():
         if key in _REFUSED:
-            raise InvalidArgument(f"{key} is not served", field=field, reason="SCHEMA_KEYWORD")
+            raise InvalidArgument(f"{key} is not served", field=field, reason=Reason.SCHEMA_KEYWORD)
         if key in ("$ref", "$dynamicRef") and not (isinstance(value, str) and _REFERENCE.fullmatch(value)):
-            raise InvalidArgument("$ref must name a definition of the schema", field=field, reason="SCHEMA_REFERENCE")
+            raise InvalidArgument(
+                "$ref must name a definition of the schema", field=field, reason=Reason.SCHEMA_REFERENCE
+            )
         if key in _OF_NAMES and isinstance(value, dict):
             _check(list(value.values()), field)
         elif key not in _DATA:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgeflow.config import ChatConfig, ChatSlot, LimitsConfig
 from edgeflow.errors import InvalidArgument, NotFound
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES
+from edgeflow.reasons import Reason
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import BEGIN
 from edgeflow.service.chat.pictures import read_picture
@@ -118,7 +119,7 @@ class ChatText:
         """A text that cannot fit is refused before it is cut into tokens, which takes time."""
         if len(text) > self._most:
             why = f"{len(text)} characters, at most {self._most} are read for a slot of this size"
-            raise InvalidArgument(why, field="prompt", reason="CONTEXT_LENGTH_EXCEEDED")
+            raise InvalidArgument(why, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
         return self.tokenizer.encode(text, special=special)
 
     def _plain(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], tuple[NDArray[np.uint8], ...]]:
@@ -139,10 +140,12 @@ class ChatText:
         if isinstance(part, TextPart):
             return {"type": "text", "text": part.text}
         if len(pictures) == MAX_IMAGES:
-            raise InvalidArgument(f"the limit is {MAX_IMAGES} images", field=field, reason="IMAGES_TOO_MANY")
+            raise InvalidArgument(f"the limit is {MAX_IMAGES} images", field=field, reason=Reason.IMAGES_TOO_MANY)
         pictures.append(read_picture(part.image_url.url, f"{field}.image_url.url", self._limits))
         if sum(picture.nbytes for picture in pictures) > MAX_PAYLOAD_BYTES:
-            raise InvalidArgument("the images have too many pixels together", field=field, reason="IMAGES_TOO_LARGE")
+            raise InvalidArgument(
+                "the images have too many pixels together", field=field, reason=Reason.IMAGES_TOO_LARGE
+            )
         return {"type": "image"}
 
 
