@@ -28,7 +28,7 @@ class Target:
     values: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Action:
     """One action; values `[K]` in the schema's units.
 

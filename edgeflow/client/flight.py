@@ -14,7 +14,7 @@ MAX_IN_FLIGHT = 512  # a frame that the service never disposes of must not stay 
 AGES_KEPT = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """A snapshot. Every frame offered is in flight or has exactly one disposition.
 

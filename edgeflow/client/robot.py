@@ -69,7 +69,14 @@ class RobotClient:
         credentials: Credentials | None = None,
     ) -> None:
         self._settings = SessionSettings(
-            tuple(cameras), control_period_s, mode, max_action_age_s, model, tuple(proprio_names), unnorm_key, depth
+            cameras=tuple(cameras),
+            control_period_s=control_period_s,
+            mode=mode,
+            max_action_age_s=max_action_age_s,
+            model=model,
+            proprio_names=tuple(proprio_names),
+            unnorm_key=unnorm_key,
+            depth=depth,
         )
         self._address = address
         self._on_action = on_action

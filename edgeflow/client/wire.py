@@ -25,7 +25,7 @@ _MODES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
     """What a robot opens a session with; mode None = the service's default, max_action_age_s None = no limit.
 
@@ -42,7 +42,7 @@ class SessionSettings:
     depth: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """What the service agreed to. action_tokens: K. valid_for_s: how long an action may be executed.
 
@@ -97,16 +97,16 @@ def opened_of(message: pb.Opened) -> Opened:
     except (ValueError, KeyError) as error:
         raise FailedPrecondition(f"the service's answer is not understood: {error}", field="opened") from None
     return Opened(
-        message.session,
-        message.epoch,
-        schema,
-        message.action_tokens,
-        mode,
-        message.model,
-        message.valid_for_ms / 1000,
-        message.depth,
-        message.predicted_fps,
-        message.predicted_age_ms / 1000,
+        session=message.session,
+        epoch=message.epoch,
+        schema=schema,
+        action_tokens=message.action_tokens,
+        mode=mode,
+        model=message.model,
+        valid_for_s=message.valid_for_ms / 1000,
+        depth=message.depth,
+        predicted_fps=message.predicted_fps,
+        predicted_age_s=message.predicted_age_ms / 1000,
     )
 
 

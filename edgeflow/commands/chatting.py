@@ -28,7 +28,9 @@ def chat(
     if path is None:
         raise CheckpointError("model: the embedded chat model is not installed: name a checkpoint with --model")
     with Console(stderr=True).status("loading"):
-        conversation = open_conversation(path, device, capacity, max_tokens, temperature, system)
+        conversation = open_conversation(
+            path, device, capacity=capacity, max_tokens=max_tokens, temperature=temperature, system=system
+        )
     prompt = "> " if sys.stdin.isatty() else ""
     converse(conversation, lambda: input(prompt), lambda text: print(text, end="", flush=True))
 

@@ -83,7 +83,7 @@ def ops(
     """Which implementation serves each operator of a model on a device, and why."""
     from edgeflow.bench.ops_command import ops_command
 
-    ops_command(model, hardware, dtype, rows, overlay, weights, as_json=as_json)
+    ops_command(model, hardware, dtype, rows=rows, overlay=overlay, weights=weights, as_json=as_json)
 
 
 def tune(
@@ -100,7 +100,18 @@ def tune(
     """Find the fastest correct implementation of each operator on this machine and write them as an overlay."""
     from edgeflow.bench.ops_command import tune_command
 
-    raise typer.Exit(tune_command(model, device, dtype, rows, out, samples, regress, weights, as_json=as_json))
+    code = tune_command(
+        model,
+        device,
+        dtype,
+        rows=rows,
+        out=out,
+        samples=samples,
+        again=regress,
+        weights=weights,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
 
 
 def doctor(as_json: Json = False) -> None:

@@ -39,15 +39,15 @@ def eval_demo(
     if Mode.AUTO in mode or (Mode.DEPTH in mode) != (depth > 0):
         raise ConfigError("mode: eval-demo takes serial, pipelined, and depth together with --depth")
     plan = EvaluationPlan(
-        episodes,
-        mode,
-        choices[anchored],
-        [each / 100 for each in speed],
-        profile,
-        range(seeds),
-        1 / frame_hz,
-        model,
-        depth,
+        episodes=episodes,
+        modes=mode,
+        anchored=choices[anchored],
+        speeds=[each / 100 for each in speed],
+        profiles=profile,
+        seeds=range(seeds),
+        period_s=1 / frame_hz,
+        model=model,
+        depth=depth,
     )
     eval_command(plan, out, as_json=as_json)
 

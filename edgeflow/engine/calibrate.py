@@ -38,7 +38,15 @@ class _Driver:
 
     def open(self, sessions: int, depth: int) -> None:
         for session in range(sessions):
-            self._worker.inbox.put(OpenSession(session, 1, depth, self._engine.policy.unnorm_keys[0], self._text))
+            self._worker.inbox.put(
+                OpenSession(
+                    session=session,
+                    epoch=1,
+                    depth=depth,
+                    unnorm_key=self._engine.policy.unnorm_keys[0],
+                    instruction=self._text,
+                )
+            )
 
     def close(self, sessions: int) -> None:
         for session in range(sessions):
@@ -48,7 +56,17 @@ class _Driver:
     def offer(self, sessions: int) -> None:
         self._seq += 1
         for session in range(sessions):
-            self._worker.inbox.put(SubmitFrame(session, 1, self._seq, CAMERA, CAMERA, self._text, self._payload))
+            self._worker.inbox.put(
+                SubmitFrame(
+                    session=session,
+                    epoch=1,
+                    seq=self._seq,
+                    height=CAMERA,
+                    width=CAMERA,
+                    instruction=self._text,
+                    payload=self._payload,
+                )
+            )
 
     def step(self) -> bool:
         busy = self._worker.step()

@@ -215,12 +215,12 @@ class ChatPlane:
         first_ns = request.first_token_ns or now_ns
         self._publish(
             ChatDone(
-                request.message.request,
-                reason,
-                request.prompt_tokens,
-                len(request.generation.tokens) if request.generation else 0,
-                request.reused,
-                request.prefix.slot_id if request.prefix else "",
+                request=request.message.request,
+                reason=reason,
+                prompt_tokens=request.prompt_tokens,
+                answer_tokens=len(request.generation.tokens) if request.generation else 0,
+                reused=request.reused,
+                slot=request.prefix.slot_id if request.prefix else "",
                 queue_ns=started_ns - request.arrived_ns,
                 prefill_ns=max(first_ns - started_ns, 0),
                 decode_ns=now_ns - first_ns,

@@ -71,18 +71,18 @@ class BuiltChat:
         """What the front must know."""
         defaults = self.model.generation
         return ChatReady(
-            self.name,
-            self.model.name,
-            self.fingerprint,
-            self.model.vision is not None,
-            self.kv.capacity,
-            [prefix.slot_id for prefix in self.prefixes],
-            self.kv.nbytes,
-            self.cost.step_ns,
-            self.cost.row_ns,
-            [defaults.temperature, defaults.top_p, defaults.min_p, defaults.repetition_penalty],
-            defaults.top_k,
-            self.numbers,
+            model=self.name,
+            family=self.model.name,
+            model_fingerprint=self.fingerprint,
+            images=self.model.vision is not None,
+            capacity=self.kv.capacity,
+            slots=[prefix.slot_id for prefix in self.prefixes],
+            kv_bytes=self.kv.nbytes,
+            step_ns=self.cost.step_ns,
+            row_ns=self.cost.row_ns,
+            sampling=[defaults.temperature, defaults.top_p, defaults.min_p, defaults.repetition_penalty],
+            top_k=defaults.top_k,
+            numbers=self.numbers,
         )
 
 

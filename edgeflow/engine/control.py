@@ -222,12 +222,12 @@ class ControlPlane:
         values = self._engine.policy.decode_actions(sampled.token_ids, self._opened[ref.session].unnorm_key)
         self._publish(
             FrameResult(
-                ref.session,
-                ref.epoch,
-                ref.seq,
-                values.tolist(),
-                list(sampled.token_ids),
-                sampled.finite and bool(np.isfinite(values).all()),
+                session=ref.session,
+                epoch=ref.epoch,
+                seq=ref.seq,
+                values=values.tolist(),
+                token_ids=list(sampled.token_ids),
+                valid=sampled.finite and bool(np.isfinite(values).all()),
                 queue_ns=track.started_ns - track.arrived_ns,
                 inference_ns=self._clock.now_ns() - track.started_ns,
                 passes=track.passes,
@@ -246,4 +246,12 @@ def _ref(message: SubmitFrame) -> FrameRef:
 
 
 def _dropped(ref: FrameRef, disposition: Disposition, code: str, reason: str, text: str) -> FrameDropped:
-    return FrameDropped(ref.session, ref.epoch, ref.seq, disposition.value, code, reason, text)
+    return FrameDropped(
+        session=ref.session,
+        epoch=ref.epoch,
+        seq=ref.seq,
+        disposition=disposition.value,
+        code=code,
+        reason=reason,
+        text=text,
+    )

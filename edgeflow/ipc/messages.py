@@ -11,7 +11,7 @@ Payload: TypeAlias = bytes | memoryview
 """raw bytes behind a header: sent from wherever they lie, received as bytes"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
     """Front → worker: give this session a ring of slots. Answered by SessionOpened or SessionRefused.
 
@@ -49,7 +49,7 @@ class ChangeDepth:
     depth: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitFrame:
     """Front → worker: one checked observation. Payload: height*width*3 RGB bytes of the policy's camera.
 
@@ -82,7 +82,7 @@ class CloseSession:
     session: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatStart:
     """Front → worker: answer a prompt. Answered by ChatTokens and one ChatDone, or by ChatRefused.
 
@@ -149,7 +149,7 @@ class WarmupProgress:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
     """Worker → front: a warm-up pass was checked.
 
@@ -174,7 +174,7 @@ class WorkerReady:
         return self.pass_times.stages
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReady:
     """Worker → front, before WorkerReady, once a chat model: what it can take.
 
@@ -207,7 +207,7 @@ class ChatToken:
     top: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDone:
     """Worker → front: the answer's end. reason: stop, length or cancelled. reused: prompt rows of a fixed prefix.
 
@@ -272,7 +272,7 @@ class SessionRefused:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameResult:
     """Worker → front: the action of a frame. `valid` is False when logits or action were not finite."""
 
@@ -287,7 +287,7 @@ class FrameResult:
     passes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameDropped:
     """Worker → front: the frame leaves without an action. disposition: superseded, rejected or dropped."""
 
@@ -300,7 +300,7 @@ class FrameDropped:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
     """Worker → front: answers Ping; counts since start, and every pass since the last one.
 

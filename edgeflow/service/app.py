@@ -62,13 +62,21 @@ class Service:
         self._config = config
         self._announce = announce
         self._log = log
-        self._status = ServiceStatus(Phase.STARTING, model=config.alias)
+        self._status = ServiceStatus(phase=Phase.STARTING, model=config.alias)
         clock = MonotonicClock()
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
         workers = Workers(config, lambda: self.plane.pass_times, log)
         self._workers = workers if launch is None else None
         self.supervisor = Supervisor(launch or workers.launch, clock, config, self, log)
-        self.plane = ControlPlane(config, self.supervisor, self._pool, clock, self.health, self.metrics, log)
+        self.plane = ControlPlane(
+            config,
+            port=self.supervisor,
+            pool=self._pool,
+            clock=clock,
+            health=self.health,
+            metrics=self.metrics,
+            log=log,
+        )
         self._desk = ChatDesk(config.chat, self.supervisor, clock, self.metrics, log)
         self._chat = ChatFront(config, self._desk, clock, self.metrics)
         self._http: HttpServer | None = None
@@ -213,7 +221,15 @@ class Service:
         )
 
     def _app(self) -> FastAPI:
-        return build_app(self._config, self.plane, self._chat, self._guard, self.health, self.metrics, self._log)
+        return build_app(
+            self._config,
+            plane=self.plane,
+            chat=self._chat,
+            guard=self._guard,
+            health=self.health,
+            metrics=self.metrics,
+            log=self._log,
+        )
 
     async def _release(self) -> None:
         self._loop_watch.stop()

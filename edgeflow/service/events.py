@@ -10,7 +10,7 @@ from edgeflow.reasons import Reason
 from edgeflow.types import Command, Disposition, StageTimings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusEvent:
     """What became of a frame, or of the frames seq to last_seq when they were superseded one after another.
 
@@ -41,7 +41,7 @@ class NoticeEvent:
     deadline_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionEvent:
     """What the robot does now. seq 0 and no values for HOLD and STOP.
 

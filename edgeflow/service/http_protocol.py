@@ -24,7 +24,7 @@ CHECK_S = 1.0  # how often a body's rate is looked at
 GOODBYE_S = 1.0  # for a client that is cut to take its answer
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Bounds:
     """What all connections of a server share: the limits, and who is connected."""
 
@@ -39,11 +39,11 @@ class Bounds:
     def of(cls, config: ServiceConfig, metrics: Metrics) -> Bounds:
         timing, limits = config.timing, config.limits
         return cls(
-            timing.http_headers_ms / 1000,
-            timing.http_body_ms / 1000,
-            limits.http_connections,
-            limits.http_connections_per_address,
-            metrics,
+            headers_s=timing.http_headers_ms / 1000,
+            body_s=timing.http_body_ms / 1000,
+            connections=limits.http_connections,
+            per_address=limits.http_connections_per_address,
+            metrics=metrics,
         )
 
     def refuse(self, address: str) -> str:

@@ -37,6 +37,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 def build_app(
     config: ServiceConfig,
+    *,
     plane: ControlPlane,
     chat: ChatFront,
     guard: Guard,
@@ -50,7 +51,7 @@ def build_app(
     app = FastAPI(title="edgeflow", version=__version__, docs_url=docs, redoc_url=None, openapi_url=openapi)
     app.add_exception_handler(HTTPException, _framework_error)
     _add_act(app, plane)
-    _add_state(app, config, plane, chat, health, metrics)
+    _add_state(app, config, plane=plane, chat=chat, health=health, metrics=metrics)
     add_chat(app, chat)
     add_prefixes(app, chat)
     app.add_middleware(Edge, guard=guard, body_bytes=config.limits.http_body_bytes, metrics=metrics, log=log)
@@ -70,7 +71,7 @@ def _add_act(app: FastAPI, plane: ControlPlane) -> None:
 
 
 def _add_state(
-    app: FastAPI, config: ServiceConfig, plane: ControlPlane, chat: ChatFront, health: Health, metrics: Metrics
+    app: FastAPI, config: ServiceConfig, *, plane: ControlPlane, chat: ChatFront, health: Health, metrics: Metrics
 ) -> None:
     @app.get("/live", response_model=StateAnswer, responses=NOT_SO)
     @app.get("/healthz", response_model=StateAnswer, responses=NOT_SO)

@@ -35,7 +35,7 @@ class Metrics:
         self._worker_metrics()
         self._chat_metrics()
         self._gc_started_s = 0.0
-        self._pong = Pong(0, 0, 0, 0, [], [], [])
+        self._pong = Pong(nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[])
 
     def open(self) -> None:
         """Start listening to the interpreter's garbage collector."""
@@ -79,7 +79,7 @@ class Metrics:
 
     def worker_started(self, ready: WorkerReady) -> None:
         """A worker starts counting from zero."""
-        self._pong = Pong(0, 0, 0, 0, [], [], [])
+        self._pong = Pong(nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[])
         self.build.info({"version": __version__, "model": ready.model, "model_sha": ready.model_fingerprint})
 
     def predict(self, modes: Mapping[str, Forecast]) -> None:

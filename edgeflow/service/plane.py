@@ -45,6 +45,7 @@ class ControlPlane:
     def __init__(
         self,
         config: ServiceConfig,
+        *,
         port: WorkerPort,
         pool: Executor,
         clock: Clock,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgeflow.types import CameraSpec, Mode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequest:
     """A session as agreed. cameras: the first is the policy's; mode None = the service's default.
 

@@ -196,7 +196,13 @@ def open_session(
 ) -> OpenSession:
     """What the worker is told of a session. instruction: checked there, not kept."""
     return OpenSession(
-        number, epoch, plan.depth, request.unnorm_key, instruction, plan.robot.deadline_ns, plan.robot.period_ns
+        session=number,
+        epoch=epoch,
+        depth=plan.depth,
+        unnorm_key=request.unnorm_key,
+        instruction=instruction,
+        deadline_ns=plan.robot.deadline_ns,
+        period_ns=plan.robot.period_ns,
     )
 
 

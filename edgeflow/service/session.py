@@ -50,7 +50,7 @@ PERIODS_SILENT = 5
 RESTARTING = ("UNAVAILABLE", Reason.WORKER_RESTARTING, "the worker is restarting")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRules:
     """The service's limits and waits, as a session needs them."""
 
@@ -103,7 +103,11 @@ class Session:
         """A frame was refused by the order or the codec; too many of them end the session."""
         self._heard_ns = now_ns
         rejected = Disposition.REJECTED
-        self._outbox.note(StatusEvent(seq, rejected, error.code, error.reason, error.text, field=error.field))
+        self._outbox.note(
+            StatusEvent(
+                seq=seq, disposition=rejected, code=error.code, reason=error.reason, text=error.text, field=error.field
+            )
+        )
         if self._refusals.exceeded(now_ns):
             limit = self._rules.rejected_frames
             self.end(End("ABORTED", Reason.TOO_MANY_REJECTED, f"more than {limit} refused frames in 10 s"))
@@ -114,11 +118,15 @@ class Session:
         if self._guard.fault:
             refused = Disposition.REJECTED
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
-            self._outbox.note(StatusEvent(frame.seq, refused, "FAILED_PRECONDITION", Reason.FAULT, text))
+            self._outbox.note(
+                StatusEvent(
+                    seq=frame.seq, disposition=refused, code="FAILED_PRECONDITION", reason=Reason.FAULT, text=text
+                )
+            )
             return
         if frame.instruction is not None and frame.instruction != self.instruction:
             self.reset(frame.instruction)
-        track = Track(frame, self.epoch, now_ns, self._rate.over(now_ns))
+        track = Track(frame=frame, epoch=self.epoch, received_ns=now_ns, over_rate=self._rate.over(now_ns))
         if self._draining or self._input_ended:
             self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", Reason.DRAINING, "the service is stopping")
         elif self._ring is Ring.LOST:
@@ -178,8 +186,16 @@ class Session:
             return None
         camera = self.request.cameras[0]
         payload, track.payload = track.payload, b""
-        where = (self.number, track.epoch, track.frame.seq, camera.height, camera.width)
-        return SubmitFrame(*where, self.instruction, payload, waited_ns=now_ns - track.received_ns)
+        return SubmitFrame(
+            session=self.number,
+            epoch=track.epoch,
+            seq=track.frame.seq,
+            height=camera.height,
+            width=camera.width,
+            instruction=self.instruction,
+            payload=payload,
+            waited_ns=now_ns - track.received_ns,
+        )
 
     def result(self, message: FrameResult) -> None:
         """An action, gated: finite, within the limits, of this epoch; else HOLD."""
@@ -287,7 +303,9 @@ class Session:
         if ready is not None:
             self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn, the robot holds")
         if command is Command.STOP or not self._guard.fault:
-            self._outbox.safe = ActionEvent(self.epoch, command, reason, self.valid_for_ms)
+            self._outbox.safe = ActionEvent(
+                epoch=self.epoch, command=command, reason=reason, valid_for_ms=self.valid_for_ms
+            )
 
     def notify(self, kind: str, text: str = "") -> None:
         """Something the robot may want to know."""

@@ -17,7 +17,7 @@ class Phase(str, Enum):
     FAULT = "fault"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStatus:
     """One announcement. step, done, total: progress of the start; ports: the bound ones, 0 before that.
 

@@ -81,9 +81,9 @@ class StreamCall:
             session.number,
             session.schema,
             runner.plan,
-            self._plane.config.alias,
-            worker.action_tokens if worker else len(session.schema.names),
-            session.valid_for_ms,
+            model=self._plane.config.alias,
+            action_tokens=worker.action_tokens if worker else len(session.schema.names),
+            valid_for_ms=session.valid_for_ms,
         )
 
     async def _serve(self, runner: SessionRunner) -> None:
@@ -136,8 +136,16 @@ class StreamCall:
 def _refused_before_open(message: pb.ClientMessage | Unparsable) -> Event:
     if isinstance(message, Unparsable):
         broken = InvalidArgument("cannot be parsed", field="message", reason=Reason.MESSAGE_UNPARSABLE)
-        return StatusEvent(0, Disposition.REJECTED, broken.code, broken.reason, broken.text)
+        return StatusEvent(
+            seq=0, disposition=Disposition.REJECTED, code=broken.code, reason=broken.reason, text=broken.text
+        )
     early = FailedPrecondition("Open comes first", reason=Reason.NOT_OPEN)
     if message.WhichOneof("kind") == "frame":
-        return StatusEvent(message.frame.seq, Disposition.REJECTED, early.code, early.reason, early.text)
+        return StatusEvent(
+            seq=message.frame.seq,
+            disposition=Disposition.REJECTED,
+            code=early.code,
+            reason=early.reason,
+            text=early.text,
+        )
     return NoticeEvent("rejected", 0, early.code, early.text)

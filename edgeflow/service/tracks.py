@@ -13,7 +13,7 @@ from edgeflow.types import Command, Disposition, StageTimings
 INVALID_IN_A_ROW = 3  # answers that the gate refuses, one after another, before a person must look
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Track:
     """A frame inside the service."""
 
@@ -40,19 +40,19 @@ class Ready:
         frame = self.track.frame
         server_ns = now_ns - self.track.received_ns
         action = ActionEvent(
-            self.track.epoch,
-            Command.ACT,
-            "",
-            valid_for_ms,
-            frame.seq,
-            frame.stamp_ns,
-            self.values,
-            self.token_ids,
-            self.timings,
-            server_ns,
-            server_ns + delay_ns,
+            epoch=self.track.epoch,
+            command=Command.ACT,
+            reason="",
+            valid_for_ms=valid_for_ms,
+            seq=frame.seq,
+            stamp_ns=frame.stamp_ns,
+            values=self.values,
+            token_ids=self.token_ids,
+            timings=self.timings,
+            server_ns=server_ns,
+            age_ns=server_ns + delay_ns,
         )
-        return [action, StatusEvent(frame.seq, Disposition.ACTED)]
+        return [action, StatusEvent(seq=frame.seq, disposition=Disposition.ACTED)]
 
 
 class Ring(Enum):

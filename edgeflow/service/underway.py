@@ -83,7 +83,9 @@ class UnderWay:
 
     def leave(self, track: Track, disposition: Disposition, code: str, reason: str, text: str) -> None:
         """It is held nowhere any more."""
-        self._outbox.note(StatusEvent(track.frame.seq, disposition, code, reason, text))
+        self._outbox.note(
+            StatusEvent(seq=track.frame.seq, disposition=disposition, code=code, reason=reason, text=text)
+        )
 
     def supersede(self, track: Track | None) -> None:
         """It leaves for a newer one."""

@@ -36,7 +36,7 @@ def server_message(event: Event) -> pb.ServerMessage:
 
 
 def opened_message(
-    session: int, schema: ActionSchema, plan: SessionPlan, model: str, action_tokens: int, valid_for_ms: int
+    session: int, schema: ActionSchema, plan: SessionPlan, *, model: str, action_tokens: int, valid_for_ms: int
 ) -> pb.ServerMessage:
     """The answer to Open; a session starts with epoch 1."""
     return pb.ServerMessage(

@@ -91,7 +91,19 @@ class StubClient:
 
 def acting(seq: int = 1) -> Directive:
     values = np.array([0.1, 0, 0, 0, 0, 0, 0.0])
-    action = Action(seq, 1, values, (), SCHEMA, 0, 7_000_000, 99, at(1.0), StageTimings(), 0)
+    action = Action(
+        seq=seq,
+        epoch=1,
+        values=values,
+        token_ids=(),
+        schema=SCHEMA,
+        stamp_ns=0,
+        received_ns=7_000_000,
+        valid_until_ns=99,
+        frame_pose=at(1.0),
+        timings=StageTimings(),
+        server_ns=0,
+    )
     return Directive(Command.ACT, action=action)
 
 

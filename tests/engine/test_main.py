@@ -72,10 +72,10 @@ def test_it_proves_itself_serves_and_leaves(start, tmp_path):
     assert isinstance(ready, WorkerReady)
     assert (ready.model, ready.action_tokens) == ("tiny", 7)
     assert ready.decode_ns > 0 and ready.packed_ns > 0 and ready.kv_bytes > 0
-    channel.send(OpenSession(1, 1, 1, ""))
+    channel.send(OpenSession(session=1, epoch=1, depth=1, unnorm_key=""))
     assert isinstance(channel.receive(), SessionOpened)
     image = np.zeros((4, 4, 3), np.uint8)
-    channel.send(SubmitFrame(1, 1, 1, 4, 4, "go", image.tobytes()))
+    channel.send(SubmitFrame(session=1, epoch=1, seq=1, height=4, width=4, instruction="go", payload=image.tobytes()))
     result = channel.receive()
     assert isinstance(result, FrameResult) and result.valid
     channel.send(Shutdown())

@@ -30,9 +30,19 @@ TIMES = PassTimes(stages=7, prefill_ns=1, two_prefills_ns=2, packed_ns=3, decode
 MESSAGES: list[Message] = [
     Begin(TIMES),
     SessionOpened(1, SCHEMA),
-    OpenSession(1, 2, 7, ""),
-    SubmitFrame(1, 2, 3, 4, 5, "pick the cup", bytes(range(60))),
-    FrameResult(1, 2, 3, [0.5, -1.0], [511, 300], True, 1, 2, 7),
+    OpenSession(session=1, epoch=2, depth=7, unnorm_key=""),
+    SubmitFrame(session=1, epoch=2, seq=3, height=4, width=5, instruction="pick the cup", payload=bytes(range(60))),
+    FrameResult(
+        session=1,
+        epoch=2,
+        seq=3,
+        values=[0.5, -1.0],
+        token_ids=[511, 300],
+        valid=True,
+        queue_ns=1,
+        inference_ns=2,
+        passes=7,
+    ),
     Shutdown(),
 ]
 

@@ -154,8 +154,17 @@ class ScriptedWorker:
             return True
         match message:
             case Ping():
-                ran = ([each] * 30 for each in self._script.ran or (self._script.pass_ns[2], 1, 2))
-                self._channel.send(Pong(message.nonce, 3, 30, 1, *ran))
+                pass_ns, prefills, decodes = self._script.ran or (self._script.pass_ns[2], 1, 2)
+                pong = Pong(
+                    nonce=message.nonce,
+                    passes=3,
+                    rows=30,
+                    full_passes=1,
+                    pass_ns=[pass_ns] * 30,
+                    pass_prefills=[prefills] * 30,
+                    pass_decodes=[decodes] * 30,
+                )
+                self._channel.send(pong)
             case OpenSession():
                 self._open(message)
             case SubmitFrame():
@@ -184,7 +193,17 @@ class ScriptedWorker:
 
     def _answer(self, frame: SubmitFrame) -> None:
         values = self._script.values(frame)
-        result = FrameResult(frame.session, frame.epoch, frame.seq, values, [7, 8, 9], self._script.valid, 10, 20, 3)
+        result = FrameResult(
+            session=frame.session,
+            epoch=frame.epoch,
+            seq=frame.seq,
+            values=values,
+            token_ids=[7, 8, 9],
+            valid=self._script.valid,
+            queue_ns=10,
+            inference_ns=20,
+            passes=3,
+        )
         self._channel.send(result)
 
     def _drop(self, session: int, epoch: int, reason: str) -> None:
@@ -192,4 +211,14 @@ class ScriptedWorker:
             gone = [frame for frame in self.held if frame.session == session and frame.epoch < epoch]
             self.held = deque(frame for frame in self.held if frame not in gone)
         for frame in gone:
-            self._channel.send(FrameDropped(session, frame.epoch, frame.seq, "dropped", "ABORTED", reason, "gone"))
+            self._channel.send(
+                FrameDropped(
+                    session=session,
+                    epoch=frame.epoch,
+                    seq=frame.seq,
+                    disposition="dropped",
+                    code="ABORTED",
+                    reason=reason,
+                    text="gone",
+                )
+            )

@@ -47,7 +47,16 @@ def make(**changes: object) -> Admission:
 def request(period_ms: int, mode: Mode | None = None, age_ms: int = 0, depth: int = 0) -> OpenRequest:
     camera = CameraSpec("front", 64, 64, ImageFormat.JPEG)
     age_ns = age_ms * MS or None
-    return OpenRequest((camera,), (), "go", period_ms * MS, age_ns, mode, "", depth)
+    return OpenRequest(
+        cameras=(camera,),
+        proprio_names=(),
+        instruction="go",
+        control_period_ns=period_ms * MS,
+        max_action_age_ns=age_ns,
+        mode=mode,
+        unnorm_key="",
+        depth=depth,
+    )
 
 
 def fill(admission: Admission, asked: OpenRequest, most: int = 9) -> list[SessionPlan]:
@@ -133,7 +142,9 @@ def test_the_service_names_depth_for_those_who_name_no_mode():
 def test_a_device_that_slowed_down_changes_the_forecast():
     admission = make()
     before = admission.modes()["pipelined"].fps
-    pong = Pong(1, 0, 0, 0, [132 * MS] * 30, [1] * 30, [6] * 30)
+    pong = Pong(
+        nonce=1, passes=0, rows=0, full_passes=0, pass_ns=[132 * MS] * 30, pass_prefills=[1] * 30, pass_decodes=[6] * 30
+    )
     assert admission.observe(pong)
     assert admission.modes()["pipelined"].fps == pytest.approx(before / 2, rel=0.03)
     assert not admission.observe(pong), "what is known is no news"

@@ -232,9 +232,9 @@ async def test_a_worker_whose_front_has_gone_leaves(tmp_path: Path, monkeypatch,
     if phase != "loading":
         assert isinstance(channel.receive(), WorkerReady)
     if phase == "in a pass":
-        channel.send(OpenSession(1, 1, 1, ""))
+        channel.send(OpenSession(session=1, epoch=1, depth=1, unnorm_key=""))
         assert isinstance(channel.receive(), SessionOpened)
-        channel.send(SubmitFrame(1, 1, 1, 1, 1, "hang", b"rgb"))
+        channel.send(SubmitFrame(session=1, epoch=1, seq=1, height=1, width=1, instruction="hang", payload=b"rgb"))
     channel.close()
     until_gone(process.pid)
     assert await process.wait(5) == "exit code 0"

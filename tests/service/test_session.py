@@ -26,12 +26,34 @@ def submit(session: Session, seq: int, instruction: str | None = None) -> Submit
 
 
 def answer(session: Session, frame: SubmitFrame) -> None:
-    session.result(FrameResult(1, frame.epoch, frame.seq, [0.0, 0.0, 0.5], [7, 8, 9], True, 1, 1, 3))
+    session.result(
+        FrameResult(
+            session=1,
+            epoch=frame.epoch,
+            seq=frame.seq,
+            values=[0.0, 0.0, 0.5],
+            token_ids=[7, 8, 9],
+            valid=True,
+            queue_ns=1,
+            inference_ns=1,
+            passes=3,
+        )
+    )
 
 
 def refuse(session: Session, frame: SubmitFrame) -> None:
     code, text = "INVALID_ARGUMENT", "instruction: has 900 prompt tokens, the limit is 128"
-    session.dropped(FrameDropped(1, frame.epoch, frame.seq, "rejected", code, Reason.INSTRUCTION_TOO_LONG, text))
+    session.dropped(
+        FrameDropped(
+            session=1,
+            epoch=frame.epoch,
+            seq=frame.seq,
+            disposition="rejected",
+            code=code,
+            reason=Reason.INSTRUCTION_TOO_LONG,
+            text=text,
+        )
+    )
 
 
 @pytest.mark.parametrize("answered", [None, "second"])

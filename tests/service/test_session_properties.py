@@ -118,10 +118,32 @@ class SessionMachine(RuleBasedStateMachine):
     def answer(self, index: int, what: str) -> None:
         frame = self.submitted.pop(min(index, len(self.submitted) - 1))
         if what in ("superseded", "dropped"):
-            self.tell(FrameDropped(1, frame.epoch, frame.seq, what, "ABORTED", Reason.EPOCH_CHANGED, ""))
+            self.tell(
+                FrameDropped(
+                    session=1,
+                    epoch=frame.epoch,
+                    seq=frame.seq,
+                    disposition=what,
+                    code="ABORTED",
+                    reason=Reason.EPOCH_CHANGED,
+                    text="",
+                )
+            )
             return
         values = {"act": [0.0, 0.0, 0.5], "nan": [math.nan, 0.0, 0.0], "limit": [0.0, 7.0, 0.0]}[what]
-        self.tell(FrameResult(1, frame.epoch, frame.seq, values, [1, 2, 3], True, 1, 1, 3))
+        self.tell(
+            FrameResult(
+                session=1,
+                epoch=frame.epoch,
+                seq=frame.seq,
+                values=values,
+                token_ids=[1, 2, 3],
+                valid=True,
+                queue_ns=1,
+                inference_ns=1,
+                passes=3,
+            )
+        )
 
     @precondition(lambda self: self.answered)
     @rule(index=st.integers(0, 3))
