@@ -6,7 +6,9 @@ import importlib.util
 import sys
 
 if importlib.util.find_spec("typer") is None:
-    print("edgeflow: the command needs more than the robot-side SDK: pip install 'edgeflow[server]'", file=sys.stderr)
+    print(
+        "edgeflow: the command line needs more than the robot-side SDK: pip install 'edgeflow[server]'", file=sys.stderr
+    )
     sys.exit(2)
 
 import typer
@@ -22,9 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-config_app = typer.Typer(help="The one JSON file that configures the service.", no_args_is_help=True)
+config_app = typer.Typer(help="Print or check the configuration file of the service.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
-token_app = typer.Typer(help="The tokens that a service asks for.", no_args_is_help=True)
+token_app = typer.Typer(help="Manage the access tokens of a service.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
 app.add_typer(prefixes.prefix_app, name="prefix")
 app.command()(serving.serve)
@@ -56,7 +58,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "edgeflow":
             raise
-        missing = DependencyError(f"{error.name} is not installed; run `edgeflow doctor` for how to get it")
+        missing = DependencyError(f"{error.name} is not installed; run `edgeflow doctor` to see how to install it")
         sys.exit(_fail(missing.text, 2))
 
 

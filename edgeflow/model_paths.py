@@ -25,7 +25,7 @@ def resolve_model(name: str) -> Path:
     if path.is_dir():
         return path
     if not is_hub_id(name):
-        raise CheckpointError(f"model: no directory {name}; name a checkpoint's directory, a hub id, or demo")
+        raise CheckpointError(f"model: {name} is not a directory: give a checkpoint directory, a hub id, or demo")
     return _from_hub(name)
 
 
@@ -41,4 +41,6 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), etag_timeout=3))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(f"model: {name} is neither a directory here nor to be had from the hub") from error
+        raise CheckpointError(
+            f"model: {name} is not a local directory and could not be fetched from the hub"
+        ) from error

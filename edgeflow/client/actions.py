@@ -95,7 +95,7 @@ def resolve(schema: ActionSchema, values: Vector, anchor: Pose | None) -> Target
         return Target(None, others)
     if anchor is None:
         raise FailedPrecondition(
-            "a relative action needs the pose of its frame: give it to push", field="pose", reason=Reason.POSE_MISSING
+            "a relative action needs the pose of its frame: pass it to push", field="pose", reason=Reason.POSE_MISSING
         )
     return Target(_moved(anchor, moves, schema), others)
 

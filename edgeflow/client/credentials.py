@@ -33,10 +33,10 @@ class Credentials:
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
-            raise InvalidArgument("cert and key come together", field="credentials", reason=Reason.CREDENTIALS)
+            raise InvalidArgument("cert and key must be given together", field="credentials", reason=Reason.CREDENTIALS)
         if not all("!" <= character <= "~" for character in self.token):
             raise InvalidArgument(
-                "has characters that no token has", field="credentials.token", reason=Reason.CREDENTIALS
+                "contains characters that a token cannot have", field="credentials.token", reason=Reason.CREDENTIALS
             )
 
     @classmethod
@@ -54,7 +54,7 @@ class Credentials:
                 token = _read("token_file", token_file).decode("ascii").strip()
             except UnicodeDecodeError:
                 raise InvalidArgument(
-                    "holds no token", field="credentials.token_file", reason=Reason.CREDENTIALS
+                    "does not contain a token", field="credentials.token_file", reason=Reason.CREDENTIALS
                 ) from None
         return cls(ca, cert, key, token)
 

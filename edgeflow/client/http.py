@@ -46,7 +46,7 @@ class HttpService:
         except ValueError:
             host = port = None
         if not host or parts.scheme not in ("", "http", "https") or parts.path not in ("", "/"):
-            raise InvalidArgument(f"{address!r} is not host:port or http://host:port", field="address")
+            raise InvalidArgument(f"must be host:port or http://host:port, got {address!r}", field="address")
         encrypted = parts.scheme == "https" or (not parts.scheme and bool(credentials.ca or credentials.cert))
         return cls(host, port or HTTP_PORT, encrypted, credentials)
 
@@ -96,11 +96,11 @@ def error_text(data: bytes) -> str:
     try:
         return str(json.loads(data)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return "the answer is none of an edgeflow service"
+        return "the answer does not come from an edgeflow service"
 
 
 def _parsed(data: bytes) -> Any:
     try:
         return json.loads(data)
     except ValueError:
-        raise Unavailable("the answer is no JSON") from None
+        raise Unavailable("the answer is not JSON") from None

@@ -140,7 +140,7 @@ class Link:
                 for message in call:
                     self._hear(message, outgoing)
             except grpc.RpcError as error:
-                silent = Unavailable(f"{self._address} does not answer any more", reason=Reason.SILENT)
+                silent = Unavailable(f"{self._address} stopped answering", reason=Reason.SILENT)
                 return silent if self._given_up else error_of(error)
             except RequestError as error:
                 return error

@@ -152,7 +152,9 @@ class RobotClient:
         data = encode_images(images, self._settings.cameras)
         agreed = len(self._settings.proprio_names)
         if len(proprio) != agreed:
-            raise InvalidArgument(f"has {len(proprio)} values, {agreed} names were opened", field="proprio")
+            raise InvalidArgument(
+                f"has {len(proprio)} values; the session was opened with {agreed} names", field="proprio"
+            )
         with self._changed:
             seq = self._session.push(data, proprio, pose, instruction or "", stamp_ns)
             self._publish()

@@ -95,7 +95,7 @@ def opened_of(message: pb.Opened) -> Opened:
         )
         mode = _MODES[message.mode]
     except (ValueError, KeyError) as error:
-        raise FailedPrecondition(f"the service's answer is not understood: {error}", field="opened") from None
+        raise FailedPrecondition(f"cannot interpret the service's answer: {error}", field="opened") from None
     return Opened(
         session=message.session,
         epoch=message.epoch,

@@ -94,8 +94,9 @@ class Admission:
         fitting = [plan for plan in plans if self._fits(plan, others)]
         if not fitting:
             raise ResourceExhausted(
-                f"a frame every {robot.period_ns // 1_000_000} ms does not fit beside {len(others)} sessions, "
-                f"{self._config.admission_headroom_percent} % of the device is kept free",
+                f"the device cannot serve a frame every {robot.period_ns // 1_000_000} ms beside {len(others)} open "
+                f"session{'s' * (len(others) > 1)} with {self._config.admission_headroom_percent} % kept free: "
+                "lower the rate, or try again once a session has ended",
                 field="open.control_period_ms",
                 reason=Reason.DEVICE_FULL,
                 retry_after_ms=RETRY_AFTER_MS,
@@ -126,7 +127,7 @@ class Admission:
             return depths_of(stages)
         depth = request.depth if request.mode is Mode.DEPTH else self._config.depth
         if mode is Mode.DEPTH and not 1 <= depth <= stages:
-            raise InvalidArgument(f"is {depth}, this model takes 1 to {stages}", field="open.depth")
+            raise InvalidArgument(f"is {depth}; this model takes 1 to {stages}", field="open.depth")
         return [depth_of(mode, stages, depth)]
 
     def _planned(self, mode: Mode, robot: Robot, others: tuple[SessionPlan, ...]) -> SessionPlan:
@@ -156,7 +157,7 @@ def _by_age(plans: list[SessionPlan], limit_ns: int | None) -> list[SessionPlan]
         best = min(plans, key=lambda plan: plan.forecast.worst_age_ns)
         best_ms = -(-(best.forecast.worst_age_ns + OVERHEAD_NS) // 1_000_000)
         raise FailedPrecondition(
-            f"{(limit_ns or 0) // 1_000_000} ms cannot be kept, the least age within reach is {best_ms} ms",
+            f"an action age of {(limit_ns or 0) // 1_000_000} ms cannot be kept; the lowest possible is {best_ms} ms",
             field="open.max_action_age_ms",
             reason=Reason.AGE_UNREACHABLE,
         )

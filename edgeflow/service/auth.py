@@ -95,7 +95,7 @@ class Guard:
         if not roles.union(ADMIN).intersection(entry.roles):
             wanted = " or ".join(sorted(role.value for role in roles | ADMIN))
             raise PermissionDenied(
-                f"the token has not the role {wanted}", field="authorization", reason=Reason.WRONG_ROLE
+                f"the token lacks the role {wanted}", field="authorization", reason=Reason.WRONG_ROLE
             )
         return Caller(peer, entry.principal, entry.sha256)
 
@@ -133,7 +133,9 @@ class Guard:
     def _entry(self, credentials: Sequence[str]) -> TokenEntry:
         if not credentials:
             raise Unauthenticated(
-                "a token is needed: authorization: Bearer TOKEN", field="authorization", reason=Reason.NO_TOKEN
+                "a token is required: send the header authorization: Bearer TOKEN",
+                field="authorization",
+                reason=Reason.NO_TOKEN,
             )
         found = None
         if len(credentials) == 1 and credentials[0].startswith(SCHEME) and len(credentials[0]) <= MAX_CREDENTIAL:
@@ -142,7 +144,7 @@ class Guard:
                 if hmac.compare_digest(shown, entry.sha256):
                     found = entry
         if found is None:
-            raise Unauthenticated("the token is not known here", field="authorization", reason=Reason.UNKNOWN_TOKEN)
+            raise Unauthenticated("unknown token", field="authorization", reason=Reason.UNKNOWN_TOKEN)
         if self._expired(found):
             raise Unauthenticated("the token has expired", field="authorization", reason=Reason.EXPIRED_TOKEN)
         return found

@@ -63,15 +63,13 @@ def parse_act_request(data: bytes) -> pb.ActRequest | Unparsable:
 def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenRequest:
     """What a session is opened with; RequestError names the field and the limit."""
     if message.model not in ("", alias):
-        raise NotFound(
-            f"there is no model of that name, {alias!r} is served", field="open.model", reason=Reason.MODEL_UNKNOWN
-        )
+        raise NotFound(f"unknown model; this service serves {alias!r}", field="open.model", reason=Reason.MODEL_UNKNOWN)
     if message.mode not in _MODES:
         raise InvalidArgument(
-            "is none of serial, pipelined, depth and auto", field="open.mode", reason=Reason.MODE_UNKNOWN
+            "unknown mode; use serial, pipelined, depth or auto", field="open.mode", reason=Reason.MODE_UNKNOWN
         )
     if message.depth and message.mode != pb.MODE_DEPTH:
-        raise InvalidArgument("is meant with mode depth only", field="open.depth", reason=Reason.DEPTH_WITHOUT_MODE)
+        raise InvalidArgument("may only be set with mode depth", field="open.depth", reason=Reason.DEPTH_WITHOUT_MODE)
     return OpenRequest(
         cameras=_check_cameras(message.cameras, limits),
         proprio_names=_check_proprio_names(message.proprio_names, limits),
@@ -92,7 +90,7 @@ def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) ->
         field = f"frame.images[{index}].data"
         if len(data) > limits.image_bytes:
             raise InvalidArgument(
-                f"has {len(data)} bytes, the limit is {limits.image_bytes}", field=field, reason=Reason.IMAGE_TOO_LARGE
+                f"has {len(data)} bytes; the limit is {limits.image_bytes}", field=field, reason=Reason.IMAGE_TOO_LARGE
             )
         check_image(data, camera, field)
     _check_proprio(message.proprio, opened.proprio_names)
@@ -120,7 +118,9 @@ def check_text(text: str, field: str, limits: LimitsConfig) -> str:
     if not text.strip():
         raise InvalidArgument("is empty", field=field, reason=Reason.TEXT_EMPTY)
     if any(unicodedata.category(character) in _REFUSED_CATEGORIES for character in text):
-        raise InvalidArgument("has control or unassigned characters", field=field, reason=Reason.TEXT_BAD_CHARACTER)
+        raise InvalidArgument(
+            "contains control or unassigned characters", field=field, reason=Reason.TEXT_BAD_CHARACTER
+        )
     return text
 
 
@@ -134,13 +134,15 @@ def refuse_unknown_fields(message: Message, field: str) -> None:
         if isinstance(value, Message):
             value = [value] if message.HasField(name) else []
         if len(value) > MAX_PARTS:
-            raise InvalidArgument(f"has {len(value)} parts, the limit is {MAX_PARTS}", field=path, reason=Reason.PARTS)
+            raise InvalidArgument(
+                f"has {len(value)} entries; the limit is {MAX_PARTS}", field=path, reason=Reason.PARTS
+            )
         for part in value:
             refuse_unknown_fields(part, path)
     size = message.ByteSize()
     message.DiscardUnknownFields()
     if message.ByteSize() != size:
-        raise InvalidArgument("has fields that this version does not know", field=field, reason=Reason.UNKNOWN_FIELD)
+        raise InvalidArgument("contains fields unknown to this version", field=field, reason=Reason.UNKNOWN_FIELD)
 
 
 @cache
@@ -158,44 +160,46 @@ def _check_text_size(message: pb.Frame, limits: LimitsConfig) -> None:
 
 def _text_too_long(field: str, limits: LimitsConfig) -> InvalidArgument:
     return InvalidArgument(
-        f"is longer than {limits.text_bytes} bytes of UTF-8", field=field, reason=Reason.TEXT_TOO_LONG
+        f"exceeds the limit of {limits.text_bytes} bytes of UTF-8", field=field, reason=Reason.TEXT_TOO_LONG
     )
 
 
 def _check_cameras(messages: Sequence[pb.Camera], limits: LimitsConfig) -> tuple[CameraSpec, ...]:
     if not 1 <= len(messages) <= limits.cameras:
         raise InvalidArgument(
-            f"has {len(messages)} cameras, 1 to {limits.cameras} are possible",
+            f"has {len(messages)} cameras; a session takes 1 to {limits.cameras}",
             field="open.cameras",
             reason=Reason.CAMERA_COUNT,
         )
     cameras = tuple(_check_camera(message, f"open.cameras[{i}]", limits) for i, message in enumerate(messages))
     if len({camera.name for camera in cameras}) != len(cameras):
-        raise InvalidArgument("two cameras have the same name", field="open.cameras", reason=Reason.CAMERA_NAME)
+        raise InvalidArgument(
+            "two cameras have the same name; names must differ", field="open.cameras", reason=Reason.CAMERA_NAME
+        )
     return cameras
 
 
 def _check_camera(message: pb.Camera, field: str, limits: LimitsConfig) -> CameraSpec:
     name = _check_name(message.name, f"{field}.name")
     if message.format not in _FORMATS:
-        raise InvalidArgument("is neither JPEG nor RGB8", field=f"{field}.format", reason=Reason.CAMERA_FORMAT)
+        raise InvalidArgument("unknown format; use JPEG or RGB8", field=f"{field}.format", reason=Reason.CAMERA_FORMAT)
     pixels = message.width * message.height
     if not 1 <= pixels <= limits.image_pixels:
         raise InvalidArgument(
-            f"{message.width}x{message.height} is outside 1 to {limits.image_pixels} pixels",
+            f"{message.width}x{message.height} is outside the limits of 1 to {limits.image_pixels} pixels",
             field=field,
             reason=Reason.CAMERA_SIZE,
         )
     if max(message.width, message.height) > limits.image_side:
         raise InvalidArgument(
-            f"{message.width}x{message.height} has a side above {limits.image_side} pixels",
+            f"{message.width}x{message.height} has a side longer than {limits.image_side} pixels",
             field=field,
             reason=Reason.CAMERA_SIZE,
         )
     camera = CameraSpec(name, message.width, message.height, _FORMATS[message.format])
     if camera.format is ImageFormat.RGB8 and pixels * 3 > limits.image_bytes:
         raise InvalidArgument(
-            f"{camera.width}x{camera.height} RGB has {pixels * 3} bytes, the limit is {limits.image_bytes}: send JPEG",
+            f"{camera.width}x{camera.height} RGB is {pixels * 3} bytes; the limit is {limits.image_bytes}: send JPEG",
             field=field,
             reason=Reason.CAMERA_SIZE,
         )
@@ -211,7 +215,7 @@ def _check_name(name: str, field: str) -> str:
 def _check_proprio_names(names: Sequence[str], limits: LimitsConfig) -> tuple[str, ...]:
     if len(names) > limits.proprio:
         raise InvalidArgument(
-            f"has {len(names)} names, the limit is {limits.proprio}",
+            f"has {len(names)} names; the limit is {limits.proprio}",
             field="open.proprio_names",
             reason=Reason.PROPRIO_COUNT,
         )
@@ -222,7 +226,7 @@ def _check_period(period_ms: int, limits: LimitsConfig) -> int:
     shortest_ms = math.floor(1000 / limits.rate_hz)
     if not shortest_ms <= period_ms <= MAX_PERIOD_MS:
         raise InvalidArgument(
-            f"{period_ms} is outside {shortest_ms} to {MAX_PERIOD_MS} ms",
+            f"must be {shortest_ms} to {MAX_PERIOD_MS} ms, got {period_ms}",
             field="open.control_period_ms",
             reason=Reason.PERIOD_OUT_OF_RANGE,
         )
@@ -232,7 +236,9 @@ def _check_period(period_ms: int, limits: LimitsConfig) -> int:
 def _check_age(age_ms: int) -> int | None:
     if age_ms > MAX_AGE_MS:
         raise InvalidArgument(
-            f"{age_ms} is beyond {MAX_AGE_MS} ms", field="open.max_action_age_ms", reason=Reason.AGE_OUT_OF_RANGE
+            f"must be at most {MAX_AGE_MS} ms, got {age_ms}",
+            field="open.max_action_age_ms",
+            reason=Reason.AGE_OUT_OF_RANGE,
         )
     return age_ms * 1_000_000 if age_ms else None
 
@@ -241,7 +247,7 @@ def _order_images(messages: Sequence[pb.Image], cameras: tuple[CameraSpec, ...])
     """The images in the order of the cameras, whether they came by name or by position."""
     if len(messages) != len(cameras):
         raise InvalidArgument(
-            f"has {len(messages)} images, {len(cameras)} cameras were opened",
+            f"has {len(messages)} images; the session was opened with {len(cameras)} cameras",
             field="frame.images",
             reason=Reason.CAMERA_MISSING if len(messages) < len(cameras) else Reason.CAMERA_EXTRA,
         )
@@ -251,7 +257,7 @@ def _order_images(messages: Sequence[pb.Image], cameras: tuple[CameraSpec, ...])
     missing = [camera.name for camera in cameras if camera.name not in by_name]
     if missing:
         raise InvalidArgument(
-            f"has no image of camera {missing[0]!r}", field="frame.images", reason=Reason.CAMERA_MISSING
+            f"lacks an image from camera {missing[0]!r}", field="frame.images", reason=Reason.CAMERA_MISSING
         )
     return tuple(by_name[camera.name] for camera in cameras)
 
@@ -259,14 +265,14 @@ def _order_images(messages: Sequence[pb.Image], cameras: tuple[CameraSpec, ...])
 def _check_proprio(values: Sequence[float], names: tuple[str, ...]) -> None:
     if len(values) != len(names):
         raise InvalidArgument(
-            f"has {len(values)} values, {len(names)} names were opened",
+            f"has {len(values)} values; the session was opened with {len(names)} names",
             field="frame.proprio",
             reason=Reason.PROPRIO_COUNT,
         )
     for index, value in enumerate(values):
         if not abs(value) <= MAX_PROPRIO:  # also refuses NaN
             raise InvalidArgument(
-                f"is not a finite number up to {MAX_PROPRIO:g}",
+                f"must be finite and at most {MAX_PROPRIO:g} in magnitude",
                 field=f"frame.proprio[{index}]",
                 reason=Reason.PROPRIO_NOT_FINITE if not math.isfinite(value) else Reason.PROPRIO_OUT_OF_RANGE,
             )

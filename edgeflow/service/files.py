@@ -22,9 +22,9 @@ def read_file(key: str, name: str, *, private: bool = False) -> bytes:
     except OSError as error:
         raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{key}: {path} has more than {MAX_BYTES} bytes")
+        raise ConfigError(f"{key}: {path} exceeds the limit of {MAX_BYTES} bytes")
     if private and mode & OTHERS:
-        raise ConfigError(f"{key}: {path} is open to every user of this machine: chmod o-rwx {path}")
+        raise ConfigError(f"{key}: {path} is open to every user of this machine: run chmod o-rwx {path}")
     return data
 
 

@@ -82,7 +82,7 @@ class ControlService:
 
     async def _act(self, request: pb.ActRequest | Unparsable, context: Context) -> pb.ActResponse:
         if isinstance(request, Unparsable):
-            raise InvalidArgument("cannot be parsed", field="message", reason=Reason.MESSAGE_UNPARSABLE)
+            raise InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
         action, schema = await act_once(self._plane, request, self._caller(context))
         return pb.ActResponse(action=action_message(action), schema=schema_message(schema))
 

@@ -33,7 +33,7 @@ def _bytes_of(value: object) -> object:
         try:
             return base64.b64decode(value, validate=True)
         except binascii.Error as error:
-            raise ValueError("is not base64") from error
+            raise ValueError("must be base64") from error
     return value
 
 
@@ -44,16 +44,16 @@ class UnsupportedMedia(RequestError):
 
 
 class ActBody(BaseModel):
-    """One observation. image: a JPEG, or with format rgb8 the height*width*3 bytes of raw pixels."""
+    """One observation. image: a JPEG, or height*width*3 raw bytes with format rgb8."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     image: Annotated[bytes, BeforeValidator(_bytes_of)] = Field(description="base64 in JSON, raw bytes in msgpack")
     instruction: str
     format: str = Field("jpeg", pattern="^(jpeg|rgb8)$")
-    width: int = Field(0, ge=0, lt=1 << 32, description="needed with rgb8; otherwise from the JPEG's header")
-    height: int = Field(0, ge=0, lt=1 << 32)
-    proprio: dict[str, float] = Field(default_factory=dict, description="proprioception by name")
+    width: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8; read from the header of a JPEG")
+    height: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8")
+    proprio: dict[str, float] = Field(default_factory=dict, description="proprioceptive values by name")
     model: str = ""
     unnorm_key: str = ""
     mode: str = Field("", pattern="^(|serial|pipelined)$")
@@ -68,10 +68,10 @@ def parse_body(content_type: str, body: bytes) -> ActBody:
         value = _parse_msgpack(body)
     else:
         raise UnsupportedMedia(
-            f"is {JSON_TYPE} or {MSGPACK_TYPES[0]}", field="content-type", reason=Reason.CONTENT_TYPE
+            f"must be {JSON_TYPE} or {MSGPACK_TYPES[0]}", field="content-type", reason=Reason.CONTENT_TYPE
         )
     if not isinstance(value, dict):
-        raise InvalidArgument("is not an object", field="body", reason=Reason.BODY_SHAPE)
+        raise InvalidArgument("must be an object", field="body", reason=Reason.BODY_SHAPE)
     try:
         return ActBody.model_validate(value)
     except ValidationError as error:
@@ -139,20 +139,20 @@ def _parse_json(body: bytes) -> object:
         _check_depth(text)
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidArgument("is not JSON in UTF-8", field="body", reason=Reason.BODY_UNPARSABLE) from None
+        raise InvalidArgument("must be JSON in UTF-8", field="body", reason=Reason.BODY_UNPARSABLE) from None
 
 
 def _check_depth(text: str) -> None:
     """Cheap bound before the parser recurses; brackets inside strings count too, which no honest body reaches."""
     if text.count("[") + text.count("{") > MAX_DEPTH:
-        raise InvalidArgument(f"has more than {MAX_DEPTH} brackets", field="body", reason=Reason.BODY_DEPTH)
+        raise InvalidArgument(f"must not have more than {MAX_DEPTH} brackets", field="body", reason=Reason.BODY_DEPTH)
 
 
 def _parse_msgpack(body: bytes) -> object:
     try:
         return msgpack.unpackb(body, max_map_len=256, max_array_len=256, max_ext_len=0)
     except (ValueError, msgpack.UnpackException, RecursionError):
-        raise InvalidArgument("is not msgpack", field="body", reason=Reason.BODY_UNPARSABLE) from None
+        raise InvalidArgument("must be valid msgpack", field="body", reason=Reason.BODY_UNPARSABLE) from None
 
 
 def _text(text: str, field: str) -> str:

@@ -120,7 +120,7 @@ class Edge:
     def _check_size(self, headers: list[tuple[bytes, bytes]]) -> None:
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
             self._metrics.limit_rejections.labels("http_headers").inc()
-            text = f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes"
+            text = f"more than {MAX_HEADERS} headers, or more than {MAX_HEADER_BYTES} bytes of them"
             raise HeadersTooLarge(text, field="headers", reason=Reason.HEADERS_TOO_LARGE)
 
     def _caller(self, scope: Scope) -> Caller:
@@ -131,7 +131,9 @@ class Edge:
         try:
             if path.startswith(ADMIN_PATH) and not self._guard.asks and not is_loopback(peer):
                 raise PermissionDenied(
-                    "is for this machine only, or with a token", field="peer", reason=Reason.NOT_LOOPBACK
+                    "administration without tokens is limited to this machine: configure tokens_file",
+                    field="peer",
+                    reason=Reason.NOT_LOOPBACK,
                 )
             return self._guard.check(shown, ROLES.get(path, ADMIN), peer)
         except (Unauthenticated, PermissionDenied) as error:
@@ -141,7 +143,9 @@ class Edge:
     def _check_body_headers(self, headers: dict[bytes, bytes]) -> None:
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise UnsupportedEncoding(
-                "send the body as it is", field="content-encoding", reason=Reason.CONTENT_ENCODING
+                "compressed bodies are not accepted: send the body uncompressed",
+                field="content-encoding",
+                reason=Reason.CONTENT_ENCODING,
             )
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._body_bytes:
@@ -163,7 +167,9 @@ class Edge:
 
     def _too_large(self) -> BodyTooLarge:
         self._metrics.limit_rejections.labels("http_body_bytes").inc()
-        return BodyTooLarge(f"has more than {self._body_bytes} bytes", field="body", reason=Reason.BODY_TOO_LARGE)
+        return BodyTooLarge(
+            f"exceeds the limit of {self._body_bytes} bytes", field="body", reason=Reason.BODY_TOO_LARGE
+        )
 
     async def _answer(self, send: Send, error: EdgeflowError) -> None:
         field = error.field if isinstance(error, RequestError) else ""

@@ -162,6 +162,6 @@ class _CountedConnection(h11.Connection):
 
 
 def _late(what: str) -> bytes:
-    body = json.dumps(error_body("DEADLINE_EXCEEDED", f"{what} did not come in time")).encode()
+    body = json.dumps(error_body("DEADLINE_EXCEEDED", f"{what} did not arrive in time")).encode()
     head = "HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body

@@ -25,7 +25,7 @@ from edgeflow.service.health import Health
 from edgeflow.service.http_act import MSGPACK_TYPES, act_answer, act_request, parse_body
 from edgeflow.service.http_edge import CALLER, Edge, error_of_status
 from edgeflow.service.http_protocol import BoundedProtocol, Bounds
-from edgeflow.service.http_schema import ACT_BODY, ACT_FAILURES, NOT_SO, ActAnswer, ModelsAnswer, StateAnswer
+from edgeflow.service.http_schema import ACT_BODY, ACT_FAILURES, CHECK_FAILED, ActAnswer, ModelsAnswer, StateAnswer
 from edgeflow.service.listen import bind
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
@@ -61,7 +61,7 @@ def build_app(
 def _add_act(app: FastAPI, plane: ControlPlane) -> None:
     @app.post("/v1/act", response_model=ActAnswer, responses=ACT_FAILURES, openapi_extra=ACT_BODY)
     async def act(request: Request) -> Response:
-        """One observation in, one action out."""
+        """Return the action for one observation."""
         content_type = request.headers.get("content-type", "")
         body = parse_body(content_type, await request.body())
         answer = act_answer(*await act_once(plane, act_request(body), request.scope[CALLER]))
@@ -73,26 +73,26 @@ def _add_act(app: FastAPI, plane: ControlPlane) -> None:
 def _add_state(
     app: FastAPI, config: ServiceConfig, *, plane: ControlPlane, chat: ChatFront, health: Health, metrics: Metrics
 ) -> None:
-    @app.get("/live", response_model=StateAnswer, responses=NOT_SO)
-    @app.get("/healthz", response_model=StateAnswer, responses=NOT_SO)
+    @app.get("/live", response_model=StateAnswer, responses=CHECK_FAILED)
+    @app.get("/healthz", response_model=StateAnswer, responses=CHECK_FAILED)
     async def healthz() -> JSONResponse:
-        """Whether the process is alive: restart it when not."""
+        """Liveness: 503 means that the process should be restarted."""
         return JSONResponse({"state": health.state.value}, 200 if health.live else 503)
 
-    @app.get("/ready", response_model=StateAnswer, responses=NOT_SO)
-    @app.get("/readyz", response_model=StateAnswer, responses=NOT_SO)
+    @app.get("/ready", response_model=StateAnswer, responses=CHECK_FAILED)
+    @app.get("/readyz", response_model=StateAnswer, responses=CHECK_FAILED)
     async def readyz() -> JSONResponse:
-        """Whether a session opened now gets actions."""
+        """Readiness: 200 means that a session opened now gets actions."""
         return JSONResponse({"state": health.state.value}, 200 if health.ready else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
-        """Prometheus exposition."""
+        """Metrics in the Prometheus text format."""
         return Response(metrics.text(), media_type=METRICS_TYPE)
 
     @app.get("/v1/models", response_model=ModelsAnswer)
     async def models() -> JSONResponse:
-        """The policy, and the chat model by all its names."""
+        """List the policy and, where chat is served, the chat model under each of its names."""
         return JSONResponse({"object": "list", "data": [_model(config, plane), *chat.models]})
 
 

@@ -24,7 +24,7 @@ def check_image(data: bytes, camera: CameraSpec, field: str) -> None:
     header = read_jpeg(data, field)
     if (header.width, header.height) != (camera.width, camera.height):
         raise InvalidArgument(
-            f"is {header.width}x{header.height}, camera {camera.name!r} was opened with {camera.width}x{camera.height}",
+            f"is {header.width}x{header.height}; camera {camera.name!r} was opened with {camera.width}x{camera.height}",
             field=field,
             reason=Reason.IMAGE_WRONG_SIZE,
         )
@@ -41,7 +41,7 @@ def decode_jpeg(data: bytes, camera: CameraSpec, field: str) -> Pixels:
         raise InvalidArgument("cannot be decoded", field=field, reason=Reason.IMAGE_UNREADABLE) from None
     if pixels.shape != (camera.height, camera.width, 3):
         raise InvalidArgument(
-            "decodes to another size than its header says", field=field, reason=Reason.IMAGE_UNREADABLE
+            "decodes to a different size than its header declares", field=field, reason=Reason.IMAGE_UNREADABLE
         )
     return pixels
 
@@ -50,7 +50,7 @@ def _check_raw(data: bytes, camera: CameraSpec, field: str) -> None:
     expected = camera.width * camera.height * 3
     if len(data) != expected:
         raise InvalidArgument(
-            f"has {len(data)} bytes, {camera.width}x{camera.height} RGB has {expected}",
+            f"has {len(data)} bytes; {camera.width}x{camera.height} RGB takes {expected}",
             field=field,
             reason=Reason.IMAGE_WRONG_SIZE,
         )

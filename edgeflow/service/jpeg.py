@@ -21,7 +21,7 @@ _REFUSED = {
     **dict.fromkeys((0xC5, 0xC6, 0xCD, 0xCE, 0xDE, 0xDF), "hierarchical"),
     **dict.fromkeys((0xC9, 0xCA, 0xCC), "arithmetic-coded"),
     0xC8: "extended",
-    0xDC: "of a height that follows the pixels",
+    0xDC: "with its height after the pixels",
 }
 _ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length; none belongs between segments
 _FILL = re.compile(rb"\xff+")
@@ -72,17 +72,17 @@ class _Walk:
         if position == len(self._data):
             raise _truncated(self._field)
         if fill is None:
-            raise self._broken("no marker where one must be")
+            raise self._broken("a marker is missing")
         self._position = position + 1
         return self._data[position]
 
     def _segment(self, marker: int) -> None:
         if marker in _REFUSED:
             raise _refuse(
-                f"is a JPEG image of a kind not served: {_REFUSED[marker]}", self._field, Reason.IMAGE_WRONG_FORMAT
+                f"is an unsupported kind of JPEG image: {_REFUSED[marker]}", self._field, Reason.IMAGE_WRONG_FORMAT
             )
         if marker in _ALONE or marker < 0xC0:
-            raise self._broken(f"a marker 0x{marker:02X} between segments")
+            raise self._broken(f"unexpected marker 0x{marker:02X}")
         length = self._byte(self._position) << 8 | self._byte(self._position + 1)
         body = self._data[self._position + 2 : self._position + length]
         if length < 2:
@@ -102,10 +102,10 @@ class _Walk:
         if len(body) < 6 or len(body) != 6 + 3 * body[5]:
             raise self._broken("a frame header of the wrong length")
         if body[0] != 8:
-            text = f"has {body[0]} bits a sample, 8 are served"
+            text = f"has {body[0]} bits per sample; only 8 are supported"
             raise _refuse(text, self._field, Reason.IMAGE_WRONG_FORMAT)
         if body[5] not in (1, 3):
-            text = f"has {body[5]} colour components, 1 (grey) or 3 are served"
+            text = f"has {body[5]} colour components; only 1 (grey) and 3 are supported"
             raise _refuse(text, self._field, Reason.IMAGE_WRONG_FORMAT)
         height, width = int.from_bytes(body[1:3], "big"), int.from_bytes(body[3:5], "big")
         if not width or not height:
@@ -127,7 +127,7 @@ class _Walk:
         if self._size is None or not self._scans:
             raise self._broken("no pixels")
         if not self._more and not _PADDING.fullmatch(self._data, self._position):
-            raise _refuse("has data behind the end of the image", self._field, Reason.IMAGE_TRAILING_DATA)
+            raise _refuse("has data after the end of the image", self._field, Reason.IMAGE_TRAILING_DATA)
         return JpegHeader(*self._size, self._scans)
 
     def _byte(self, position: int) -> int:

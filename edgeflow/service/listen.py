@@ -21,7 +21,7 @@ def bind(key: str, host: str, port: int) -> socket.socket:
         )[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise AddressError(f"{key}: {host} is no address of this machine ({error.strerror})") from None
+        raise AddressError(f"{key}: {host} is not an address of this machine ({error.strerror})") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
@@ -41,7 +41,9 @@ def refuse_busy(key: str, host: str, port: int) -> None:
 def _describe(key: str, host: str, port: int, error: OSError) -> AddressError:
     where = address_text(host, port)
     if error.errno == errno.EADDRINUSE:
-        return AddressError(f"{key}: {where} is in use: stop what listens there, or choose another port (0: any)")
+        return AddressError(
+            f"{key}: {where} is in use: stop the process that listens there, or choose another port (0 = any)"
+        )
     if error.errno == errno.EACCES:
         return AddressError(f"{key}: {where} needs privileges: choose a port above 1023")
     return AddressError(f"{key}: cannot listen on {where}: {error.strerror}")

@@ -31,16 +31,20 @@ class FrameOrder:
         """OutOfRange, or the frame takes its place in the order (also if its contents are refused later)."""
         if seq <= self._last_seq:
             reason = Reason.SEQ_DUPLICATE if seq == self._last_seq else Reason.SEQ_OLD
-            raise OutOfRange(f"{seq} came after {self._last_seq}", field="frame.seq", reason=reason)
+            raise OutOfRange(
+                f"{seq} came after {self._last_seq}; sequence numbers must increase", field="frame.seq", reason=reason
+            )
         if seq > self._last_seq + SEQ_WINDOW:
             raise OutOfRange(
-                f"{seq} is more than {SEQ_WINDOW} after {self._last_seq}", field="frame.seq", reason=Reason.SEQ_GAP
+                f"{seq} is more than {SEQ_WINDOW} ahead of {self._last_seq}", field="frame.seq", reason=Reason.SEQ_GAP
             )
         if stamp_ns < self._last_stamp_ns:
-            raise OutOfRange("is older than the frame before", field="frame.stamp_ns", reason=Reason.STAMP_OLD)
+            raise OutOfRange("is earlier than the previous frame's", field="frame.stamp_ns", reason=Reason.STAMP_OLD)
         offset_ns = now_ns - stamp_ns
         if self._offset_ns is not None and offset_ns < self._offset_ns - STAMP_TOLERANCE_NS:
-            raise OutOfRange("is in the future", field="frame.stamp_ns", reason=Reason.STAMP_FUTURE)
+            raise OutOfRange(
+                "lies in the future of the robot's own clock", field="frame.stamp_ns", reason=Reason.STAMP_FUTURE
+            )
         self._last_seq = seq
         self._last_stamp_ns = stamp_ns
         self._offset_ns = offset_ns if self._offset_ns is None else min(self._offset_ns, offset_ns)

@@ -52,7 +52,7 @@ class Places:
 
     def _taken(self) -> ResourceExhausted:
         return ResourceExhausted(
-            f"all {self._most} sessions are taken",
+            f"all {self._most} sessions are in use",
             field="max_sessions",
             reason=Reason.SESSIONS_TAKEN,
             retry_after_ms=RETRY_AFTER_MS,
@@ -62,7 +62,7 @@ class Places:
         most = self._most_of_principal
         if principal and sum(each.principal == principal for each in self._callers.values()) >= most:
             raise ResourceExhausted(
-                f"{principal} has {most} sessions already",
+                f"{principal} already has {most} open sessions, as many as permitted",
                 field="limits.sessions_per_principal",
                 reason=Reason.PRINCIPAL_SESSIONS,
                 retry_after_ms=RETRY_AFTER_MS,

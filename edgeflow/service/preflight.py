@@ -17,10 +17,10 @@ def check_model_directory(path: Path) -> None:
     """CheckpointError names what is missing, truncated or foreign."""
     config = path / "config.json"
     if not config.is_file():
-        raise CheckpointError(f"model: {path} has no config.json: name the directory of a Hugging Face checkpoint")
+        raise CheckpointError(f"model: {path} has no config.json: give the directory of a Hugging Face checkpoint")
     model_type = _read_object(config).get("model_type")
     if model_type not in MODEL_TYPES:
-        raise CheckpointError(f"model: {path} holds model_type {model_type!r}; served: {', '.join(MODEL_TYPES)}")
+        raise CheckpointError(f"model: {path} has model_type {model_type!r}; supported: {', '.join(MODEL_TYPES)}")
     for name in REQUIRED:
         if not (path / name).is_file():
             raise CheckpointError(f"model: {path} has no {name}: fetch the checkpoint again")
@@ -53,7 +53,7 @@ def _check_shards(path: Path) -> None:
     names = set(shards.values()) if isinstance(shards, dict) else set()
     missing = sorted(str(name) for name in names if not (path / str(name)).is_file())
     if missing:
-        raise CheckpointError(f"model: {path} lacks {missing[0]}, which {INDEX} names: fetch the checkpoint again")
+        raise CheckpointError(f"model: {path} lacks {missing[0]}, which {INDEX} lists: fetch the checkpoint again")
 
 
 def _check_length(file: Path) -> None:

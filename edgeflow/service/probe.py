@@ -24,7 +24,7 @@ def probe(config: ServiceConfig, timeout_s: float) -> str:
     """
     host, port = LOOPBACK.get(config.http.host, config.http.host), config.http.port
     if port == 0:
-        raise ConfigError("http.port: 0 takes any port: name the one to ask")
+        raise ConfigError("http.port: is 0, any free port: give the service's actual port with --http-port")
     try:
         answer = _ask(host, port, config.tls, timeout_s)
     except OSError as error:
@@ -68,4 +68,4 @@ def _read(answer: bytes) -> tuple[int, str]:
     try:
         return int(head.split(maxsplit=2)[1]), str(json.loads(body)["state"])
     except (IndexError, KeyError, TypeError, ValueError):
-        raise Unavailable("what answered is not this service") from None
+        raise Unavailable("the answer does not come from an edgeflow service") from None

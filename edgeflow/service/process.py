@@ -46,7 +46,7 @@ def stop_signal() -> asyncio.Event:
 def clear_ready_file(path: Path) -> None:
     """One of an earlier service would lead robots to its ports."""
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"ready_file: {path.parent} is no directory that can be written to")
+        raise ConfigError(f"ready_file: {path.parent} is not a writable directory")
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

@@ -67,7 +67,9 @@ class SessionRunner:
         if self.session.ended is not None:
             return
         if isinstance(message, Unparsable):
-            self._refuse(0, InvalidArgument("cannot be parsed", field="message", reason=Reason.MESSAGE_UNPARSABLE))
+            self._refuse(
+                0, InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
+            )
             return
         match message.WhichOneof("kind"):
             case "frame":
@@ -77,10 +79,15 @@ class SessionRunner:
             case "close":
                 self.session.end(End("OK", Reason.CLIENT_CLOSED))
             case "open":
-                error = AlreadyExists("this stream has its session", field="open", reason=Reason.SESSION_OPEN)
+                error = AlreadyExists("this stream already has a session", field="open", reason=Reason.SESSION_OPEN)
                 self.session.reject_message(error, self._clock.now_ns())
             case _:
-                self._refuse(0, InvalidArgument("has no content", field="message", reason=Reason.MESSAGE_EMPTY))
+                self._refuse(
+                    0,
+                    InvalidArgument(
+                        "is empty: send a frame, reset or close", field="message", reason=Reason.MESSAGE_EMPTY
+                    ),
+                )
         self.pump()
 
     def receive_frame(self, frame: pb.Frame, envelope: pb.ClientMessage | pb.ActRequest) -> None:

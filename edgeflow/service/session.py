@@ -142,7 +142,7 @@ class Session:
             self._outbox.safe = None
         self.instruction = instruction or self.instruction
         self.epoch += 1
-        text = "the instruction or episode changed while this frame was under way"
+        text = "the instruction or episode changed while this frame was in flight"
         self._frames.drop_all("ABORTED", Reason.EPOCH_CHANGED, text)
         if self._ring in (Ring.HELD, Ring.ASKED):
             self.commands.append(ResetSession(self.number, self.epoch))
@@ -286,7 +286,7 @@ class Session:
             return
         silence_ns = now_ns - self._heard_ns
         if now_ns - self._opened_ns > self._rules.session_age_ns:
-            self.end(End("DEADLINE_EXCEEDED", Reason.SESSION_AGE, "the session reached its longest life"))
+            self.end(End("DEADLINE_EXCEEDED", Reason.SESSION_AGE, "the session reached its maximum age"))
         elif silence_ns > self._rules.silent_end_ns:
             seconds = self._rules.silent_end_ns / 1e9
             self.end(End("DEADLINE_EXCEEDED", Reason.SILENT, f"no frame for {seconds:g} s"))
@@ -301,7 +301,7 @@ class Session:
         """Tell the robot to stop moving; an action that was not taken yet is withdrawn. A fault's STOP stays."""
         ready = self._frames.take_ready()
         if ready is not None:
-            self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn, the robot holds")
+            self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn: the robot holds")
         if command is Command.STOP or not self._guard.fault:
             self._outbox.safe = ActionEvent(
                 epoch=self.epoch, command=command, reason=reason, valid_for_ms=self.valid_for_ms

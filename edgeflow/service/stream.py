@@ -127,7 +127,7 @@ class StreamCall:
         """A robot that does not read loses its session now; the status follows what it has not read yet."""
         if self._runner is not None:
             seconds = self._timing.slow_reader_ms / 1000
-            text = f"answers were not read for {seconds:g} s"
+            text = f"the robot did not read its answers for {seconds:g} s"
             self._runner.session.end(End("RESOURCE_EXHAUSTED", Reason.SLOW_READER, text))
             self._plane.close(self._runner)
             self._metrics.watchdog_fired.labels("slow_reader").inc()
@@ -135,11 +135,11 @@ class StreamCall:
 
 def _refused_before_open(message: pb.ClientMessage | Unparsable) -> Event:
     if isinstance(message, Unparsable):
-        broken = InvalidArgument("cannot be parsed", field="message", reason=Reason.MESSAGE_UNPARSABLE)
+        broken = InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
         return StatusEvent(
             seq=0, disposition=Disposition.REJECTED, code=broken.code, reason=broken.reason, text=broken.text
         )
-    early = FailedPrecondition("Open comes first", reason=Reason.NOT_OPEN)
+    early = FailedPrecondition("send Open first", reason=Reason.NOT_OPEN)
     if message.WhichOneof("kind") == "frame":
         return StatusEvent(
             seq=message.frame.seq,

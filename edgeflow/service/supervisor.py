@@ -244,5 +244,5 @@ class Supervisor:
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
         losses, window_s = self._timing.crash_limit + 1, self._timing.crash_window_s
-        self._listener.worker_fault(f"{losses} workers were lost within {window_s:g} s, the last: {why}")
+        self._listener.worker_fault(f"{losses} workers were lost within {window_s:g} s; last cause: {why}")
         return False

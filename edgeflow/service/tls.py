@@ -104,7 +104,7 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
         try:
             context.load_verify_locations(Path(config.client_ca).expanduser())
         except ssl.SSLError:
-            raise ConfigError(f"tls.client_ca: {config.client_ca} holds no certificate in PEM") from None
+            raise ConfigError(f"tls.client_ca: {config.client_ca} contains no PEM certificate") from None
     return context
 
 
@@ -117,15 +117,15 @@ def _context(config: TlsConfig) -> ssl.SSLContext:
 
 def _load_pair(context: ssl.SSLContext, config: TlsConfig) -> None:
     def no_password() -> str:
-        raise ConfigError(f"tls.key: {config.key} is encrypted: give it without a password, mode 0600")
+        raise ConfigError(f"tls.key: {config.key} is encrypted: provide an unencrypted key with mode 0600")
 
     cert, key = Path(config.cert).expanduser(), Path(config.key).expanduser()
     try:
         context.load_cert_chain(cert, key, no_password)
     except ssl.SSLError as error:
         if "MISMATCH" in (error.reason or ""):
-            raise ConfigError(f"tls.key: {config.key} does not belong to {config.cert}") from None
-        raise ConfigError(f"tls.cert, tls.key: {config.cert} and {config.key} are not both PEM") from None
+            raise ConfigError(f"tls.key: {config.key} does not match the certificate {config.cert}") from None
+        raise ConfigError(f"tls.cert, tls.key: cannot parse {config.cert} and {config.key}: both must be PEM") from None
     except OSError as error:
         raise ConfigError(f"tls: cannot read {config.cert} and {config.key}: {error.strerror}") from None
 

@@ -92,10 +92,10 @@ class UnderWay:
         if track is None:
             return
         if track.over_rate:
-            text = "above the permitted frame rate, and a newer frame came"
+            text = "the frame rate exceeds the permitted one, and a newer frame arrived"
             self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
             return
-        self.leave(track, Disposition.SUPERSEDED, "", Reason.SUPERSEDED, "a newer frame came first")
+        self.leave(track, Disposition.SUPERSEDED, "", Reason.SUPERSEDED, "superseded by a newer frame")
 
     def drop_unsent(self, code: str, reason: str, text: str) -> None:
         """Those that the worker has not seen leave."""

@@ -87,7 +87,7 @@ class WorkerProcess:
         if self._stacks.closed:
             return self._last_words
         if _is_stopped(self._popen.pid):
-            return ["the process is stopped by a signal and cannot tell"]
+            return ["the process is stopped by a signal: no stacks"]
         self._popen.send_signal(STACKS_SIGNAL)
         return await asyncio.to_thread(self._read_stacks)
 

@@ -61,7 +61,9 @@ class ChatTemplate:
         except _Refused as error:
             raise InvalidArgument(str(error)[:200], field="messages") from error
         except Exception as error:  # a template is a program: it fails in any way on messages it was not made for
-            raise InvalidArgument("the model's chat template does not take these messages", field="messages") from error
+            raise InvalidArgument(
+                "the model's chat template does not accept these messages", field="messages"
+            ) from error
 
 
 class _Refused(TemplateError):

@@ -19,9 +19,9 @@ class TextTokenizer:
     def __init__(self, directory: Path, vocab_size: int) -> None:
         path = directory / TOKENIZER_FILE
         if not path.is_file():
-            raise CheckpointError(f"{directory} has no {TOKENIZER_FILE}: only tokenizers in this format are read")
+            raise CheckpointError(f"{directory} has no {TOKENIZER_FILE}: only this tokenizer format is supported")
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes: that is no tokenizer")
+            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes: too large for a tokenizer")
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
@@ -30,7 +30,9 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if self.vocab_size > vocab_size:
-            raise CheckpointError(f"{path} has ids up to {self.vocab_size - 1}, the model's vocab_size is {vocab_size}")
+            raise CheckpointError(
+                f"{path} has ids up to {self.vocab_size - 1}, but the model's vocab_size is {vocab_size}"
+            )
 
     @property
     def definition(self) -> str:
@@ -45,7 +47,9 @@ class TextTokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise InvalidArgument("half a surrogate pair is no text", field="messages") from error
+            raise InvalidArgument(
+                "contains an unpaired surrogate, which is not valid Unicode text", field="messages"
+            ) from error
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:

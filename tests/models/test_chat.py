@@ -76,7 +76,7 @@ def test_what_a_model_brings(model: ChatModel):
         ({"text_config__intermediate_size": 60}, "mlp.gate_proj.weight has shape"),
         ({"text_config__num_hidden_layers": 1 << 30}, "num_hidden_layers must be a whole number"),
         ({"text_config__num_hidden_layers": 4}, "layers.3.self_attn.q_proj.weight is missing"),
-        ({"text_config__vocab_size": 100}, "tokenizer.json has ids up to 261, the model's vocab_size is 100"),
+        ({"text_config__vocab_size": 100}, "tokenizer.json has ids up to 261, but the model's vocab_size is 100"),
         ({"text_config__hidden_act": "gelu"}, "hidden_act 'gelu'; silu is served"),
         ({"text_config__use_sliding_window": True}, "use_sliding_window True is not served"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config .* is not served"),
@@ -223,7 +223,7 @@ def test_prompts_a_model_cannot_take(model: ChatModel, tmp_path: Path):
 
 
 def test_half_a_character_is_told(model: ChatModel):
-    with pytest.raises(InvalidArgument, match="half a surrogate pair"):
+    with pytest.raises(InvalidArgument, match="unpaired surrogate"):
         model.chat_prompt(model.render([{"role": "user", "content": json.loads('"\\ud83d"')}]))
 
 

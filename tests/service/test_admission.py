@@ -83,7 +83,7 @@ def test_a_lone_robot_is_always_let_in():
 
 def test_the_session_that_does_not_fit_is_refused_with_a_hint():
     admission = make()
-    with pytest.raises(ResourceExhausted, match="does not fit beside") as caught:
+    with pytest.raises(ResourceExhausted, match="cannot serve a frame every") as caught:
         fill(admission, request(500, Mode.SERIAL))
     assert (caught.value.reason, caught.value.retry_after_ms) == ("DEVICE_FULL", 1000)
     others = admission.others()
@@ -124,7 +124,9 @@ def test_auto_takes_the_youngest_actions_where_the_rate_is_the_cameras():
 
 
 def test_an_age_that_cannot_be_kept_is_refused_with_the_best_one():
-    with pytest.raises(FailedPrecondition, match=r"100 ms cannot be kept, the least age within reach is 1[23]\d ms"):
+    with pytest.raises(
+        FailedPrecondition, match=r"an action age of 100 ms cannot be kept; the lowest possible is 1[23]\d ms"
+    ):
         make().plan(request(10, Mode.AUTO, 100), ())
 
 

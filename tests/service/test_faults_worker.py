@@ -172,7 +172,7 @@ async def test_more_losses_than_the_budget_are_a_fault(tmp_path: Path):
         if losses < 4:
             await eventually(lambda losses=losses: heard.ready == losses + 1)
     await eventually(lambda: bool(heard.faults))
-    assert heard.faults == ["4 workers were lost within 300 s, the last: eof"]
+    assert heard.faults == ["4 workers were lost within 300 s; last cause: eof"]
     assert len(script.workers) == 4
     await keeper.stop(1)
 
@@ -196,7 +196,7 @@ async def test_starts_that_fail_count(tmp_path: Path, monkeypatch):
     script.fail = WorkerFailed("StartError", "no device")
     script.worker.kill()
     await eventually(lambda: bool(heard.faults))
-    assert heard.faults == ["4 workers were lost within 300 s, the last: no device"]
+    assert heard.faults == ["4 workers were lost within 300 s; last cause: no device"]
     assert len(script.workers) == 4
     await keeper.stop(1)
 
@@ -212,7 +212,7 @@ def test_a_service_whose_workers_keep_dying_ends_with_an_error_of_one_line(check
             script.fail = WorkerFailed("StartError", "no device")
             script.worker.kill()
 
-    with pytest.raises(WorkerError, match="4 workers were lost within 300 s, the last: no device"):
+    with pytest.raises(WorkerError, match="4 workers were lost within 300 s; last cause: no device"):
         run_service(config(model=str(checkpoint)), announce, launch=script.launch)
     assert phases[-3:] == ["fault", "draining", "stopped"]
 

@@ -41,7 +41,7 @@ def test_insecure_is_warned_about_before_anything_else(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--tls-cert", "service.pem", "--tls-key", "other.key"), "does not belong to"),
+        (("--tls-cert", "service.pem", "--tls-key", "other.key"), "does not match the certificate"),
         (("--tokens", "public.json"), "chmod o-rwx"),
     ],
 )

@@ -47,9 +47,9 @@ def start_message(
     usual, most = config_tokens
     asked = body.length or min(usual, most)
     if asked > most:
-        raise InvalidArgument(f"the limit is {most}", field="max_tokens", reason=Reason.MAX_TOKENS)
+        raise InvalidArgument(f"{asked} exceeds the limit of {most}", field="max_tokens", reason=Reason.MAX_TOKENS)
     if len(prompt.ids) > ready.capacity:
-        text = f"{len(prompt.ids)} tokens, at most {ready.capacity} fit the slot"
+        text = f"has {len(prompt.ids)} tokens; a slot holds at most {ready.capacity}"
         raise InvalidArgument(text, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
     defaults = dict(zip(("temperature", "top_p", "min_p", "repetition_penalty"), ready.sampling, strict=True))
     chosen = {name: value if (value := getattr(body, name)) is not None else defaults[name] for name in defaults}

@@ -233,7 +233,7 @@ class ChatDesk:
             self._metrics.chat_running.set(1)
             return
         if len(self._waiting) >= self.config.queue:
-            raise self._full(f"{self.config.queue} requests wait already", Reason.QUEUE_FULL)
+            raise self._full(f"{self.config.queue} requests are already waiting", Reason.QUEUE_FULL)
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         late = loop.call_later(self.config.queue_ms / 1000, self._too_late, turn)
@@ -254,7 +254,9 @@ class ChatDesk:
 
     def _too_late(self, turn: asyncio.Future[None]) -> None:
         if not turn.done():
-            turn.set_exception(self._full(f"no turn within {self.config.queue_ms} ms", Reason.QUEUE_TIMEOUT))
+            turn.set_exception(
+                self._full(f"the request waited longer than {self.config.queue_ms} ms", Reason.QUEUE_TIMEOUT)
+            )
 
     def _pass_on(self) -> None:
         """The turn goes to whoever waited longest."""
@@ -292,7 +294,7 @@ def _settle(change: asyncio.Future[None], answer: object) -> None:
 
 
 def _revoked() -> Unauthenticated:
-    return Unauthenticated("the token does not allow this any more", field="authorization", reason=Reason.REVOKED)
+    return Unauthenticated("the token was revoked or has expired", field="authorization", reason=Reason.REVOKED)
 
 
 def _no_worker() -> Unavailable:

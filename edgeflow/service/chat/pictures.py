@@ -25,18 +25,20 @@ def read_picture(url: str, field: str, limits: LimitsConfig) -> NDArray[np.uint8
     kind = _FORMATS.get(head.lower())
     if kind is None:
         raise InvalidArgument(
-            "is a data: URL of a JPEG or PNG in base64; nothing is fetched", field=field, reason=Reason.IMAGE_URL
+            "must be a data: URL with a base64 JPEG or PNG; other URLs are not fetched",
+            field=field,
+            reason=Reason.IMAGE_URL,
         )
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidArgument("is not base64", field=field, reason=Reason.IMAGE_BASE64) from None
+        raise InvalidArgument("must be base64", field=field, reason=Reason.IMAGE_BASE64) from None
     width, height = _jpeg_size(data, field) if kind == "JPEG" else _png_size(data, field)
     if width * height > limits.image_pixels:
-        text = f"is {width}x{height}, the limit is {limits.image_pixels} pixels"
+        text = f"is {width}x{height}; the limit is {limits.image_pixels} pixels"
         raise InvalidArgument(text, field=field, reason=Reason.IMAGE_TOO_LARGE)
     if max(width, height) > limits.image_side:
-        text = f"is {width}x{height}, the limit of a side is {limits.image_side} pixels"
+        text = f"is {width}x{height}; a side may have at most {limits.image_side} pixels"
         raise InvalidArgument(text, field=field, reason=Reason.IMAGE_TOO_LARGE)
     try:
         return np.array(Image.open(io.BytesIO(data), formats=[kind]).convert("RGB"))

@@ -100,17 +100,17 @@ def add_chat(app: FastAPI, front: ChatFront) -> None:
 
     @app.post("/v1/chat/completions", responses=shapes.ANSWERS, openapi_extra=shapes.body_of(ChatBody))
     async def chat_completions(request: Request) -> Response:
-        """An answer to a conversation; with `stream`, as server-sent events."""
+        """Answer a conversation; with `stream`, as server-sent events."""
         return await _answer(front, request, await _body(ChatBody, request))
 
     @app.post("/v1/completions", responses=shapes.ANSWERS, openapi_extra=shapes.body_of(CompletionBody))
     async def completions(request: Request) -> Response:
-        """A text that goes on from a prompt; with `stream`, as server-sent events."""
+        """Continue a text; with `stream`, as server-sent events."""
         return await _answer(front, request, await _body(CompletionBody, request))
 
     @app.post("/tokenize", responses=shapes.FAILURES, openapi_extra=shapes.body_of(TokenizeBody))
     async def tokenize(request: Request) -> JSONResponse:
-        """The token ids of a text or of messages."""
+        """Return the token ids of a text, or of messages after the chat template."""
         body = await _body(TokenizeBody, request)
         text = front.loaded()
         text.slot(body.model, None)

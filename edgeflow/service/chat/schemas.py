@@ -54,7 +54,9 @@ def checked(schema: Schema, field: str) -> str:
     """
     text = json.dumps(schema, separators=(",", ":"))
     if len(text) > MAX_SCHEMA_BYTES:
-        raise InvalidArgument(f"has more than {MAX_SCHEMA_BYTES} bytes", field=field, reason=Reason.SCHEMA_TOO_LARGE)
+        raise InvalidArgument(
+            f"exceeds the limit of {MAX_SCHEMA_BYTES} bytes", field=field, reason=Reason.SCHEMA_TOO_LARGE
+        )
     _check(schema, field)
     return text
 
@@ -67,10 +69,10 @@ def _check(schema: Any, field: str) -> None:
         return
     for key, value in schema.items():
         if key in _REFUSED:
-            raise InvalidArgument(f"{key} is not served", field=field, reason=Reason.SCHEMA_KEYWORD)
+            raise InvalidArgument(f"{key} is not supported", field=field, reason=Reason.SCHEMA_KEYWORD)
         if key in ("$ref", "$dynamicRef") and not (isinstance(value, str) and _REFERENCE.fullmatch(value)):
             raise InvalidArgument(
-                "$ref must name a definition of the schema", field=field, reason=Reason.SCHEMA_REFERENCE
+                "$ref must refer to a definition inside the schema", field=field, reason=Reason.SCHEMA_REFERENCE
             )
         if key in _OF_NAMES and isinstance(value, dict):
             _check(list(value.values()), field)

@@ -14,22 +14,22 @@ from edgeflow.service.http_schema import ErrorAnswer
 from edgeflow.text.tokenizer import TextTokenizer
 
 _WHY = {
-    400: "something in the request is wrong; error.param says what",
-    401: "no token, or not one that is known",
-    403: "the token's roles do not permit this",
-    404: "no such model or slot",
-    408: "the body came too slowly",
-    413: "the body is larger than permitted",
-    415: "a content type or encoding that is not served",
-    429: "too many requests wait; retry-after says when to try again",
-    503: "stopping, or no chat model is ready",
-    504: "no answer in time",
+    400: "invalid request; error.param names the field",
+    401: "missing, unknown or expired token",
+    403: "the token's roles do not permit this request",
+    404: "unknown model or slot",
+    408: "the request body arrived too slowly",
+    413: "request body too large",
+    415: "unsupported content type or content encoding",
+    429: "too many requests are waiting; try again after retry-after seconds",
+    503: "the service is stopping, or no chat model is ready",
+    504: "no answer within the time limit",
 }
 FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": why} for status, why in _WHY.items()
 }
 ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "the answer; with stream, its pieces", "content": {"text/event-stream": {}}},
+    200: {"description": "the answer; with stream, server-sent events", "content": {"text/event-stream": {}}},
     **FAILURES,
 }
 

@@ -56,11 +56,11 @@ class ChatText:
         """The fixed prefix that a request wants; NotFound for a model or slot that is not there."""
         name, _, of_name = model.partition(":")
         if model and name != self._name:
-            raise NotFound(f"there is no chat model of that name, {self._name!r} is served", field="model")
+            raise NotFound(f"unknown chat model; this service serves {self._name!r}", field="model")
         wanted = named or of_name
         if wanted and wanted not in self._slots:
-            known = ", ".join(self._slots) or "none is declared"
-            raise NotFound(f"there is no slot of that name; known: {known}", field="slot")
+            known = ", ".join(self._slots) or "none"
+            raise NotFound(f"unknown slot; declared slots: {known}", field="slot")
         return self._slots.get(wanted)
 
     @property
@@ -82,7 +82,7 @@ class ChatText:
     def chat_prompt(self, body: ChatBody, slot: ChatSlot | None) -> PreparedPrompt:
         """Messages through the checkpoint's template, a slot's own messages before them."""
         if slot is not None and slot.text:
-            raise InvalidArgument("this slot begins with plain text: use /v1/completions", field="slot")
+            raise InvalidArgument("this slot's prefix is plain text: use /v1/completions", field="slot")
         before = [message.model_dump() for message in slot.messages] if slot else []
         messages, pictures = self._plain(body.messages)
         ids = self._render([*before, *messages], body.offered, f"{BEGIN}\n" if body.forced else "")
@@ -91,7 +91,7 @@ class ChatText:
     def text_prompt(self, body: CompletionBody, slot: ChatSlot | None) -> PreparedPrompt:
         """A plain text, a slot's text before it."""
         if slot is not None and slot.messages:
-            raise InvalidArgument("this slot begins with messages: use /v1/chat/completions", field="slot")
+            raise InvalidArgument("this slot's prefix is a list of messages: use /v1/chat/completions", field="slot")
         return PreparedPrompt(self.encode((slot.text if slot else "") + body.prompt))
 
     def encode(self, text: str) -> list[int]:
@@ -106,7 +106,7 @@ class ChatText:
         """begun: what the answer begins with."""
         template = self._templated()
         if tools and not template.takes_tools:
-            raise InvalidArgument("this model's chat template takes no tools", field="tools")
+            raise InvalidArgument("this model's chat template does not support tools", field="tools")
         offered = [tool.model_dump(exclude_none=True) for tool in tools] or None
         return self._encode(template(messages, tools=offered) + begun, special=False)
 
@@ -118,7 +118,7 @@ class ChatText:
     def _encode(self, text: str, *, special: bool) -> list[int]:
         """A text that cannot fit is refused before it is cut into tokens, which takes time."""
         if len(text) > self._most:
-            why = f"{len(text)} characters, at most {self._most} are read for a slot of this size"
+            why = f"{len(text)} characters exceed the {self._most} that can fit a slot of this size"
             raise InvalidArgument(why, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
         return self.tokenizer.encode(text, special=special)
 
@@ -140,11 +140,15 @@ class ChatText:
         if isinstance(part, TextPart):
             return {"type": "text", "text": part.text}
         if len(pictures) == MAX_IMAGES:
-            raise InvalidArgument(f"the limit is {MAX_IMAGES} images", field=field, reason=Reason.IMAGES_TOO_MANY)
+            raise InvalidArgument(
+                f"a request may have at most {MAX_IMAGES} images", field=field, reason=Reason.IMAGES_TOO_MANY
+            )
         pictures.append(read_picture(part.image_url.url, f"{field}.image_url.url", self._limits))
         if sum(picture.nbytes for picture in pictures) > MAX_PAYLOAD_BYTES:
             raise InvalidArgument(
-                "the images have too many pixels together", field=field, reason=Reason.IMAGES_TOO_LARGE
+                f"the images exceed {MAX_PAYLOAD_BYTES // 3} pixels in total",
+                field=field,
+                reason=Reason.IMAGES_TOO_LARGE,
             )
         return {"type": "image"}
 
