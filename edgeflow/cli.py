@@ -1,4 +1,4 @@
-"""The commands. Each imports what it needs when it runs: `--help` is quick, and a missing extra is told."""
+"""The command line. Commands import what they need when they run: `--help` is quick, missing extras are named."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ token_app.command("new")(settings.token_new)
 
 
 def main() -> None:
-    """Entry point: a StartError is one line on standard error and exit code 2."""
+    """Run the command line. A StartError becomes one line on standard error and exit code 2."""
     try:
         app()
     except StartError as error:

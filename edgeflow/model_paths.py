@@ -1,4 +1,4 @@
-"""Where a model's files are: in the package, in a directory, or on the hub."""
+"""Locations of model files: in the package, in a directory, or on the hub."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
 def resolve_model(name: str) -> Path:
-    """The directory of `demo`, of a path, or of a hub id (safetensors and JSON files only, no code)."""
+    """The directory of `demo`, of a path, or of a hub id (downloads safetensors and JSON files only, no code)."""
     if name == EMBEDDED_MODEL:
         if not (EMBEDDED_POLICY / "config.json").is_file():
             raise CheckpointError("model: the embedded policy is not installed: run `edgeflow train-demo`")
@@ -30,7 +30,7 @@ def resolve_model(name: str) -> Path:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a model's name can only be one on the hub: `owner/name`, and no such file here."""
+    """True if the name has the form `owner/name` and there is no such local path."""
     return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
 
 

@@ -1,4 +1,4 @@
-"""The nouns of the system. Leaf module: standard library only."""
+"""The basic types of the system. Leaf module: standard library only."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from enum import Enum
 
 
 class Mode(str, Enum):
-    """How frames of one session share passes.
+    """How the frames of a session share passes.
 
-    depth: a frame leaves after a given number of ticks. auto: the depth with the highest rate whose age is allowed.
+    SERIAL: one frame at a time. PIPELINED: K frames share a pass. DEPTH: a given number of frames share a pass. AUTO:
+    the depth with the highest rate whose action age is permitted.
     """
 
     SERIAL = "serial"
@@ -19,14 +20,14 @@ class Mode(str, Enum):
 
 
 class ImageFormat(str, Enum):
-    """How a camera's pixels travel."""
+    """How an image is encoded."""
 
     JPEG = "jpeg"
     RGB8 = "rgb8"
 
 
 class Disposition(str, Enum):
-    """What became of a frame; every frame gets exactly one."""
+    """The outcome of a frame; every frame gets exactly one."""
 
     ACTED = "acted"
     SUPERSEDED = "superseded"
@@ -35,7 +36,7 @@ class Disposition(str, Enum):
 
 
 class Command(str, Enum):
-    """What a robot is told to do now."""
+    """What a robot must do now."""
 
     ACT = "act"
     HOLD = "hold"
@@ -44,7 +45,7 @@ class Command(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class CameraSpec:
-    """A camera as agreed at open: pixels are width x height, RGB."""
+    """A camera as declared at open: RGB images of width x height pixels."""
 
     name: str
     width: int
@@ -54,11 +55,11 @@ class CameraSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionSchema:
-    """What the K numbers of an action mean.
+    """The meaning of an action's numbers.
 
-    names, units, low, high, relative: one entry a dimension; limits in the given units.
-    frame: "tool" or "base", the frame relative dimensions are expressed in.
-    rotation: "rotvec" or "euler_xyz", how three rotation dimensions compose.
+    names, units, low, high, relative: one entry per dimension; limits in the given units.
+    frame: "tool" or "base", the frame in which relative dimensions are expressed.
+    rotation: "rotvec" or "euler_xyz", how the three rotation dimensions compose.
     """
 
     names: tuple[str, ...]
@@ -81,10 +82,10 @@ class ActionSchema:
 
 @dataclass(frozen=True, slots=True)
 class StageTimings:
-    """Where the time of one frame went, nanoseconds on the server's clock.
+    """Time a frame spent in each stage, in nanoseconds on the server's clock.
 
-    decode: pixels from JPEG; queue: waiting for a pass; inference: first pass started to last pass ended;
-    passes: passes the frame was in.
+    decode: JPEG decoding. queue: waiting for a pass. inference: from the start of its first pass to the end of its
+    last. passes: number of passes it took part in.
     """
 
     decode_ns: int = 0

@@ -1,4 +1,4 @@
-"""Who a client is and whom it trusts: TLS files and a token, and the channels made with them."""
+"""Credentials of a client (TLS files and a token), and the gRPC channels made with them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MAX_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a protected service is shown.
+    """Credentials for a protected service.
 
-    ca: certificates (PEM) that the service's must be signed by; None = the usual roots. cert, key: this client's own,
-    for mutual TLS. token: names the principal. Files are read at every connect, so that they may be replaced.
+    ca: CA certificates (PEM) to verify the service with; None = the default roots. cert, key: the client's own, for
+    mutual TLS. token: identifies the principal. Files are read at every connect, so that they may be replaced.
     """
 
     ca: Path | None = None
@@ -47,7 +47,7 @@ class Credentials:
         key: Path | None = None,
         token_file: Path | None = None,
     ) -> Credentials:
-        """From files; the token of the environment (EDGEFLOW_TOKEN) where no file has one."""
+        """Credentials from files; without a token file, the token comes from the variable EDGEFLOW_TOKEN."""
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
         if token_file is not None:
             try:
@@ -62,11 +62,11 @@ class Credentials:
 def channel(
     address: str, credentials: Credentials | None, options: Sequence[tuple[str, Any]], aio: bool = False
 ) -> Any:
-    """A grpc.Channel, or grpc.aio.Channel, that shows the credentials with every call; the caller closes it.
+    """A grpc.Channel, or grpc.aio.Channel, that sends the credentials with every call; the caller closes it.
 
-    credentials: None = only the environment's token, if there is one. TLS where a CA or a certificate is named, and
-    to every address off loopback once there is a token. A token goes unencrypted over loopback only; gRPC checks it.
-    InvalidArgument names a file that cannot be read.
+    credentials: None = the environment's token, if set. TLS is used if a CA or a certificate is given, and to every
+    address but loopback once there is a token: a token is never sent unencrypted beyond loopback, as gRPC itself
+    checks. InvalidArgument names a file that cannot be read.
     """
     shown = credentials or Credentials.of()
     library = grpc.aio if aio else grpc

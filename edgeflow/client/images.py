@@ -1,4 +1,4 @@
-"""A camera's pixels as the bytes that travel."""
+"""Encoding of camera images for the wire."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Images: TypeAlias = "Image | Mapping[str, Image]"
 
 
 def encode_images(images: Images, cameras: Sequence[CameraSpec]) -> list[bytes]:
-    """One entry a camera, in the order of `cameras`; copies, so that the caller may reuse its buffers.
+    """The bytes of each camera's image, in the order of `cameras`; copies, so that the caller may reuse its buffers.
 
-    images: by camera name, or the image itself where there is one camera. JPEG comes as bytes; RGB8 as
-    `[height, width, 3]` uint8 or as bytes of that size. InvalidArgument names the camera and what was agreed.
+    images: by camera name, or the image itself if there is one camera. JPEG is given as bytes; RGB8 as a
+    [height, width, 3] uint8 array or as bytes of that size. InvalidArgument names the camera and what is expected.
     """
     if not isinstance(images, Mapping):
         if len(cameras) != 1:

@@ -1,4 +1,4 @@
-"""What a robot's session stands for: frames under way, the watchdog, the newest stream. No threads, no locks."""
+"""The state of a robot's session: frames in flight, the watchdog, the newest stream. No threads, no locks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _log = logging.getLogger("edgeflow.client")
 
 
 class Session:
-    """Outlives its streams: a lost stream takes the frames under way with it, the next one starts anew.
+    """A session that outlives its streams: frames in flight are lost with their stream, and the next one starts afresh.
 
-    Every frame tells its instruction, so that a refused frame cannot lose a new one.
+    Every frame carries its instruction, so that a refused frame cannot lose a new one.
     """
 
     def __init__(self, settings: SessionSettings, instruction: str, clock: Clock, resume_within_ns: int) -> None:
@@ -45,13 +45,13 @@ class Session:
     # What the robot does.
 
     def opening(self) -> pb.Open:
-        """How to open the next stream."""
+        """The Open message of the next stream."""
         return open_message(self._settings, self._instruction)
 
     def push(
         self, images: Sequence[bytes], proprio: Sequence[float], pose: Pose | None, instruction: str, stamp_ns: int
     ) -> int:
-        """The newest frame's number; an empty instruction means the one before."""
+        """Queue the newest frame and return its number; an empty instruction keeps the current one."""
         self._check_usable()
         if instruction not in ("", self._instruction):
             self._instruction = instruction
@@ -73,7 +73,7 @@ class Session:
         return seq
 
     def reset(self, instruction: str) -> None:
-        """A new episode; an empty instruction means the one before."""
+        """Start a new episode; an empty instruction keeps the current one."""
         self._check_usable()
         self._instruction = instruction or self._instruction
         self._watchdog.restart(self.flight.last_seq, Reason.RESET, rearm=True)
@@ -83,12 +83,12 @@ class Session:
                 self.flight.leave(withdrawn + self._first_seq, Disposition.DROPPED)
 
     def close(self) -> None:
-        """No action is accepted from now on."""
+        """Accept no more actions."""
         self.closed = True
         self._watchdog.halt(Command.HOLD, Reason.CLOSED)
 
     def directive(self) -> Directive:
-        """What to do now; the same object as long as nothing changed."""
+        """The current directive; the same object as long as nothing changes."""
         now = self._watchdog.directive()
         if self._published.command is Command.ACT and now.command is not Command.ACT:
             self.flight.holds += 1
@@ -98,7 +98,7 @@ class Session:
     # What the stream does.
 
     def stream_opened(self, message: pb.Opened, outgoing: Outgoing) -> None:
-        """FailedPrecondition when the answer is not understood."""
+        """A stream was opened; FailedPrecondition if the answer cannot be interpreted."""
         self.opened, self.error, self._outgoing = opened_of(message), None, outgoing
         self.flight.leave_all()
         self.flight.opens += 1
@@ -106,7 +106,7 @@ class Session:
         self._watchdog.opened(self.opened.epoch)
 
     def stream_said(self, message: pb.ServerMessage) -> bool:
-        """Whether it was an action that may be executed."""
+        """Take a message; True if it was an action that may be executed."""
         match message.WhichOneof("kind"):
             case "action":
                 return self._hear_action(message.action)
@@ -119,7 +119,7 @@ class Session:
         return False
 
     def stream_ended(self, error: EdgeflowError, final: bool) -> None:
-        """final: the service does not take this session back."""
+        """The stream ended. final: the service does not take this session back."""
         self.error, self.refused, self._outgoing = error, final, None
         self.flight.leave_all()
         if not self.closed:
@@ -151,7 +151,7 @@ class Session:
         return True
 
     def _action_of(self, message: pb.Action, taken: Taken, opened: Opened) -> Action | None:
-        """None when it is not K finite numbers with the stamp of the frame it answers."""
+        """The action, or None unless it is K finite numbers with the stamp of the frame it answers."""
         values = np.array(message.values, dtype=np.float64)
         if values.shape != (len(opened.schema.names),) or not np.isfinite(values).all():
             return None

@@ -1,4 +1,4 @@
-"""What front and worker say to each other: a fixed set of messages. ipc/coding.py makes bytes of them."""
+"""The fixed set of messages between front and worker; ipc/coding.py serialises them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import TypeAlias
 from edgeflow.types import ActionSchema, PassTimes
 
 Payload: TypeAlias = bytes | memoryview
-"""raw bytes behind a header: sent from wherever they lie, received as bytes"""
+"""Raw bytes that follow a header: sent from any buffer without a copy, received as bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """Front → worker: give this session a ring of slots. Answered by SessionOpened or SessionRefused.
+    """Front → worker: reserve KV slots for a session. Answered by SessionOpened or SessionRefused.
 
-    depth: ticks a frame takes, 1 (serial) to K (pipelined). deadline_ns: from a frame's arrival to its action.
-    period_ns: between frames.
-    instruction: checked, not kept; every frame brings its own.
+    depth: 1 (serial) to K (pipelined). deadline_ns: from a frame's arrival to its action. period_ns: between frames.
+    instruction: checked but not stored; every frame carries its own.
     """
 
     session: int
@@ -31,19 +30,19 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Front → worker in reserve: take over. pass_times: measured by an earlier worker; None = measure them again."""
+    """Front → spare worker: take over. pass_times: measured by an earlier worker; None = measure them again."""
 
     pass_times: PassTimes | None
 
 
 @dataclass(frozen=True, slots=True)
 class StandingBy:
-    """Worker in reserve → front: everything is loaded, `Begin` will find it at once."""
+    """Spare worker → front: everything is loaded; `Begin` starts it at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeDepth:
-    """Front → worker: from the session's next frame on. Not answered."""
+    """Front → worker: use another depth from the session's next frame on. Not answered."""
 
     session: int
     depth: int
@@ -53,7 +52,7 @@ class ChangeDepth:
 class SubmitFrame:
     """Front → worker: one checked observation. Payload: height*width*3 RGB bytes of the policy's camera.
 
-    waited_ns: since the front received it.
+    waited_ns: time since the front received it.
     Answered by exactly one FrameResult or FrameDropped.
     """
 
@@ -69,7 +68,7 @@ class SubmitFrame:
 
 @dataclass(frozen=True, slots=True)
 class ResetSession:
-    """Front → worker: what is in flight belongs to an old epoch from now on."""
+    """Front → worker: start a new epoch; frames in flight belong to the old one and are dropped."""
 
     session: int
     epoch: int
@@ -77,7 +76,7 @@ class ResetSession:
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """Front → worker: drop what is in flight and free the ring."""
+    """Front → worker: drop the frames in flight and free the session's slots."""
 
     session: int
 
@@ -86,9 +85,9 @@ class CloseSession:
 class ChatStart:
     """Front → worker: answer a prompt. Answered by ChatTokens and one ChatDone, or by ChatRefused.
 
-    ids: the prompt's tokens, one a place for an image. sizes: height, width of each image, one after the other.
+    ids: the prompt's tokens, with one placeholder per image. sizes: height and width of each image, flattened.
     top_k: 0 = off. seed, logprobs: -1 = none. schema: a JSON schema that the answer must follow, or "".
-    Payload: the images' height*width*3 RGB bytes, one after the other.
+    Payload: height*width*3 RGB bytes per image, concatenated.
     """
 
     request: int
@@ -111,7 +110,7 @@ class ChatStart:
 
 @dataclass(frozen=True, slots=True)
 class ChatStop:
-    """Front → worker: the answer is complete (a stop string), or nobody wants it any more."""
+    """Front → worker: end an answer, because of a stop string or because the client is gone (cancelled)."""
 
     request: int
     cancelled: bool
@@ -119,8 +118,10 @@ class ChatStop:
 
 @dataclass(frozen=True, slots=True)
 class SetPrefix:
-    """Front → worker: what a declared slot begins with from now on; no ids = nothing. Computed after the requests that
-    came before it, which keep the prefix they run on. Answered by PrefixSet or ChatRefused.
+    """Front → worker: replace the fixed prefix of a declared slot; no ids = remove it.
+
+    It is computed after the requests that arrived earlier, which keep the prefix they run on. Answered by PrefixSet or
+    ChatRefused.
     """
 
     request: int
@@ -130,19 +131,19 @@ class SetPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Front → worker, once a second: proves that the loop turns."""
+    """Front → worker, once per second: asks for a sign of life."""
 
     nonce: int
 
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Front → worker: finish the pass in flight and leave with exit code 0."""
+    """Front → worker: finish the pass in flight and exit with code 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupProgress:
-    """Worker → front: how far the start is."""
+    """Worker → front: progress of the start."""
 
     step: str
     done: int
@@ -151,7 +152,7 @@ class WarmupProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """Worker → front: a warm-up pass was checked.
+    """Worker → front: the warm-up succeeded and the worker serves.
 
     schema: of the default un-normalisation key. prefill_rows: L_P of a short instruction. pass_times: measured at
     start. operators: implementations in use besides the built-in ones, in one line.
@@ -176,11 +177,11 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReady:
-    """Worker → front, before WorkerReady, once a chat model: what it can take.
+    """Worker → front, before WorkerReady: a chat model is loaded.
 
-    capacity: positions of a slot, prompt and answer together. slots: of the declared fixed prefixes.
-    step_ns: one decode row. row_ns: a prompt's row, in chunks. sampling: the checkpoint's own temperature, top_p,
-    min_p and repetition_penalty. numbers: what it computes in and what that costs, for a person.
+    capacity: tokens per slot, prompt and answer together. slots: ids of the declared fixed prefixes.
+    step_ns: time of a decode step. row_ns: time per prompt row within a chunk. sampling: the checkpoint's own
+    temperature, top_p, min_p and repetition_penalty. numbers: precision and its cost, for people.
     """
 
     model: str
@@ -199,7 +200,10 @@ class ChatReady:
 
 @dataclass(frozen=True, slots=True)
 class ChatToken:
-    """Worker → front: the next token. logprobs: its own and those of the likeliest `top`; empty unless asked for."""
+    """Worker → front: the next token.
+
+    logprobs: of the token and of the likeliest tokens `top`; empty unless requested.
+    """
 
     request: int
     token: int
@@ -209,9 +213,10 @@ class ChatToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDone:
-    """Worker → front: the answer's end. reason: stop, length or cancelled. reused: prompt rows of a fixed prefix.
+    """Worker → front: the end of an answer. reason: stop, length or cancelled.
 
-    slot: whose prefix that was, or "". queue_ns: from arrival to the first step; prefill_ns: to the first token.
+    reused: prompt rows taken from the fixed prefix of `slot` ("" = none). queue_ns: from arrival to the first step.
+    prefill_ns: from there to the first token. decode_ns: from there to the end.
     """
 
     request: int
@@ -227,7 +232,7 @@ class ChatDone:
 
 @dataclass(frozen=True, slots=True)
 class ChatRefused:
-    """Worker → front: a RequestError; `code` is a gRPC status name."""
+    """Worker → front: the request is refused with a RequestError; `code` is a gRPC status name."""
 
     request: int
     code: str
@@ -238,7 +243,7 @@ class ChatRefused:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSet:
-    """Worker → front: the slot's prefix is computed; tokens: its length."""
+    """Worker → front: the slot's new prefix is computed. tokens: its length."""
 
     request: int
     slot: str
@@ -247,7 +252,7 @@ class PrefixSet:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """Worker → front: cannot start; `kind` is the class name of a StartError."""
+    """Worker → front: the worker cannot start; `kind` is the class name of a StartError."""
 
     kind: str
     text: str
@@ -255,7 +260,7 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """Worker → front: the session has a ring."""
+    """Worker → front: the session has its slots."""
 
     session: int
     schema: ActionSchema
@@ -263,7 +268,7 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """Worker → front: a RequestError; `code` is a gRPC status name."""
+    """Worker → front: the request is refused with a RequestError; `code` is a gRPC status name."""
 
     session: int
     code: str
@@ -274,7 +279,7 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameResult:
-    """Worker → front: the action of a frame. `valid` is False when logits or action were not finite."""
+    """Worker → front: the action of a frame. `valid` is False if logits or action were not finite."""
 
     session: int
     epoch: int
@@ -289,7 +294,7 @@ class FrameResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameDropped:
-    """Worker → front: the frame leaves without an action. disposition: superseded, rejected or dropped."""
+    """Worker → front: a frame leaves without an action. disposition: superseded, rejected or dropped."""
 
     session: int
     epoch: int
@@ -302,10 +307,10 @@ class FrameDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
-    """Worker → front: answers Ping; counts since start, and every pass since the last one.
+    """Worker → front: answers Ping with the counts since the start and the passes since the last Pong.
 
-    pass_ns, pass_prefills, pass_decodes: one entry a pass, its time and its shape. eager_passes: those that no graph
-    held, where graphs are replayed.
+    pass_ns, pass_prefills, pass_decodes: time, prefills and decode rows per pass. eager_passes: passes without a
+    captured graph, where graphs are replayed.
     """
 
     nonce: int

@@ -1,4 +1,4 @@
-"""One observation in, one action out, on a session of its own: the unary call and the HTTP twin."""
+"""Single actions: one observation in, one action out, in a session of its own. Used by Act and POST /v1/act."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANSWERED_BY_HOLD = {Reason.POLICY_OUTPUT_INVALID, Reason.ACTION_TOO_OLD}
 
 
 async def act_once(plane: ControlPlane, request: pb.ActRequest, caller: Caller) -> tuple[ActionEvent, ActionSchema]:
-    """The action of a frame; RequestErrors say what is wrong with it. Serial unless the request says otherwise."""
+    """The action for a single frame; raises RequestErrors. The mode is serial unless the request sets one."""
     refuse_unknown_fields(request, "message")
     request.open.control_period_ms = request.open.control_period_ms or DEFAULT_PERIOD_MS
     request.frame.seq = request.frame.seq or 1

@@ -1,8 +1,8 @@
-"""Who may share the device, and how deep each session pipelines: answered by forecasts, before anything is sent.
+"""Admission: who may share the device, and at which depth, decided by forecasts before anything is sent.
 
-Admission keeps a part of the device free (20 % unless configured): with pass times longer by that much, every
-session that is in must still get the rate it was promised, and the new one the rate it would have alone. A session
-that is alone is always let in and gets what the device can do.
+Admission keeps a part of the device free (20 % by default, so pass times may grow by a quarter): with such pass times
+every open session must still get its promised rate, and the new one the rate it would have alone. A session that is
+alone is always admitted and gets what the device can do.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.service.requests import OpenRequest
 from edgeflow.types import Mode, PassTimes
 
-SAME_RATE = 0.98  # of a promised rate counts as kept
+SAME_RATE = 0.98  # this fraction of a promised rate counts as kept
 OVERHEAD_NS = 3_000_000  # what the front may add to the age of an action (benchmarks/service_overhead.py)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """How a session is served. mode: as asked for. forecast: beside the sessions of that moment."""
+    """How a session is served. mode: as requested. forecast: beside the sessions open when it was planned."""
 
     mode: Mode
     depth: int
@@ -38,7 +38,7 @@ class SessionPlan:
 
 
 class Admission:
-    """Knows the pass times and the sessions that are in. `plan` is pure and may run in a thread."""
+    """The pass times and plans of the open sessions. `plan` is pure and may run in a thread."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
@@ -49,7 +49,7 @@ class Admission:
         self._forecast = lru_cache(maxsize=256)(forecast)
 
     def worker_ready(self, ready: WorkerReady) -> None:
-        """A worker measured its passes."""
+        """Take the pass times of a new worker."""
         config = self._config
         self._cost = CostModel(ready.pass_times)
         self._prefill_rows = ready.prefill_rows
@@ -63,24 +63,24 @@ class Admission:
 
     @property
     def pass_times(self) -> PassTimes | None:
-        """As measured last."""
+        """The pass times measured last, or None."""
         return self._cost.times if self._cost is not None else None
 
     def observe(self, pong: Pong) -> bool:
-        """The worker's latest passes; True when they drifted so far that the forecasts changed."""
+        """Take the worker's latest passes; True if they drifted so far that the forecasts changed."""
         if self._cost is None:
             return False
         shapes = zip(pong.pass_prefills, pong.pass_decodes, pong.pass_ns, strict=True)
         return self._cost.observe(PassSample(*shape) for shape in shapes)
 
     def modes(self) -> dict[str, Forecast]:
-        """What one robot alone would get at full rate, by mode."""
+        """The forecast per mode for one robot alone at full rate."""
         stages = self._times.stages
         names = {1: Mode.SERIAL.value, stages: Mode.PIPELINED.value}
         return {names.get(depth, f"depth {depth}"): seen for depth, seen in by_depth(self._times, self._limits).items()}
 
     def plan(self, request: OpenRequest, others: tuple[SessionPlan, ...]) -> SessionPlan:
-        """How to serve one more session; typed RequestErrors when it cannot be."""
+        """Plan one more session; a typed RequestError if it cannot be served."""
         mode = request.mode or Mode(self._config.mode)
         robot = Robot(
             depth=1,
@@ -104,15 +104,15 @@ class Admission:
         return fitting[0]
 
     def enter(self, number: int, plan: SessionPlan) -> None:
-        """The session is in."""
+        """Count the session as open."""
         self._plans[number] = plan
 
     def leave(self, number: int) -> None:
-        """The session is out; unknown ones are no error."""
+        """Count the session as closed; unknown numbers are ignored."""
         self._plans.pop(number, None)
 
     def others(self, number: int | None = None) -> tuple[SessionPlan, ...]:
-        """The sessions that are in, but for one."""
+        """The plans of the open sessions, except one."""
         return tuple(plan for other, plan in self._plans.items() if other != number)
 
     @property
@@ -151,7 +151,7 @@ def _slowed_percent(headroom_percent: int) -> int:
 
 
 def _by_age(plans: list[SessionPlan], limit_ns: int | None) -> list[SessionPlan]:
-    """The plans that keep the age: those of the highest rate first, the youngest actions first among them."""
+    """The plans within the age limit: highest rate first, among equal rates the youngest actions first."""
     allowed = [plan for plan in plans if limit_ns is None or plan.forecast.worst_age_ns + OVERHEAD_NS <= limit_ns]
     if not allowed:
         best = min(plans, key=lambda plan: plan.forecast.worst_age_ns)

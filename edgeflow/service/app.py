@@ -1,4 +1,4 @@
-"""The front process: composition, start, signals, drain."""
+"""The front process: composition, start, signals and drain."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ from edgeflow.service.tls import Tls
 from edgeflow.service.worker_process import Launch
 
 WORKER_STOP_S = 1.0
-FILES_S = 1.0  # tokens and certificates are looked at so often
+FILES_S = 1.0  # between checks for changed tokens and certificates
 Announce = Callable[[ServiceStatus], None]
 
 
 class Service:
-    """Front and worker. `start`, then `stop`; both on one loop. It is its supervisor's listener."""
+    """The whole service, front and worker. Call `start`, then `stop`, on one loop. It listens to its supervisor."""
 
     def __init__(self, config: ServiceConfig, announce: Announce, log: EventLog, launch: Launch | None = None) -> None:
         self.health = Health()
@@ -91,11 +91,11 @@ class Service:
 
     @property
     def status(self) -> ServiceStatus:
-        """The last announcement."""
+        """The last announced status."""
         return self._status
 
     async def start(self) -> None:
-        """Listen, then start the worker and wait until it proved itself; StartError, and nothing is left behind."""
+        """Listen, start the worker and wait until it is ready. On a StartError everything is released."""
         try:
             await self._start()
         except BaseException:
@@ -103,7 +103,7 @@ class Service:
             raise
 
     async def stop(self) -> None:
-        """Drain in the contract's order: unready, refuse, tell, finish, end streams, end the worker."""
+        """Drain in order: become unready, refuse new work, notify robots, finish, end streams, end the worker."""
         self.health.move(State.DRAINING)
         self._tell(Phase.DRAINING)
         self._desk.drain()
@@ -189,7 +189,7 @@ class Service:
         )
 
     def _settle(self) -> list[str]:
-        """The front's CPUs, priority and memory; what was not permitted."""
+        """Apply the front's CPUs, priority and memory lock; returns a warning for each that is not permitted."""
         wanted = self._config.realtime
         told = settle("front", 0, wanted.front_cpus, wanted.front_priority)
         told += lock_memory() if wanted.lock_memory else []
@@ -198,9 +198,9 @@ class Service:
         return told
 
     def _preflight(self) -> None:
-        """What can be told at once, before anything is logged or started."""
+        """Checks that need neither worker nor log, so that mistakes are reported at once."""
         config = self._config
-        if not is_hub_id(config.model):  # those are fetched by the worker
+        if not is_hub_id(config.model):  # the worker fetches hub models
             check_model_directory(resolve_model(config.model))
         refuse_busy("grpc.port", config.grpc.host, config.grpc.port)
         refuse_busy("http.port", config.http.host, config.http.port)
@@ -246,7 +246,7 @@ class Service:
         self.metrics.close()
 
     async def _tick(self) -> None:
-        """The service's pulse: absolute ticks, so that lateness is seen and does not add up."""
+        """Tick at absolute times, so that delays are measured and do not accumulate."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -266,11 +266,11 @@ class Service:
         self._log.event("loop_resumed")
 
     def _loop_lost(self) -> None:
-        self._log.event("loop_lost", text="the service's loop does not turn any more: leaving")
+        self._log.event("loop_lost", text="the event loop is blocked: exiting")
         os._exit(1)  # the worker follows; nothing in this process can be trusted to end it in order
 
     async def _watch_files(self) -> None:
-        """New tokens and certificates hold without a restart; a revoked token ends its sessions and answers."""
+        """Reload changed tokens and certificates; sessions and answers of revoked tokens end."""
         while True:
             await asyncio.sleep(FILES_S)
             if self._tls is not None:
@@ -285,7 +285,7 @@ class Service:
 
 
 def _freeze() -> None:
-    """What is here now stays: the collector need not look at it again. Of what an earlier freeze kept, the dead go."""
+    """Exempt all live objects from garbage collection; those of an earlier freeze that died are collected first."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -294,11 +294,12 @@ def _freeze() -> None:
 def run_service(
     config: ServiceConfig, announce: Announce, *, ready_file: Path | None = None, launch: Launch | None = None
 ) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. StartError when it cannot start, WorkerError when it cannot go on.
+    """Serve until SIGTERM or SIGINT and return the exit code.
 
-    announce: called with every phase, and with the progress of the warm-up; "ready" has the bound addresses.
-    ready_file: gets {"grpc": port, "http": port} once robots can connect.
-    launch: another way to start a worker than a process of edgeflow.engine.start.
+    Raises StartError if the service cannot start, WorkerError if it cannot continue.
+    announce: called with every phase and the progress of the warm-up; "ready" carries the bound addresses.
+    ready_file: written as {"grpc": port, "http": port} once robots can connect.
+    launch: starts a worker; default: a process running edgeflow.engine.start.
     """
     if ready_file is not None:
         clear_ready_file(ready_file)

@@ -1,4 +1,4 @@
-"""Wire messages to checked requests: sizes before contents, headers before pixels, all of it bounded."""
+"""Validation of wire messages: sizes before contents, headers before pixels, all with bounded work."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from edgeflow.service.requests import CheckedFrame, OpenRequest
 from edgeflow.types import CameraSpec, ImageFormat, Mode
 
 MAX_NAME = 64
-MAX_PARTS = 64  # messages in a repeated field, before they are looked at one by one
-SMALL_FIELDS_BYTES = 1024  # of a frame, beside pixels, text and proprio: more than its numbers and lengths take
-MAX_PROPRIO = 1e6  # beyond it a value is a broken sensor, whatever its unit
+MAX_PARTS = 64  # messages in a repeated field
+SMALL_FIELDS_BYTES = 1024  # bound on a frame's bytes beside pixels, text and proprio
+MAX_PROPRIO = 1e6  # a larger value means a broken sensor, whatever its unit
 MAX_PERIOD_MS = 10_000
 MAX_AGE_MS = 60_000
 _FORMATS = {pb.IMAGE_FORMAT_JPEG: ImageFormat.JPEG, pb.IMAGE_FORMAT_RGB8: ImageFormat.RGB8}
@@ -38,14 +38,14 @@ _REFUSED_CATEGORIES = {"Cc", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 class Unparsable:
-    """What the deserialiser hands on instead of raising."""
+    """Stands for a message that cannot be parsed; deserialisers return it instead of raising."""
 
 
 UNPARSABLE = Unparsable()
 
 
 def parse_client_message(data: bytes) -> pb.ClientMessage | Unparsable:
-    """A stream message; never raises."""
+    """Parse a stream message; never raises."""
     try:
         return pb.ClientMessage.FromString(data)
     except (DecodeError, ValueError):
@@ -53,7 +53,7 @@ def parse_client_message(data: bytes) -> pb.ClientMessage | Unparsable:
 
 
 def parse_act_request(data: bytes) -> pb.ActRequest | Unparsable:
-    """A unary request; never raises."""
+    """Parse a unary request; never raises."""
     try:
         return pb.ActRequest.FromString(data)
     except (DecodeError, ValueError):
@@ -61,7 +61,7 @@ def parse_act_request(data: bytes) -> pb.ActRequest | Unparsable:
 
 
 def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenRequest:
-    """What a session is opened with; RequestError names the field and the limit."""
+    """Validate an Open; RequestErrors name the field and the limit."""
     if message.model not in ("", alias):
         raise NotFound(f"unknown model; this service serves {alias!r}", field="open.model", reason=Reason.MODEL_UNKNOWN)
     if message.mode not in _MODES:
@@ -83,7 +83,7 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
 
 
 def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) -> CheckedFrame:
-    """Everything about a frame that can be told without decoding pixels or summing bytes."""
+    """Validate everything about a frame that needs neither decoding nor a checksum."""
     _check_text_size(message, limits)
     images = _order_images(message.images, opened.cameras)
     for index, (data, camera) in enumerate(zip(images, opened.cameras, strict=True)):
@@ -102,7 +102,7 @@ def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) ->
 
 
 def decode_frame(frame: CheckedFrame, camera: CameraSpec) -> Payload:
-    """Checksum, then height*width*3 RGB bytes of the policy's camera, the first. The slow part; thread-safe."""
+    """Verify the checksum and decode the policy's camera, the first, to height*width*3 RGB bytes. Slow, thread-safe."""
     if frame.crc32c is not None and crc32c(frame.images) != frame.crc32c:
         raise DataLoss("does not match the images", field="frame.crc32c", reason=Reason.CRC_MISMATCH)
     if camera.format is ImageFormat.RGB8:
@@ -111,7 +111,7 @@ def decode_frame(frame: CheckedFrame, camera: CameraSpec) -> Payload:
 
 
 def check_text(text: str, field: str, limits: LimitsConfig) -> str:
-    """An instruction: not empty, bounded, printable."""
+    """Validate an instruction: not empty, bounded, printable."""
     limit = limits.text_bytes
     if len(text) > limit or len(text.encode("utf-8", "surrogatepass")) > limit:
         raise _text_too_long(field, limits)
@@ -125,9 +125,9 @@ def check_text(text: str, field: str, limits: LimitsConfig) -> str:
 
 
 def refuse_unknown_fields(message: Message, field: str) -> None:
-    """A field that we would ignore may matter to the robot: refuse it, also in messages inside.
+    """Refuse unknown fields, also in nested messages: a field ignored here may matter to the robot.
 
-    They are discarded and the sizes compared: to list a message full of them would take a second.
+    Unknown fields are discarded and sizes compared, because listing a message full of them would take a second.
     """
     for name in _message_fields(message.DESCRIPTOR):
         path, value = f"{field}.{name}", getattr(message, name)
@@ -147,12 +147,12 @@ def refuse_unknown_fields(message: Message, field: str) -> None:
 
 @cache
 def _message_fields(kind: Descriptor) -> tuple[str, ...]:
-    """The fields that are messages. The others need not be looked at: that would copy pixels and texts."""
+    """The names of the fields that hold messages; reading the others would copy pixels and texts."""
     return tuple(field.name for field in kind.fields if field.message_type is not None)
 
 
 def _check_text_size(message: pb.Frame, limits: LimitsConfig) -> None:
-    """Without making a string of it, which takes a millisecond when it is long."""
+    """Bound the instruction's size without decoding it, which takes a millisecond when it is long."""
     rest = message.ByteSize() - sum(image.ByteSize() for image in message.images) - 4 * len(message.proprio)
     if rest > limits.text_bytes + SMALL_FIELDS_BYTES:
         raise _text_too_long("frame.instruction", limits)
@@ -244,7 +244,7 @@ def _check_age(age_ms: int) -> int | None:
 
 
 def _order_images(messages: Sequence[pb.Image], cameras: tuple[CameraSpec, ...]) -> tuple[bytes, ...]:
-    """The images in the order of the cameras, whether they came by name or by position."""
+    """The images in the order of the cameras, whether given by name or by position."""
     if len(messages) != len(cameras):
         raise InvalidArgument(
             f"has {len(messages)} images; the session was opened with {len(cameras)} cameras",

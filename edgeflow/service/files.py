@@ -1,4 +1,4 @@
-"""Small files that the service is told of: read whole, bounded, and again when they change."""
+"""Small configured files: bounded reads, and detection of changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Stamp: TypeAlias = tuple[int, int, int]
 
 
 def read_file(key: str, name: str, *, private: bool = False) -> bytes:
-    """The file's bytes; ConfigError names the configuration key. private: refused when everybody may read it."""
+    """Read a file; ConfigError names the configuration key. private: refuse files readable by everybody."""
     path = Path(name).expanduser()
     try:
         with path.open("rb") as stream:
@@ -29,7 +29,7 @@ def read_file(key: str, name: str, *, private: bool = False) -> bytes:
 
 
 def stamp(*names: str) -> tuple[Stamp | None, ...]:
-    """Differs once a file's contents do; None for a file that is not there."""
+    """A value per file that changes with its contents; None for a missing file."""
     return tuple(_stamp(Path(name).expanduser()) for name in names)
 
 

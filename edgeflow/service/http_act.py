@@ -1,4 +1,4 @@
-"""The body of POST /v1/act, JSON or msgpack, as the request of the unary call; and the answer back."""
+"""POST /v1/act: its JSON or msgpack body as an ActRequest, and the answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MODES = {"": pb.MODE_UNSPECIFIED, "serial": pb.MODE_SERIAL, "pipelined": pb.MOD
 
 
 def _bytes_of(value: object) -> object:
-    """Base64 text (JSON) or bytes (msgpack)."""
+    """Decode base64 text (JSON); bytes (msgpack) pass unchanged."""
     if isinstance(value, str):
         try:
             return base64.b64decode(value, validate=True)
@@ -38,7 +38,7 @@ def _bytes_of(value: object) -> object:
 
 
 class UnsupportedMedia(RequestError):
-    """A content type or encoding that is not served."""
+    """The content type is not supported."""
 
     http_status = 415
 
@@ -60,7 +60,7 @@ class ActBody(BaseModel):
 
 
 def parse_body(content_type: str, body: bytes) -> ActBody:
-    """The checked body; RequestErrors name the field."""
+    """Parse and validate a body; RequestErrors name the field."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == JSON_TYPE:
         value = _parse_json(body)
@@ -83,7 +83,7 @@ def parse_body(content_type: str, body: bytes) -> ActBody:
 
 
 def act_request(body: ActBody) -> pb.ActRequest:
-    """The same observation as a message; its contents are checked where those of gRPC are."""
+    """The observation as a protobuf message, whose contents are checked like those of gRPC."""
     width, height = body.width, body.height
     if body.format == "jpeg" and not (width and height):
         header = read_jpeg(body.image, "image")
@@ -102,7 +102,7 @@ def act_request(body: ActBody) -> pb.ActRequest:
 
 
 def act_answer(action: ActionEvent, schema: ActionSchema) -> dict[str, Any]:
-    """The answer: the action by itself, and all that is needed to read it."""
+    """The answer: the action and its schema, timings and validity."""
     timings = action.timings
     return {
         "action": list(action.values),
@@ -129,7 +129,7 @@ def act_answer(action: ActionEvent, schema: ActionSchema) -> dict[str, Any]:
 
 
 def _or_null(limits: Sequence[float]) -> list[float | None]:
-    """JSON has no infinity."""
+    """Limits for JSON, which has no infinity."""
     return [limit if math.isfinite(limit) else None for limit in limits]
 
 
@@ -143,7 +143,7 @@ def _parse_json(body: bytes) -> object:
 
 
 def _check_depth(text: str) -> None:
-    """Cheap bound before the parser recurses; brackets inside strings count too, which no honest body reaches."""
+    """Bound the nesting cheaply before the parser recurses; brackets inside strings count too."""
     if text.count("[") + text.count("{") > MAX_DEPTH:
         raise InvalidArgument(f"must not have more than {MAX_DEPTH} brackets", field="body", reason=Reason.BODY_DEPTH)
 
@@ -156,7 +156,7 @@ def _parse_msgpack(body: bytes) -> object:
 
 
 def _text(text: str, field: str) -> str:
-    """Protobuf strings hold no lone surrogates; JSON can."""
+    """Refuse unpaired surrogates, which JSON can carry and protobuf strings cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -165,5 +165,5 @@ def _text(text: str, field: str) -> str:
 
 
 def _floats(proprio: dict[str, float]) -> list[float]:
-    """Numbers beyond a 32-bit float become infinite, which the frame check refuses by name."""
+    """The values for 32-bit floats; larger ones become infinite, which the frame check refuses by name."""
     return [value if abs(value) <= 3.4e38 else float("inf") for value in proprio.values()]

@@ -1,4 +1,4 @@
-"""What every HTTP request passes: token, sizes before bodies, no compressed bodies, no exception text outwards."""
+"""The ASGI middleware of every HTTP request: token, size limits, error bodies without exception text."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from edgeflow.service.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Gu
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
 
-CALLER = "edgeflow.caller"  # the scope's key
-REQUEST_ID = "edgeflow.request_id"  # the client's own, or a new one; every answer repeats it
+CALLER = "edgeflow.caller"  # key in the ASGI scope
+REQUEST_ID = "edgeflow.request_id"  # key in the ASGI scope: the client's id or a new one, repeated in every answer
 GOOD_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 << 10
@@ -47,39 +47,41 @@ _CODES = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 405: "UNIMPLEMENTED", 413: 
 
 
 class BodyTooLarge(RequestError):
-    """More bytes than a body may have."""
+    """The request body is too large."""
 
     code = "RESOURCE_EXHAUSTED"
     http_status = 413
 
 
 class UnsupportedEncoding(RequestError):
-    """A compressed body."""
+    """The request body is compressed."""
 
     http_status = 415
 
 
 class HeadersTooLarge(RequestError):
-    """Too many headers, or too long ones."""
+    """The headers are too many or too long."""
 
     code = "RESOURCE_EXHAUSTED"
     http_status = 431
 
 
 def error_body(code: str, message: str, field: str = "") -> dict[str, Any]:
-    """The one shape of errors; type and param are for clients of OpenAI's API."""
+    """The body of every error; type and param are for clients of OpenAI's API."""
     kind = _TYPES.get(code, "server_error")
     return {"error": {"message": message, "type": kind, "param": field or None, "code": code, "field": field}}
 
 
 def error_of_status(status: int, message: str) -> dict[str, Any]:
-    """An error that the web framework found."""
+    """The body of an error raised by the web framework."""
     return error_body(_CODES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT"), message)
 
 
 class Edge:
-    """ASGI middleware: whatever the routes raise is answered here. Paths without an entry in ROLES need admin; where
-    no tokens are asked for, those below ADMIN_PATH are for loopback only.
+    """The middleware; it also answers whatever the routes raise.
+
+    Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
+    loopback.
     """
 
     def __init__(self, app: ASGIApp, guard: Guard, body_bytes: int, metrics: Metrics, log: EventLog) -> None:
@@ -152,7 +154,7 @@ class Edge:
             raise self._too_large()
 
     def _limited(self, receive: Receive) -> Receive:
-        """A body without a length is counted while it comes."""
+        """Count the bytes of a body as it arrives, since it may lack a length."""
         received = 0
 
         async def limited() -> Message:

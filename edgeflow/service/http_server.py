@@ -1,4 +1,4 @@
-"""HTTP beside gRPC: one action a request, health, metrics, models."""
+"""The HTTP server: single actions, health, metrics, models, chat."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def build_app(
     metrics: Metrics,
     log: EventLog,
 ) -> FastAPI:
-    """The application, its edge inside the framework's own. Pages of documentation only on loopback."""
+    """Build the application. Documentation pages are served on loopback only."""
     docs = "/docs" if is_loopback(config.http.host) else None
     openapi = "/openapi.json" if docs else None
     app = FastAPI(title="edgeflow", version=__version__, docs_url=docs, redoc_url=None, openapi_url=openapi)
@@ -114,7 +114,7 @@ async def _framework_error(_: Request, error: Exception) -> JSONResponse:
 
 
 class _Server(uvicorn.Server):
-    """Signals belong to the service; handshakes have a time limit."""
+    """A uvicorn server that leaves signals to the service and limits the time of handshakes."""
 
     def __init__(self, settings: uvicorn.Config, bounds: Bounds, tls: Tls | None, handshake_s: float) -> None:
         super().__init__(settings)
@@ -127,7 +127,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As the library's, for sockets that are bound."""
+        """Start serving on bound sockets, like the library's own method."""
         context = self._tls.context if self._tls else None
         self.servers = [
             await asyncio.get_running_loop().create_server(
@@ -146,7 +146,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Bound when made; serves between `start` and `stop`."""
+    """The HTTP server, bound on construction; serves between `start` and `stop`."""
 
     def __init__(self, config: ServiceConfig, tls: Tls | None, metrics: Metrics) -> None:
         self._socket = bind("http.port", config.http.host, config.http.port)
@@ -162,8 +162,8 @@ class HttpServer:
         return port
 
     async def start(self, app: FastAPI) -> None:
-        """Serve until `stop`."""
-        logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # it would write what clients sent to stderr
+        """Start serving."""
+        logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # it would write client input to stderr
         settings = uvicorn.Config(
             app,
             log_config=None,
@@ -178,7 +178,7 @@ class HttpServer:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http")
 
     async def stop(self) -> None:
-        """Answer what is under way, then close."""
+        """Finish running requests, then close."""
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await self._task

@@ -1,4 +1,4 @@
-"""Camera images: the header is checked against what was agreed before any pixel is decoded."""
+"""Camera images: headers are checked against the session before any pixel is decoded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Pixels = NDArray[np.uint8]
 
 
 def check_image(data: bytes, camera: CameraSpec, field: str) -> None:
-    """Everything about an image that can be told without decoding it."""
+    """Check everything about an image that needs no decoding."""
     if not data:
         raise InvalidArgument("is empty", field=field, reason=Reason.IMAGE_EMPTY)
     if camera.format is ImageFormat.RGB8:
@@ -31,7 +31,7 @@ def check_image(data: bytes, camera: CameraSpec, field: str) -> None:
 
 
 def decode_jpeg(data: bytes, camera: CameraSpec, field: str) -> Pixels:
-    """RGB [height, width, 3] of a JPEG that passed `check_image`. Runs without the interpreter lock.
+    """Decode a JPEG that passed `check_image` to RGB [height, width, 3], without holding the interpreter lock.
 
     An orientation in the metadata is ignored: rows and columns stay those of the sensor.
     """

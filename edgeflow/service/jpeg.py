@@ -1,7 +1,7 @@
-"""The structure of a JPEG file (ITU-T T.81, annex B), read from its markers without decoding anything.
+"""The structure of a JPEG file (ITU-T T.81, annex B), read from its markers without decoding.
 
-What we decode is a small part of what the format allows: Huffman-coded sequential or progressive, 8 bits a sample,
-one or three components, one frame. The rest is refused here, before a decoder sees it.
+Only a small part of the format is supported: Huffman-coded sequential or progressive, 8 bits per sample, one or three
+components, one frame. The rest is refused here, before it reaches a decoder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from edgeflow.errors import DataLoss, InvalidArgument, RequestError
 from edgeflow.reasons import Reason
 
-MAX_SCANS = 16  # a progressive JPEG has about ten; each one more costs a pass over all coefficients
+MAX_SCANS = 16  # a progressive JPEG has about ten; each costs a pass over all coefficients
 MAX_SEGMENTS = 256
 _END, _SCAN = 0xD9, 0xDA
 _FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended sequential, progressive
@@ -31,7 +31,7 @@ _PADDING = re.compile(rb"\x00*|\xff*")
 
 @dataclass(frozen=True, slots=True)
 class JpegHeader:
-    """What a JPEG declares."""
+    """The properties declared in a JPEG's headers."""
 
     width: int
     height: int
@@ -40,14 +40,14 @@ class JpegHeader:
 
 
 def read_jpeg(data: bytes, field: str, *, more: bool = False) -> JpegHeader:
-    """Walk all markers to the end of the image; a RequestError names what is refused. more: bytes may follow it."""
+    """Walk all markers to the end of the image; RequestErrors name what is refused. more: data may follow the image."""
     if not data.startswith(b"\xff\xd8\xff"):
         raise _refuse("is not a JPEG image", field, Reason.IMAGE_WRONG_FORMAT)
     return _Walk(data, field, more).run()
 
 
 class _Walk:
-    """Where we are in a file, and what was found so far."""
+    """A position in a file, and what was found so far."""
 
     def __init__(self, data: bytes, field: str, more: bool) -> None:
         self._data = data
@@ -66,7 +66,7 @@ class _Walk:
         raise _refuse(f"has more than {MAX_SEGMENTS} segments", self._field, Reason.IMAGE_UNREADABLE)
 
     def _marker(self) -> int:
-        """The marker here, behind any number of fill bytes."""
+        """The marker at the present position, after any fill bytes."""
         fill = _FILL.match(self._data, self._position)
         position = fill.end() if fill else self._position
         if position == len(self._data):
@@ -96,7 +96,7 @@ class _Walk:
             self._scan()
 
     def _frame(self, body: bytes) -> None:
-        """precision, height, width, number of components, three bytes a component."""
+        """Read a frame header: precision, height, width, number of components, three bytes per component."""
         if self._size is not None:
             raise self._broken("two frame headers")
         if len(body) < 6 or len(body) != 6 + 3 * body[5]:

@@ -1,4 +1,4 @@
-"""Addresses to listen on."""
+"""Binding of addresses to listen on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bind(key: str, host: str, port: int) -> socket.socket:
 
 
 def refuse_busy(key: str, host: str, port: int) -> None:
-    """AddressError when a server could not listen there now."""
+    """AddressError if a server could not listen there now."""
     bind(key, host, port).close()
 
 

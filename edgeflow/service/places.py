@@ -1,4 +1,4 @@
-"""Places for sessions: how many there are, who has them, and who gave theirs up in a silence."""
+"""Places for sessions: who has one, and who gave theirs up in a silence."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from edgeflow.service.auth import Caller
 
 
 class Places:
-    """A session has one from `take` to `leave`, but for the time between `give_up` and `take_again`.
+    """Places in use. A session has one from `take` to `leave`, except between `give_up` and `take_again`.
 
-    most: of all sessions; as many again may wait without a place. most_of_principal: sessions, with or without.
+    most: number of places; as many sessions again may exist without one. most_of_principal: sessions per principal,
+    with or without a place.
     """
 
     def __init__(self, most: int, most_of_principal: int) -> None:
@@ -25,7 +26,7 @@ class Places:
         return iter(list(self._callers.items()))
 
     def take(self, number: int, caller: Caller) -> None:
-        """For a new session; ResourceExhausted when there is none."""
+        """Take a place for a new session; ResourceExhausted if there is none."""
         if len(self._callers) >= 2 * self._most:
             raise self._taken()
         self._check_free()
@@ -33,16 +34,16 @@ class Places:
         self._callers[number] = caller
 
     def give_up(self, number: int) -> None:
-        """Another may have it; a second time does nothing."""
+        """Free the place for others; idempotent."""
         self._given_up.add(number)
 
     def take_again(self, number: int) -> None:
-        """For a session that gave its place up; ResourceExhausted when there is none."""
+        """Take a place again after `give_up`; ResourceExhausted if there is none."""
         self._check_free()
         self._given_up.discard(number)
 
     def leave(self, number: int) -> None:
-        """The session has ended."""
+        """Remove an ended session."""
         del self._callers[number]
         self._given_up.discard(number)
 

@@ -1,4 +1,4 @@
-"""What can be told about a model directory without loading it: a wrong one is refused at once."""
+"""Checks of a model directory that need no loading, so that a wrong one is refused at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def check_model_directory(path: Path) -> None:
-    """CheckpointError names what is missing, truncated or foreign."""
+    """Check a model directory; CheckpointError names what is missing, truncated or unsupported."""
     config = path / "config.json"
     if not config.is_file():
         raise CheckpointError(f"model: {path} has no config.json: give the directory of a Hugging Face checkpoint")
@@ -57,7 +57,7 @@ def _check_shards(path: Path) -> None:
 
 
 def _check_length(file: Path) -> None:
-    """A safetensors file is an eight-byte length, a JSON header of that length, and the tensors it places."""
+    """Check a safetensors file: an eight-byte length, a JSON header of that length, and the tensors it lists."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")

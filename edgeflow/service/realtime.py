@@ -1,4 +1,4 @@
-"""CPUs, priorities and locked memory for front and worker. What is not permitted is told, and the service goes on."""
+"""CPUs, priorities and locked memory of front and worker. What is not permitted becomes a warning."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MCL_CURRENT, _MCL_FUTURE = 1, 2
 
 
 def settle(who: str, pid: int, cpus: Sequence[int], priority: int) -> list[str]:
-    """Give a process its CPUs and priority; what could not be done, one line each.
+    """Set the CPUs and the priority of a process; returns one warning for each that could not be set.
 
-    All threads that it has get them, and hand them on. pid: 0 = the calling thread. priority: 0 = as it is, -20 to -1
-    a nice level, 1 to 99 SCHED_FIFO.
+    All present threads get them, and later ones inherit them. pid: 0 = the calling thread. priority: 0 = unchanged, -20
+    to -1 a nice level, 1 to 99 SCHED_FIFO.
     """
     told: list[str] = []
     if cpus:
@@ -32,7 +32,7 @@ def settle(who: str, pid: int, cpus: Sequence[int], priority: int) -> list[str]:
 
 
 def lock_memory() -> list[str]:
-    """Keep every page of this process in memory, those to come included."""
+    """Lock all present and future pages of this process in memory."""
     return _try("realtime.lock_memory", 0, _lock_all)
 
 

@@ -28,7 +28,7 @@ Context: TypeAlias = Any  # grpc.aio.ServicerContext; the library ships no types
 
 
 class StreamCall:
-    """Lives as long as the call. caller: who makes it, asked when the session is opened."""
+    """A running call. caller: identifies the client when the session is opened."""
 
     def __init__(self, plane: ControlPlane, metrics: Metrics, context: Context, caller: Callable[[], Caller]) -> None:
         self._plane = plane
@@ -39,7 +39,7 @@ class StreamCall:
         self._runner: SessionRunner | None = None
 
     async def run(self) -> None:
-        """Until the session ends; a RequestError is the call's status."""
+        """Run until the session ends; a RequestError becomes the call's status."""
         request = await self._first_open()
         if request is None:
             return
@@ -54,7 +54,7 @@ class StreamCall:
             raise error_of_code(end.code, end.text, end.reason.label)
 
     async def _first_open(self) -> OpenRequest | None:
-        """Open comes first; what comes before it is refused in band. None when the robot left."""
+        """Wait for Open; messages before it are refused in band. None if the robot left."""
         config = self._plane.config
         refusals = RollingCount(config.limits.rejected_frames)
         while True:
@@ -124,7 +124,7 @@ class StreamCall:
             alarm.cancel()
 
     def _on_stall(self) -> None:
-        """A robot that does not read loses its session now; the status follows what it has not read yet."""
+        """End the session of a robot that does not read; the status follows the unread messages."""
         if self._runner is not None:
             seconds = self._timing.slow_reader_ms / 1000
             text = f"the robot did not read its answers for {seconds:g} s"

@@ -1,4 +1,4 @@
-"""Keeps a worker alive: start, readiness, a ping a second, loss, replacement."""
+"""Supervision of the worker: start, readiness, pings, loss, replacement."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edgeflow.service.worker_process import KILL_WAIT_S, Launch, Process
 
 PING_S = 1.0
 CHECK_S = 0.1
-BACKOFF_S = 0.2  # after a start that failed, doubled with each
+BACKOFF_S = 0.2  # after a failed start, doubled with each
 LONGEST_BACKOFF_S = 10.0
 
 
 class WorkerListener(Protocol):
-    """Who is told; all calls come on the loop."""
+    """Receiver of the supervisor's events; all calls come on the loop."""
 
     def worker_progress(self, message: WarmupProgress) -> None: ...
 
@@ -35,16 +35,16 @@ class WorkerListener(Protocol):
     def worker_writable(self) -> None: ...
 
     def worker_lost(self, cause: str) -> None:
-        """cause: eof, protocol or hung."""
+        """The worker is lost. cause: eof, protocol or hung."""
         ...
 
     def worker_fault(self, text: str) -> None:
-        """No worker can be started any more."""
+        """No worker can be started any more; text says why."""
         ...
 
 
 class WorkerLife:
-    """One worker from its launch to its end."""
+    """One worker, from its launch to its end."""
 
     def __init__(self, launch: Launch, clock: Clock, config: ServiceConfig, listener: WorkerListener) -> None:
         loop = asyncio.get_running_loop()
@@ -66,7 +66,7 @@ class WorkerLife:
 
     @property
     def serving(self) -> bool:
-        """Whether it proved itself and is still there."""
+        """True once the worker is ready, until it is lost."""
         proved = self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
         return proved and not self.lost.done()
 
@@ -74,7 +74,7 @@ class WorkerLife:
         self._link.send(message)
 
     async def start(self) -> WorkerReady:
-        """Launch and wait until it proved itself; StartError when it does not."""
+        """Launch the worker and wait until it is ready; StartError if it fails."""
         launched = self._launch()
         self._process, self.warnings = launched.process, launched.warnings
         await self._link.connect(launched.sock)
@@ -85,7 +85,7 @@ class WorkerLife:
         return self.ready.result()
 
     async def watch(self) -> str:
-        """Ping until it is lost; why."""
+        """Ping the worker until it is lost; returns the cause."""
         nonce, ping_at_ns = 0, 0
         while not self.lost.done():
             now_ns = self._clock.now_ns()
@@ -100,17 +100,17 @@ class WorkerLife:
         return self.lost.result()
 
     async def stacks(self) -> list[str]:
-        """What its threads are doing, or did when it crashed."""
+        """The stacks of its threads, now or when it crashed."""
         return await self._process.stacks() if self._process is not None else []
 
     async def shut_down(self, timeout_s: float) -> str:
-        """Ask it to leave, then make it; how it ended."""
+        """Ask the worker to exit, then kill it if it does not; returns how it ended."""
         self._link.send(Shutdown())
         await asyncio.wait({self.lost}, timeout=timeout_s)
         return await self.reap()
 
     async def reap(self, patience_s: float = 0.2) -> str:
-        """Make sure that it is gone; how it ended. patience_s: before it is killed."""
+        """Make sure that the worker is gone; returns how it ended. patience_s: wait before killing it."""
         if not self.ready.cancel() and not self.ready.cancelled():
             self.ready.exception()  # whoever waited for it may be gone
         self._link.close()
@@ -154,7 +154,7 @@ class WorkerLife:
 
 
 class Supervisor:
-    """Always one worker, or one on its way; the listener hears of every change."""
+    """Keeps one worker running, or starting; the listener is told of every change."""
 
     def __init__(
         self, launch: Launch, clock: Clock, config: ServiceConfig, listener: WorkerListener, log: EventLog
@@ -171,27 +171,27 @@ class Supervisor:
 
     @property
     def writable(self) -> bool:
-        """Whether a frame sent now leaves at once."""
+        """True if a frame sent now leaves at once."""
         return self._life is not None and self._life.writable
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the present worker was not permitted to have."""
+        """Warnings about settings that the system did not permit for the present worker."""
         return self._life.warnings if self._life is not None else ()
 
     def send(self, message: Message) -> None:
-        """Queue a message for the present worker, if there is one."""
+        """Queue a message for the present worker, if any."""
         if self._life is not None:
             self._life.send(message)
 
     async def start(self) -> WorkerReady:
-        """The first worker; StartError when it cannot start. Later ones are started as needed."""
+        """Start the first worker; StartError if it fails. Later ones are started as needed."""
         ready = await self._start_one()
         self._task = asyncio.create_task(self._keep(), name="worker-supervisor")
         return ready
 
     async def stop(self, timeout_s: float) -> None:
-        """End the worker: kindly while it serves, at once while it starts."""
+        """End the worker: gracefully if it serves, at once if it is starting."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -219,13 +219,13 @@ class Supervisor:
         while self._life is not None:
             cause = await self._life.watch()
             self._listener.worker_lost(cause)
-            ended, stacks = await self._bury(self._life, hung=cause == "hung")
+            ended, stacks = await self._end_lost(self._life, hung=cause == "hung")
             self._log.event("worker_lost", cause=cause, ended=ended, stacks=stacks)
             if not await self._replace(cause):
                 return
 
-    async def _bury(self, life: WorkerLife, *, hung: bool) -> tuple[str, list[str]]:
-        """How it ended and what its threads did: asked of one that hangs, left behind by one that crashed."""
+    async def _end_lost(self, life: WorkerLife, *, hung: bool) -> tuple[str, list[str]]:
+        """End a lost worker; returns how it ended and its stacks (requested, or left by a crash)."""
         if hung:
             stacks = await life.stacks()
             return await life.reap(0), stacks
@@ -233,7 +233,7 @@ class Supervisor:
         return ended, await life.stacks()
 
     async def _replace(self, why: str) -> bool:
-        """Start another, as often as workers may be lost; False when that was too often."""
+        """Start another worker, within the crash limit; False if that is exceeded."""
         backoff_s = BACKOFF_S
         while not self._losses.exceeded(self._clock.now_ns()):
             try:

@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint."""
+"""Reading a checkpoint's JSON files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_JSON_BYTES = 64 << 20
 
 
 def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
-    """A JSON object from the checkpoint; an absent optional file is empty."""
+    """Read a JSON object; a missing optional file counts as empty."""
     if not path.is_file():
         if required:
             raise CheckpointError(f"{path.parent} has no {path.name}: give the directory of a checkpoint")
@@ -24,7 +24,7 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
 
 
 def read_json_value(path: Path) -> Any:
-    """Any JSON value, of a bounded size."""
+    """Read a JSON value of bounded size."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes: too large for a configuration file")

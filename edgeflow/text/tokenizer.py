@@ -14,7 +14,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class TextTokenizer:
-    """vocab_size: ids are below it (the model may have more)."""
+    """The tokenizer of a checkpoint directory. vocab_size: all ids are below it (the model may have more)."""
 
     def __init__(self, directory: Path, vocab_size: int) -> None:
         path = directory / TOKENIZER_FILE
@@ -36,13 +36,13 @@ class TextTokenizer:
 
     @property
     def definition(self) -> str:
-        """As tokenizer.json has it."""
+        """The contents of tokenizer.json."""
         return str(self._tokenizer.to_str())
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """special: add what the tokenizer puts around a plain text (BOS), as chat templates write themselves.
+        """The token ids of a text. special: add the tokens of a plain text (BOS); chat templates write their own.
 
-        Special tokens that a text spells out are these tokens, as in the published tokenizers.
+        Special tokens spelled out in a text are encoded as such, as published tokenizers do.
         """
         try:
             text.encode()
@@ -53,5 +53,5 @@ class TextTokenizer:
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Ids beyond the vocabulary give no text, nor do special tokens unless asked for."""
+        """The text of token ids; ids beyond the vocabulary are skipped, and so are special tokens unless `special`."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=not special))

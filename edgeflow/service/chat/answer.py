@@ -1,4 +1,4 @@
-"""One choice of an answer: tokens from the desk become text, counted and timed."""
+"""One choice of an answer: tokens converted to text, counted and timed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgeflow.text.tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token as its alternatives show it; None where no log probabilities were asked for."""
+    """A token with its log probability and its alternatives."""
 
     token: int
     logprob: float
@@ -31,7 +31,7 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new: text, often none, calls, and the token's log probabilities. done: with the last piece."""
+    """A piece of an answer: new text (often empty), calls, log probabilities. done: set in the last piece."""
 
     text: str
     token: TokenText | None = None
@@ -43,7 +43,7 @@ class Piece:
 def start_message(
     body: ChatBody | CompletionBody, prompt: PreparedPrompt, ready: ChatReady, config_tokens: tuple[int, int]
 ) -> ChatStart:
-    """The request as the worker reads it. config_tokens: an answer's length when not said, and at most."""
+    """The request for the worker. config_tokens: default and maximum number of answer tokens."""
     usual, most = config_tokens
     asked = body.length or min(usual, most)
     if asked > most:
@@ -71,12 +71,12 @@ def start_message(
 
 
 def of_choice(message: ChatStart, index: int) -> ChatStart:
-    """The same request for another choice: a given seed moves on with it."""
+    """The same request for another choice, with the seed advanced if one is given."""
     return replace(message, seed=message.seed + index) if message.seed >= 0 else message
 
 
 class Answering:
-    """Runs one choice through the desk."""
+    """Runs one choice through the queue."""
 
     def __init__(self, desk: ChatDesk, tokenizer: TextTokenizer, clock: Clock, metrics: Metrics) -> None:
         self._desk = desk
@@ -87,18 +87,18 @@ class Answering:
     async def pieces(
         self, message: ChatStart, stops: tuple[str, ...], reader: CallReader | None, turn: Turn
     ) -> AsyncGenerator[Piece, None]:
-        """Text as it comes; the last piece has `done`. Tokens after a stop string are neither told nor counted.
+        """The answer piece by piece; the last one has `done`. Tokens after a stop string are neither sent nor counted.
 
-        reader: finds the calls, where tools were offered.
+        reader: finds tool calls, if tools were offered.
         """
         text = TextStream(self._tokenizer, message.ids, stops)
-        told, last_ns, stopping, called = 0, turn.asked_ns, False, False
+        count, last_ns, stopping, called = 0, turn.asked_ns, False, False
         async with contextlib.aclosing(self._desk.answer(message, turn)) as answers:
             async for answer in answers:
                 if isinstance(answer, ChatDone):
                     found = _read(reader, text.finish(), last=True)
                     reason = "stop" if text.stopped else answer.reason
-                    done = replace(answer, reason=reason, answer_tokens=told)
+                    done = replace(answer, reason=reason, answer_tokens=count)
                     self._count(done)
                     why = "length" if reason == "length" else "tool_calls" if called or found.calls else "stop"
                     yield Piece(found.text, None, done, why, found.calls)
@@ -106,9 +106,9 @@ class Answering:
                 if stopping:
                     continue
                 now_ns = self._clock.now_ns()
-                seconds = self._metrics.chat_token_gap if told else self._metrics.chat_first_token
+                seconds = self._metrics.chat_token_gap if count else self._metrics.chat_first_token
                 seconds.observe((now_ns - last_ns) / 1e9)
-                told, last_ns = told + 1, now_ns
+                count, last_ns = count + 1, now_ns
                 found = _read(reader, text.push(answer.token), last=False)
                 called = called or bool(found.calls)
                 stopping = text.stopped
@@ -123,7 +123,7 @@ class Answering:
 
 
 def usage(dones: list[ChatDone]) -> dict[str, Any]:
-    """Counts as clients know them, and the times of EdgeFM's statistics beside them."""
+    """Token counts in OpenAI's format, with queue, prefill and decode times."""
     prompt, answer = dones[0].prompt_tokens, sum(done.answer_tokens for done in dones)
     return {
         "prompt_tokens": prompt,

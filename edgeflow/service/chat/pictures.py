@@ -1,4 +1,4 @@
-"""Pictures of a chat request: `data:` URLs to RGB, sizes before pixels, nothing fetched."""
+"""Images of a chat request: `data:` URLs decoded to RGB; sizes are checked before pixels, nothing is fetched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORMATS = {"data:image/jpeg;base64": "JPEG", "data:image/jpg;base64": "JPEG", "
 
 
 def read_picture(url: str, field: str, limits: LimitsConfig) -> NDArray[np.uint8]:
-    """[H, W, 3] RGB; InvalidArgument when it is no JPEG or PNG within the limits."""
+    """Decode an image to RGB [H, W, 3]; InvalidArgument unless it is a JPEG or PNG within the limits."""
     head, _, text = url.partition(",")
     kind = _FORMATS.get(head.lower())
     if kind is None:
@@ -47,13 +47,13 @@ def read_picture(url: str, field: str, limits: LimitsConfig) -> NDArray[np.uint8
 
 
 def _jpeg_size(data: bytes, field: str) -> tuple[int, int]:
-    """Cameras write more behind the picture, which is no fault here."""
+    """The size in a JPEG's header; data after the image, which cameras write, is accepted."""
     header = read_jpeg(data, field, more=True)
     return header.width, header.height
 
 
 def _png_size(data: bytes, field: str) -> tuple[int, int]:
-    """From the first chunk, which must be the header: signature, length, IHDR, width, height."""
+    """The size in a PNG's first chunk: signature, length, IHDR, width, height."""
     if data[:8] != b"\x89PNG\r\n\x1a\n" or data[12:16] != b"IHDR" or len(data) < 24:
         raise _broken("PNG", field)
     width, height = struct.unpack(">II", data[16:24])

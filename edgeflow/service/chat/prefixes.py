@@ -1,4 +1,4 @@
-"""Fixed prefixes at run time: what the declared slots begin with, and how an administrator changes it."""
+"""Administration of fixed prefixes at run time: list, replace and remove them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PrefixBody(Body):
 
 
 def add_prefixes(app: FastAPI, front: ChatFront) -> None:
-    """The routes; the HTTP edge keeps everybody but administrators away."""
+    """Add the routes, which the HTTP middleware limits to administrators."""
 
     @app.get(PREFIXES, responses=shapes.FAILURES)
     async def prefixes() -> JSONResponse:

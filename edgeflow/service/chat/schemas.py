@@ -1,4 +1,4 @@
-"""JSON schemas that answers must follow: what may stand in them, and the one that makes an answer call a tool."""
+"""JSON schemas for answers: which are permitted, and the schema that forces a tool call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFERENCE = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 
 
 def format_schema(wanted: ResponseFormat | None) -> str:
-    """The schema of an answer as JSON; empty for text."""
+    """The schema of an answer as JSON; "" for text."""
     if isinstance(wanted, SchemaFormat):
         field = "response_format.json_schema.schema"
         return checked(wanted.json_schema.schema_, field)
@@ -27,7 +27,7 @@ def format_schema(wanted: ResponseFormat | None) -> str:
 
 
 def call_schema(tools: Sequence[Tool]) -> str:
-    """Of an answer that calls one of these tools: {"name": …, "arguments": …}; empty without tools."""
+    """The schema of a call of one of these tools: {"name": …, "arguments": …}; "" without tools."""
     if not tools:
         return ""
     definitions: dict[str, Any] = {}
@@ -49,8 +49,10 @@ def call_schema(tools: Sequence[Tool]) -> str:
 
 
 def checked(schema: Schema, field: str) -> str:
-    """The schema as JSON; InvalidArgument for what would make the service run a client's regular expressions, look
-    something up, or work for long.
+    """The schema as JSON.
+
+    InvalidArgument if following it would mean running a client's regular expressions, resolving outside references, or
+    long work.
     """
     text = json.dumps(schema, separators=(",", ":"))
     if len(text) > MAX_SCHEMA_BYTES:
@@ -81,7 +83,7 @@ def _check(schema: Any, field: str) -> None:
 
 
 def _moved(schema: Any, own: str) -> Any:
-    """References of a tool's schema, where its definitions lie now."""
+    """A tool's schema with its references changed to where its definitions now are."""
     if isinstance(schema, list):
         return [_moved(each, own) for each in schema]
     if not isinstance(schema, dict):

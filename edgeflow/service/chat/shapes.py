@@ -1,4 +1,4 @@
-"""How answers are written: OpenAI's chat completions and completions, whole and in pieces."""
+"""The format of answers: OpenAI's chat completions and completions, whole and streamed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 def body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """A body's schema for the OpenAPI document, its definitions written out in place."""
+    """The schema of a body for the OpenAPI document, with definitions inlined."""
     schema = kind.model_json_schema()
     definitions = schema.pop("$defs", {})
     content = {"application/json": {"schema": _inlined(schema, definitions)}}
@@ -53,7 +53,7 @@ def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
 
 
 class Shape(Protocol):
-    """Of one request."""
+    """The format of one request's answers."""
 
     def choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]: ...
 
@@ -87,7 +87,7 @@ class _Head:
 
 
 class ChatShape(_Head):
-    """chat.completion and chat.completion.chunk"""
+    """The formats chat.completion and chat.completion.chunk."""
 
     __slots__ = ()
 
@@ -137,7 +137,7 @@ class ChatShape(_Head):
 
 
 class TextShape(_Head):
-    """text_completion, whole and in pieces alike"""
+    """The format text_completion, for whole and streamed answers alike."""
 
     __slots__ = ()
 
