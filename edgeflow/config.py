@@ -270,12 +270,12 @@ class ServiceConfig(_Section):
     def chosen_operators(self) -> str:
         """Overlays and weights other than the built-in ones, in one line."""
         chosen = {"policy": (self.operators, self.weights), "chat": (self.chat.operators, self.chat.weights)}
-        told = []
+        chosen_parts = []
         for who, (overlay, weights) in chosen.items():
             parts = [Path(overlay).name if overlay else "", "" if weights == "float" else f"{weights} weights"]
             if any(parts):
-                told.append(f"{who} {', '.join(filter(None, parts))}")
-        return "; ".join(told)
+                chosen_parts.append(f"{who} {', '.join(filter(None, parts))}")
+        return "; ".join(chosen_parts)
 
     @property
     def model_path(self) -> Path:

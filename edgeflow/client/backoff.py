@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-SHORTEST_S = 0.5  # at most two attempts a second
+SHORTEST_S = 0.5  # at most two attempts per second
 LONGEST_S = 8.0
 
 

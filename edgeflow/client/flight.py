@@ -20,7 +20,7 @@ class Statistics:
 
     superseded: a newer frame came first, here or in the service. rejected: refused, last_refusal says why.
     dropped: left without an action, lost streams included. actions: accepted; ignored: of an old epoch, out
-    of order, too late or while a reset is needed. holds: times that the robot was told to hold or stop.
+    of order, too late or while a reset is needed. holds: HOLD and STOP directives.
     Ages are of the last AGES_KEPT accepted actions, nanoseconds from capture to receipt.
     """
 

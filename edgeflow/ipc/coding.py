@@ -86,7 +86,7 @@ def _header(kind: type) -> dict[str, _Type]:
 
 class _Codes:
     """Tables by message code. header: the types of the header's fields, by name. built: the fields to be converted.
-    payload: the name of the field that travels behind the header, or "".
+    payload: the name of the field that follows the header, or "".
     """
 
     by_type: ClassVar[dict[type, int]] = {kind: code for code, kind in enumerate(_KINDS)}

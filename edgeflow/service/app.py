@@ -105,13 +105,13 @@ class Service:
     async def stop(self) -> None:
         """Drain in order: become unready, refuse new work, notify robots, finish, end streams, end the worker."""
         self.health.move(State.DRAINING)
-        self._tell(Phase.DRAINING)
+        self._publish(Phase.DRAINING)
         self._desk.drain()
         drain_ms = self._config.timing.drain_ms
         await asyncio.gather(self.plane.drain(drain_ms), self._desk.finish(drain_ms))
         await self._release()
         self.health.move(State.STOPPED)
-        self._tell(Phase.STOPPED)
+        self._publish(Phase.STOPPED)
 
     # The supervisor's listener.
 
@@ -119,7 +119,7 @@ class Service:
         if self.health.state is State.STARTING:
             self.health.move(State.WARMING)
         if self.health.state is State.WARMING:
-            self._tell(Phase.WARMING, step=message.step, done=message.done, total=message.total)
+            self._publish(Phase.WARMING, step=message.step, done=message.done, total=message.total)
 
     def worker_ready(self, ready: WorkerReady) -> None:
         if self.health.state is State.STARTING:
@@ -153,7 +153,7 @@ class Service:
     def worker_fault(self, text: str) -> None:
         self.health.move(State.FAULT)
         self._log.event("fault", text=text)
-        self._tell(Phase.FAULT)
+        self._publish(Phase.FAULT)
         self.plane.fault()
         self.fault = text
         self.faulted.set()
@@ -176,7 +176,7 @@ class Service:
         ready = await self.supervisor.start()
         forecasts = tuple((mode, seen.fps, seen.age_ns / 1e6) for mode, seen in self.plane.modes.items())
         warnings += self.supervisor.warnings
-        self._tell(
+        self._publish(
             Phase.READY,
             device=ready.device,
             chat=self._desk.summary,
@@ -191,11 +191,11 @@ class Service:
     def _settle(self) -> list[str]:
         """Apply the front's CPUs, priority and memory lock; returns a warning for each that is not permitted."""
         wanted = self._config.realtime
-        told = settle("front", 0, wanted.front_cpus, wanted.front_priority)
-        told += lock_memory() if wanted.lock_memory else []
-        for text in told:
+        warnings = settle("front", 0, wanted.front_cpus, wanted.front_priority)
+        warnings += lock_memory() if wanted.lock_memory else []
+        for text in warnings:
             self._log.event("warning", text=text)
-        return told
+        return warnings
 
     def _preflight(self) -> None:
         """Checks that need neither worker nor log, so that mistakes are reported at once."""
@@ -212,7 +212,7 @@ class Service:
         self._grpc = GrpcServer(config, service, self._guard, self._tls, self.health)
         grpc_port = await self._grpc.start()
         await self._http.start(self._app())
-        self._tell(
+        self._publish(
             Phase.STARTING,
             grpc_port=grpc_port,
             http_port=self._http.port,
@@ -279,7 +279,7 @@ class Service:
             self.plane.end_callers(self._guard.may_control)
             self._desk.end_callers(self._guard.may_chat)
 
-    def _tell(self, phase: Phase, **changes: object) -> None:
+    def _publish(self, phase: Phase, **changes: object) -> None:
         self._status = replace(self._status, phase=phase, **changes)  # type: ignore[arg-type]
         self._announce(self._status)
 

@@ -53,7 +53,7 @@ class Health:
     @stalled.setter
     def stalled(self, stalled: bool) -> None:
         self._stalled = stalled
-        self._tell_watchers()
+        self._notify_watchers()
 
     @property
     def live(self) -> bool:
@@ -82,9 +82,9 @@ class Health:
         self._state = state
         for listener in self._listeners:
             listener(state)
-        self._tell_watchers()
+        self._notify_watchers()
         return True
 
-    def _tell_watchers(self) -> None:
+    def _notify_watchers(self) -> None:
         for watcher in self._watchers:
             watcher(self.ready)

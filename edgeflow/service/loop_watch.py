@@ -44,15 +44,15 @@ class LoopWatch:
             self._thread.join()
 
     def _run(self) -> None:
-        seen, late_s, told = self._beats, 0.0, False
+        seen, late_s, reported = self._beats, 0.0, False
         while not self._stop.wait(CHECK_S):
             late_s = late_s + CHECK_S if seen == self._beats else 0.0
             seen = self._beats
-            if told and late_s == 0.0:
-                told = False
+            if reported and late_s == 0.0:
+                reported = False
                 self._resumed()
-            elif not told and late_s >= STALL_S:
-                told = True
+            elif not reported and late_s >= STALL_S:
+                reported = True
                 self._stalled(self._stack())
             if late_s >= GIVE_UP_S:
                 self._give_up()

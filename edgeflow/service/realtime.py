@@ -18,17 +18,17 @@ def settle(who: str, pid: int, cpus: Sequence[int], priority: int) -> list[str]:
     All present threads get them, and later ones inherit them. pid: 0 = the calling thread. priority: 0 = unchanged, -20
     to -1 a nice level, 1 to 99 SCHED_FIFO.
     """
-    told: list[str] = []
+    warnings: list[str] = []
     if cpus:
-        told += _try(f"realtime.{who}_cpus {list(cpus)}", pid, lambda thread: os.sched_setaffinity(thread, cpus))
+        warnings += _try(f"realtime.{who}_cpus {list(cpus)}", pid, lambda thread: os.sched_setaffinity(thread, cpus))
     if priority > 0:
         fifo = os.sched_param(priority)
         what = f"realtime.{who}_priority {priority} (SCHED_FIFO)"
-        told += _try(what, pid, lambda thread: os.sched_setscheduler(thread, os.SCHED_FIFO, fifo))
+        warnings += _try(what, pid, lambda thread: os.sched_setscheduler(thread, os.SCHED_FIFO, fifo))
     elif priority < 0:
         what = f"realtime.{who}_priority {priority} (nice)"
-        told += _try(what, pid, lambda thread: os.setpriority(os.PRIO_PROCESS, thread, priority))
-    return told
+        warnings += _try(what, pid, lambda thread: os.setpriority(os.PRIO_PROCESS, thread, priority))
+    return warnings
 
 
 def lock_memory() -> list[str]:

@@ -53,16 +53,16 @@ class Workers:
         if self._reserve is not None or not self._config.standby:
             return
         reserve = self._reserve = _Reserve(*start_process(self._config, self._entry, ("--standby",)))
-        asyncio.get_running_loop().add_reader(reserve.sock, self._told, reserve)
+        asyncio.get_running_loop().add_reader(reserve.sock, self._on_message, reserve)
 
     async def close(self) -> None:
         """End the spare worker, if any, and wait for its end."""
         self._discard(self._take())
         await asyncio.gather(*self._leaving)
 
-    def _told(self, reserve: _Reserve) -> None:
+    def _on_message(self, reserve: _Reserve) -> None:
         """Handle the spare worker's only message before it begins, or its end."""
-        reserve.ready = _has_told(reserve.sock)
+        reserve.ready = _has_reported(reserve.sock)
         if reserve.ready:
             self._log.event("worker_standby", pid=reserve.process.pid)
         else:
@@ -84,7 +84,7 @@ class Workers:
         task.add_done_callback(self._leaving.discard)
 
 
-def _has_told(sock: socket.socket) -> bool:
+def _has_reported(sock: socket.socket) -> bool:
     try:
         return bool(sock.recv(4096, socket.MSG_DONTWAIT))
     except OSError:

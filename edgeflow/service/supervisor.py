@@ -112,7 +112,7 @@ class WorkerLife:
     async def reap(self, patience_s: float = 0.2) -> str:
         """Make sure that the worker is gone; returns how it ended. patience_s: wait before killing it."""
         if not self.ready.cancel() and not self.ready.cancelled():
-            self.ready.exception()  # whoever waited for it may be gone
+            self.ready.exception()  # nobody may be waiting for it any more
         self._link.close()
         if self._process is None:
             return "never started"
@@ -154,7 +154,7 @@ class WorkerLife:
 
 
 class Supervisor:
-    """Keeps one worker running, or starting; the listener is told of every change."""
+    """Keeps one worker running, or starting; the listener hears of every change."""
 
     def __init__(
         self, launch: Launch, clock: Clock, config: ServiceConfig, listener: WorkerListener, log: EventLog

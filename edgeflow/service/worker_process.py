@@ -93,12 +93,12 @@ class WorkerProcess:
 
     def _read_stacks(self) -> list[str]:
         """Read the pipe until nothing more follows."""
-        told, patience_s = b"", STACKS_S
-        while len(told) < STACKS_BYTES and select.select([self._stacks], [], [], patience_s)[0]:
+        output, patience_s = b"", STACKS_S
+        while len(output) < STACKS_BYTES and select.select([self._stacks], [], [], patience_s)[0]:
             if not (more := self._stacks.read(STACKS_BYTES)):
                 break
-            told, patience_s = told + more, STACKS_QUIET_S
-        return told.decode(errors="replace").splitlines()[:STACKS_LINES]
+            output, patience_s = output + more, STACKS_QUIET_S
+        return output.decode(errors="replace").splitlines()[:STACKS_LINES]
 
 
 def _is_stopped(pid: int) -> bool:

@@ -23,7 +23,7 @@ class TextStream:
     def __init__(self, tokenizer: Decode, before: Sequence[int] = (), stops: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._ids = list(before[-CONTEXT:])
-        self._told = len(self._ids)  # ids whose text is out
+        self._emitted = len(self._ids)  # ids whose text is out
         self._context = 0  # ids before them, from which decoding begins
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
@@ -42,12 +42,12 @@ class TextStream:
         return self._release(self._take(self._new_text()), last=True)
 
     def _new_text(self) -> str:
-        told = self._tokenizer.decode(self._ids[self._context : self._told])
-        return self._tokenizer.decode(self._ids[self._context :])[len(told) :]
+        emitted = self._tokenizer.decode(self._ids[self._context : self._emitted])
+        return self._tokenizer.decode(self._ids[self._context :])[len(emitted) :]
 
     def _take(self, text: str) -> str:
         if text:
-            self._context, self._told = self._told, len(self._ids)
+            self._context, self._emitted = self._emitted, len(self._ids)
         return text
 
     def _release(self, text: str, *, last: bool) -> str:

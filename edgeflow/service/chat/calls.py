@@ -1,4 +1,4 @@
-"""Tool calls in generated text, as Qwen2.5 and Hermes write them: `<tool_call>{"name": …, "arguments": …}</tool_call>`."""
+"""Tool calls in generated text, as Qwen2.5 writes them: `<tool_call>{"name": …, "arguments": …}</tool_call>`."""
 
 from __future__ import annotations
 

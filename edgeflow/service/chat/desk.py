@@ -75,7 +75,7 @@ class _Ticket:
 
 
 class ChatDesk:
-    """The queue; runs on the loop. `ready` is the worker's chat model, None while there is none."""
+    """The queue; runs on the loop. `ready` is the worker's chat model, None without one."""
 
     def __init__(self, config: ChatConfig, port: WorkerPort, clock: Clock, metrics: Metrics, log: EventLog) -> None:
         self.ready: ChatReady | None = None
@@ -154,7 +154,7 @@ class ChatDesk:
     # Calls for clients.
 
     def check(self) -> ChatReady:
-        """The model that answers; Unavailable while there is none."""
+        """The model that answers; Unavailable if there is none."""
         if self._draining:
             raise Unavailable("the service is stopping", reason=Reason.DRAINING)
         if self.ready is None:

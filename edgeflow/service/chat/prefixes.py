@@ -41,8 +41,8 @@ def add_prefixes(app: FastAPI, front: ChatFront) -> None:
     async def prefixes() -> JSONResponse:
         """List the fixed prefix of every declared slot."""
         text = front.loaded()
-        told = await asyncio.to_thread(lambda: [_entry(text, slot_id) for slot_id in text.slots])
-        return JSONResponse({"object": "list", "data": told})
+        entries = await asyncio.to_thread(lambda: [_entry(text, slot_id) for slot_id in text.slots])
+        return JSONResponse({"object": "list", "data": entries})
 
     @app.put(f"{PREFIXES}/{{slot}}", responses=shapes.FAILURES, openapi_extra=shapes.body_of(PrefixBody))
     async def set_prefix(slot: str, request: Request) -> JSONResponse:

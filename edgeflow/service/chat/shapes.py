@@ -124,12 +124,12 @@ class ChatShape(_Head):
         return self._envelope("chat.completion.chunk", "chatcmpl", choices)
 
     def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
-        told = [piece.token for piece in pieces if piece.token is not None]
-        return {"content": [self._entry(token) for token in told], "refusal": None} if told else None
+        tokens = [piece.token for piece in pieces if piece.token is not None]
+        return {"content": [self._entry(token) for token in tokens], "refusal": None} if tokens else None
 
-    def _entry(self, told: TokenText) -> dict[str, Any]:
-        top = [self._alternative(token, logprob) for token, logprob in told.top]
-        return {**self._alternative(told.token, told.logprob), "top_logprobs": top}
+    def _entry(self, shown: TokenText) -> dict[str, Any]:
+        top = [self._alternative(token, logprob) for token, logprob in shown.top]
+        return {**self._alternative(shown.token, shown.logprob), "top_logprobs": top}
 
     def _alternative(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._text(token)
@@ -162,13 +162,13 @@ class TextShape(_Head):
         return {"index": index, "text": text, "logprobs": self._logprobs(pieces), "finish_reason": finish}
 
     def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
-        told = [piece.token for piece in pieces if piece.token is not None]
-        if not told:
+        tokens = [piece.token for piece in pieces if piece.token is not None]
+        if not tokens:
             return None
         return {
-            "tokens": [self._text(each.token) for each in told],
-            "token_logprobs": [each.logprob for each in told],
-            "top_logprobs": [{self._text(token): logprob for token, logprob in each.top} for each in told],
+            "tokens": [self._text(each.token) for each in tokens],
+            "token_logprobs": [each.logprob for each in tokens],
+            "top_logprobs": [{self._text(token): logprob for token, logprob in each.top} for each in tokens],
             "text_offset": None,
         }
 
