@@ -64,7 +64,7 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
         ({"grpc": 3}, "grpc: 3 "),
         ({"grpc": {"host": "0.0.0.0"}}, "grpc.host: 0.0.0.0 is reachable from other machines"),
         ({"http": {"host": "::"}}, "http.host: :: is reachable from other machines"),
-        ({"http": {"host": "example.org"}}, "http.host: example.org can be reached"),
+        ({"http": {"host": "example.org"}}, "http.host: example.org is reachable"),
         ("{", "line 1 column 2"),
         ("[]", "must hold one JSON object"),
         ("\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "line 1 column 1"),
@@ -98,7 +98,7 @@ def test_models_are_directories_or_hub_ids(tmp_path: Path):
     assert is_hub_id("openvla/openvla-7b")
     for name in ("/no/where", "./no", "no", "a/b/c", "../x", "~/x"):
         assert not is_hub_id(name)
-        with pytest.raises(CheckpointError, match="no directory"):
+        with pytest.raises(CheckpointError, match="is not a directory"):
             resolve_model(name)
 
 

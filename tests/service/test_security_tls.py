@@ -177,7 +177,7 @@ async def test_off_loopback_works_with_tls_and_tokens_only(checkpoint, authority
 async def test_insecure_is_warned_about(checkpoint):
     async with serving(checkpoint, grpc__host="0.0.0.0", insecure=True) as served:
         (warning,) = served.events("warning")
-        assert warning["text"] == "grpc.host 0.0.0.0 can be reached from outside without TLS or tokens"
+        assert warning["text"] == "grpc.host 0.0.0.0 is reachable from other machines without TLS or tokens"
 
 
 def unreadable(files: TlsConfig, _: Authority) -> TlsConfig:
