@@ -9,7 +9,7 @@ class Reason(str, Enum):
     """Why a request was refused, a frame left without an action, a robot holds, or a session ended.
 
     Values travel in gRPC trailers and messages, and are labels of metrics; docs/reasons.md explains each of them. An
-    error without a reason of its own carries the name of its gRPC status.
+    error without a specific reason carries the name of its gRPC status.
     """
 
     # What a robot opens a session with.

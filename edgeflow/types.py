@@ -36,7 +36,7 @@ class Disposition(str, Enum):
 
 
 class Command(str, Enum):
-    """What a robot must do now."""
+    """A command for a robot."""
 
     ACT = "act"
     HOLD = "hold"

@@ -63,7 +63,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """What the robot must do now.
+    """The command for the robot now.
 
     ACT comes with an action, HOLD and STOP with a reason. needs_reset: no action follows until `reset` is called.
     """

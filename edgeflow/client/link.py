@@ -49,7 +49,7 @@ class Listener(Protocol):
 
 
 class Link:
-    """Keeps a stream open, in a thread of its own, from `start` to `close`."""
+    """Keeps a stream open, in its own thread, from `start` to `close`."""
 
     def __init__(
         self,

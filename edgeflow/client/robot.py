@@ -44,7 +44,7 @@ class RobotClient:
     longer interruption needs `reset`. The service resumes on the same stream as soon as it can, also after a worker
     restart that took longer; whether the robot may then move by itself is the robot's decision. STOP, and a fault of
     the service (reason FAULT), always need `reset`. on_action: called with every new directive, HOLD and STOP included,
-    in a thread of its own; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
+    in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
     tokens; None = the token in EDGEFLOW_TOKEN, if set.
     """
 

@@ -36,7 +36,7 @@ def verify(
     """Compare a checkpoint's outputs with recordings of the original implementation, in fp32.
 
     Exits with code 1 if any differs by more than its tolerance. Default modes: serial and pipelined; chat models are
-    checked in modes of their own.
+    checked in their own modes.
     """
     from edgeflow.engine.verify import verify_checkpoint, verify_weights
 

@@ -1,4 +1,4 @@
-"""Single actions: one observation in, one action out, in a session of its own. Used by Act and POST /v1/act."""
+"""Single actions: one observation in, one action out, each in its own session. Used by Act and POST /v1/act."""
 
 from __future__ import annotations
 

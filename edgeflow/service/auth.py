@@ -105,7 +105,7 @@ class Guard:
         self._log.event("auth_failed", where=where, peer=peer, reason=error.reason)
 
     def may_control(self, caller: Caller) -> bool:
-        """True if the token a session was opened with still permits it."""
+        """True if the token with which a session was opened still permits it."""
         return self._may(caller, CONTROL)
 
     def may_chat(self, caller: Caller) -> bool:

@@ -16,7 +16,7 @@ class _Answer(BaseModel):
 
 
 class ErrorDetail(_Answer):
-    """What went wrong. code: a gRPC status name. field, param: the part of the request at fault, if any."""
+    """The cause of an error. code: a gRPC status name. field, param: the part of the request at fault, if any."""
 
     message: str
     type: str

@@ -1,4 +1,4 @@
-"""Prometheus metrics in a registry of their own. Labels are bounded: never a session or a robot."""
+"""Prometheus metrics in their own registry. Labels are bounded: never a session or a robot."""
 
 from __future__ import annotations
 

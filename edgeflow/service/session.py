@@ -1,4 +1,4 @@
-"""One robot's session: a state machine without threads, sockets or a clock of its own.
+"""One robot's session: a state machine without threads, sockets or a clock.
 
 A frame moves through arrived → decoding → decoded → sent → ready, and leaves with exactly one disposition:
 

@@ -65,7 +65,7 @@ class UnderWay:
         return track
 
     def answered(self, seq: int, epoch: int) -> Track | None:
-        """The frame a worker's answer refers to; None if it left before, with its epoch or its worker."""
+        """The frame to which a worker's answer refers; None if it left before, with its epoch or its worker."""
         track = self._sent.get(seq)
         if track is None or track.epoch != epoch:
             return None
