@@ -183,7 +183,7 @@ class ChatPlane:
         message = request.message
         request.started_ns = self._clock.now_ns()
         if message.model != self._name:
-            raise NotFound(f"{self._name!r} is served", field="model")
+            raise NotFound(f"unknown chat model; the worker serves {self._name!r}", field="model")
         prompt = self._model.prompt(message.ids, _images(message))
         request.prompt_tokens = len(prompt)
         request.prefix = next((each for each in self._prefixes if _begins_with(prompt, each.fixed.prompt)), None)

@@ -179,9 +179,9 @@ class ControlPlane:
     def _check_unnorm_key(self, key: str | None) -> None:
         known = self._engine.policy.unnorm_keys
         if key is None and len(known) > 1:
-            raise InvalidArgument(f"name one of {', '.join(known)}", field="unnorm_key")
+            raise InvalidArgument(f"choose one of {', '.join(known)}", field="unnorm_key")
         if key is not None and key not in known:
-            raise InvalidArgument(f"the model has {', '.join(known)}", field="unnorm_key")
+            raise InvalidArgument(f"unknown; choose one of {', '.join(known)}", field="unnorm_key")
 
     def _rows(self, instruction: str) -> int:
         policy = self._engine.policy
@@ -189,7 +189,7 @@ class ControlPlane:
         limit = self._engine.capacity - policy.image_tokens - policy.K
         if tokens > limit:
             raise InvalidArgument(
-                f"has {tokens} prompt tokens, the limit is {limit}",
+                f"has {tokens} prompt tokens; the limit is {limit}",
                 field="instruction",
                 reason=Reason.INSTRUCTION_TOO_LONG,
             )

@@ -62,7 +62,9 @@ def load_profile(name: str) -> DeviceProfile | None:
         times = [round(float(values[key]) * 1e6) for key in ("prefill_ms", "decode_ms", "packed_ms")]
         return DeviceProfile(str(values["name"]), *times)
     except OSError as error:
-        raise ConfigError(f"profile: {name!r} is neither none, orin, rtx5090 nor a readable file") from error
+        raise ConfigError(
+            f"profile: {name!r} is not a readable file; use none, orin, rtx5090 or a JSON file"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"profile: {name} needs name, prefill_ms, decode_ms and packed_ms") from error
 

@@ -59,7 +59,7 @@ class Scheduler:
             raise AlreadyExists(f"session {session} is open already", field="session")
         if not self._free_rings:
             raise ResourceExhausted(
-                f"all {self.limits.max_sessions} sessions are taken",
+                f"all {self.limits.max_sessions} sessions are in use",
                 field="max_sessions",
                 retry_after_ms=RETRY_AFTER_MS,
             )

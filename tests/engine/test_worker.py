@@ -193,7 +193,7 @@ def test_a_session_whose_instruction_is_longer_than_the_slots_is_refused(policy)
     assert (refused.code, refused.field, refused.reason) == ("INVALID_ARGUMENT", "instruction", "INSTRUCTION_TOO_LONG")
     limit = CAPACITY - policy.image_tokens - policy.K
     assert refused.text.startswith("instruction: has ") and refused.text.endswith(
-        f"prompt tokens, the limit is {limit}"
+        f"prompt tokens; the limit is {limit}"
     )
 
 

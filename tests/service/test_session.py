@@ -42,7 +42,7 @@ def answer(session: Session, frame: SubmitFrame) -> None:
 
 
 def refuse(session: Session, frame: SubmitFrame) -> None:
-    code, text = "INVALID_ARGUMENT", "instruction: has 900 prompt tokens, the limit is 128"
+    code, text = "INVALID_ARGUMENT", "instruction: has 900 prompt tokens; the limit is 128"
     session.dropped(
         FrameDropped(
             session=1,
