@@ -241,7 +241,7 @@ class ServiceConfig(_Section):
     limits: LimitsConfig = LimitsConfig()
     timing: TimingConfig = TimingConfig()
     standby: bool = Field(
-        True, description="keep a spare worker with its libraries loaded, to replace a lost one sooner; about 160 MB"
+        True, description="keep a worker in reserve, with its libraries loaded, to replace a lost one sooner; 160 MB"
     )
     realtime: RealtimeConfig = RealtimeConfig()
     chat: ChatConfig = ChatConfig()

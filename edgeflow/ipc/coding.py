@@ -85,14 +85,16 @@ def _header(kind: type) -> dict[str, _Type]:
 
 
 class _Codes:
-    """Tables by message code. header: the types of the header's fields, by name. built: the fields to be converted.
-    payload: the name of the field that follows the header, or "".
+    """Tables by message code. header: the checks of the header's fields, by name. built: the conversions of those that
+    are not used as they are. payload: the name of the field that follows the header, or "".
     """
 
     by_type: ClassVar[dict[type, int]] = {kind: code for code, kind in enumerate(_KINDS)}
-    header: ClassVar[list[dict[str, _Type]]] = [_header(kind) for kind in _KINDS]
+    header: ClassVar[list[dict[str, Check]]] = [
+        {name: each.fits for name, each in _header(kind).items()} for kind in _KINDS
+    ]
     built: ClassVar[list[dict[str, Build]]] = [
-        {name: each.build for name, each in types.items() if each.build} for types in header
+        {name: each.build for name, each in _header(kind).items() if each.build} for kind in _KINDS
     ]
     payload: ClassVar[list[str]] = [
         next((name for name, wanted in get_type_hints(kind).items() if wanted == Payload), "") for kind in _KINDS
@@ -116,13 +118,13 @@ def decode(header: bytes, payload: bytes) -> Message:
     if type(parts) is not list or not parts or type(parts[0]) is not int or not 0 <= parts[0] < len(_KINDS):
         raise WorkerError("unknown message between front and worker")
     code, *values = parts
-    kind, types, name = _KINDS[code], _Codes.header[code], _Codes.payload[code]
-    if len(values) != len(types):
-        raise WorkerError(f"{kind.__name__} has {len(types)} fields, got {len(values)}")
-    for (field, each), value in zip(types.items(), values, strict=True):
-        if not each.fits(value):
+    kind, checks, name = _KINDS[code], _Codes.header[code], _Codes.payload[code]
+    if len(values) != len(checks):
+        raise WorkerError(f"{kind.__name__} has {len(checks)} fields, got {len(values)}")
+    for (field, fits), value in zip(checks.items(), values, strict=True):
+        if not fits(value):
             raise WorkerError(f"{kind.__name__}.{field} has the wrong type")
-    named = dict(zip(types, values, strict=True))
+    named = dict(zip(checks, values, strict=True))
     for field, build in _Codes.built[code].items():
         try:
             named[field] = build(named[field])

@@ -30,14 +30,14 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Front → spare worker: take over. pass_times: measured by an earlier worker; None = measure them again."""
+    """Front → worker in reserve: take over. pass_times: measured by an earlier worker; None = measure them again."""
 
     pass_times: PassTimes | None
 
 
 @dataclass(frozen=True, slots=True)
 class StandingBy:
-    """Spare worker → front: everything is loaded; `Begin` starts it at once."""
+    """Worker in reserve → front: everything is loaded; `Begin` starts it at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Worker processes, with a spare one that has loaded its libraries, most of a start, and waits for `Begin`."""
+"""Worker processes, with one in reserve that has loaded its libraries, most of a start, and waits for `Begin`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgeflow.types import PassTimes
 
 @dataclass(slots=True)
 class _Reserve:
-    """A spare worker. ready: it reported that everything is loaded."""
+    """A worker in reserve. ready: it reported that everything is loaded."""
 
     sock: socket.socket
     process: WorkerProcess
@@ -39,7 +39,7 @@ class Workers:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def launch(self) -> Launched:
-        """Start the spare worker if it is ready, otherwise a new process. Call on the loop."""
+        """Start the worker in reserve if it is ready, otherwise a new process. Call on the loop."""
         known, reserve = self._known(), self._take()
         if reserve is None or not _begins(reserve, known):
             self._discard(reserve)
@@ -49,19 +49,19 @@ class Workers:
         return Launched(reserve.sock, reserve.process, tuple(warnings))
 
     def prepare(self) -> None:
-        """Start a spare worker if configured; it loads at idle priority. Call on the loop."""
+        """Start a worker in reserve if configured; it loads at idle priority. Call on the loop."""
         if self._reserve is not None or not self._config.standby:
             return
         reserve = self._reserve = _Reserve(*start_process(self._config, self._entry, ("--standby",)))
         asyncio.get_running_loop().add_reader(reserve.sock, self._on_message, reserve)
 
     async def close(self) -> None:
-        """End the spare worker, if any, and wait for its end."""
+        """End the worker in reserve, if any, and wait for its end."""
         self._discard(self._take())
         await asyncio.gather(*self._leaving)
 
     def _on_message(self, reserve: _Reserve) -> None:
-        """Handle the spare worker's only message before it begins, or its end."""
+        """Handle the worker in reserve's only message before it begins, or its end."""
         reserve.ready = _has_reported(reserve.sock)
         if reserve.ready:
             self._log.event("worker_standby", pid=reserve.process.pid)
