@@ -239,7 +239,7 @@ class ControlPlane:
         for number, caller in self._places:
             runner = self._runners.get(number)
             if runner is not None and not stays(caller):
-                runner.session.end(End("UNAUTHENTICATED", Reason.REVOKED, "the token was revoked or has expired"))
+                runner.session.end(End("UNAUTHENTICATED", Reason.REVOKED, "the token no longer permits this"))
                 runner.pump()
 
     def fault(self) -> None:

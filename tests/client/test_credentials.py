@@ -138,7 +138,7 @@ def test_a_revoked_token_ends_the_session_for_good(serve, connect, eventually):
         if talk.number == 1:
             talk.open()
             talk.hear()
-        raise Refuse(UNAUTHENTICATED, "the token was revoked or has expired")
+        raise Refuse(UNAUTHENTICATED, "the token no longer permits this")
 
     server = serve(revoke)
     with connect(server, credentials=Credentials(token=TOKEN)) as client:

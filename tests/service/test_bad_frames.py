@@ -150,7 +150,7 @@ async def test_a_camera_of_too_many_pixels_is_refused_at_open(checkpoint):
         await robot.send(pb.ClientMessage(open=open_message(cameras=[odd_camera(4097, 4097)])))
         code, text = await robot.rest()
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert text == "open.cameras[0]: 4097x4097 is outside 1 to 4000000 pixels"
+        assert text == "open.cameras[0]: 4097x4097 is outside the limits of 1 to 4000000 pixels"
 
 
 def odd_camera(width: int, height: int) -> pb.Camera:

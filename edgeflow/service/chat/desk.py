@@ -294,7 +294,7 @@ def _settle(change: asyncio.Future[None], answer: object) -> None:
 
 
 def _revoked() -> Unauthenticated:
-    return Unauthenticated("the token was revoked or has expired", field="authorization", reason=Reason.REVOKED)
+    return Unauthenticated("the token no longer permits this", field="authorization", reason=Reason.REVOKED)
 
 
 def _no_worker() -> Unavailable:
