@@ -61,7 +61,7 @@ class Workers:
         await asyncio.gather(*self._leaving)
 
     def _on_message(self, reserve: _Reserve) -> None:
-        """Handle the worker in reserve's only message before it begins, or its end."""
+        """Handle the only message of the worker in reserve before it begins, or its end."""
         reserve.ready = _has_reported(reserve.sock)
         if reserve.ready:
             self._log.event("worker_standby", pid=reserve.process.pid)
