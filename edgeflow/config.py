@@ -358,6 +358,8 @@ def _describe(detail: ErrorDetails) -> str:
     key = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key{_suggestion(detail['loc'])}"
+    if detail["type"] == "value_error":
+        return ": ".join(filter(None, (key, str(detail["ctx"]["error"]))))
     message = detail["msg"].removeprefix("Input ")
     return f"{key}: {json.dumps(detail['input'], default=str)[:60]} {message}"
 

@@ -64,6 +64,8 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
         ({"grpc": 3}, "grpc: 3 "),
         ({"grpc": {"host": "0.0.0.0"}}, "grpc.host: 0.0.0.0 is reachable from other machines"),
         ({"http": {"host": "::"}}, "http.host: :: is reachable from other machines"),
+        ({"mode": "depth"}, "depth: required with mode depth: 1 (serial) to K (pipelined)"),
+        ({"tls": {"cert": "x"}}, "tls: cert and key must be given together"),
         ({"http": {"host": "example.org"}}, "http.host: example.org is reachable"),
         ("{", "line 1 column 2"),
         ("[]", "must hold one JSON object"),

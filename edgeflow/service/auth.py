@@ -28,7 +28,7 @@ TOKEN_BYTES = 32  # random ones
 
 
 class Role(str, Enum):
-    """The role of a token. control: open sessions. observe: metrics and documents. chat: the chat plane. admin: everything."""
+    """The role of a token. control: sessions. observe: metrics, documents. chat: the chat plane. admin: everything."""
 
     CONTROL = "control"
     OBSERVE = "observe"
