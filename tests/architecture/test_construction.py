@@ -57,7 +57,6 @@ PENDING: set[str] = {
     "kernels/model_cases.py",
     "kernels/overlay.py",
     "kernels/packed_attention.py",
-    "kernels/rope_write_kv.py",
     "kernels/table.py",
     "kernels/triton/packed_attention.py",
     "kernels/triton/rms_norm.py",
