@@ -49,13 +49,23 @@ def measure(passes: int, warm_up: int, threads: int) -> list[float]:
     stages = built.engine.policy.K
     said: list[Message] = []
     worker = Worker(built.engine, Scheduler(built.limits), MonotonicClock(), said.append)
-    worker.inbox.put(OpenSession(1, 1, stages, ""))
+    worker.inbox.put(OpenSession(session=1, epoch=1, depth=stages, unnorm_key=""))
     images = np.random.default_rng(0).integers(0, 256, (32, CAMERA, CAMERA, 3), np.uint8)
     gc.collect()
     gc.freeze()
     times_ms: list[float] = []
     for seq in track(range(1, warm_up + passes + 1), description="passes"):
-        worker.inbox.put(SubmitFrame(1, 1, seq, CAMERA, CAMERA, "grasp the red handle", images[seq % 32].tobytes()))
+        worker.inbox.put(
+            SubmitFrame(
+                session=1,
+                epoch=1,
+                seq=seq,
+                height=CAMERA,
+                width=CAMERA,
+                instruction="grasp the red handle",
+                payload=images[seq % 32].tobytes(),
+            )
+        )
         worker.step()
         said.clear()
         sample = worker.take_passes()[-1]

@@ -36,10 +36,9 @@ from edgeflow.kernels.packed_attention import naive_gather, slots_in_place
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.cost import PassTimes
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow.types import Mode, PassTimes
 
 CPU = torch.device("cpu")
 INSTRUCTION = "grasp the red handle"

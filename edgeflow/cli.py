@@ -1,4 +1,4 @@
-"""The commands. Each imports what it needs when it runs: `--help` is quick, and a missing extra is told."""
+"""The command line. Commands import what they need when they run: `--help` is quick, missing extras are named."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import importlib.util
 import sys
 
 if importlib.util.find_spec("typer") is None:
-    print("edgeflow: the command needs more than the robot-side SDK: pip install 'edgeflow[server]'", file=sys.stderr)
+    print(
+        "edgeflow: the command line needs more than the robot-side SDK: pip install 'edgeflow[server]'", file=sys.stderr
+    )
     sys.exit(2)
 
 import typer
@@ -22,9 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-config_app = typer.Typer(help="The one JSON file that configures the service.", no_args_is_help=True)
+config_app = typer.Typer(help="Print or check the configuration file of the service.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
-token_app = typer.Typer(help="The tokens that a service asks for.", no_args_is_help=True)
+token_app = typer.Typer(help="Manage the access tokens of a service.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
 app.add_typer(prefixes.prefix_app, name="prefix")
 app.command()(serving.serve)
@@ -46,7 +48,7 @@ token_app.command("new")(settings.token_new)
 
 
 def main() -> None:
-    """Entry point: a StartError is one line on standard error and exit code 2."""
+    """Run the command line. A StartError becomes one line on standard error and exit code 2."""
     try:
         app()
     except StartError as error:
@@ -56,7 +58,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "edgeflow":
             raise
-        missing = DependencyError(f"{error.name} is not installed; run `edgeflow doctor` for how to get it")
+        missing = DependencyError(f"{error.name} is not installed; run `edgeflow doctor` to see how to install it")
         sys.exit(_fail(missing.text, 2))
 
 

@@ -1,4 +1,4 @@
-"""Injected time: whoever needs to know the time is given a Clock."""
+"""Injected time: code that needs the time takes a Clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MonotonicClock:
 
 
 class ManualClock:
-    """Time that moves only when told to: tests and virtual-time evaluation."""
+    """A clock that moves only when advanced, for tests and virtual-time evaluation."""
 
     def __init__(self, start_ns: int = 0) -> None:
         self._now_ns = start_ns
@@ -35,5 +35,5 @@ class ManualClock:
         self._now_ns += delta_ns
 
     def advance_to_ns(self, instant_ns: int) -> None:
-        """Move to an instant; an instant already passed leaves the clock where it is."""
+        """Move to an instant; a past instant leaves the clock unchanged."""
         self._now_ns = max(self._now_ns, instant_ns)

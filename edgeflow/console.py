@@ -1,4 +1,4 @@
-"""What commands show a person: phases of the service, progress of long work."""
+"""Terminal output of the commands: phases of the service, progress of long work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Report = Callable[[str, int, int], None]
 
 
 class Status(Protocol):
-    """The announcement of a service (service/status.py), as far as it is shown."""
+    """The parts of a ServiceStatus (service/status.py) that are printed."""
 
     @property
     def phase(self) -> str: ...
@@ -49,19 +49,19 @@ WIDE = 140  # columns of tables that go to a file or a pipe
 
 
 def table_console() -> Console:
-    """For results on standard output: as wide as the terminal, or wide enough for a log."""
+    """A console for results on standard output: as wide as the terminal, or WIDE columns elsewhere."""
     return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
 def progress_bar(console: Console) -> Progress:
-    """The bar that all long work shows, on a terminal."""
+    """The progress bar of all long work; shown on terminals only."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager
 def reporting(console: Console) -> Iterator[Report]:
-    """A bar driven by (what, done, total)."""
+    """A progress bar driven by calls of `report(what, done, total)`."""
     with progress_bar(console) as progress:
         task = progress.add_task("", total=None)
 
@@ -72,7 +72,7 @@ def reporting(console: Console) -> Iterator[Report]:
 
 
 class ServicePrinter:
-    """Shows a start as a bar and every phase as a line."""
+    """Prints the start as a progress bar and every later phase as a line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -101,7 +101,7 @@ class ServicePrinter:
                     self._console.print(f"  operators: {status.operators}", highlight=False, markup=False)
                 for mode, fps, age_ms in status.forecasts:
                     self._console.print(
-                        f"  {mode:>9}: one robot alone gets {fps:.1f} actions a second, {age_ms:.0f} ms old",
+                        f"  {mode:>9}: one robot alone gets {fps:.1f} actions per second, {age_ms:.0f} ms old",
                         highlight=False,
                     )
                 for warning in status.warnings:
@@ -111,5 +111,5 @@ class ServicePrinter:
                 self._console.print(phase)
 
     def close(self) -> None:
-        """End the bar, whatever happened."""
+        """Remove the progress bar."""
         self._progress.stop()

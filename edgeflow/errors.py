@@ -1,12 +1,12 @@
-"""Every failure a user can meet, as one tree; each class knows its gRPC status and its HTTP code.
+"""The exception tree: every failure a user can meet, with its gRPC status and HTTP code.
 
 EdgeflowError
 ├── StartError                 the service or a command cannot start (exit code 2)
 │   ├── ConfigError            configuration file or flags
-│   ├── CheckpointError        model directory missing, truncated, foreign
+│   ├── CheckpointError        model directory missing, truncated, unsupported
 │   ├── DependencyError        a library or a system package is missing
-│   └── AddressError           port busy, address not bindable
-├── RequestError               something a client sent; told in band, the session goes on
+│   └── AddressError           port in use, address not bindable
+├── RequestError               a client's message is refused; reported in band, the session continues
 │   ├── InvalidArgument · DataLoss · OutOfRange · FailedPrecondition
 │   ├── NotFound · AlreadyExists · ResourceExhausted · Unavailable · Aborted · DeadlineExceeded
 │   └── Unauthenticated · PermissionDenied
@@ -17,33 +17,35 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+RETRY_AFTER_MS = 1000  # the wait suggested where trying again may help
+
 
 class EdgeflowError(Exception):
-    """Base of all errors. `code` is a gRPC status name, `http_status` the HTTP twin."""
+    """Base class of all errors. `code` is a gRPC status name, `http_status` its HTTP equivalent."""
 
     code: ClassVar[str] = "INTERNAL"
     http_status: ClassVar[int] = 500
 
     @property
     def text(self) -> str:
-        """One line for a person; never holds secrets, payloads or exception text of libraries."""
+        """The message in one line; it never contains secrets, payloads or exception text of libraries."""
         return str(self)
 
 
 class StartError(EdgeflowError):
-    """A command cannot start; the message says what to do. Exit code 2."""
+    """A command cannot start; the message says what to do. The exit code is 2."""
 
 
 class ConfigError(StartError):
-    """Configuration file or flags are wrong; names the key and the limit."""
+    """The configuration file or an option is invalid; the message names the key and the limit."""
 
 
 class CheckpointError(StartError):
-    """A model directory is missing, truncated or foreign; names the file or tensor."""
+    """A model directory is missing, truncated or unsupported; the message names the file or tensor."""
 
 
 class DependencyError(StartError):
-    """A library or system package is missing; says how to install it."""
+    """A library or system package is missing; the message says how to install it."""
 
 
 class AddressError(StartError):
@@ -51,11 +53,11 @@ class AddressError(StartError):
 
 
 class RequestError(EdgeflowError):
-    """Something a client sent is refused.
+    """A client's request or message is refused.
 
-    field: the message field at fault, dotted (`frame.images[0].data`), or "".
-    reason: a short constant for programs (`IMAGE_WRONG_SIZE`); the status name if not given.
-    retry_after_ms: when trying again makes sense, else None.
+    field: the field at fault, dotted (`frame.images[0].data`), or "".
+    reason: a constant for programs (edgeflow.reasons.Reason); the status name by default.
+    retry_after_ms: the wait before trying again, or None if trying again does not help.
     """
 
     code = "INVALID_ARGUMENT"
@@ -69,29 +71,29 @@ class RequestError(EdgeflowError):
 
 
 class InvalidArgument(RequestError):
-    """Unparsable, wrong shape, size, format or text; NaN or infinity."""
+    """A value is unparsable, has the wrong shape, size, format or text, or is NaN or infinite."""
 
 
 class DataLoss(RequestError):
-    """Checksum mismatch or truncated payload."""
+    """A checksum does not match, or a payload is truncated."""
 
     code = "DATA_LOSS"
 
 
 class OutOfRange(RequestError):
-    """Duplicate, old or future sequence number or stamp."""
+    """A sequence number or stamp is a duplicate, too old, or in the future."""
 
     code = "OUT_OF_RANGE"
 
 
 class FailedPrecondition(RequestError):
-    """The message is valid, the session's state forbids it (frame before open, before re-arm)."""
+    """The message is valid but the session's state forbids it (a frame before Open, or before Reset)."""
 
     code = "FAILED_PRECONDITION"
 
 
 class NotFound(RequestError):
-    """Unknown model alias."""
+    """The model or slot does not exist."""
 
     code = "NOT_FOUND"
     http_status = 404
@@ -105,50 +107,50 @@ class AlreadyExists(RequestError):
 
 
 class ResourceExhausted(RequestError):
-    """A limit on sessions, rate or size."""
+    """A limit on sessions, rate or size is reached."""
 
     code = "RESOURCE_EXHAUSTED"
     http_status = 429
 
 
 class Unavailable(RequestError):
-    """Starting, draining, or no worker at the moment."""
+    """The service is starting or draining, or has no worker at the moment."""
 
     code = "UNAVAILABLE"
     http_status = 503
 
 
 class Aborted(RequestError):
-    """The session is ended because of too many refused frames."""
+    """The session was ended because too many frames were refused."""
 
     code = "ABORTED"
     http_status = 409
 
 
 class DeadlineExceeded(RequestError):
-    """Silent for too long, or no answer in time."""
+    """The client was silent for too long, or no answer was ready in time."""
 
     code = "DEADLINE_EXCEEDED"
     http_status = 504
 
 
 class Unauthenticated(RequestError):
-    """No token, or one that is unknown, expired or revoked."""
+    """The token is missing, unknown, expired or revoked."""
 
     code = "UNAUTHENTICATED"
     http_status = 401
 
 
 class PermissionDenied(RequestError):
-    """The token's roles do not allow this."""
+    """The token's roles do not permit the call."""
 
     code = "PERMISSION_DENIED"
     http_status = 403
 
 
 REQUEST_ERRORS: dict[str, type[RequestError]] = {kind.code: kind for kind in RequestError.__subclasses__()}
-"""By the name of their gRPC status."""
+"""Error classes by the name of their gRPC status."""
 
 
 class WorkerError(EdgeflowError):
-    """The worker process failed or answered what it must not."""
+    """The worker process failed or violated the protocol."""

@@ -1,4 +1,4 @@
-"""Where a model's files are: in the package, in a directory, or on the hub."""
+"""Locations of model files: in the package, in a directory, or on the hub."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
 def resolve_model(name: str) -> Path:
-    """The directory of `demo`, of a path, or of a hub id (safetensors and JSON files only, no code)."""
+    """The directory of `demo`, of a path, or of a hub id (downloads safetensors and JSON files only, no code)."""
     if name == EMBEDDED_MODEL:
         if not (EMBEDDED_POLICY / "config.json").is_file():
             raise CheckpointError("model: the embedded policy is not installed: run `edgeflow train-demo`")
@@ -25,12 +25,12 @@ def resolve_model(name: str) -> Path:
     if path.is_dir():
         return path
     if not is_hub_id(name):
-        raise CheckpointError(f"model: no directory {name}; name a checkpoint's directory, a hub id, or demo")
+        raise CheckpointError(f"model: {name} is not a directory: give a checkpoint directory, a hub id, or demo")
     return _from_hub(name)
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a model's name can only be one on the hub: `owner/name`, and no such file here."""
+    """True if the name has the form `owner/name` and there is no such local path."""
     return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
 
 
@@ -41,4 +41,6 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), etag_timeout=3))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(f"model: {name} is neither a directory here nor to be had from the hub") from error
+        raise CheckpointError(
+            f"model: {name} is not a local directory and could not be fetched from the hub"
+        ) from error

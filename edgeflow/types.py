@@ -1,15 +1,16 @@
-"""The nouns of the system. Leaf module: standard library only."""
+"""The basic types of the system. Leaf module: standard library only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 
 
 class Mode(str, Enum):
-    """How frames of one session share passes.
+    """How the frames of a session share passes.
 
-    depth: a frame leaves after a given number of ticks. auto: the depth with the highest rate whose age is allowed.
+    SERIAL: one frame at a time. PIPELINED: K frames share a pass. DEPTH: a given number of frames share a pass. AUTO:
+    the depth with the highest rate whose action age is permitted.
     """
 
     SERIAL = "serial"
@@ -19,14 +20,14 @@ class Mode(str, Enum):
 
 
 class ImageFormat(str, Enum):
-    """How a camera's pixels travel."""
+    """How an image is encoded."""
 
     JPEG = "jpeg"
     RGB8 = "rgb8"
 
 
 class Disposition(str, Enum):
-    """What became of a frame; every frame gets exactly one."""
+    """The outcome of a frame; every frame gets exactly one."""
 
     ACTED = "acted"
     SUPERSEDED = "superseded"
@@ -35,7 +36,7 @@ class Disposition(str, Enum):
 
 
 class Command(str, Enum):
-    """What a robot is told to do now."""
+    """A command for a robot."""
 
     ACT = "act"
     HOLD = "hold"
@@ -44,7 +45,7 @@ class Command(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class CameraSpec:
-    """A camera as agreed at open: pixels are width x height, RGB."""
+    """A camera as declared at open: RGB images of width x height pixels."""
 
     name: str
     width: int
@@ -52,13 +53,13 @@ class CameraSpec:
     format: ImageFormat
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionSchema:
-    """What the K numbers of an action mean.
+    """The meaning of an action's numbers.
 
-    names, units, low, high, relative: one entry a dimension; limits in the given units.
-    frame: "tool" or "base", the frame relative dimensions are expressed in.
-    rotation: "rotvec" or "euler_xyz", how three rotation dimensions compose.
+    names, units, low, high, relative: one entry per dimension; limits in the given units.
+    frame: "tool" or "base", the frame in which relative dimensions are expressed.
+    rotation: "rotvec" or "euler_xyz", how the three rotation dimensions compose.
     """
 
     names: tuple[str, ...]
@@ -81,13 +82,43 @@ class ActionSchema:
 
 @dataclass(frozen=True, slots=True)
 class StageTimings:
-    """Where the time of one frame went, nanoseconds on the server's clock.
+    """Time a frame spent in each stage, in nanoseconds on the server's clock.
 
-    decode: pixels from JPEG; queue: waiting for a pass; inference: first pass started to last pass ended;
-    passes: passes the frame was in.
+    decode: JPEG decoding. queue: waiting for a pass. inference: from the start of its first pass to the end of its
+    last. passes: number of passes it took part in.
     """
 
     decode_ns: int = 0
     queue_ns: int = 0
     inference_ns: int = 0
     passes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTimes:
+    """Pass times as the worker's loop sees them, in nanoseconds.
+
+    stages: K. prefill_ns: one prefill. two_prefills_ns: the prefills of two sessions. packed_ns: one prefill and K-1
+    decode rows. decode_ns: one decode row. decodes_ns: K-1 decode rows.
+    """
+
+    stages: int
+    prefill_ns: int
+    two_prefills_ns: int
+    packed_ns: int
+    decode_ns: int
+    decodes_ns: int
+
+    def pass_ns(self, prefills: int, decodes: int) -> int:
+        """The time of a pass of any shape: prefills and rows add up at the slopes of the corners, which never fall."""
+        others = max(self.stages - 1, 1)
+        if prefills == 0:
+            slope = max(self.decodes_ns - self.decode_ns, 0)
+            return self.decode_ns + slope * (decodes - 1) // max(others - 1, 1)
+        more = max(self.two_prefills_ns - self.prefill_ns, 0) * (prefills - 1)
+        return self.prefill_ns + more + max(self.packed_ns - self.prefill_ns, 0) * decodes // others
+
+    def scaled(self, percent: int) -> PassTimes:
+        """All five times multiplied by percent / 100; none falls below 1 ns."""
+        times = {each.name: max(getattr(self, each.name) * percent // 100, 1) for each in fields(self)}
+        return PassTimes(**(times | {"stages": self.stages}))

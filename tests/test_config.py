@@ -62,9 +62,11 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
         ({"mode": "fast"}, "mode: \"fast\" should be 'serial', 'pipelined', 'depth' or 'auto'"),
         ({"model": 3}, "model: 3 should be a valid string"),
         ({"grpc": 3}, "grpc: 3 "),
-        ({"grpc": {"host": "0.0.0.0"}}, "grpc.host: 0.0.0.0 can be reached from outside"),
-        ({"http": {"host": "::"}}, "http.host: :: can be reached from outside"),
-        ({"http": {"host": "example.org"}}, "http.host: example.org can be reached"),
+        ({"grpc": {"host": "0.0.0.0"}}, "grpc.host: 0.0.0.0 is reachable from other machines"),
+        ({"http": {"host": "::"}}, "http.host: :: is reachable from other machines"),
+        ({"mode": "depth"}, "depth: required with mode depth: 1 (serial) to K (pipelined)"),
+        ({"tls": {"cert": "x"}}, "tls: cert and key must be given together"),
+        ({"http": {"host": "example.org"}}, "http.host: example.org is reachable"),
         ("{", "line 1 column 2"),
         ("[]", "must hold one JSON object"),
         ("\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "line 1 column 1"),
@@ -98,7 +100,7 @@ def test_models_are_directories_or_hub_ids(tmp_path: Path):
     assert is_hub_id("openvla/openvla-7b")
     for name in ("/no/where", "./no", "no", "a/b/c", "../x", "~/x"):
         assert not is_hub_id(name)
-        with pytest.raises(CheckpointError, match="no directory"):
+        with pytest.raises(CheckpointError, match="is not a directory"):
             resolve_model(name)
 
 

@@ -1,4 +1,4 @@
-"""What a robot is told to do, and how a relative action becomes a target for its tool."""
+"""Directives for a robot, and how a relative action becomes a target pose of its tool."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from edgeflow.client.pose import Pose, Vector, compose, from_euler_xyz, from_rotvec, multiply
 from edgeflow.errors import FailedPrecondition
+from edgeflow.reasons import Reason
 from edgeflow.types import ActionSchema, Command, StageTimings
 
 POSITION = ("x", "y", "z")
@@ -18,21 +19,21 @@ ROTATION = ("roll", "pitch", "yaw")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an action wants the tool, and the dimensions that are not part of the tool's pose.
+    """The resolved target of an action.
 
-    pose: None when no dimension moves the tool relatively. values: every other dimension by name, as it came.
+    pose: of the tool; None if no dimension moves it relatively. values: every other dimension by name, unchanged.
     """
 
     pose: Pose | None
     values: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Action:
-    """One action; values `[K]` in the schema's units.
+    """An action; `values` is [K] in the schema's units.
 
-    seq: the frame it answers. stamp_ns: that frame's capture. received_ns, valid_until_ns: all three on the
-    robot's own monotonic clock. frame_pose: the tool's pose given with that frame, if one was.
+    seq: the frame it answers. stamp_ns: capture time of that frame; received_ns, valid_until_ns: all three on the
+    robot's own monotonic clock. frame_pose: pose of the tool pushed with that frame, if any.
     """
 
     seq: int
@@ -49,22 +50,22 @@ class Action:
 
     @property
     def age_ns(self) -> int:
-        """From capture to receipt."""
+        """Age at receipt, counted from capture."""
         return self.received_ns - self.stamp_ns
 
     def target(self, pose_of: Pose | Literal["frame"] = "frame") -> Target:
-        """The action resolved: "frame" anchors it to the pose of the frame it answers, a pose to that pose.
+        """Resolve the action against the pose of its frame ("frame") or against a given pose.
 
-        Raises FailedPrecondition when the frame was pushed without a pose and the action is relative.
+        Raises FailedPrecondition if the action is relative and its frame was pushed without a pose.
         """
         return resolve(self.schema, self.values, self.frame_pose if pose_of == "frame" else pose_of)
 
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """What to do now.
+    """The command for the robot now.
 
-    ACT comes with an action, HOLD and STOP with a reason. needs_reset: no action is given out until `reset`.
+    ACT comes with an action, HOLD and STOP with a reason. needs_reset: no action follows until `reset` is called.
     """
 
     command: Command
@@ -74,15 +75,15 @@ class Directive:
 
     @property
     def target(self) -> Target | None:
-        """The action anchored to its frame; None for HOLD and STOP. Raises as `Action.target`."""
+        """The action resolved against its frame; None for HOLD and STOP. Raises like `Action.target`."""
         return self.action.target() if self.action else None
 
 
 def resolve(schema: ActionSchema, values: Vector, anchor: Pose | None) -> Target:
-    """Relative x, y, z, roll, pitch, yaw move the anchor; all other dimensions pass through.
+    """Apply relative x, y, z, roll, pitch and yaw to the anchor; all other dimensions pass through.
 
-    Frame "tool": the displacement is seen from the anchor (composed on its right). Frame "base": the position
-    is added, the rotation turns about the base's axes (composed on the left).
+    Frame "tool": the displacement is expressed in the anchor's frame (composed on its right). Frame "base": the
+    position is added, and the rotation is about the base's axes (composed on the left).
     """
     moves = {
         name: float(value)
@@ -94,7 +95,7 @@ def resolve(schema: ActionSchema, values: Vector, anchor: Pose | None) -> Target
         return Target(None, others)
     if anchor is None:
         raise FailedPrecondition(
-            "a relative action needs the pose of its frame: give it to push", field="pose", reason="POSE_MISSING"
+            "a relative action needs the pose of its frame: pass it to push", field="pose", reason=Reason.POSE_MISSING
         )
     return Target(_moved(anchor, moves, schema), others)
 

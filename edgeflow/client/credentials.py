@@ -1,4 +1,4 @@
-"""Who a client is and whom it trusts: TLS files and a token, and the channels made with them."""
+"""Credentials of a client (TLS files and a token), and the gRPC channels made with them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from edgeflow.errors import InvalidArgument
+from edgeflow.reasons import Reason
 
 TOKEN_VARIABLE = "EDGEFLOW_TOKEN"
 MAX_FILE_BYTES = 1 << 20
@@ -19,10 +20,10 @@ MAX_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a protected service is shown.
+    """Credentials for a protected service.
 
-    ca: certificates (PEM) that the service's must be signed by; None = the usual roots. cert, key: this client's own,
-    for mutual TLS. token: names the principal. Files are read at every connect, so that they may be replaced.
+    ca: CA certificates (PEM) to verify the service with; None = the default roots. cert, key: the client's own, for
+    mutual TLS. token: identifies the principal. Files are read at every connect, so that they may be replaced.
     """
 
     ca: Path | None = None
@@ -32,9 +33,11 @@ class Credentials:
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
-            raise InvalidArgument("cert and key come together", field="credentials", reason="CREDENTIALS")
+            raise InvalidArgument("cert and key must be given together", field="credentials", reason=Reason.CREDENTIALS)
         if not all("!" <= character <= "~" for character in self.token):
-            raise InvalidArgument("has characters that no token has", field="credentials.token", reason="CREDENTIALS")
+            raise InvalidArgument(
+                "contains characters that a token cannot have", field="credentials.token", reason=Reason.CREDENTIALS
+            )
 
     @classmethod
     def of(
@@ -44,24 +47,26 @@ class Credentials:
         key: Path | None = None,
         token_file: Path | None = None,
     ) -> Credentials:
-        """From files; the token of the environment (EDGEFLOW_TOKEN) where no file has one."""
+        """Credentials from files; without a token file, the token comes from the variable EDGEFLOW_TOKEN."""
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
         if token_file is not None:
             try:
                 token = _read("token_file", token_file).decode("ascii").strip()
             except UnicodeDecodeError:
-                raise InvalidArgument("holds no token", field="credentials.token_file", reason="CREDENTIALS") from None
+                raise InvalidArgument(
+                    "does not contain a token", field="credentials.token_file", reason=Reason.CREDENTIALS
+                ) from None
         return cls(ca, cert, key, token)
 
 
 def channel(
     address: str, credentials: Credentials | None, options: Sequence[tuple[str, Any]], aio: bool = False
 ) -> Any:
-    """A grpc.Channel, or grpc.aio.Channel, that shows the credentials with every call; the caller closes it.
+    """A grpc.Channel, or grpc.aio.Channel, that sends the credentials with every call; the caller closes it.
 
-    credentials: None = only the environment's token, if there is one. TLS where a CA or a certificate is named, and
-    to every address off loopback once there is a token. A token goes unencrypted over loopback only; gRPC checks it.
-    InvalidArgument names a file that cannot be read.
+    credentials: None = the environment's token, if set. TLS is used if a CA or a certificate is given, and to every
+    address but loopback once there is a token: a token is never sent unencrypted beyond loopback, as gRPC itself
+    checks. InvalidArgument names a file that cannot be read.
     """
     shown = credentials or Credentials.of()
     library = grpc.aio if aio else grpc
@@ -102,4 +107,4 @@ def _read(name: str, path: Path) -> bytes:
 
 
 def _unreadable(name: str, text: str) -> InvalidArgument:
-    return InvalidArgument(text, field=f"credentials.{name}", reason="CREDENTIALS")
+    return InvalidArgument(text, field=f"credentials.{name}", reason=Reason.CREDENTIALS)

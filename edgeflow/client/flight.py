@@ -1,4 +1,4 @@
-"""Frames under way: when and where they were taken, and what became of them."""
+"""Frames in flight: when and where they were captured, and their outcomes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from edgeflow.client.pose import Pose
 from edgeflow.types import Disposition
 
-MAX_IN_FLIGHT = 512  # a frame that the service never disposes of must not stay for ever
+MAX_IN_FLIGHT = 512  # a frame that the service never answers must not stay for ever
 AGES_KEPT = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """A snapshot. Every frame offered is in flight or has exactly one disposition.
 
     superseded: a newer frame came first, here or in the service. rejected: refused, last_refusal says why.
     dropped: left without an action, lost streams included. actions: accepted; ignored: of an old epoch, out
-    of order, too late or while a reset is needed. holds: times that the robot was told to hold or stop.
+    of order, too late or while a reset is needed. holds: HOLD and STOP directives.
     Ages are of the last AGES_KEPT accepted actions, nanoseconds from capture to receipt.
     """
 
@@ -42,14 +42,14 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A frame: its capture on the robot's clock, and where the tool was."""
+    """A frame in flight: its capture time on the robot's clock and the pose of the tool."""
 
     stamp_ns: int
     pose: Pose | None
 
 
 class Flight:
-    """Numbers frames from 1 and keeps those under way, at most MAX_IN_FLIGHT."""
+    """Numbers frames from 1 and keeps those in flight, at most MAX_IN_FLIGHT."""
 
     def __init__(self) -> None:
         self.last_seq = 0
@@ -60,7 +60,7 @@ class Flight:
         self._ages_ns: deque[int] = deque(maxlen=AGES_KEPT)
 
     def offer(self, stamp_ns: int, pose: Pose | None) -> int:
-        """The new frame's number."""
+        """Add a frame and return its number."""
         self.last_seq += 1
         self._taken[self.last_seq] = Taken(stamp_ns, pose)
         if len(self._taken) > MAX_IN_FLIGHT:
@@ -68,22 +68,22 @@ class Flight:
         return self.last_seq
 
     def find(self, seq: int) -> Taken | None:
-        """A frame under way."""
+        """The frame with this number, if it is in flight."""
         return self._taken.get(seq)
 
     def leave(self, seq: int, disposition: Disposition, last_seq: int = 0) -> None:
-        """Frames seq to last_seq are under way no more; those that left before keep their disposition."""
+        """Remove the frames seq to last_seq; those that left before keep their disposition."""
         for number in [seq] if last_seq <= seq else [n for n in self._taken if seq <= n <= last_seq]:
             if self._taken.pop(number, None) is not None:
                 self._left[disposition] += 1
 
     def leave_all(self) -> None:
-        """The stream is lost and what was under way with it."""
+        """Drop all frames in flight: their stream is lost."""
         self._left[Disposition.DROPPED] += len(self._taken)
         self._taken.clear()
 
     def acted_on(self, age_ns: int) -> None:
-        """An action was accepted."""
+        """Count an accepted action and its age."""
         self.actions += 1
         self._ages_ns.append(age_ns)
 

@@ -1,4 +1,4 @@
-"""HTTP beside gRPC: connections that show the same credentials, and the errors that a service answers with."""
+"""The HTTP side of a service: connections with the same credentials, and its errors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from urllib.parse import urlsplit
 from edgeflow.client.credentials import Credentials
 from edgeflow.errors import InvalidArgument, RequestError, Unavailable
 
-HTTP_PORT = 8000  # of a service that was told nothing else
+HTTP_PORT = 8000  # the default of a service
 Connection: TypeAlias = http.client.HTTPConnection
 Response: TypeAlias = http.client.HTTPResponse
 BROKEN = (OSError, http.client.HTTPException, ValueError)
-"""What a connection raises when the other side goes, or is no service of this kind."""
+"""Exceptions of a connection whose other side disappears or is not an HTTP service."""
 
 
 class Refused(RequestError):
-    """The service answered with an error. status: of HTTP; the text is the service's own."""
+    """The service answered with an error. status: the HTTP status; the text is the service's own."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{text} (HTTP {status})")
@@ -30,7 +30,7 @@ class Refused(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class HttpService:
-    """Where a service's HTTP is, and what it is shown. `connect` gives a connection that the caller closes."""
+    """The HTTP address of a service and the credentials for it."""
 
     host: str
     port: int
@@ -39,31 +39,31 @@ class HttpService:
 
     @classmethod
     def of(cls, address: str, credentials: Credentials) -> HttpService:
-        """From `host:port` or a URL; encrypted where the URL, a CA or a certificate says so. InvalidArgument."""
+        """Parse `host:port` or a URL; a https URL, a CA or a certificate turns TLS on. Raises InvalidArgument."""
         parts = urlsplit(address if "://" in address else f"//{address}")
         try:
             host, port = parts.hostname, parts.port
         except ValueError:
             host = port = None
         if not host or parts.scheme not in ("", "http", "https") or parts.path not in ("", "/"):
-            raise InvalidArgument(f"{address!r} is not host:port or http://host:port", field="address")
+            raise InvalidArgument(f"must be host:port or http://host:port, got {address!r}", field="address")
         encrypted = parts.scheme == "https" or (not parts.scheme and bool(credentials.ca or credentials.cert))
         return cls(host, port or HTTP_PORT, encrypted, credentials)
 
     @property
     def address(self) -> str:
-        """As a URL."""
+        """The address as a URL."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' * self.encrypted}://{host}:{self.port}"
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request carries."""
+        """The headers of every request."""
         token = self.credentials.token
         return {"content-type": "application/json", **({"authorization": f"Bearer {token}"} if token else {})}
 
     def connect(self, timeout_s: float) -> Connection:
-        """Nothing is sent yet."""
+        """A new connection, which the caller closes; nothing is sent yet."""
         if not self.encrypted:
             return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
         shown = self.credentials
@@ -76,7 +76,7 @@ class HttpService:
         return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 60.0) -> Any:
-        """One request and its JSON answer. Refused with the service's words, Unavailable where nothing answers."""
+        """Send a request and return the JSON answer. Raises Refused with the service's message, or Unavailable."""
         connection = self.connect(timeout_s)
         try:
             connection.request(method, path, None if body is None else json.dumps(body), self.headers)
@@ -92,15 +92,15 @@ class HttpService:
 
 
 def error_text(data: bytes) -> str:
-    """The message of an error body; something readable of any other body."""
+    """The message of an error body, or a readable text for any other body."""
     try:
         return str(json.loads(data)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return "the answer is none of an edgeflow service"
+        return "the answer does not come from an edgeflow service"
 
 
 def _parsed(data: bytes) -> Any:
     try:
         return json.loads(data)
     except ValueError:
-        raise Unavailable("the answer is no JSON") from None
+        raise Unavailable("the answer is not JSON") from None

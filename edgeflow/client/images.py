@@ -1,4 +1,4 @@
-"""A camera's pixels as the bytes that travel."""
+"""Encoding of camera images for the wire."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ Images: TypeAlias = "Image | Mapping[str, Image]"
 
 
 def encode_images(images: Images, cameras: Sequence[CameraSpec]) -> list[bytes]:
-    """One entry a camera, in the order of `cameras`; copies, so that the caller may reuse its buffers.
+    """The bytes of each camera's image, in the order of `cameras`; copies, so that the caller may reuse its buffers.
 
-    images: by camera name, or the image itself where there is one camera. JPEG comes as bytes; RGB8 as
-    `[height, width, 3]` uint8 or as bytes of that size. InvalidArgument names the camera and what was agreed.
+    images: by camera name, or the image itself if there is one camera. JPEG is given as bytes; RGB8 as a
+    [height, width, 3] uint8 array or as bytes of that size. InvalidArgument names the camera and what is expected.
     """
     if not isinstance(images, Mapping):
         if len(cameras) != 1:
-            raise InvalidArgument(f"name the images, {len(cameras)} cameras are open", field="images")
+            raise InvalidArgument(
+                f"give the images by camera name: the session has {len(cameras)} cameras", field="images"
+            )
         images = {cameras[0].name: images}
     names = [camera.name for camera in cameras]
     if set(images) != set(names):
-        raise InvalidArgument(f"has cameras {sorted(images)}, open are {sorted(names)}", field="images")
+        raise InvalidArgument(
+            f"has cameras {sorted(images)}; the session was opened with {sorted(names)}", field="images"
+        )
     return [_encode(images[camera.name], camera) for camera in cameras]
 
 
@@ -38,14 +42,14 @@ def _encode(image: Image, camera: CameraSpec) -> bytes:
     data = bytes(image)
     expected = camera.height * camera.width * 3
     if camera.format is ImageFormat.RGB8 and len(data) != expected:
-        raise InvalidArgument(f"has {len(data)} bytes, RGB8 of this size has {expected}", field=field)
+        raise InvalidArgument(f"has {len(data)} bytes; RGB8 of this size takes {expected}", field=field)
     return data
 
 
 def _raw(image: NDArray[np.uint8], camera: CameraSpec, field: str) -> bytes:
     if camera.format is not ImageFormat.RGB8:
-        raise InvalidArgument("is an array, the camera was opened as JPEG: give its bytes", field=field)
+        raise InvalidArgument("is an array, but the camera was opened as JPEG: pass the encoded bytes", field=field)
     shape = (camera.height, camera.width, 3)
     if image.dtype != np.uint8 or image.shape != shape:
-        raise InvalidArgument(f"is {image.dtype} {list(image.shape)}, agreed is uint8 {list(shape)}", field=field)
+        raise InvalidArgument(f"is {image.dtype} {list(image.shape)}; expected is uint8 {list(shape)}", field=field)
     return image.tobytes()

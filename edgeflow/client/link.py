@@ -1,7 +1,7 @@
 """The connection to the service: one stream after another, never two at a time.
 
-A stream that ended is followed by a new one, on a new channel, after a back-off, and not before the robot
-offers something again. What was under way is lost with its stream; nothing is sent twice.
+When a stream ends, a new one follows on a new channel, after a back-off and not before the robot pushes a frame again.
+Frames in flight are lost with their stream; nothing is sent twice.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from edgeflow.client.outgoing import Outgoing
 from edgeflow.client.wire import error_of
 from edgeflow.clock import Clock
 from edgeflow.errors import EdgeflowError, InvalidArgument, RequestError, Unavailable
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 
 STREAM = "/edgeflow.v1.Control/Stream"
-OPEN_ANSWER_NS = 5_000_000_000  # an Open that is not answered for so long is given up
-STALL_NS = 5_000_000_000  # silent for so long though STALL_FRAMES were offered: the peer is gone
-STALL_FRAMES = 10  # a service that lives tells what became of some of them
+OPEN_ANSWER_NS = 5_000_000_000  # how long an Open may stay unanswered
+STALL_NS = 5_000_000_000  # silence, though STALL_FRAMES were pushed, after which the peer counts as gone
+STALL_FRAMES = 10  # a live service reports on some of them
 CLOSE_S = 1.0
 
 _PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED"}  # worth another attempt before the first Opened
@@ -37,18 +38,18 @@ _CHANNEL_OPTIONS = [
 
 
 class Listener(Protocol):
-    """Told from the link's thread."""
+    """Receiver of a link's events, called from the link's thread."""
 
     def stream_opened(self, message: pb.Opened, outgoing: Outgoing) -> None: ...
 
     def stream_said(self, message: pb.ServerMessage) -> None: ...
 
     def stream_ended(self, error: EdgeflowError, final: bool) -> None:
-        """final: the service refuses for good, no other attempt follows."""
+        """The stream ended. final: the service refuses for good; no other attempt follows."""
 
 
 class Link:
-    """Runs in a thread of its own from `start` to `close`."""
+    """Keeps a stream open, in its own thread, from `start` to `close`."""
 
     def __init__(
         self,
@@ -77,16 +78,16 @@ class Link:
         self._thread.start()
 
     def wanted(self) -> None:
-        """The robot offers something: a lost stream may be replaced."""
+        """Note that the robot pushed a frame: a lost stream may be replaced."""
         self._offered_unheard += 1
         self._wanted.set()
 
     def works(self) -> None:
-        """The service does what it is there for."""
+        """Note that the service delivers actions: the back-off starts over."""
         self._backoff.succeeded()
 
     def check(self) -> None:
-        """Give up a stream whose other end is gone; called by the watchdog's thread."""
+        """Cancel a stream whose other end is gone; called by the watchdog's thread."""
         call, silent_ns = self._call, self._clock.now_ns() - self._heard_ns
         if call is None:
             return
@@ -96,7 +97,7 @@ class Link:
             call.cancel()
 
     def close(self) -> None:
-        """Say goodbye, wait CLOSE_S for the answer, then cut."""
+        """Close the stream, wait CLOSE_S for its end, then cancel it."""
         if not self._thread.is_alive():
             return
         self._closing.set()
@@ -122,7 +123,7 @@ class Link:
                 self._wanted.wait()
 
     def _one_stream(self) -> EdgeflowError:
-        """From Open to the end, however it ends; the reason."""
+        """Run one stream from Open to its end; returns why it ended."""
         self._opened = self._given_up = False
         self._heard_ns = self._clock.now_ns()
         outgoing = self._outgoing = Outgoing(self._opening())
@@ -139,7 +140,7 @@ class Link:
                 for message in call:
                     self._hear(message, outgoing)
             except grpc.RpcError as error:
-                silent = Unavailable(f"{self._address} does not answer any more", reason="SILENT")
+                silent = Unavailable(f"{self._address} stopped answering", reason=Reason.SILENT)
                 return silent if self._given_up else error_of(error)
             except RequestError as error:
                 return error
@@ -147,7 +148,7 @@ class Link:
                 self._call = self._outgoing = None
                 outgoing.end()
                 call.cancel()
-        return Unavailable("the service ended the stream", reason="STREAM_ENDED")
+        return Unavailable("the service ended the stream", reason=Reason.STREAM_ENDED)
 
     def _hear(self, message: pb.ServerMessage, outgoing: Outgoing) -> None:
         self._heard_ns, self._offered_unheard = self._clock.now_ns(), 0

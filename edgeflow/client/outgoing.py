@@ -1,4 +1,4 @@
-"""What one stream still has to write: of frames only the newest."""
+"""The messages that a stream still has to write; of frames only the newest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgeflow.rpc import control_pb2 as pb
 
 
 class Outgoing(Iterator[pb.ClientMessage]):
-    """Messages in the order Open, Reset, frame, Close; gRPC takes the next once the one before is written.
+    """Messages in the order Open, Reset, frame, Close; gRPC takes the next one once the previous one is written.
 
     Offering never waits: a frame that was not taken yet is replaced.
     """
@@ -23,14 +23,14 @@ class Outgoing(Iterator[pb.ClientMessage]):
         self._ended = False
 
     def offer(self, frame: pb.Frame) -> int:
-        """The number of the frame that this one replaces, 0 if none."""
+        """Replace the waiting frame; returns the number of the replaced one, or 0."""
         with self._changed:
             replaced, self._frame = self._frame, frame
             self._changed.notify()
             return replaced.seq if replaced is not None else 0
 
     def reset(self, instruction: str) -> int:
-        """A new episode; the number of the frame that is therefore not sent, 0 if none."""
+        """Start a new episode; returns the number of the frame withdrawn for it, or 0."""
         with self._changed:
             withdrawn, self._frame = self._frame, None
             self._reset = pb.Reset(instruction=instruction)
@@ -38,7 +38,7 @@ class Outgoing(Iterator[pb.ClientMessage]):
             return withdrawn.seq if withdrawn is not None else 0
 
     def close(self) -> None:
-        """Say Close after what waits, then end."""
+        """Send the waiting messages and Close, then end."""
         with self._changed:
             self._closing = True
             self._changed.notify()

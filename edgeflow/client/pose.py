@@ -14,7 +14,7 @@ _SMALL_ANGLE = 1e-9  # radians; below it a rotation vector's axis is undefined
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pose:
-    """A frame seen from a parent frame.
+    """A frame expressed in a parent frame.
 
     position: `[3]`, metres. quaternion: `[4]`, unit, (w, x, y, z).
     """
@@ -38,7 +38,7 @@ def from_rotvec(rotvec: Vector) -> Vector:
 
 
 def from_euler_xyz(angles: Vector) -> Vector:
-    """Quaternion `[4]` of roll, pitch and yaw `[3]`, radians: turned about the fixed x, then y, then z axis."""
+    """Quaternion `[4]` of roll, pitch and yaw `[3]`, radians: rotations about the fixed x, then y, then z axis."""
     roll, pitch, yaw = np.eye(3) * np.asarray(angles, dtype=np.float64)
     return multiply(from_rotvec(yaw), multiply(from_rotvec(pitch), from_rotvec(roll)))
 
@@ -55,7 +55,7 @@ def to_rotvec(quaternion: Vector) -> Vector:
 
 
 def multiply(a: Vector, b: Vector) -> Vector:
-    """Hamilton product: the rotation b, then a, both seen from a's parent."""
+    """Hamilton product: the rotation b followed by a, both in a's parent frame."""
     aw, ax, ay, az = (float(v) for v in a)
     bw, bx, by, bz = (float(v) for v in b)
     product = np.array(
@@ -75,14 +75,14 @@ def conjugate(quaternion: Vector) -> Vector:
 
 
 def rotate(quaternion: Vector, vector: Vector) -> Vector:
-    """`vector [3]` turned by a unit quaternion."""
+    """`vector [3]` rotated by a unit quaternion."""
     w, xyz = float(quaternion[0]), np.asarray(quaternion[1:], dtype=np.float64)
     twice = 2.0 * np.cross(xyz, vector)
     return np.asarray(vector + w * twice + np.cross(xyz, twice), dtype=np.float64)
 
 
 def compose(parent: Pose, child: Pose) -> Pose:
-    """The child's frame, given in the parent's frame, seen from where the parent is seen."""
+    """The pose of a child, given in the parent's frame, expressed in the frame the parent is expressed in."""
     return Pose(
         parent.position + rotate(parent.quaternion, child.position),
         multiply(parent.quaternion, child.quaternion),
@@ -90,7 +90,7 @@ def compose(parent: Pose, child: Pose) -> Pose:
 
 
 def inverse(pose: Pose) -> Pose:
-    """The parent frame seen from the pose."""
+    """The parent frame expressed in the pose's frame."""
     return relative(pose, identity())
 
 
@@ -106,5 +106,5 @@ def distance(a: Pose, b: Pose) -> float:
 
 
 def angle(a: Pose, b: Pose) -> float:
-    """Radians in [0, pi] of the smallest turn between two orientations."""
+    """The smallest angle between two orientations, radians in [0, pi]."""
     return float(np.linalg.norm(to_rotvec(multiply(conjugate(a.quaternion), b.quaternion))))

@@ -1,4 +1,4 @@
-"""The robot's side of the service.
+"""The robot-side client of the service.
 
     with RobotClient("127.0.0.1:50051", cameras=[camera], instruction="grasp the red handle",
                      control_period_s=0.05) as client:
@@ -37,16 +37,15 @@ _log = logging.getLogger("edgeflow.client")
 
 
 class RobotClient:
-    """A session with the service, as a context manager; reconnects by itself until it is closed.
+    """A session with the service, as a context manager; it reconnects by itself until it is closed.
 
-    cameras: the first is the policy's. control_period_s: how often the robot pushes. depth: ticks a frame may take,
-    with Mode.DEPTH. max_action_age_s: an action is not executed once its frame is older; Mode.AUTO plans by it.
-    resume_within_s: a longer interruption needs `reset`. The service itself acts again on the same stream as soon as
-    it can, also when its worker's restart took longer; whether the robot may move then without being asked is this
-    robot's decision. STOP, and a fault of the service (reason FAULT), always need `reset`.
-    on_action: called with every new directive, HOLD and STOP included, by a thread of its own; a slow callback
-    misses directives but delays nothing.
-    credentials: for a service with TLS or tokens; None = only the token in EDGEFLOW_TOKEN, if there is one.
+    cameras: the policy uses the first. control_period_s: time between pushes. depth: pipeline depth, with Mode.DEPTH.
+    max_action_age_s: an action is not executed once its frame is older; Mode.AUTO plans for it. resume_within_s: a
+    longer interruption needs `reset`. The service resumes on the same stream as soon as it can, also after a worker
+    restart that took longer; whether the robot may then move by itself is the robot's decision. STOP, and a fault of
+    the service (reason FAULT), always need `reset`. on_action: called with every new directive, HOLD and STOP included,
+    in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
+    tokens; None = the token in EDGEFLOW_TOKEN, if set.
     """
 
     def __init__(
@@ -69,7 +68,14 @@ class RobotClient:
         credentials: Credentials | None = None,
     ) -> None:
         self._settings = SessionSettings(
-            tuple(cameras), control_period_s, mode, max_action_age_s, model, tuple(proprio_names), unnorm_key, depth
+            cameras=tuple(cameras),
+            control_period_s=control_period_s,
+            mode=mode,
+            max_action_age_s=max_action_age_s,
+            model=model,
+            proprio_names=tuple(proprio_names),
+            unnorm_key=unnorm_key,
+            depth=depth,
         )
         self._address = address
         self._on_action = on_action
@@ -83,7 +89,7 @@ class RobotClient:
         self._caller = threading.Thread(target=self._call_back, name="edgeflow-actions", daemon=True)
 
     def __enter__(self) -> RobotClient:
-        """Open the session; the service's refusal as a typed error, Unavailable after open_timeout_s."""
+        """Open the session. Raises the service's refusal as a typed error, or Unavailable after open_timeout_s."""
         session = self._session
         self._link.start()
         self._ticker.start()
@@ -106,7 +112,7 @@ class RobotClient:
         self.close()
 
     def close(self) -> None:
-        """Leave the service. Afterwards the directive is HOLD for ever."""
+        """Close the session; from then on the directive is HOLD."""
         with self._changed:
             if self._session.closed:
                 return
@@ -120,7 +126,7 @@ class RobotClient:
 
     @property
     def opened(self) -> Opened:
-        """What the service agreed to in the newest stream."""
+        """The service's answer to Open in the newest stream."""
         with self._changed:
             if self._session.opened is None:
                 raise FailedPrecondition("the session is not open: use `with RobotClient(...)`")
@@ -135,17 +141,19 @@ class RobotClient:
         *,
         captured_ns: int | None = None,
     ) -> int:
-        """Offer the newest frame and return its number; never waits for the network.
+        """Queue the newest frame and return its number; never waits for the network.
 
-        pose: of the tool at capture; relative actions are anchored to it. instruction: a new one from this frame
-        on. captured_ns: on the client's clock, default now. Raises InvalidArgument when images or proprio are not
-        as agreed, and the service's refusal when it does not take the session back after a lost stream.
+        pose: of the tool at capture; relative actions are anchored to it. instruction: takes effect with this frame.
+        captured_ns: on the client's clock, default now. Raises InvalidArgument if images or proprio do not match the
+        session, and the service's refusal if it does not take the session back after a lost stream.
         """
         stamp_ns = self._clock.now_ns() if captured_ns is None else captured_ns
         data = encode_images(images, self._settings.cameras)
         agreed = len(self._settings.proprio_names)
         if len(proprio) != agreed:
-            raise InvalidArgument(f"has {len(proprio)} values, {agreed} names were opened", field="proprio")
+            raise InvalidArgument(
+                f"has {len(proprio)} values; the session was opened with {agreed} names", field="proprio"
+            )
         with self._changed:
             seq = self._session.push(data, proprio, pose, instruction or "", stamp_ns)
             self._publish()
@@ -153,18 +161,18 @@ class RobotClient:
         return seq
 
     def reset(self, instruction: str | None = None) -> None:
-        """A new episode, and permission to move again: frames pushed before get no action any more."""
+        """Start a new episode and permit the robot to move again; earlier frames get no action any more."""
         with self._changed:
             self._session.reset(instruction or "")
             self._publish()
 
     def latest(self) -> Directive:
-        """What to do now; ask again every control period. Never an action past its validity."""
+        """The current directive, to be read every control period; never an action past its validity."""
         with self._changed:
             return self._publish()
 
     def directives(self) -> Iterator[Directive]:
-        """Every new directive until the client is closed; a slow reader gets the newest only."""
+        """Iterate over new directives until the client is closed; a slow reader gets only the newest."""
         seen: Directive | None = None
         while True:
             with self._changed:
@@ -176,7 +184,7 @@ class RobotClient:
             yield now
 
     def statistics(self) -> Statistics:
-        """Counts and ages so far."""
+        """Counts and ages of the session so far."""
         with self._changed:
             return self._session.flight.statistics()
 
@@ -205,7 +213,7 @@ class RobotClient:
             return self._session.opening()
 
     def _publish(self) -> Directive:
-        """With the lock: tell everybody who waits when the directive is another."""
+        """Notify waiting threads if the directive changed; call with the lock held."""
         now = self._session.directive()
         if now is not self._published:
             self._published = now

@@ -1,4 +1,4 @@
-"""What a robot's session stands for: frames under way, the watchdog, the newest stream. No threads, no locks."""
+"""The state of a robot's session: frames in flight, the watchdog, the newest stream. No threads, no locks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edgeflow.client.watchdog import Watchdog
 from edgeflow.client.wire import COMMANDS, DISPOSITIONS, Opened, SessionSettings, open_message, opened_of, timings_of
 from edgeflow.clock import Clock
 from edgeflow.errors import EdgeflowError, FailedPrecondition
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import Command, Disposition
 
@@ -23,9 +24,9 @@ _log = logging.getLogger("edgeflow.client")
 
 
 class Session:
-    """Outlives its streams: a lost stream takes the frames under way with it, the next one starts anew.
+    """A session that outlives its streams: frames in flight are lost with their stream, and the next one starts afresh.
 
-    Every frame tells its instruction, so that a refused frame cannot lose a new one.
+    Every frame carries its instruction, so that a refused frame cannot lose a new one.
     """
 
     def __init__(self, settings: SessionSettings, instruction: str, clock: Clock, resume_within_ns: int) -> None:
@@ -44,17 +45,17 @@ class Session:
     # What the robot does.
 
     def opening(self) -> pb.Open:
-        """How to open the next stream."""
+        """The Open message of the next stream."""
         return open_message(self._settings, self._instruction)
 
     def push(
         self, images: Sequence[bytes], proprio: Sequence[float], pose: Pose | None, instruction: str, stamp_ns: int
     ) -> int:
-        """The newest frame's number; an empty instruction means the one before."""
+        """Queue the newest frame and return its number; an empty instruction keeps the current one."""
         self._check_usable()
         if instruction not in ("", self._instruction):
             self._instruction = instruction
-            self._watchdog.restart(self.flight.last_seq, "NEW_INSTRUCTION", rearm=False)
+            self._watchdog.restart(self.flight.last_seq, Reason.NEW_INSTRUCTION, rearm=False)
         seq = self.flight.offer(stamp_ns, pose)
         if self._outgoing is None:
             self.flight.leave(seq, Disposition.DROPPED)
@@ -72,22 +73,22 @@ class Session:
         return seq
 
     def reset(self, instruction: str) -> None:
-        """A new episode; an empty instruction means the one before."""
+        """Start a new episode; an empty instruction keeps the current one."""
         self._check_usable()
         self._instruction = instruction or self._instruction
-        self._watchdog.restart(self.flight.last_seq, "RESET", rearm=True)
+        self._watchdog.restart(self.flight.last_seq, Reason.RESET, rearm=True)
         if self._outgoing is not None:
             withdrawn = self._outgoing.reset(self._instruction)
             if withdrawn:
                 self.flight.leave(withdrawn + self._first_seq, Disposition.DROPPED)
 
     def close(self) -> None:
-        """No action is accepted from now on."""
+        """Accept no more actions."""
         self.closed = True
-        self._watchdog.halt(Command.HOLD, "CLOSED")
+        self._watchdog.halt(Command.HOLD, Reason.CLOSED)
 
     def directive(self) -> Directive:
-        """What to do now; the same object as long as nothing changed."""
+        """The current directive; the same object as long as nothing changes."""
         now = self._watchdog.directive()
         if self._published.command is Command.ACT and now.command is not Command.ACT:
             self.flight.holds += 1
@@ -97,7 +98,7 @@ class Session:
     # What the stream does.
 
     def stream_opened(self, message: pb.Opened, outgoing: Outgoing) -> None:
-        """FailedPrecondition when the answer is not understood."""
+        """A stream was opened; FailedPrecondition if the answer cannot be interpreted."""
         self.opened, self.error, self._outgoing = opened_of(message), None, outgoing
         self.flight.leave_all()
         self.flight.opens += 1
@@ -105,7 +106,7 @@ class Session:
         self._watchdog.opened(self.opened.epoch)
 
     def stream_said(self, message: pb.ServerMessage) -> bool:
-        """Whether it was an action that may be executed."""
+        """Take a message; True if it was an action that may be executed."""
         match message.WhichOneof("kind"):
             case "action":
                 return self._hear_action(message.action)
@@ -118,11 +119,11 @@ class Session:
         return False
 
     def stream_ended(self, error: EdgeflowError, final: bool) -> None:
-        """final: the service does not take this session back."""
+        """The stream ended. final: the service does not take this session back."""
         self.error, self.refused, self._outgoing = error, final, None
         self.flight.leave_all()
         if not self.closed:
-            self._watchdog.halt(Command.HOLD, "REFUSED" if final else "DISCONNECTED")
+            self._watchdog.halt(Command.HOLD, Reason.REFUSED if final else Reason.DISCONNECTED)
 
     def _check_usable(self) -> None:
         if self.refused and self.error is not None:
@@ -133,7 +134,7 @@ class Session:
     def _hear_action(self, message: pb.Action) -> bool:
         command = COMMANDS.get(message.command, Command.HOLD)
         if command is not Command.ACT:
-            self._watchdog.halt(command, message.reason or "SERVICE")
+            self._watchdog.halt(command, message.reason or Reason.SERVICE)
             return False
         taken = self.flight.find(message.seq + self._first_seq)
         if taken is None or self.closed or self.opened is None:
@@ -141,7 +142,7 @@ class Session:
             return False
         action = self._action_of(message, taken, self.opened)
         if action is None:
-            self._watchdog.halt(Command.HOLD, "MALFORMED_ACTION")
+            self._watchdog.halt(Command.HOLD, Reason.MALFORMED_ACTION)
             return False
         if not self._watchdog.offer(action):
             self.flight.ignored += 1
@@ -150,7 +151,7 @@ class Session:
         return True
 
     def _action_of(self, message: pb.Action, taken: Taken, opened: Opened) -> Action | None:
-        """None when it is not K finite numbers with the stamp of the frame it answers."""
+        """The action, or None unless it is K finite numbers with the stamp of the frame it answers."""
         values = np.array(message.values, dtype=np.float64)
         if values.shape != (len(opened.schema.names),) or not np.isfinite(values).all():
             return None

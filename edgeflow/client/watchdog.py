@@ -1,6 +1,6 @@
-"""The robot-side watchdog: an action is given out while it is valid, silence becomes HOLD.
+"""The robot-side watchdog: actions are handed out while they are valid, and silence becomes HOLD.
 
-`Watchdog` is a state machine without threads; `WatchdogThread` looks at it every TICK_S.
+`Watchdog` is a state machine without threads; `WatchdogThread` polls it every TICK_S.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from edgeflow.client.actions import Action, Directive
 from edgeflow.clock import Clock
+from edgeflow.reasons import Reason
 from edgeflow.types import Command
 
 TICK_S = 0.004  # HOLD follows the end of an action's validity within 20 ms, scheduling delays included
@@ -19,12 +20,11 @@ RESUME_WITHIN_NS = 2_000_000_000
 class Watchdog:
     """Decides what a robot may do now.
 
-    - An action is given out from its receipt to its valid_until_ns, never after.
-    - Only actions of the newest epoch, of frames newer than the last answered one and newer than the last
-      `restart` are accepted.
-    - HOLD ends with the next action when the interruption was shorter than resume_within_ns; else, and after
-      STOP, only a `restart` that re-arms lets actions through again. Waiting for the first action after a
-      `restart` is no interruption.
+    - An action is handed out from its receipt until its valid_until_ns, never later. - Only actions of the newest epoch
+    are accepted, for frames newer than the last answered one and the last `restart`. - HOLD ends with the next action
+    if the interruption was shorter than resume_within_ns; otherwise, and after STOP, only
+      a `restart` with rearm lets actions through again. Waiting for the first action after a `restart` does not count
+      as an interruption.
     """
 
     def __init__(self, clock: Clock, resume_within_ns: int = RESUME_WITHIN_NS) -> None:
@@ -33,16 +33,16 @@ class Watchdog:
         self._epoch = 0
         self._newest_seq = 0
         self._interrupted_ns: int | None = None
-        self._now = Directive(Command.HOLD, "WAITING")
+        self._now = Directive(Command.HOLD, Reason.WAITING)
 
     def opened(self, epoch: int) -> None:
-        """A new stream: its epochs count from here; an interruption goes on until its first action."""
+        """A new stream opened: its epochs count from here. An interruption lasts until its first action."""
         self._epoch = epoch
 
     def restart(self, last_seq: int, reason: str, *, rearm: bool) -> None:
-        """Frames up to last_seq no longer count (new instruction, new episode); wait for a newer one.
+        """Ignore actions for frames up to last_seq (new instruction, new episode) and wait for a newer one.
 
-        rearm: somebody decided that the robot may move again, also after STOP or a long interruption.
+        rearm: the robot may move again, also after STOP or a long interruption.
         """
         held = self.directive()
         self._newest_seq = max(self._newest_seq, last_seq)
@@ -51,14 +51,14 @@ class Watchdog:
             self._now = Directive(Command.HOLD, reason)
 
     def advance(self, epoch: int) -> None:
-        """The service started a new epoch: what the robot executes belongs to an old one."""
+        """The service started a new epoch: an action being executed belongs to an old one, so hold."""
         if epoch > self._epoch:
             self._epoch = epoch
             if self.directive().command is Command.ACT:
-                self.halt(Command.HOLD, "NEW_EPOCH")
+                self.halt(Command.HOLD, Reason.NEW_EPOCH)
 
     def offer(self, action: Action) -> bool:
-        """An action came; False when it must not be executed."""
+        """Take an action; False if it must not be executed."""
         held = self.directive()
         now_ns = self._clock.now_ns()
         if action.epoch < self._epoch or action.seq <= self._newest_seq:
@@ -71,7 +71,7 @@ class Watchdog:
         return True
 
     def halt(self, command: Command, reason: str) -> None:
-        """HOLD or STOP now, by the service or because the link is lost. HOLD does not weaken STOP."""
+        """HOLD or STOP now, on the service's order or because the link is lost. HOLD does not replace STOP."""
         held = self.directive()
         if held.command is Command.ACT:
             self._interrupted_ns = self._clock.now_ns()
@@ -80,12 +80,12 @@ class Watchdog:
         self._now = Directive(command, reason, needs_reset=command is Command.STOP)
 
     def directive(self) -> Directive:
-        """What to do now; the same object as long as nothing changed."""
+        """The current directive; the same object as long as nothing changes."""
         now_ns = self._clock.now_ns()
         action = self._now.action
         if action is not None and now_ns >= action.valid_until_ns:
             self._interrupted_ns = action.valid_until_ns
-            self._now = Directive(Command.HOLD, "SILENCE")
+            self._now = Directive(Command.HOLD, Reason.SILENCE)
         since_ns = self._interrupted_ns
         if since_ns is not None and not self._now.needs_reset and now_ns - since_ns >= self._resume_within_ns:
             self._now = Directive(self._now.command, self._now.reason, needs_reset=True)
@@ -93,7 +93,7 @@ class Watchdog:
 
 
 class WatchdogThread:
-    """Calls `check` every TICK_S until stopped."""
+    """A thread that calls `check` every TICK_S until stopped."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
@@ -104,7 +104,7 @@ class WatchdogThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns once the thread has ended."""
+        """Stop the thread and wait for its end."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

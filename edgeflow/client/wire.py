@@ -1,4 +1,4 @@
-"""Messages of the control protocol to and from the SDK's nouns, and statuses to typed errors."""
+"""Conversion between protocol messages and the SDK's types, and of call statuses to typed errors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MODES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """What a robot opens a session with; mode None = the service's default, max_action_age_s None = no limit.
+    """Settings to open a session with; mode None = the service's default, max_action_age_s None = no limit.
 
-    depth: ticks a frame takes, with Mode.DEPTH only.
+    depth: pipeline depth, with Mode.DEPTH only.
     """
 
     cameras: tuple[CameraSpec, ...]
@@ -42,11 +42,11 @@ class SessionSettings:
     depth: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """What the service agreed to. action_tokens: K. valid_for_s: how long an action may be executed.
+    """The service's answer to Open. action_tokens: K. valid_for_s: how long an action may be executed.
 
-    depth: ticks a frame takes. predicted_fps, predicted_age_s: at the declared control period; 0 = not told.
+    depth: pipeline depth. predicted_fps, predicted_age_s: at the declared control period; 0 = unknown.
     """
 
     session: int
@@ -81,7 +81,7 @@ def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
 
 
 def opened_of(message: pb.Opened) -> Opened:
-    """FailedPrecondition when the service speaks of what this SDK does not know."""
+    """Convert the service's answer; FailedPrecondition if it contains values unknown to this SDK."""
     dimensions = message.schema.dimensions
     try:
         schema = ActionSchema(
@@ -95,18 +95,18 @@ def opened_of(message: pb.Opened) -> Opened:
         )
         mode = _MODES[message.mode]
     except (ValueError, KeyError) as error:
-        raise FailedPrecondition(f"the service's answer is not understood: {error}", field="opened") from None
+        raise FailedPrecondition(f"cannot interpret the service's answer: {error}", field="opened") from None
     return Opened(
-        message.session,
-        message.epoch,
-        schema,
-        message.action_tokens,
-        mode,
-        message.model,
-        message.valid_for_ms / 1000,
-        message.depth,
-        message.predicted_fps,
-        message.predicted_age_ms / 1000,
+        session=message.session,
+        epoch=message.epoch,
+        schema=schema,
+        action_tokens=message.action_tokens,
+        mode=mode,
+        model=message.model,
+        valid_for_s=message.valid_for_ms / 1000,
+        depth=message.depth,
+        predicted_fps=message.predicted_fps,
+        predicted_age_s=message.predicted_age_ms / 1000,
     )
 
 
@@ -115,7 +115,7 @@ def timings_of(message: pb.Timings) -> StageTimings:
 
 
 def error_of(error: Any) -> EdgeflowError:
-    """The typed error of a call that ended (grpc.RpcError); a plain EdgeflowError for statuses without a type."""
+    """The typed error of a failed call (grpc.RpcError); a plain EdgeflowError for statuses without a class."""
     code = error.code().name if error.code() is not None else "UNKNOWN"
     text = error.details() or code
     trailers = dict(error.trailing_metadata() or ())

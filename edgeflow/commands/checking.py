@@ -1,4 +1,4 @@
-"""Commands that check: recorded outputs, operators, this machine."""
+"""Commands that check recorded outputs, operators and this machine."""
 
 from __future__ import annotations
 
@@ -17,34 +17,39 @@ from edgeflow.commands.options import ENDS, Json, OptionalMode, OptionalPath
 from edgeflow.console import reporting, table_console
 from edgeflow.errors import ConfigError
 
-WEIGHTS = "float, or the precision that matrices may be in: int8 (CPU), fp8 (CUDA)."
+WEIGHTS = "Precision of the weight matrices: float, int8 (CPU) or fp8 (CUDA)."
 VERDICT_STYLE = {"ok": "[green]ok[/]", "optional": "[yellow]optional[/]", "missing": "[red]missing[/]"}
 
 
 def verify(
-    directory: Annotated[Path, typer.Argument(help="A checkpoint with recorded cases.")],
+    directory: Annotated[Path, typer.Argument(help="Directory of a checkpoint with recorded cases.")],
     mode: OptionalMode = None,
-    kv: Annotated[str, typer.Option(help="model, or int8: what 8-bit keys and values cost a chat model.")] = "model",
-    weights: Annotated[str, typer.Option(help="float, or fp8: what FP8 weights and rows cost, on any CPU.")] = "float",
-    operators: Annotated[OptionalPath, typer.Option(help="Overlay of a control policy's operators.")] = None,
+    kv: Annotated[
+        str, typer.Option(help="model, or int8: measure the error of an 8-bit KV cache in a chat model.")
+    ] = "model",
+    weights: Annotated[
+        str, typer.Option(help="float, or fp8: measure the error of FP8 weights and activations, on any CPU.")
+    ] = "float",
+    operators: Annotated[OptionalPath, typer.Option(help="Operator overlay for a control policy.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Check a checkpoint's outputs against those of the original implementation, in float32.
+    """Compare a checkpoint's outputs with recordings of the original implementation, in float32.
 
-    Exit code 1 if any is off. Without --mode: serial and pipelined. Chat models are checked in modes of their own.
-    Tolerances are the same on every device: on CUDA neither matrices nor attention use TF32.
+    Exits with code 1 if any differs by more than its tolerance. Default modes: serial and pipelined; chat models are
+    checked in their own modes. Tolerances are the same on every device: on CUDA neither matrices nor attention use
+    TF32.
     """
     from edgeflow.engine.verify import verify_checkpoint, verify_weights
 
     if kv not in ("model", "int8"):
-        raise ConfigError("kv: model or int8")
+        raise ConfigError(f"kv: must be model or int8, got {kv!r}")
     if weights not in ("float", "fp8"):
-        raise ConfigError("weights: float or fp8")
+        raise ConfigError(f"weights: must be float or fp8, got {weights!r}")
     if device not in ("cpu", "cuda", "auto"):
-        raise ConfigError("device: cpu, cuda or auto")
+        raise ConfigError(f"device: must be cpu, cuda or auto, got {device!r}")
     if mode not in (None, *ENDS):
-        raise ConfigError("mode: verify runs serial and pipelined")
+        raise ConfigError("mode: verify supports serial and pipelined")
     with reporting(Console(stderr=True)) as report:
         if weights != "float":
             results = verify_weights(directory, weights, device)
@@ -78,39 +83,63 @@ def verify(
 
 
 def ops(
-    model: Annotated[str, typer.Option(help="Directory, demo, or a shape such as openvla-7b, qwen2.5-0.5b.")] = "demo",
-    hardware: Annotated[str, typer.Option(help="cpu, cuda, or an architecture as in cuda_sm87.")] = "",
-    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "",
-    rows: Annotated[int, typer.Option(min=1, help="Rows of a prefill.")] = 280,
-    overlay: Annotated[OptionalPath, typer.Option(help="JSON file of entries that win over the built-in ones.")] = None,
+    model: Annotated[
+        str, typer.Option(help="Checkpoint directory, demo, or a published shape such as openvla-7b, qwen2.5-0.5b.")
+    ] = "demo",
+    hardware: Annotated[
+        str, typer.Option(help="cpu, cuda, or an architecture such as cuda_sm87; default: this machine.")
+    ] = "",
+    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16; default: the device's.")] = "",
+    rows: Annotated[int, typer.Option(min=1, help="Rows per prefill.")] = 280,
+    overlay: Annotated[OptionalPath, typer.Option(help="JSON file of choices that override the built-in ones.")] = None,
     weights: Annotated[str, typer.Option(help=WEIGHTS)] = "float",
     as_json: Json = False,
 ) -> None:
-    """Which implementation serves each operator of a model on a device, and why."""
+    """Show which implementation runs each operator of a model on a device, and why."""
     from edgeflow.bench.ops_command import ops_command
 
-    ops_command(model, hardware, dtype, rows, overlay, weights, as_json=as_json)
+    ops_command(model, hardware, dtype, rows=rows, overlay=overlay, weights=weights, as_json=as_json)
 
 
 def tune(
-    model: Annotated[str, typer.Option(help="Directory, demo, or a shape such as openvla-7b, qwen2.5-0.5b.")] = "demo",
+    model: Annotated[
+        str, typer.Option(help="Checkpoint directory, demo, or a published shape such as openvla-7b, qwen2.5-0.5b.")
+    ] = "demo",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "",
-    rows: Annotated[int, typer.Option(min=1, help="Rows of a prefill.")] = 280,
-    out: Annotated[OptionalPath, typer.Option(help="The overlay; a run that was cut off goes on from it.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Timings of each candidate; their median counts.")] = 15,
+    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16; default: the device's.")] = "",
+    rows: Annotated[int, typer.Option(min=1, help="Rows per prefill.")] = 280,
+    out: Annotated[
+        OptionalPath, typer.Option(help="Overlay file to write; an interrupted run resumes from it.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Timings per candidate; the median counts.")] = 15,
     weights: Annotated[str, typer.Option(help=WEIGHTS)] = "float",
-    regress: Annotated[bool, typer.Option("--regress", help="Check the overlay again: right, and not slower?")] = False,
+    regress: Annotated[
+        bool, typer.Option("--regress", help="Check an existing overlay: still correct, and not slower.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the fastest correct implementation of each operator on this machine and write them as an overlay."""
+    """Find the fastest correct implementation of each operator on this machine and write an overlay."""
     from edgeflow.bench.ops_command import tune_command
 
-    raise typer.Exit(tune_command(model, device, dtype, rows, out, samples, regress, weights, as_json=as_json))
+    code = tune_command(
+        model,
+        device,
+        dtype,
+        rows=rows,
+        out=out,
+        samples=samples,
+        again=regress,
+        weights=weights,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
 
 
 def doctor(as_json: Json = False) -> None:
-    """What this machine has, what is missing, and how to get it. Exit code 1 if something needed is missing."""
+    """Check this machine: what is installed, what is missing, and how to get it.
+
+    Exits with code 1 if something required is missing.
+    """
     from edgeflow.doctor import examine, healthy
 
     findings = examine()

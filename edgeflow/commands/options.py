@@ -1,4 +1,4 @@
-"""Options that several commands share. Typer reads these types at run time."""
+"""Options shared by several commands. Typer reads these types at run time."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ import typer
 
 from edgeflow.types import Mode
 
-MODE_HELP = "serial: least age. pipelined: highest rate. depth: between them. auto: highest rate of an allowed age."
-DEPTH_HELP = "Ticks a frame takes in mode depth: 1 (serial) to K (pipelined)."
-AGE_HELP = "Age that mode auto keeps; an older action becomes HOLD."
+MODE_HELP = (
+    "serial: lowest action age; pipelined: highest rate; depth: between them; auto: highest rate within the age limit."
+)
+DEPTH_HELP = "Pipeline depth in mode depth: 1 (serial) to K (pipelined)."
+AGE_HELP = "Limit on the action age: mode auto plans for it, and older actions become HOLD."
 OptionalMode = Annotated[Optional[Mode], typer.Option(help=MODE_HELP)]  # noqa: UP045 - typer reads it at run time
 OptionalText = Optional[str]  # noqa: UP045
 OptionalInt = Optional[int]  # noqa: UP045
 OptionalFloat = Optional[float]  # noqa: UP045
 OptionalPath = Optional[Path]  # noqa: UP045
-TlsCa = Annotated[OptionalPath, typer.Option(help="Whose certificate the service must show (PEM).")]
-TlsCert = Annotated[OptionalPath, typer.Option(help="Own certificate, for mutual TLS (PEM).")]
-TlsKey = Annotated[OptionalPath, typer.Option(help="Its private key (PEM).")]
-TokenFile = Annotated[OptionalPath, typer.Option(help="Holds the token; else EDGEFLOW_TOKEN may.")]
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
+TlsCa = Annotated[OptionalPath, typer.Option(help="CA certificate to verify the service with (PEM).")]
+TlsCert = Annotated[OptionalPath, typer.Option(help="Client certificate for mutual TLS (PEM).")]
+TlsKey = Annotated[OptionalPath, typer.Option(help="Private key of the client certificate (PEM).")]
+TokenFile = Annotated[
+    OptionalPath, typer.Option(help="File that contains the access token; default: the variable EDGEFLOW_TOKEN.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 
 ENDS = (Mode.SERIAL, Mode.PIPELINED)

@@ -1,4 +1,4 @@
-"""`edgeflow prefix`: what the slots of a running service begin with."""
+"""`edgeflow prefix`: list and change the fixed prefixes of a running service."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PATH = "/admin/v1/prefixes"
 CHANGE_S = 600.0  # a long prefix beside busy robots takes its time
 MAX_FILE_BYTES = 4 << 20
 SHOWN = 60  # characters
-Address = Annotated[str, typer.Option(help="Of the service's HTTP, host:port or URL.")]
-Slot = Annotated[str, typer.Argument(help="A slot of the configuration's chat.slots.")]
+Address = Annotated[str, typer.Option(help="HTTP address of the service, host:port or URL.")]
+Slot = Annotated[str, typer.Argument(help="Id of a slot declared in chat.slots.")]
 
-prefix_app = typer.Typer(help="Fixed prefixes of a running service, for its administrator.", no_args_is_help=True)
+prefix_app = typer.Typer(help="List and change the fixed prompt prefixes of a running service.", no_args_is_help=True)
 
 
 @prefix_app.command("list")
@@ -35,13 +35,13 @@ def list_prefixes(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show what every slot begins with."""
-    told = _call(address, (tls_ca, tls_cert, tls_key, token_file), "GET", PATH)
+    """List the prefix of every slot."""
+    answer = _call(address, (tls_ca, tls_cert, tls_key, token_file), "GET", PATH)
     if as_json:
-        print(json.dumps(told["data"], indent=2))
+        print(json.dumps(answer["data"], indent=2))
         return
     table = Table("slot", "tokens", "begins with")
-    for each in told["data"]:
+    for each in answer["data"]:
         words = each.get("text") or " ".join(message["content"] for message in each.get("messages", []))
         table.add_row(escape(each["id"]), str(each["tokens"]), escape(" ".join(words.split())[:SHOWN]) or "-")
     table_console().print(table)
@@ -50,20 +50,22 @@ def list_prefixes(
 @prefix_app.command("set")
 def set_prefix(
     slot: Slot,
-    file: Annotated[OptionalPath, typer.Option(help="JSON: a list of messages, each with role and content.")] = None,
-    text: Annotated[OptionalText, typer.Option(help="A plain text, for completions.")] = None,
+    file: Annotated[
+        OptionalPath, typer.Option(help="JSON file: a list of messages, each with role and content.")
+    ] = None,
+    text: Annotated[OptionalText, typer.Option(help="Plain text, for completions.")] = None,
     address: Address = "127.0.0.1:8000",
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Give a slot another prefix. Returns when it serves; robots and the answer under way are not disturbed."""
+    """Replace the prefix of a slot. Returns once it is in use; robots and running answers are not disturbed."""
     if (file is None) == (text is None):
-        raise ConfigError("prefix: give --file or --text")
+        raise ConfigError("prefix: give either --file or --text")
     body = {"messages": _messages(file)} if file is not None else {"text": text}
-    told = _call(address, (tls_ca, tls_cert, tls_key, token_file), "PUT", f"{PATH}/{quote(slot, safe='')}", body)
-    print(f"{told['id']}: {told['tokens']} tokens")
+    answer = _call(address, (tls_ca, tls_cert, tls_key, token_file), "PUT", f"{PATH}/{quote(slot, safe='')}", body)
+    print(f"{answer['id']}: {answer['tokens']} tokens")
 
 
 @prefix_app.command("clear")
@@ -75,9 +77,9 @@ def clear_prefix(
     tls_key: TlsKey = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Let a slot begin with nothing."""
-    told = _call(address, (tls_ca, tls_cert, tls_key, token_file), "DELETE", f"{PATH}/{quote(slot, safe='')}")
-    print(f"{told['id']}: {told['tokens']} tokens")
+    """Remove the prefix of a slot."""
+    answer = _call(address, (tls_ca, tls_cert, tls_key, token_file), "DELETE", f"{PATH}/{quote(slot, safe='')}")
+    print(f"{answer['id']}: {answer['tokens']} tokens")
 
 
 def _call(

@@ -1,4 +1,4 @@
-"""Commands that serve, and robots that connect."""
+"""Commands that serve, and the robot that connects."""
 
 from __future__ import annotations
 
@@ -33,30 +33,49 @@ from edgeflow.types import Mode
 
 
 def serve(
-    config: Annotated[OptionalPath, typer.Option(help="JSON file; see `edgeflow config schema`.")] = None,
-    model: Annotated[OptionalText, typer.Option(help="Checkpoint directory, hub id, or demo (embedded).")] = None,
+    config: Annotated[
+        OptionalPath, typer.Option(help="Configuration file (JSON); see `edgeflow config schema`.")
+    ] = None,
+    model: Annotated[
+        OptionalText, typer.Option(help="Checkpoint directory, hub id, or demo (embedded policy).")
+    ] = None,
     mode: OptionalMode = None,
     depth: Annotated[OptionalInt, typer.Option(help=DEPTH_HELP)] = None,
     max_action_age_ms: Annotated[OptionalInt, typer.Option(help=AGE_HELP)] = None,
     device: Annotated[OptionalText, typer.Option(help="auto, cpu or cuda.")] = None,
-    profile: Annotated[OptionalText, typer.Option(help="Hold passes to a device: none, orin, rtx5090, FILE.")] = None,
-    operators: Annotated[OptionalText, typer.Option(help="Overlay of `edgeflow tune` for the policy.")] = None,
-    chat_operators: Annotated[OptionalText, typer.Option(help="The same for the chat model.")] = None,
-    weights: Annotated[OptionalText, typer.Option(help="float, or fp8 (from sm_89; emulated on a CPU).")] = None,
-    grpc_host: Annotated[OptionalText, typer.Option(help="Address of the control plane.")] = None,
-    grpc_port: Annotated[OptionalInt, typer.Option(help="0 takes a free port.")] = None,
-    http_host: Annotated[OptionalText, typer.Option(help="Address of HTTP.")] = None,
-    http_port: Annotated[OptionalInt, typer.Option(help="0 takes a free port.")] = None,
-    tls_cert: Annotated[OptionalText, typer.Option(help="Certificate (PEM); gRPC and HTTP speak TLS.")] = None,
-    tls_key: Annotated[OptionalText, typer.Option(help="Its private key (PEM).")] = None,
-    tls_client_ca: Annotated[OptionalText, typer.Option(help="Mutual TLS: whose certificates clients show.")] = None,
-    tokens: Annotated[OptionalText, typer.Option(help="Who may do what; see `edgeflow token new`.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Off loopback without TLS or tokens.")] = False,
-    ready_file: Annotated[OptionalPath, typer.Option(help="Written when ready: {grpc, http} ports as JSON.")] = None,
+    profile: Annotated[
+        OptionalText, typer.Option(help="Slow passes down to a device: none, orin, rtx5090, FILE.")
+    ] = None,
+    operators: Annotated[
+        OptionalText, typer.Option(help="Operator overlay for the policy, from `edgeflow tune`.")
+    ] = None,
+    chat_operators: Annotated[OptionalText, typer.Option(help="Operator overlay for the chat model.")] = None,
+    weights: Annotated[
+        OptionalText,
+        typer.Option(help="Weights of the language model: float, or fp8 (CUDA from sm_89; emulated on a CPU)."),
+    ] = None,
+    grpc_host: Annotated[OptionalText, typer.Option(help="Address of the gRPC server.")] = None,
+    grpc_port: Annotated[OptionalInt, typer.Option(help="Port of the gRPC server; 0 = any free port.")] = None,
+    http_host: Annotated[OptionalText, typer.Option(help="Address of the HTTP server.")] = None,
+    http_port: Annotated[OptionalInt, typer.Option(help="Port of the HTTP server; 0 = any free port.")] = None,
+    tls_cert: Annotated[
+        OptionalText, typer.Option(help="Certificate of the service (PEM); turns TLS on for gRPC and HTTP.")
+    ] = None,
+    tls_key: Annotated[OptionalText, typer.Option(help="Private key of the certificate (PEM).")] = None,
+    tls_client_ca: Annotated[
+        OptionalText, typer.Option(help="CA of client certificates (PEM); turns mutual TLS on.")
+    ] = None,
+    tokens: Annotated[OptionalText, typer.Option(help="File of access tokens; see `edgeflow token new`.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Permit other addresses than loopback without TLS and tokens.")
+    ] = False,
+    ready_file: Annotated[
+        OptionalPath, typer.Option(help="File to write when ready: the grpc and http ports, as JSON.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve a policy: gRPC for robots, HTTP beside it. Ends with exit code 0 on SIGTERM or Ctrl-C."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else strangers' handshakes fill the log
+    """Serve a policy to robots over gRPC, with HTTP beside it. SIGTERM or Ctrl-C drains and exits with code 0."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise strangers' handshakes fill the log
     from edgeflow.config import load_config
     from edgeflow.service.app import run_service
 
@@ -94,11 +113,13 @@ def serve(
 
 
 def health(
-    config: Annotated[OptionalPath, typer.Option(help="The service's JSON file.")] = None,
-    http_port: Annotated[OptionalInt, typer.Option(help="Where it listens, if not as the file says.")] = None,
-    timeout_s: Annotated[float, typer.Option(min=0.1, max=60, help="Longest wait for each part of the answer.")] = 3.0,
+    config: Annotated[OptionalPath, typer.Option(help="Configuration file of the service.")] = None,
+    http_port: Annotated[OptionalInt, typer.Option(help="HTTP port of the service, if not the configured one.")] = None,
+    timeout_s: Annotated[
+        float, typer.Option(min=0.1, max=60, help="Seconds to wait for each part of the answer.")
+    ] = 3.0,
 ) -> None:
-    """Ask the service of this machine whether a robot that connects now gets actions. Exit code 1 if not."""
+    """Check that the service on this machine is ready to serve robots. Exits with code 1 if not."""
     from edgeflow.config import load_config
     from edgeflow.service.probe import probe
 
@@ -106,22 +127,22 @@ def health(
 
 
 def robot(
-    address: Annotated[str, typer.Argument(help="The service's gRPC address, host:port.")],
+    address: Annotated[str, typer.Argument(help="gRPC address of the service, host:port.")],
     mode: Annotated[Mode, typer.Option(help=MODE_HELP)] = Mode.PIPELINED,
     depth: Annotated[int, typer.Option(min=0, help=DEPTH_HELP)] = 0,
     max_action_age_ms: Annotated[OptionalInt, typer.Option(min=1, help=AGE_HELP)] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 10,
-    speed: Annotated[float, typer.Option(min=0, max=20, help="Speed of the objects, cm/s.")] = 0.0,
-    anchored: Annotated[bool, typer.Option(help="Resolve actions against the pose of the frame answered.")] = True,
-    frame_hz: Annotated[OptionalFloat, typer.Option(min=1, help="Camera frames a second.")] = None,
-    seed: Annotated[int, typer.Option(help="First episode's seed.")] = 0,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 10,
+    speed: Annotated[float, typer.Option(min=0, max=20, help="Speed of the objects, in cm/s.")] = 0.0,
+    anchored: Annotated[bool, typer.Option(help="Apply actions to the pose at which their frame was captured.")] = True,
+    frame_hz: Annotated[OptionalFloat, typer.Option(min=1, help="Camera frames per second.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first episode.")] = 0,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Connect the simulated robot to a service and let it work."""
+    """Run the simulated robot against a service."""
     from edgeflow.client.credentials import Credentials
     from edgeflow.demo.command import robot_command
     from edgeflow.demo.driver import FRAME_HZ, RunPlan
@@ -142,11 +163,11 @@ def robot(
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=5, help="Time for each mode.")] = 60.0,
-    profile: Annotated[str, typer.Option(help="Hold passes to a device: none, orin, rtx5090, FILE.")] = "rtx5090",
-    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("demo-report"),
+    seconds: Annotated[float, typer.Option(min=5, help="Seconds per mode.")] = 60.0,
+    profile: Annotated[str, typer.Option(help="Slow passes down to a device: none, orin, rtx5090, FILE.")] = "rtx5090",
+    out: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("demo-report"),
 ) -> None:
-    """A robot moves: serve the embedded policy, connect the simulated robot, compare the modes."""
+    """Demonstrate the modes: serve the embedded policy, run the simulated robot against it, and compare."""
     from edgeflow.demo.command import demo_command
 
     raise typer.Exit(demo_command(seconds, profile, out))

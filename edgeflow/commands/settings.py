@@ -17,20 +17,29 @@ def config_schema() -> None:
     print(schema_json())
 
 
-def config_check(path: Annotated[Path, typer.Argument(help="A configuration file.")]) -> None:
-    """Check a configuration file and print it with all defaults."""
+def config_check(path: Annotated[Path, typer.Argument(help="Configuration file to check.")]) -> None:
+    """Check a configuration file and print it with all defaults filled in."""
     from edgeflow.config import load_config
 
     print(load_config(path, {}).model_dump_json(indent=2))
 
 
 def token_new(
-    principal: Annotated[str, typer.Option(help="Whose it is: letters, digits, . _ - (64 at most).")],
-    role: Annotated[list[str], typer.Option(help="control, observe, chat or admin; repeat for several.")],
-    tokens: Annotated[str, typer.Option(help="The file that keeps its hash.")] = "tokens.json",
-    days: Annotated[OptionalFloat, typer.Option(min=0, max=36500, help="It expires after so many days.")] = None,
+    principal: Annotated[
+        str, typer.Option(help="Owner of the token: 1 to 64 letters, digits, dots, underscores or hyphens.")
+    ],
+    role: Annotated[
+        list[str], typer.Option(help="Role: control, observe, chat or admin. Repeat the option for several.")
+    ],
+    tokens: Annotated[str, typer.Option(help="Tokens file to add the token's hash to.")] = "tokens.json",
+    days: Annotated[
+        OptionalFloat, typer.Option(min=0, max=36500, help="Days until the token expires; default: never.")
+    ] = None,
 ) -> None:
-    """Print a new token, once; the file keeps its SHA-256 only. A running service sees it within a second."""
+    """Create an access token and print it, once: the file stores its SHA-256 only.
+
+    A running service accepts the token within a second.
+    """
     from edgeflow.service.auth import new_token
 
     print(new_token(tokens, principal, role, days))

@@ -18,6 +18,7 @@ from edgeflow.demo.task import Outcome
 from edgeflow.errors import FailedPrecondition
 from edgeflow.loadtest.measure import RunRecorder, RunSummary, Series, TimeSeries
 from edgeflow.loadtest.plots import Snapshot
+from edgeflow.reasons import Reason
 from edgeflow.types import ActionSchema, CameraSpec, Command, ImageFormat, Mode
 
 CAMERA: Final = CameraSpec(POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE, ImageFormat.RGB8)
@@ -234,5 +235,5 @@ def _check_schema(schema: ActionSchema) -> None:
             f"the simulated robot needs relative x y z roll pitch yaw and an absolute gripper; "
             f"the model's actions are {' '.join(schema.names)}",
             field="opened.schema",
-            reason="SCHEMA",
+            reason=Reason.SCHEMA,
         )

@@ -23,8 +23,7 @@ from edgeflow.engine.build import build_engine
 from edgeflow.engine.calibrate import calibrate
 from edgeflow.engine.profile import DeviceProfile, load_profile
 from edgeflow.engine.warmup import warm_up
-from edgeflow.scheduler.cost import PassTimes
-from edgeflow.types import Mode
+from edgeflow.types import Mode, PassTimes
 
 SEED_STRIDE = 100_000  # episodes of one seed never meet those of the next
 

@@ -74,7 +74,7 @@ class VirtualService:
 
         pacer = Pacer(self._profile.times(self._engine.policy.K), clock, wait)
         worker = Worker(self._engine, Scheduler(self._limits), clock, published.append, pacer=pacer)
-        worker.inbox.put(OpenSession(_SESSION, _EPOCH, depth, ""))
+        worker.inbox.put(OpenSession(session=_SESSION, epoch=_EPOCH, depth=depth, unnorm_key=""))
         return worker
 
 
@@ -129,5 +129,13 @@ class _VirtualRobot:
         self._poses[self.frames] = (self.now_ns, self._sim.pose())
         height, width, _ = image.shape
         self._worker.inbox.put(
-            SubmitFrame(_SESSION, _EPOCH, self.frames, height, width, self._sim.instruction, image.tobytes())
+            SubmitFrame(
+                session=_SESSION,
+                epoch=_EPOCH,
+                seq=self.frames,
+                height=height,
+                width=width,
+                instruction=self._sim.instruction,
+                payload=image.tobytes(),
+            )
         )

@@ -12,8 +12,9 @@ from edgeflow.engine.offline import limits_for
 from edgeflow.engine.profile import Pacer
 from edgeflow.engine.worker import Worker
 from edgeflow.ipc.messages import CloseSession, Message, OpenSession, SubmitFrame
-from edgeflow.scheduler.cost import PassSample, PassTimes
+from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import PassTimes
 
 INSTRUCTION = "warm up"
 REPEATS = 5
@@ -37,7 +38,15 @@ class _Driver:
 
     def open(self, sessions: int, depth: int) -> None:
         for session in range(sessions):
-            self._worker.inbox.put(OpenSession(session, 1, depth, self._engine.policy.unnorm_keys[0], self._text))
+            self._worker.inbox.put(
+                OpenSession(
+                    session=session,
+                    epoch=1,
+                    depth=depth,
+                    unnorm_key=self._engine.policy.unnorm_keys[0],
+                    instruction=self._text,
+                )
+            )
 
     def close(self, sessions: int) -> None:
         for session in range(sessions):
@@ -47,7 +56,17 @@ class _Driver:
     def offer(self, sessions: int) -> None:
         self._seq += 1
         for session in range(sessions):
-            self._worker.inbox.put(SubmitFrame(session, 1, self._seq, CAMERA, CAMERA, self._text, self._payload))
+            self._worker.inbox.put(
+                SubmitFrame(
+                    session=session,
+                    epoch=1,
+                    seq=self._seq,
+                    height=CAMERA,
+                    width=CAMERA,
+                    instruction=self._text,
+                    payload=self._payload,
+                )
+            )
 
     def step(self) -> bool:
         busy = self._worker.step()
@@ -96,8 +115,8 @@ def _corners(samples: list[PassSample], stages: int) -> PassTimes:
     prefill_ns = typical(1, 0, 0)
     decode_ns = typical(0, 1, prefill_ns)
     return PassTimes(
-        stages,
-        prefill_ns,
+        stages=stages,
+        prefill_ns=prefill_ns,
         two_prefills_ns=typical(2, 0, 2 * prefill_ns),
         packed_ns=typical(1, stages - 1, prefill_ns),
         decode_ns=decode_ns,

@@ -188,7 +188,7 @@ class ChatPlane:
         message = request.message
         request.started_ns = self._clock.now_ns()
         if message.model != self._name:
-            raise NotFound(f"{self._name!r} is served", field="model")
+            raise NotFound(f"unknown chat model; the worker serves {self._name!r}", field="model")
         prompt = request.prompt.result() if request.prompt is not None else self._model.prompt(message.ids)
         request.prompt_tokens = len(prompt)
         request.prefix = next((each for each in self._prefixes if _begins_with(prompt, each.fixed.prompt)), None)
@@ -220,12 +220,12 @@ class ChatPlane:
         first_ns = request.first_token_ns or now_ns
         self._publish(
             ChatDone(
-                request.message.request,
-                reason,
-                request.prompt_tokens,
-                len(request.generation.tokens) if request.generation else 0,
-                request.reused,
-                request.prefix.slot_id if request.prefix else "",
+                request=request.message.request,
+                reason=reason,
+                prompt_tokens=request.prompt_tokens,
+                answer_tokens=len(request.generation.tokens) if request.generation else 0,
+                reused=request.reused,
+                slot=request.prefix.slot_id if request.prefix else "",
                 queue_ns=started_ns - request.arrived_ns,
                 prefill_ns=max(first_ns - started_ns, 0),
                 decode_ns=now_ns - first_ns,

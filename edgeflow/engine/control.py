@@ -15,7 +15,6 @@ from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.profile import Pacer
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.ipc.messages import (
-    INSTRUCTION_TOO_LONG,
     CloseSession,
     FrameDropped,
     FrameResult,
@@ -25,8 +24,8 @@ from edgeflow.ipc.messages import (
     SessionOpened,
     SessionRefused,
     SubmitFrame,
-    schema_fields,
 )
+from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
@@ -36,16 +35,16 @@ _DEPARTURES = {
     Leaving.SUPERSEDED: (
         Disposition.SUPERSEDED,
         "",
-        "SUPERSEDED",
+        Reason.SUPERSEDED,
         "a newer frame came before this one was started",
     ),
     Leaving.EPOCH_CHANGED: (
         Disposition.DROPPED,
         "ABORTED",
-        "EPOCH_CHANGED",
+        Reason.EPOCH_CHANGED,
         "the instruction or episode changed while this frame was under way",
     ),
-    Leaving.CLOSED: (Disposition.DROPPED, "CANCELLED", "SESSION_CLOSED", "the session was closed"),
+    Leaving.CLOSED: (Disposition.DROPPED, "CANCELLED", Reason.SESSION_CLOSED, "the session was closed"),
 }
 KEPT_PASSES = 4096  # between two questions of the front
 
@@ -141,7 +140,7 @@ class ControlPlane:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return False
         self._opened[message.session] = _Opened(key, message.deadline_ns)
-        self._publish(SessionOpened(message.session, schema_fields(schema)))
+        self._publish(SessionOpened(message.session, schema))
         return True
 
     def reset(self, message: ResetSession) -> None:
@@ -169,7 +168,7 @@ class ControlPlane:
             rows = self._rows(message.instruction)
         except RequestError as error:
             text = error.text
-            self._publish(_dropped(ref, Disposition.REJECTED, error.code, INSTRUCTION_TOO_LONG, text))
+            self._publish(_dropped(ref, Disposition.REJECTED, error.code, Reason.INSTRUCTION_TOO_LONG, text))
             return
         self._waiting[ref] = message
         self._tracks[ref] = _Track(arrived_ns)
@@ -180,9 +179,9 @@ class ControlPlane:
     def _check_unnorm_key(self, key: str | None) -> None:
         known = self._engine.policy.unnorm_keys
         if key is None and len(known) > 1:
-            raise InvalidArgument(f"name one of {', '.join(known)}", field="unnorm_key")
+            raise InvalidArgument(f"choose one of {', '.join(known)}", field="unnorm_key")
         if key is not None and key not in known:
-            raise InvalidArgument(f"the model has {', '.join(known)}", field="unnorm_key")
+            raise InvalidArgument(f"unknown; choose one of {', '.join(known)}", field="unnorm_key")
 
     def _rows(self, instruction: str) -> int:
         policy = self._engine.policy
@@ -190,7 +189,9 @@ class ControlPlane:
         limit = self._engine.capacity - policy.image_tokens - policy.K
         if tokens > limit:
             raise InvalidArgument(
-                f"has {tokens} prompt tokens, the limit is {limit}", field="instruction", reason=INSTRUCTION_TOO_LONG
+                f"has {tokens} prompt tokens; the limit is {limit}",
+                field="instruction",
+                reason=Reason.INSTRUCTION_TOO_LONG,
             )
         return policy.image_tokens + tokens
 
@@ -221,12 +222,12 @@ class ControlPlane:
         values = self._engine.policy.decode_actions(sampled.token_ids, self._opened[ref.session].unnorm_key)
         self._publish(
             FrameResult(
-                ref.session,
-                ref.epoch,
-                ref.seq,
-                values.tolist(),
-                list(sampled.token_ids),
-                sampled.finite and bool(np.isfinite(values).all()),
+                session=ref.session,
+                epoch=ref.epoch,
+                seq=ref.seq,
+                values=values.tolist(),
+                token_ids=list(sampled.token_ids),
+                valid=sampled.finite and bool(np.isfinite(values).all()),
                 queue_ns=track.started_ns - track.arrived_ns,
                 inference_ns=self._clock.now_ns() - track.started_ns,
                 passes=track.passes,
@@ -245,4 +246,12 @@ def _ref(message: SubmitFrame) -> FrameRef:
 
 
 def _dropped(ref: FrameRef, disposition: Disposition, code: str, reason: str, text: str) -> FrameDropped:
-    return FrameDropped(ref.session, ref.epoch, ref.seq, disposition.value, code, reason, text)
+    return FrameDropped(
+        session=ref.session,
+        epoch=ref.epoch,
+        seq=ref.seq,
+        disposition=disposition.value,
+        code=code,
+        reason=reason,
+        text=text,
+    )

@@ -21,6 +21,7 @@ from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.shapes import stage_of
 from edgeflow.models.chat import ChatModel, PromptRows
 from edgeflow.models.prompt import Prompt
+from edgeflow.reasons import Reason
 
 
 class Finish(str, Enum):
@@ -107,7 +108,7 @@ class Generation:
     ) -> None:
         if len(prompt) > capacity:
             text = f"{len(prompt)} tokens, at most {capacity} fit the slot"
-            raise InvalidArgument(text, field="prompt", reason="CONTEXT_LENGTH_EXCEEDED")
+            raise InvalidArgument(text, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
         if not 0 <= known < len(prompt):
             raise ValueError(f"{known} rows of a prompt of {len(prompt)} are known: at least one must be computed")
         self._model = model

@@ -35,6 +35,7 @@ from edgeflow.engine.grammar_child import (
     send,
 )
 from edgeflow.errors import InvalidArgument
+from edgeflow.reasons import Reason
 from edgeflow.text.tokenizer import TextTokenizer
 
 START_S = 60.0  # of the process, a large tokenizer included
@@ -175,4 +176,4 @@ def _read(descriptor: int, size: int, deadline_s: float) -> bytes:
 
 
 def _refused(why: str) -> InvalidArgument:
-    return InvalidArgument(why, field="response_format", reason="SCHEMA")
+    return InvalidArgument(why, field="response_format", reason=Reason.SCHEMA)

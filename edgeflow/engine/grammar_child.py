@@ -61,7 +61,7 @@ class Compiler:
             try:
                 grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": BLANKS})
             except ValueError:
-                raise ValueError("is no JSON schema") from None
+                raise ValueError("is not a valid JSON schema") from None
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
             _check(matcher)
             _mask(matcher)

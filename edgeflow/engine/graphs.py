@@ -1,4 +1,4 @@
-"""Programs recorded once a shape and replayed: a pass becomes one launch (design: CUDA graphs).
+"""Programs recorded once a shape and replayed: a pass becomes one launch (docs/architecture.md).
 
 A recording holds the addresses of its inputs and outputs and every number the host chose; what differs from replay to
 replay lies in memory. Recordings share one pool of memory for what lies between, so they are replayed one after the

@@ -23,9 +23,9 @@ from edgeflow.engine.warmup import record_passes, warm_up
 from edgeflow.engine.worker import Worker
 from edgeflow.errors import EdgeflowError
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
-from edgeflow.ipc.messages import WarmupProgress, WorkerFailed, WorkerReady, schema_fields
-from edgeflow.scheduler.cost import PassTimes
+from edgeflow.ipc.messages import WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import PassTimes
 
 
 def main(fd: int, config: Path, known: PassTimes | None = None) -> int:
@@ -87,18 +87,13 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes, graphs: 
     return WorkerReady(
         model=config.alias,
         model_fingerprint=built.model_fingerprint,
-        action_tokens=policy.K,
         max_sessions=built.limits.max_sessions,
         device=", ".join(filter(None, [built.device_name, graphs])),
-        schema=schema_fields(policy.action_schema(key)),
+        schema=policy.action_schema(key),
         unnorm_keys=list(policy.unnorm_keys),
         kv_bytes=built.engine.kv.nbytes,
         prefill_rows=policy.image_tokens + len(policy.prompt_ids(INSTRUCTION)),
-        prefill_ns=times.prefill_ns,
-        two_prefills_ns=times.two_prefills_ns,
-        packed_ns=times.packed_ns,
-        decode_ns=times.decode_ns,
-        decodes_ns=times.decodes_ns,
+        pass_times=times,
         operators=operators_line(config),
         memory=built.memory,
     )

@@ -7,6 +7,7 @@ from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.messages import SetPrefix
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.models.chat import ChatModel
+from edgeflow.reasons import Reason
 
 
 class PrefixChange:
@@ -34,7 +35,7 @@ class PrefixChange:
         prompt = model.prompt(self.message.ids)
         if len(prompt) >= capacity:
             text = f"has {len(prompt)} tokens, the limit is {capacity - 1}"
-            raise InvalidArgument(text, field="prefix", reason="CONTEXT_LENGTH_EXCEEDED")
+            raise InvalidArgument(text, field="prefix", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
         self.fixed = FixedPrefix(prompt, self._slot)
         self._prefill = Prefill(model, prompt, self._slot)
 

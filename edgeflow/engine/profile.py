@@ -18,8 +18,8 @@ from pathlib import Path
 
 from edgeflow.clock import Clock
 from edgeflow.errors import ConfigError
-from edgeflow.scheduler.cost import PassTimes
 from edgeflow.scheduler.plan import Pass
+from edgeflow.types import PassTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,14 @@ class DeviceProfile:
 
     def times(self, stages: int) -> PassTimes:
         """Pass times of any shape there: prefills of several sessions add up, a further decode row is free."""
-        return PassTimes(stages, self.prefill_ns, 2 * self.prefill_ns, self.packed_ns, self.decode_ns, self.decode_ns)
+        return PassTimes(
+            stages=stages,
+            prefill_ns=self.prefill_ns,
+            two_prefills_ns=2 * self.prefill_ns,
+            packed_ns=self.packed_ns,
+            decode_ns=self.decode_ns,
+            decodes_ns=self.decode_ns,
+        )
 
 
 def _published(name: str, baseline_s: float, packed_s: float) -> DeviceProfile:
@@ -55,7 +62,9 @@ def load_profile(name: str) -> DeviceProfile | None:
         times = [round(float(values[key]) * 1e6) for key in ("prefill_ms", "decode_ms", "packed_ms")]
         return DeviceProfile(str(values["name"]), *times)
     except OSError as error:
-        raise ConfigError(f"profile: {name!r} is neither none, orin, rtx5090 nor a readable file") from error
+        raise ConfigError(
+            f"profile: {name!r} is not a readable file; use none, orin, rtx5090 or a JSON file"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"profile: {name} needs name, prefill_ms, decode_ms and packed_ms") from error
 

@@ -52,17 +52,19 @@ class SamplingParams:
         for name, (least, most) in BOUNDS.items():
             value = getattr(self, name)
             if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
-                raise InvalidArgument(f"a number from {least} to {most}, got {value!r}", field=name)
+                raise InvalidArgument(f"must be a number from {least} to {most}, got {value!r}", field=name)
         if self.top_p == 0:
-            raise InvalidArgument("more than 0", field="top_p")
+            raise InvalidArgument("must be more than 0", field="top_p")
         if type(self.max_tokens) is not int or self.max_tokens < 1:
-            raise InvalidArgument(f"a whole number, at least 1, got {self.max_tokens!r}", field="max_tokens")
+            raise InvalidArgument(f"must be an integer of at least 1, got {self.max_tokens!r}", field="max_tokens")
         if type(self.top_k) is not int or self.top_k < 0:
-            raise InvalidArgument(f"a whole number, at least 0, got {self.top_k!r}", field="top_k")
+            raise InvalidArgument(f"must be an integer of at least 0, got {self.top_k!r}", field="top_k")
         if self.logprobs is not None and not (type(self.logprobs) is int and 0 <= self.logprobs <= MAX_LOGPROBS):
-            raise InvalidArgument(f"a whole number from 0 to {MAX_LOGPROBS}, got {self.logprobs!r}", field="logprobs")
+            raise InvalidArgument(
+                f"must be an integer from 0 to {MAX_LOGPROBS}, got {self.logprobs!r}", field="logprobs"
+            )
         if self.seed is not None and type(self.seed) is not int:
-            raise InvalidArgument(f"a whole number, got {self.seed!r}", field="seed")
+            raise InvalidArgument(f"must be an integer, got {self.seed!r}", field="seed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,15 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
 from edgeflow.engine.leash import bind_to_front
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.messages import Begin, StandingBy
+from edgeflow.types import PassTimes
 
 
 def run() -> NoReturn:
@@ -27,7 +29,9 @@ def run() -> NoReturn:
     parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
     parser.add_argument("--parent", type=int, default=os.getppid(), help="process id of the front")
     parser.add_argument("--stacks", type=int, help="inherited pipe for what threads do when they hang or crash")
-    parser.add_argument("--pass-times", type=int, nargs=6, help="as the worker before measured them")
+    parser.add_argument(
+        "--pass-times", type=int, nargs=len(fields(PassTimes)), help="as the worker before measured them"
+    )
     parser.add_argument("--standby", action="store_true", help="wait for the front's word to begin")
     arguments = parser.parse_args()
     bind_to_front(arguments.parent, arguments.fd, arguments.stacks)
@@ -38,20 +42,25 @@ def run() -> NoReturn:
 
 
 def _work(arguments: argparse.Namespace) -> int:
-    known = arguments.pass_times
+    known = pass_times_of(arguments.pass_times)
     if arguments.standby:
         try:
             known = stand_by(arguments.fd, _load)
         except ChannelClosed:
             return 0
     from edgeflow.engine.main import main  # seconds: the leash comes first
-    from edgeflow.scheduler.cost import PassTimes
 
-    return main(arguments.fd, arguments.config, PassTimes(*known) if known else None)
+    return main(arguments.fd, arguments.config, known)
 
 
-def stand_by(fd: int, load: Callable[[], None]) -> list[int]:
-    """Load, tell, wait; the pass times that come with the word to begin.
+def pass_times_of(values: Sequence[int] | None) -> PassTimes | None:
+    """The option --pass-times: every field of PassTimes, in order."""
+    names = [each.name for each in fields(PassTimes)]
+    return PassTimes(**dict(zip(names, values, strict=True))) if values else None
+
+
+def stand_by(fd: int, load: Callable[[], None]) -> PassTimes | None:
+    """Load, report, wait; return the pass times that come with `Begin`.
 
     Loading takes time that nobody else needs; what it starts, and the rest of the process, has the ordinary priority.
     """
@@ -70,7 +79,7 @@ def stand_by(fd: int, load: Callable[[], None]) -> list[int]:
         message = channel.receive()
     finally:
         sock.detach()
-    return message.pass_times if isinstance(message, Begin) else []
+    return message.pass_times if isinstance(message, Begin) else None
 
 
 def _load() -> None:

@@ -144,13 +144,13 @@ class Worker:
         passes = self.take_passes()
         self._publish(
             Pong(
-                message.nonce,
-                counts.passes,
-                counts.rows,
-                counts.full_passes,
-                [sample.ns for sample in passes],
-                [sample.prefills for sample in passes],
-                [sample.decodes for sample in passes],
-                self._control.eager_passes,
+                nonce=message.nonce,
+                passes=counts.passes,
+                rows=counts.rows,
+                full_passes=counts.full_passes,
+                pass_ns=[sample.ns for sample in passes],
+                pass_prefills=[sample.prefills for sample in passes],
+                pass_decodes=[sample.decodes for sample in passes],
+                eager_passes=self._control.eager_passes,
             )
         )

@@ -21,23 +21,23 @@ MAX_PAYLOAD_BYTES = 64 << 20  # four megapixels of RGB and headroom
 
 
 class ChannelClosed(Exception):
-    """The other side has gone."""
+    """The other side closed the connection."""
 
 
 def check_lengths(header_bytes: int, payload_bytes: int) -> None:
-    """Refuse lengths that no message of ours has, before anything is allocated."""
+    """Refuse implausible lengths before anything is allocated."""
     if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
         raise WorkerError(f"message of {header_bytes}+{payload_bytes} bytes between front and worker")
 
 
 def pack(message: Message) -> list[Payload]:
-    """The buffers of a message, in order."""
+    """The buffers to send for a message, in order."""
     header, payload = encode(message)
     return [PREFIX.pack(len(header), len(payload)) + header, payload]
 
 
 class BlockingChannel:
-    """Send from any thread; receive from one."""
+    """A blocking channel. Any thread may send; one thread receives."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -45,7 +45,7 @@ class BlockingChannel:
         self._send_lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Write one message; ChannelClosed when the front has gone."""
+        """Send a message; ChannelClosed if the front is gone."""
         buffers = pack(message)
         try:
             with self._send_lock:
@@ -56,14 +56,14 @@ class BlockingChannel:
             raise ChannelClosed from error
 
     def receive(self) -> Message:
-        """Wait for one message; ChannelClosed at the end of the stream."""
+        """Wait for a message; ChannelClosed at the end of the stream."""
         header_bytes, payload_bytes = PREFIX.unpack(self._read(PREFIX.size))
         check_lengths(header_bytes, payload_bytes)
         header = self._read(header_bytes)
         return decode(header, self._read(payload_bytes) if payload_bytes else b"")
 
     def read_forever(self, deliver: Callable[[Message], None], closed: Callable[[], None]) -> threading.Thread:
-        """Deliver messages from a daemon thread until the front goes or makes no sense; then call `closed`."""
+        """Deliver messages from a daemon thread until the stream ends or becomes unreadable; then call `closed`."""
 
         def loop() -> None:
             try:
@@ -85,7 +85,7 @@ class BlockingChannel:
         self._sock.close()
 
     def _read(self, size: int) -> bytes:
-        """Exactly so many bytes: one system call and no copy, but for what a signal interrupts."""
+        """Read exactly `size` bytes: one system call and no copy unless a signal interrupts it."""
         parts: list[bytes] = []
         while size:
             try:

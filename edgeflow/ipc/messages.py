@@ -1,23 +1,22 @@
-"""What front and worker say to each other: a fixed set of messages. ipc/coding.py makes bytes of them."""
+"""The fixed set of messages between front and worker; ipc/coding.py serialises them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from edgeflow.types import ActionSchema
+from edgeflow.types import ActionSchema, PassTimes
 
 Payload: TypeAlias = bytes | memoryview
-"""raw bytes behind a header: sent from wherever they lie, received as bytes"""
+"""Raw bytes that follow a header: sent from any buffer without a copy, received as bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """Front → worker: give this session a ring of slots. Answered by SessionOpened or SessionRefused.
+    """Front → worker: reserve KV slots for a session. Answered by SessionOpened or SessionRefused.
 
-    depth: ticks a frame takes, 1 (serial) to K (pipelined). deadline_ns: from a frame's arrival to its action.
-    period_ns: between frames.
-    instruction: checked, not kept; every frame brings its own.
+    depth: 1 (serial) to K (pipelined). deadline_ns: from a frame's arrival to its action. period_ns: between frames.
+    instruction: checked but not stored; every frame carries its own.
     """
 
     session: int
@@ -31,29 +30,29 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Front → worker in reserve: take over. pass_times: as in scheduler.cost.PassTimes, none = measure them."""
+    """Front → worker in reserve: take over. pass_times: measured by an earlier worker; None = measure them again."""
 
-    pass_times: list[int]
+    pass_times: PassTimes | None
 
 
 @dataclass(frozen=True, slots=True)
 class StandingBy:
-    """Worker in reserve → front: everything is loaded, `Begin` will find it at once."""
+    """Worker in reserve → front: everything is loaded; `Begin` starts it at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeDepth:
-    """Front → worker: from the session's next frame on. Not answered."""
+    """Front → worker: use another depth from the session's next frame on. Not answered."""
 
     session: int
     depth: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitFrame:
     """Front → worker: one checked observation. Payload: height*width*3 RGB bytes of the policy's camera.
 
-    waited_ns: since the front received it.
+    waited_ns: time since the front received it.
     Answered by exactly one FrameResult or FrameDropped.
     """
 
@@ -69,7 +68,7 @@ class SubmitFrame:
 
 @dataclass(frozen=True, slots=True)
 class ResetSession:
-    """Front → worker: what is in flight belongs to an old epoch from now on."""
+    """Front → worker: start a new epoch; frames in flight belong to the old one and are dropped."""
 
     session: int
     epoch: int
@@ -77,18 +76,18 @@ class ResetSession:
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """Front → worker: drop what is in flight and free the ring."""
+    """Front → worker: drop the frames in flight and free the session's slots."""
 
     session: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatStart:
     """Front → worker: answer a prompt. Answered by ChatTokens and one ChatDone, or by ChatRefused.
 
-    ids: the prompt's tokens, one a place for an image. sizes: height, width of each image, one after the other.
+    ids: the prompt's tokens, with one placeholder per image. sizes: height and width of each image, flattened.
     top_k: 0 = off. seed, logprobs: -1 = none. schema: a JSON schema that the answer must follow, or "".
-    Payload: the images' height*width*3 RGB bytes, one after the other.
+    Payload: height*width*3 RGB bytes per image, concatenated.
     """
 
     request: int
@@ -111,7 +110,7 @@ class ChatStart:
 
 @dataclass(frozen=True, slots=True)
 class ChatStop:
-    """Front → worker: the answer is complete (a stop string), or nobody wants it any more."""
+    """Front → worker: end an answer, because of a stop string or because the client is gone (cancelled)."""
 
     request: int
     cancelled: bool
@@ -119,8 +118,10 @@ class ChatStop:
 
 @dataclass(frozen=True, slots=True)
 class SetPrefix:
-    """Front → worker: what a declared slot begins with from now on; no ids = nothing. Computed after the requests that
-    came before it, which keep the prefix they run on. Answered by PrefixSet or ChatRefused.
+    """Front → worker: replace the fixed prefix of a declared slot; no ids = remove it.
+
+    It is computed after the requests that arrived earlier, which keep the prefix they run on. Answered by PrefixSet or
+    ChatRefused.
     """
 
     request: int
@@ -130,60 +131,59 @@ class SetPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Front → worker, once a second: proves that the loop turns."""
+    """Front → worker, once per second: asks for a sign of life."""
 
     nonce: int
 
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Front → worker: finish the pass in flight and leave with exit code 0."""
+    """Front → worker: finish the pass in flight and exit with code 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupProgress:
-    """Worker → front: how far the start is."""
+    """Worker → front: progress of the start."""
 
     step: str
     done: int
     total: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """Worker → front: a warm-up pass was checked.
+    """Worker → front: the warm-up succeeded and the worker serves.
 
-    schema: `schema_fields` of the default key's ActionSchema. prefill_rows: L_P of a short instruction.
-    prefill_ns … decodes_ns: pass times measured at start, as in scheduler.cost.PassTimes.
-    operators: what serves besides what is built in, in a line.
-    memory: the KV of how many sessions, of what was free, in a line.
+    schema: of the default un-normalisation key. prefill_rows: L_P of a short instruction. pass_times: measured at
+    start. operators: implementations in use besides the built-in ones, in one line. memory: the KV memory of the
+    sessions and what was free, in one line.
     """
 
     model: str
     model_fingerprint: str
-    action_tokens: int
     max_sessions: int
     device: str
-    schema: list[Any]
+    schema: ActionSchema
     unnorm_keys: list[str]
     kv_bytes: int
     prefill_rows: int
-    prefill_ns: int
-    two_prefills_ns: int
-    packed_ns: int
-    decode_ns: int
-    decodes_ns: int
+    pass_times: PassTimes
     operators: str = ""
     memory: str = ""
 
+    @property
+    def action_tokens(self) -> int:
+        """K: tokens per action."""
+        return self.pass_times.stages
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReady:
-    """Worker → front, before WorkerReady, once a chat model: what it can take.
+    """Worker → front, before WorkerReady: a chat model is loaded.
 
-    capacity: positions of a slot, prompt and answer together. slots: of the declared fixed prefixes.
-    step_ns: one decode row. row_ns: a prompt's row, in chunks. sampling: the checkpoint's own temperature, top_p,
-    min_p and repetition_penalty. numbers: what it computes in and what that costs, for a person.
+    capacity: tokens per slot, prompt and answer together. slots: ids of the declared fixed prefixes.
+    step_ns: time of a decode step. row_ns: time per prompt row within a chunk. sampling: the checkpoint's own
+    temperature, top_p, min_p and repetition_penalty. numbers: precision and its cost, for people.
     """
 
     model: str
@@ -202,7 +202,10 @@ class ChatReady:
 
 @dataclass(frozen=True, slots=True)
 class ChatToken:
-    """Worker → front: the next token. logprobs: its own and those of the likeliest `top`; empty unless asked for."""
+    """Worker → front: the next token.
+
+    logprobs: of the token and of the likeliest tokens `top`; empty unless requested.
+    """
 
     request: int
     token: int
@@ -210,11 +213,12 @@ class ChatToken:
     top: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDone:
-    """Worker → front: the answer's end. reason: stop, length or cancelled. reused: prompt rows of a fixed prefix.
+    """Worker → front: the end of an answer. reason: stop, length or cancelled.
 
-    slot: whose prefix that was, or "". queue_ns: from arrival to the first step; prefill_ns: to the first token.
+    reused: prompt rows taken from the fixed prefix of `slot` ("" = none). queue_ns: from arrival to the first step.
+    prefill_ns: from there to the first token. decode_ns: from there to the end.
     """
 
     request: int
@@ -230,7 +234,7 @@ class ChatDone:
 
 @dataclass(frozen=True, slots=True)
 class ChatRefused:
-    """Worker → front: a RequestError; `code` is a gRPC status name."""
+    """Worker → front: the request is refused with a RequestError; `code` is a gRPC status name."""
 
     request: int
     code: str
@@ -241,7 +245,7 @@ class ChatRefused:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSet:
-    """Worker → front: the slot's prefix is computed; tokens: its length."""
+    """Worker → front: the slot's new prefix is computed. tokens: its length."""
 
     request: int
     slot: str
@@ -250,7 +254,7 @@ class PrefixSet:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """Worker → front: cannot start; `kind` is the class name of a StartError."""
+    """Worker → front: the worker cannot start; `kind` is the class name of a StartError."""
 
     kind: str
     text: str
@@ -258,15 +262,15 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """Worker → front: the session has a ring."""
+    """Worker → front: the session has its slots."""
 
     session: int
-    schema: list[Any]
+    schema: ActionSchema
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """Worker → front: a RequestError; `code` is a gRPC status name."""
+    """Worker → front: the request is refused with a RequestError; `code` is a gRPC status name."""
 
     session: int
     code: str
@@ -275,9 +279,9 @@ class SessionRefused:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameResult:
-    """Worker → front: the action of a frame. `valid` is False when logits or action were not finite."""
+    """Worker → front: the action of a frame. `valid` is False if logits or action were not finite."""
 
     session: int
     epoch: int
@@ -290,9 +294,9 @@ class FrameResult:
     passes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameDropped:
-    """Worker → front: the frame leaves without an action. disposition: superseded, rejected or dropped."""
+    """Worker → front: a frame leaves without an action. disposition: superseded, rejected or dropped."""
 
     session: int
     epoch: int
@@ -303,12 +307,12 @@ class FrameDropped:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
-    """Worker → front: answers Ping; counts since start, and every pass since the last one.
+    """Worker → front: answers Ping with the counts since the start and the passes since the last Pong.
 
-    pass_ns, pass_prefills, pass_decodes: one entry a pass, its time and its shape. eager_passes: those that no graph
-    held, where graphs are replayed.
+    pass_ns, pass_prefills, pass_decodes: time, prefills and decode rows per pass. eager_passes: passes without a
+    captured graph, where graphs are replayed.
     """
 
     nonce: int
@@ -348,24 +352,3 @@ Message: TypeAlias = (
     | FrameDropped
     | Pong
 )
-
-INSTRUCTION_TOO_LONG = "INSTRUCTION_TOO_LONG"  # reason of a FrameDropped: the slots cannot hold its prompt
-
-
-def schema_fields(schema: ActionSchema) -> list[Any]:
-    """An ActionSchema as plain lists, for a message."""
-    return [
-        list(schema.names),
-        list(schema.units),
-        list(schema.low),
-        list(schema.high),
-        list(schema.relative),
-        schema.frame,
-        schema.rotation,
-    ]
-
-
-def schema_of(values: list[Any]) -> ActionSchema:
-    """The ActionSchema of `schema_fields`."""
-    names, units, low, high, relative, frame, rotation = values
-    return ActionSchema(tuple(names), tuple(units), tuple(low), tuple(high), tuple(relative), frame, rotation)

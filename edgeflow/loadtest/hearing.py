@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgeflow.client.wire import COMMANDS, DISPOSITIONS, timings_of
 from edgeflow.loadtest.ledger import Ledger
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import Command, Disposition
 
@@ -22,7 +23,7 @@ def hear(ledger: Ledger, message: pb.ServerMessage, first: int, now_ns: int) -> 
         case "notice":
             ledger.happen(now_ns, "notice", message.notice.kind, message.notice.text)
         case kind:
-            ledger.happen(now_ns, "contradicted", "UNEXPECTED_MESSAGE", str(kind))
+            ledger.happen(now_ns, "contradicted", Reason.UNEXPECTED_MESSAGE, str(kind))
 
 
 def _hear_action(ledger: Ledger, action: pb.Action, first: int, now_ns: int) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from edgeflow.reasons import Reason
 from edgeflow.types import Disposition, StageTimings
 
-UNANSWERED = "NO_ANSWER"
-DISCONNECTED = "DISCONNECTED"
-STREAM_LOST = "STREAM_LOST"
+UNANSWERED = Reason.NO_ANSWER
+DISCONNECTED = Reason.DISCONNECTED
+STREAM_LOST = Reason.STREAM_LOST
 
 
 _NOT_TOLD = StageTimings()
@@ -94,7 +95,7 @@ class Ledger:
         """Record an action for a frame; False when no such frame waits for one."""
         record = self._open.get(number)
         if record is None or record.scheduled_ns != stamp_ns:
-            self.happen(received_ns, "contradicted", "ACTION_FOR_NO_FRAME", f"frame {number}")
+            self.happen(received_ns, "contradicted", Reason.ACTION_FOR_NO_FRAME, f"frame {number}")
             return False
         del self._open[number]
         record.fate, record.reason, record.received_ns = Fate.ACTED, "", received_ns
@@ -108,7 +109,9 @@ class Ledger:
             if record is not None:
                 record.fate, record.reason, record.received_ns = Fate(disposition.value), reason, received_ns
             elif disposition is not Disposition.ACTED or not self._was_acted(number):
-                self.happen(received_ns, "contradicted", "STATUS_FOR_NO_FRAME", f"frame {number} {disposition.value}")
+                self.happen(
+                    received_ns, "contradicted", Reason.STATUS_FOR_NO_FRAME, f"frame {number} {disposition.value}"
+                )
 
     def lose(self) -> None:
         """Record the end of the stream: frames in flight get no answer."""

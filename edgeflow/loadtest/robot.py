@@ -19,6 +19,7 @@ from edgeflow.loadtest.hearing import hear
 from edgeflow.loadtest.ledger import Ledger
 from edgeflow.loadtest.pacing import instants
 from edgeflow.loadtest.plan import Closed, Pattern, Session
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 
 OPEN_ANSWER_S = 10.0
@@ -170,11 +171,11 @@ class LoadRobot:
                 hear(self.ledger, message, self._first, self._clock.now_ns())
                 self._changed.set()
             code, text = await call.code(), await call.details()
-            return Unavailable(f"the service ended the stream: {code.name} {text}".rstrip(), reason="STREAM_ENDED")
+            return Unavailable(f"the service ended the stream: {code.name} {text}".rstrip(), reason=Reason.STREAM_ENDED)
         except grpc.RpcError as error:
             return error_of(error)
         except asyncio.TimeoutError:
-            return DeadlineExceeded(f"Open was not answered within {OPEN_ANSWER_S:g} s", reason="NOT_OPENED")
+            return DeadlineExceeded(f"Open was not answered within {OPEN_ANSWER_S:g} s", reason=Reason.NOT_OPENED)
         except EdgeflowError as error:
             return error
         finally:

@@ -91,13 +91,13 @@ class ChatModel:
     def prompt(self, ids: Sequence[int], images: Sequence[NDArray[np.uint8]] = ()) -> Prompt:
         """The prompt of token ids, one per image place; InvalidArgument where they are empty or out of range."""
         if not ids:
-            raise InvalidArgument("the prompt holds no token", field="prompt")
+            raise InvalidArgument("the prompt is empty", field="prompt")
         if not all(0 <= token < self.config.vocab_size for token in ids):
-            raise InvalidArgument(f"token ids are 0 to {self.config.vocab_size - 1}", field="prompt")
+            raise InvalidArgument(f"token ids must be 0 to {self.config.vocab_size - 1}", field="prompt")
         if self.vision is not None:
             return self._with_images(ids, images, self.vision)
         if images:
-            raise InvalidArgument("this model takes no images", field="messages")
+            raise InvalidArgument("this model does not support images", field="messages")
         return Prompt(tuple(ids), torch.arange(len(ids))[None])
 
     def embed_prompt(self, prompt: Prompt, start: int = 0) -> Tensor:
@@ -165,11 +165,11 @@ class PublishedChat:
 def read_published(path: Path) -> PublishedChat:
     """Read the JSON files of a checkpoint directory; CheckpointError says what is wrong with them."""
     if not path.is_dir():
-        raise CheckpointError(f"{path} is not a directory: name the directory of a checkpoint")
+        raise CheckpointError(f"{path} is not a directory: give the directory of a checkpoint")
     values = read_json(path / "config.json")
     family = values.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        raise CheckpointError(f"{path} holds model_type {family!r}; {', '.join(FAMILIES)} are served")
+        raise CheckpointError(f"{path} has model_type {family!r}; supported: {', '.join(FAMILIES)}")
     try:
         text = decoder_config(_text_values(values), family)
         vision = _vision_config(values, path) if "vision_config" in values else None
@@ -179,7 +179,7 @@ def read_published(path: Path) -> PublishedChat:
     except KeyError as error:
         raise CheckpointError(f"{path}: the configuration lacks {error.args[0]}") from error
     except (TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path}: the configuration holds a value of the wrong kind: {error}") from error
+        raise CheckpointError(f"{path}: the configuration has a value of the wrong type: {error}") from error
     return PublishedChat(family, text, vision, generation)
 
 

@@ -71,7 +71,7 @@ class Weights(Mapping[str, Tensor]):
             raise CheckpointError(f"{self._where}{name} is missing: download the checkpoint again")
         tensor = self._sources[name]()
         if tensor.dtype not in FLOATS:
-            raise CheckpointError(f"{self._where}{name} holds {tensor.dtype}: quantised weights are not served")
+            raise CheckpointError(f"{self._where}{name} has dtype {tensor.dtype}: quantised weights are not supported")
         return tensor.to(device=self.device, dtype=self.dtype, copy=True)
 
     def __contains__(self, name: object) -> bool:
@@ -99,7 +99,9 @@ def _places(directory: Path) -> dict[str, tuple[Any, Path]]:
     if not (directory / INDEX_FILE).is_file():
         path = directory / SINGLE_FILE
         if not path.is_file():
-            raise CheckpointError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: only safetensors are read")
+            raise CheckpointError(
+                f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: only safetensors are supported"
+            )
         file = _open(path)
         return dict.fromkeys(file.keys(), (file, path))
     index = read_json(directory / INDEX_FILE).get("weight_map")

@@ -39,12 +39,12 @@ def family_of(values: Mapping[str, Any]) -> str:
 def decoder_config(values: Mapping[str, Any], family: str) -> LlamaConfig:
     """The configuration. values: entries of the text part; ValueError, KeyError or TypeError if not served."""
     if values.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act {values['hidden_act']!r}; silu is served")
+        raise ValueError(f"hidden_act {values['hidden_act']!r} is not supported; supported: silu")
     # Qwen2's attention always has the biases of the family; where others ask for them, the output has one too.
     refused = [*REFUSED, *(["attention_bias"] if family in ("llama", "qwen3") else [])]
     for name in refused:
         if values.get(name):
-            raise ValueError(f"{name} {values[name]!r} is not served")
+            raise ValueError(f"{name} {values[name]!r} is not supported")
     scaling = values.get("rope_parameters") or values.get("rope_scaling") or {}
     given = {name: values[name] for name in OPTIONAL if values.get(name) is not None}
     if "rope_theta" in scaling:
@@ -58,7 +58,9 @@ def _rope(scaling: Mapping[str, Any]) -> Rope:
     """RoPE scaling under its newer and older names; "mrope" is the default kind with sections."""
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if scaling.get("partial_rotary_factor", 1) != 1:
-        raise ValueError(f"partial_rotary_factor {scaling['partial_rotary_factor']!r}; only whole heads are rotated")
+        raise ValueError(
+            f"partial_rotary_factor {scaling['partial_rotary_factor']!r} is not supported: RoPE rotates whole heads"
+        )
     sections = tuple(scaling.get("mrope_section") or ())
     if kind in ("default", "mrope"):
         return Rope(sections=sections) if sections else PLAIN

@@ -37,7 +37,7 @@ class Rope:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"rotary embedding of type {self.kind!r}; {', '.join(KINDS)} are served")
+            raise ValueError(f"rotary embedding of type {self.kind!r} is not supported; supported: {', '.join(KINDS)}")
         numbers = (self.factor, self.low, self.high)
         if not all(type(each) in (int, float) and 0 < each < math.inf for each in numbers) or self.low >= self.high:
             raise ValueError(f"rope_scaling: 0 < factor, 0 < low_freq_factor < high_freq_factor, got {numbers}")

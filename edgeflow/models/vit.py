@@ -1,4 +1,6 @@
-"""Vision transformers as timm publishes them: patch features of one block, no final norm (reference: vla_numerics 3.1).
+"""Vision transformers as timm publishes them: patch features of one block, no final norm.
+
+Published source: timm/models/vision_transformer.py.
 
 LayerNorm eps 1e-6, exact GELU, fused qkv with bias; LayerScale and prefix tokens where the checkpoint has them.
 """

@@ -57,7 +57,7 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Act(self, request, context):
-        """One observation in, one action out, on a session of its own that ends with the call.
+        """Returns the action for one observation, in a session that ends with the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

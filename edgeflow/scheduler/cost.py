@@ -3,41 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
+
+from edgeflow.types import PassTimes
 
 DRIFT_PERCENT = 20
 DRIFT_SAMPLES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class PassTimes:
-    """Times of a pass as the worker's loop sees it, nanoseconds.
-
-    stages: K. prefill_ns: one prefill. two_prefills_ns: those of two sessions. packed_ns: one prefill and K-1 decode
-    rows. decode_ns: one decode row. decodes_ns: K-1 decode rows.
-    """
-
-    stages: int
-    prefill_ns: int
-    two_prefills_ns: int
-    packed_ns: int
-    decode_ns: int
-    decodes_ns: int
-
-    def pass_ns(self, prefills: int, decodes: int) -> int:
-        """A pass of any shape. Prefills and rows add up at the slopes of the corners, which never fall."""
-        others = max(self.stages - 1, 1)
-        if prefills == 0:
-            slope = max(self.decodes_ns - self.decode_ns, 0)
-            return self.decode_ns + slope * (decodes - 1) // max(others - 1, 1)
-        more = max(self.two_prefills_ns - self.prefill_ns, 0) * (prefills - 1)
-        return self.prefill_ns + more + max(self.packed_ns - self.prefill_ns, 0) * decodes // others
-
-    def scaled(self, percent: int) -> PassTimes:
-        """All of it, times percent / 100."""
-        stages, *times = astuple(self)
-        return PassTimes(stages, *(max(time * percent // 100, 1) for time in times))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgeflow.scheduler.cost import PassTimes
 from edgeflow.scheduler.depth import depths_of
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.types import PassTimes
 
 MAX_PASSES = 800  # bounds the work of one forecast
 FRAMES = 40  # of the slowest robot, in ticks of its own

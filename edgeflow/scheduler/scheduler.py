@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edgeflow.errors import AlreadyExists, ResourceExhausted
+from edgeflow.errors import RETRY_AFTER_MS, AlreadyExists, ResourceExhausted
 from edgeflow.scheduler.depth import rounds_of
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Pass, Segment
 from edgeflow.scheduler.ring import Shift, make_ring
@@ -60,9 +60,9 @@ class Scheduler:
             raise AlreadyExists(f"session {session} is open already", field="session")
         if not self._free_rings:
             raise ResourceExhausted(
-                f"all {self.limits.max_sessions} sessions are taken",
+                f"all {self.limits.max_sessions} sessions are in use",
                 field="max_sessions",
-                retry_after_ms=1000,
+                retry_after_ms=RETRY_AFTER_MS,
             )
         stages = self.limits.stages
         first = self._free_rings.pop() * stages

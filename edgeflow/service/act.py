@@ -1,4 +1,4 @@
-"""One observation in, one action out, on a session of its own: the unary call and the HTTP twin."""
+"""Single actions: one observation in, one action out, each in its own session. Used by Act and POST /v1/act."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from edgeflow.errors import DeadlineExceeded
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.auth import Caller
 from edgeflow.service.codec import check_open, refuse_unknown_fields
@@ -16,11 +17,11 @@ from edgeflow.service.runner import SessionRunner
 from edgeflow.types import ActionSchema, Disposition, Mode
 
 DEFAULT_PERIOD_MS = 1000
-_ANSWERED_BY_HOLD = {"POLICY_OUTPUT_INVALID", "ACTION_TOO_OLD"}
+_ANSWERED_BY_HOLD = {Reason.POLICY_OUTPUT_INVALID, Reason.ACTION_TOO_OLD}
 
 
 async def act_once(plane: ControlPlane, request: pb.ActRequest, caller: Caller) -> tuple[ActionEvent, ActionSchema]:
-    """The action of a frame; RequestErrors say what is wrong with it. Serial unless the request says otherwise."""
+    """The action for a single frame; raises RequestErrors. The mode is serial unless the request sets one."""
     refuse_unknown_fields(request, "message")
     request.open.control_period_ms = request.open.control_period_ms or DEFAULT_PERIOD_MS
     request.frame.seq = request.frame.seq or 1
@@ -31,7 +32,7 @@ async def act_once(plane: ControlPlane, request: pb.ActRequest, caller: Caller) 
         runner.receive_frame(request.frame, request)
         action = await asyncio.wait_for(_first_action(runner), timeout_ms / 1000)
     except asyncio.TimeoutError:
-        raise DeadlineExceeded(f"no action within {timeout_ms} ms", reason="ACT_TIMEOUT") from None
+        raise DeadlineExceeded(f"no action within {timeout_ms} ms", reason=Reason.ACT_TIMEOUT) from None
     finally:
         plane.close(runner)
     return action, runner.session.schema
@@ -46,4 +47,4 @@ async def _first_action(runner: SessionRunner) -> ActionEvent:
             elif isinstance(event, ActionEvent) and (event.seq or event.reason in _ANSWERED_BY_HOLD):
                 return event
     end = runner.session.ended
-    raise error_of_code(end.code if end else "INTERNAL", end.text if end else "", "SESSION_ENDED")
+    raise error_of_code(end.code if end else "INTERNAL", end.text if end else "", Reason.SESSION_ENDED)

@@ -1,8 +1,8 @@
-"""Who may share the device, and how deep each session pipelines: answered by forecasts, before anything is sent.
+"""Admission: who may share the device, and at which depth, decided by forecasts before anything is sent.
 
-Admission keeps a part of the device free (20 % unless configured): with pass times longer by that much, every
-session that is in must still get the rate it was promised, and the new one the rate it would have alone. A session
-that is alone is always let in and gets what the device can do.
+Admission keeps a part of the device free (20 % by default, so pass times may grow by a quarter): with such pass times
+every open session must still get its promised rate, and the new one the rate it would have alone. A session that is
+alone is always admitted and gets what the device can do.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from edgeflow.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow.ipc.messages import Pong, WorkerReady
-from edgeflow.scheduler.cost import CostModel, PassSample, PassTimes
+from edgeflow.reasons import Reason
+from edgeflow.scheduler.cost import CostModel, PassSample
 from edgeflow.scheduler.depth import depth_of, depths_of
 from edgeflow.scheduler.forecast import Forecast, Robot, by_depth, forecast
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.service.requests import OpenRequest
-from edgeflow.types import Mode
+from edgeflow.types import Mode, PassTimes
 
-RETRY_AFTER_MS = 1000
-SAME_RATE = 0.98  # of a promised rate counts as kept
+SAME_RATE = 0.98  # this fraction of a promised rate counts as kept
 OVERHEAD_NS = 3_000_000  # what the front may add to the age of an action (benchmarks/service_overhead.py)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """How a session is served. mode: as asked for. forecast: beside the sessions of that moment."""
+    """How a session is served. mode: as requested. forecast: beside the sessions open when it was planned."""
 
     mode: Mode
     depth: int
@@ -38,7 +38,7 @@ class SessionPlan:
 
 
 class Admission:
-    """Knows the pass times and the sessions that are in. `plan` is pure and may run in a thread."""
+    """The pass times and plans of the open sessions. `plan` is pure and may run in a thread."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
@@ -49,17 +49,9 @@ class Admission:
         self._forecast = lru_cache(maxsize=256)(forecast)
 
     def worker_ready(self, ready: WorkerReady) -> None:
-        """A worker measured its passes."""
+        """Take the pass times of a new worker."""
         config = self._config
-        times = PassTimes(
-            ready.action_tokens,
-            ready.prefill_ns,
-            ready.two_prefills_ns,
-            ready.packed_ns,
-            ready.decode_ns,
-            ready.decodes_ns,
-        )
-        self._cost = CostModel(times)
+        self._cost = CostModel(ready.pass_times)
         self._prefill_rows = ready.prefill_rows
         self._limits = SchedulerLimits(
             ready.action_tokens,
@@ -71,24 +63,24 @@ class Admission:
 
     @property
     def pass_times(self) -> PassTimes | None:
-        """As measured last."""
+        """The pass times measured last, or None."""
         return self._cost.times if self._cost is not None else None
 
     def observe(self, pong: Pong) -> bool:
-        """The worker's latest passes; True when they drifted so far that the forecasts changed."""
+        """Take the worker's latest passes; True if they drifted so far that the forecasts changed."""
         if self._cost is None:
             return False
         shapes = zip(pong.pass_prefills, pong.pass_decodes, pong.pass_ns, strict=True)
         return self._cost.observe(PassSample(*shape) for shape in shapes)
 
     def modes(self) -> dict[str, Forecast]:
-        """What one robot alone would get at full rate, by mode."""
+        """The forecast per mode for one robot alone at full rate."""
         stages = self._times.stages
         names = {1: Mode.SERIAL.value, stages: Mode.PIPELINED.value}
         return {names.get(depth, f"depth {depth}"): seen for depth, seen in by_depth(self._times, self._limits).items()}
 
     def plan(self, request: OpenRequest, others: tuple[SessionPlan, ...]) -> SessionPlan:
-        """How to serve one more session; typed RequestErrors when it cannot be."""
+        """Plan one more session; a typed RequestError if it cannot be served."""
         mode = request.mode or Mode(self._config.mode)
         robot = Robot(
             depth=1,
@@ -102,24 +94,25 @@ class Admission:
         fitting = [plan for plan in plans if self._fits(plan, others)]
         if not fitting:
             raise ResourceExhausted(
-                f"a frame every {robot.period_ns // 1_000_000} ms does not fit beside {len(others)} sessions, "
-                f"{self._config.admission_headroom_percent} % of the device is kept free",
+                f"the device cannot serve a frame every {robot.period_ns // 1_000_000} ms beside {len(others)} open "
+                f"session{'s' * (len(others) > 1)} with {self._config.admission_headroom_percent} % kept free: "
+                "lower the rate, or try again once a session has ended",
                 field="open.control_period_ms",
-                reason="DEVICE_FULL",
+                reason=Reason.DEVICE_FULL,
                 retry_after_ms=RETRY_AFTER_MS,
             )
         return fitting[0]
 
     def enter(self, number: int, plan: SessionPlan) -> None:
-        """The session is in."""
+        """Count the session as open."""
         self._plans[number] = plan
 
     def leave(self, number: int) -> None:
-        """The session is out; unknown ones are no error."""
+        """Count the session as closed; unknown numbers are ignored."""
         self._plans.pop(number, None)
 
     def others(self, number: int | None = None) -> tuple[SessionPlan, ...]:
-        """The sessions that are in, but for one."""
+        """The plans of the open sessions, except one."""
         return tuple(plan for other, plan in self._plans.items() if other != number)
 
     @property
@@ -134,7 +127,7 @@ class Admission:
             return depths_of(stages)
         depth = request.depth if request.mode is Mode.DEPTH else self._config.depth
         if mode is Mode.DEPTH and not 1 <= depth <= stages:
-            raise InvalidArgument(f"is {depth}, this model takes 1 to {stages}", field="open.depth")
+            raise InvalidArgument(f"is {depth}; this model takes 1 to {stages}", field="open.depth")
         return [depth_of(mode, stages, depth)]
 
     def _planned(self, mode: Mode, robot: Robot, others: tuple[SessionPlan, ...]) -> SessionPlan:
@@ -146,21 +139,27 @@ class Admission:
             return True
         alone = self._forecast(self._times, self._limits, (plan.robot,))[0]
         promised = [*(other.forecast.fps for other in others), alone.fps]
-        slower = self._times.scaled(100 * 100 // (100 - self._config.admission_headroom_percent))
+        slower = self._times.scaled(_slowed_percent(self._config.admission_headroom_percent))
         seen = self._forecast(slower, self._limits, (*(other.robot for other in others), plan.robot))
         return all(each.fps >= SAME_RATE * fps for each, fps in zip(seen, promised, strict=True))
 
 
+def _slowed_percent(headroom_percent: int) -> int:
+    """Pass times of a device with so much kept free, as a percentage of the measured ones: 20 % free makes 125 %."""
+    whole = 100
+    return whole * whole // (whole - headroom_percent)
+
+
 def _by_age(plans: list[SessionPlan], limit_ns: int | None) -> list[SessionPlan]:
-    """The plans that keep the age: those of the highest rate first, the youngest actions first among them."""
+    """The plans within the age limit: highest rate first, among equal rates the youngest actions first."""
     allowed = [plan for plan in plans if limit_ns is None or plan.forecast.worst_age_ns + OVERHEAD_NS <= limit_ns]
     if not allowed:
         best = min(plans, key=lambda plan: plan.forecast.worst_age_ns)
         best_ms = -(-(best.forecast.worst_age_ns + OVERHEAD_NS) // 1_000_000)
         raise FailedPrecondition(
-            f"{(limit_ns or 0) // 1_000_000} ms cannot be kept, the least age within reach is {best_ms} ms",
+            f"an action age of {(limit_ns or 0) // 1_000_000} ms cannot be kept; the lowest possible is {best_ms} ms",
             field="open.max_action_age_ms",
-            reason="AGE_UNREACHABLE",
+            reason=Reason.AGE_UNREACHABLE,
         )
     highest = max(plan.forecast.fps for plan in allowed)
     return sorted(allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, plan.forecast.age_ns, plan.depth))

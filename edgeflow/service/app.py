@@ -1,4 +1,4 @@
-"""The front process: composition, start, signals, drain."""
+"""The front process: composition, start, signals and drain."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ from edgeflow.service.tls import Tls
 from edgeflow.service.worker_process import Launch
 
 WORKER_STOP_S = 1.0
-FILES_S = 1.0  # tokens and certificates are looked at so often
+FILES_S = 1.0  # between checks for changed tokens and certificates
 Announce = Callable[[ServiceStatus], None]
 
 
 class Service:
-    """Front and worker. `start`, then `stop`; both on one loop. It is its supervisor's listener."""
+    """The whole service, front and worker. Call `start`, then `stop`, on one loop. It listens to its supervisor."""
 
     def __init__(self, config: ServiceConfig, announce: Announce, log: EventLog, launch: Launch | None = None) -> None:
         self.health = Health()
@@ -62,13 +62,21 @@ class Service:
         self._config = config
         self._announce = announce
         self._log = log
-        self._status = ServiceStatus(Phase.STARTING, model=config.alias)
+        self._status = ServiceStatus(phase=Phase.STARTING, model=config.alias)
         clock = MonotonicClock()
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
         workers = Workers(config, lambda: self.plane.pass_times, log)
         self._workers = workers if launch is None else None
-        self.supervisor = Supervisor(launch or workers.launch, clock, config.timing, self, log)
-        self.plane = ControlPlane(config, self.supervisor, self._pool, clock, self.health, self.metrics, log)
+        self.supervisor = Supervisor(launch or workers.launch, clock, config, self, log)
+        self.plane = ControlPlane(
+            config,
+            port=self.supervisor,
+            pool=self._pool,
+            clock=clock,
+            health=self.health,
+            metrics=self.metrics,
+            log=log,
+        )
         self._desk = ChatDesk(config.chat, self.supervisor, clock, self.metrics, log)
         self._chat = ChatFront(config, self._desk, clock, self.metrics)
         self._http: HttpServer | None = None
@@ -83,11 +91,11 @@ class Service:
 
     @property
     def status(self) -> ServiceStatus:
-        """The last announcement."""
+        """The last announced status."""
         return self._status
 
     async def start(self) -> None:
-        """Listen, then start the worker and wait until it proved itself; StartError, and nothing is left behind."""
+        """Listen, start the worker and wait until it is ready. On a StartError everything is released."""
         try:
             await self._start()
         except BaseException:
@@ -95,15 +103,15 @@ class Service:
             raise
 
     async def stop(self) -> None:
-        """Drain in the contract's order: unready, refuse, tell, finish, end streams, end the worker."""
+        """Drain in order: become unready, refuse new work, notify robots, finish, end streams, end the worker."""
         self.health.move(State.DRAINING)
-        self._tell(Phase.DRAINING)
+        self._publish(Phase.DRAINING)
         self._desk.drain()
         drain_ms = self._config.timing.drain_ms
         await asyncio.gather(self.plane.drain(drain_ms), self._desk.finish(drain_ms))
         await self._release()
         self.health.move(State.STOPPED)
-        self._tell(Phase.STOPPED)
+        self._publish(Phase.STOPPED)
 
     # The supervisor's listener.
 
@@ -111,7 +119,7 @@ class Service:
         if self.health.state is State.STARTING:
             self.health.move(State.WARMING)
         if self.health.state is State.WARMING:
-            self._tell(Phase.WARMING, step=message.step, done=message.done, total=message.total)
+            self._publish(Phase.WARMING, step=message.step, done=message.done, total=message.total)
 
     def worker_ready(self, ready: WorkerReady) -> None:
         if self.health.state is State.STARTING:
@@ -145,7 +153,7 @@ class Service:
     def worker_fault(self, text: str) -> None:
         self.health.move(State.FAULT)
         self._log.event("fault", text=text)
-        self._tell(Phase.FAULT)
+        self._publish(Phase.FAULT)
         self.plane.fault()
         self.fault = text
         self.faulted.set()
@@ -168,7 +176,7 @@ class Service:
         ready = await self.supervisor.start()
         forecasts = tuple((mode, seen.fps, seen.age_ns / 1e6) for mode, seen in self.plane.modes.items())
         warnings += self.supervisor.warnings
-        self._tell(
+        self._publish(
             Phase.READY,
             device=ready.device,
             chat=self._desk.summary,
@@ -182,18 +190,18 @@ class Service:
         )
 
     def _settle(self) -> list[str]:
-        """The front's CPUs, priority and memory; what was not permitted."""
+        """Apply the front's CPUs, priority and memory lock; returns a warning for each that is not permitted."""
         wanted = self._config.realtime
-        told = settle("front", 0, wanted.front_cpus, wanted.front_priority)
-        told += lock_memory() if wanted.lock_memory else []
-        for text in told:
+        warnings = settle("front", 0, wanted.front_cpus, wanted.front_priority)
+        warnings += lock_memory() if wanted.lock_memory else []
+        for text in warnings:
             self._log.event("warning", text=text)
-        return told
+        return warnings
 
     def _preflight(self) -> None:
-        """What can be told at once, before anything is logged or started."""
+        """Checks that need neither worker nor log, so that mistakes are reported at once."""
         config = self._config
-        if not is_hub_id(config.model):  # those are fetched by the worker
+        if not is_hub_id(config.model):  # the worker fetches hub models
             check_model_directory(resolve_model(config.model))
         refuse_busy("grpc.port", config.grpc.host, config.grpc.port)
         refuse_busy("http.port", config.http.host, config.http.port)
@@ -205,7 +213,7 @@ class Service:
         self._grpc = GrpcServer(config, service, self._guard, self._tls, self.health)
         grpc_port = await self._grpc.start()
         await self._http.start(self._app())
-        self._tell(
+        self._publish(
             Phase.STARTING,
             grpc_port=grpc_port,
             http_port=self._http.port,
@@ -214,7 +222,15 @@ class Service:
         )
 
     def _app(self) -> FastAPI:
-        return build_app(self._config, self.plane, self._chat, self._guard, self.health, self.metrics, self._log)
+        return build_app(
+            self._config,
+            plane=self.plane,
+            chat=self._chat,
+            guard=self._guard,
+            health=self.health,
+            metrics=self.metrics,
+            log=self._log,
+        )
 
     async def _release(self) -> None:
         self._loop_watch.stop()
@@ -231,7 +247,7 @@ class Service:
         self.metrics.close()
 
     async def _tick(self) -> None:
-        """The service's pulse: absolute ticks, so that lateness is seen and does not add up."""
+        """Tick at absolute times, so that delays are measured and do not accumulate."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -251,11 +267,11 @@ class Service:
         self._log.event("loop_resumed")
 
     def _loop_lost(self) -> None:
-        self._log.event("loop_lost", text="the service's loop does not turn any more: leaving")
+        self._log.event("loop_lost", text="the event loop is blocked: exiting")
         os._exit(1)  # the worker follows; nothing in this process can be trusted to end it in order
 
     async def _watch_files(self) -> None:
-        """New tokens and certificates hold without a restart; a revoked token ends its sessions and answers."""
+        """Reload changed tokens and certificates; sessions and answers of revoked tokens end."""
         while True:
             await asyncio.sleep(FILES_S)
             if self._tls is not None:
@@ -264,13 +280,13 @@ class Service:
             self.plane.end_callers(self._guard.may_control)
             self._desk.end_callers(self._guard.may_chat)
 
-    def _tell(self, phase: Phase, **changes: object) -> None:
+    def _publish(self, phase: Phase, **changes: object) -> None:
         self._status = replace(self._status, phase=phase, **changes)  # type: ignore[arg-type]
         self._announce(self._status)
 
 
 def _freeze() -> None:
-    """What is here now stays: the collector need not look at it again. Of what an earlier freeze kept, the dead go."""
+    """Exempt all live objects from garbage collection; those of an earlier freeze that died are collected first."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -279,11 +295,12 @@ def _freeze() -> None:
 def run_service(
     config: ServiceConfig, announce: Announce, *, ready_file: Path | None = None, launch: Launch | None = None
 ) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. StartError when it cannot start, WorkerError when it cannot go on.
+    """Serve until SIGTERM or SIGINT and return the exit code.
 
-    announce: called with every phase, and with the progress of the warm-up; "ready" has the bound addresses.
-    ready_file: gets {"grpc": port, "http": port} once robots can connect.
-    launch: another way to start a worker than a process of edgeflow.engine.start.
+    Raises StartError if the service cannot start, WorkerError if it cannot continue.
+    announce: called with every phase and the progress of the warm-up; "ready" carries the bound addresses.
+    ready_file: written as {"grpc": port, "http": port} once robots can connect.
+    launch: starts a worker; default: a process running edgeflow.engine.start.
     """
     if ready_file is not None:
         clear_ready_file(ready_file)

@@ -1,4 +1,4 @@
-"""Who may do what: tokens, of which a file keeps the hashes, with a principal and roles each."""
+"""Access tokens: a file stores their hashes, each with a principal and roles."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edgeflow.errors import ConfigError, PermissionDenied, RequestError, Unauthenticated
+from edgeflow.reasons import Reason
 from edgeflow.service.files import read_file, stamp
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
@@ -27,7 +28,7 @@ TOKEN_BYTES = 32  # random ones
 
 
 class Role(str, Enum):
-    """control: open sessions. observe: metrics and documents. chat: the chat plane. admin: everything."""
+    """The role of a token. control: sessions. observe: metrics, documents. chat: the chat plane. admin: everything."""
 
     CONTROL = "control"
     OBSERVE = "observe"
@@ -44,7 +45,7 @@ ADMIN = frozenset({Role.ADMIN})
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call, and from where. token: its hash; principal and token are empty where none are asked for."""
+    """The origin of a call. token: its hash; principal and token are empty where no tokens are required."""
 
     peer: str
     principal: str = ""
@@ -52,7 +53,7 @@ class Caller:
 
 
 class TokenEntry(BaseModel):
-    """One token: its SHA-256 in hexadecimal, whose it is, what it allows, and until when."""
+    """A token: its SHA-256 in hexadecimal, owner, roles and expiry."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -66,7 +67,7 @@ _ENTRIES = TypeAdapter(list[TokenEntry])
 
 
 class Guard:
-    """Knows the tokens of a file and reads it again when it changes; lets everybody through without a file."""
+    """Checks callers against a tokens file, reloaded when it changes; without a file everybody is admitted."""
 
     def __init__(
         self, tokens_file: str, metrics: Metrics, log: EventLog, now: Callable[[], datetime] | None = None
@@ -80,33 +81,35 @@ class Guard:
 
     @property
     def asks(self) -> bool:
-        """Whether a token is needed at all."""
+        """True if tokens are required."""
         return bool(self._file)
 
     def check(self, credentials: Sequence[str], roles: frozenset[Role], peer: str) -> Caller:
-        """The caller behind `authorization` values (one, else it is refused), if one of `roles` is theirs.
+        """Identify the caller by the `authorization` values (exactly one), who must have one of `roles`.
 
-        Unauthenticated or PermissionDenied, whose reason is for metrics too; nothing is logged yet.
+        Raises Unauthenticated or PermissionDenied, whose reason also labels metrics; nothing is logged here.
         """
         if not self._file:
             return Caller(peer)
         entry = self._entry(credentials)
         if not roles.union(ADMIN).intersection(entry.roles):
             wanted = " or ".join(sorted(role.value for role in roles | ADMIN))
-            raise PermissionDenied(f"the token has not the role {wanted}", field="authorization", reason="WRONG_ROLE")
+            raise PermissionDenied(
+                f"the token lacks the role {wanted}", field="authorization", reason=Reason.WRONG_ROLE
+            )
         return Caller(peer, entry.principal, entry.sha256)
 
     def refused(self, where: str, peer: str, error: RequestError) -> None:
-        """Count and log a call that was turned away."""
+        """Count and log a refused call."""
         self._metrics.auth_failures.labels(error.reason).inc()
         self._log.event("auth_failed", where=where, peer=peer, reason=error.reason)
 
     def may_control(self, caller: Caller) -> bool:
-        """Whether the token that a session was opened with still allows it."""
+        """True if the token with which a session was opened still permits it."""
         return self._may(caller, CONTROL)
 
     def may_chat(self, caller: Caller) -> bool:
-        """Whether the token that an answer was asked for with still allows it."""
+        """True if the token of a chat request still permits it."""
         return self._may(caller, CHAT)
 
     def _may(self, caller: Caller, roles: frozenset[Role]) -> bool:
@@ -116,7 +119,7 @@ class Guard:
         return any(roles.union(ADMIN).intersection(entry.roles) for entry in mine)
 
     def refresh(self) -> None:
-        """Read the file again if it changed; one that is wrong or gone leaves the tokens as they were."""
+        """Reload the file if it changed; an invalid or missing file leaves the tokens as they were."""
         if not self._file or (now := stamp(self._file)) == self._stamp:
             return
         self._stamp = now
@@ -130,18 +133,20 @@ class Guard:
     def _entry(self, credentials: Sequence[str]) -> TokenEntry:
         if not credentials:
             raise Unauthenticated(
-                "a token is needed: authorization: Bearer TOKEN", field="authorization", reason="NO_TOKEN"
+                "a token is required: send the header authorization: Bearer TOKEN",
+                field="authorization",
+                reason=Reason.NO_TOKEN,
             )
         found = None
         if len(credentials) == 1 and credentials[0].startswith(SCHEME) and len(credentials[0]) <= MAX_CREDENTIAL:
             shown = digest(credentials[0].removeprefix(SCHEME).strip())
-            for entry in self._entries:  # all of them: time tells nothing about which is near
+            for entry in self._entries:  # all of them, so that timing reveals nothing
                 if hmac.compare_digest(shown, entry.sha256):
                     found = entry
         if found is None:
-            raise Unauthenticated("the token is not known here", field="authorization", reason="UNKNOWN_TOKEN")
+            raise Unauthenticated("unknown token", field="authorization", reason=Reason.UNKNOWN_TOKEN)
         if self._expired(found):
-            raise Unauthenticated("the token has expired", field="authorization", reason="EXPIRED_TOKEN")
+            raise Unauthenticated("the token has expired", field="authorization", reason=Reason.EXPIRED_TOKEN)
         return found
 
     def _expired(self, entry: TokenEntry) -> bool:
@@ -149,12 +154,12 @@ class Guard:
 
 
 def digest(token: str) -> str:
-    """What the file keeps of a token."""
+    """The hash of a token, as stored in the file."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_tokens(name: str) -> list[TokenEntry]:
-    """The entries of a tokens file; ConfigError says what is wrong with it."""
+    """Read a tokens file; ConfigError says what is wrong with it."""
     data = read_file(KEY, name, private=True)
     try:
         return _ENTRIES.validate_json(data)
@@ -165,7 +170,7 @@ def read_tokens(name: str) -> list[TokenEntry]:
 
 
 def new_token(name: str, principal: str, roles: Sequence[str], days: float | None = None) -> str:
-    """A new token, whose hash is added to the file; the token itself is kept nowhere. ConfigError in one line."""
+    """Create a token and add its hash to the file; the token itself is stored nowhere. ConfigError in one line."""
     path = Path(name).expanduser()
     entries = read_tokens(name) if path.exists() else []
     token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -181,7 +186,7 @@ def new_token(name: str, principal: str, roles: Sequence[str], days: float | Non
 
 
 def _replace(path: Path, entries: Sequence[TokenEntry]) -> None:
-    """Whole or not at all; for its owner only."""
+    """Replace the file atomically, readable by its owner only."""
     text = json.dumps([entry.model_dump(mode="json", exclude_none=True) for entry in entries], indent=2)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""Wire messages to checked requests: sizes before contents, headers before pixels, all of it bounded."""
+"""Validation of wire messages: sizes before contents, headers before pixels, all with bounded work."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import DataLoss, InvalidArgument, NotFound
 from edgeflow.ipc.messages import Payload
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.crc32c import crc32c
 from edgeflow.service.images import check_image, decode_jpeg
@@ -20,9 +21,9 @@ from edgeflow.service.requests import CheckedFrame, OpenRequest
 from edgeflow.types import CameraSpec, ImageFormat, Mode
 
 MAX_NAME = 64
-MAX_PARTS = 64  # messages in a repeated field, before they are looked at one by one
-SMALL_FIELDS_BYTES = 1024  # of a frame, beside pixels, text and proprio: more than its numbers and lengths take
-MAX_PROPRIO = 1e6  # beyond it a value is a broken sensor, whatever its unit
+MAX_PARTS = 64  # messages in a repeated field
+SMALL_FIELDS_BYTES = 1024  # bound on a frame's bytes beside pixels, text and proprio
+MAX_PROPRIO = 1e6  # a larger value means a broken sensor, whatever its unit
 MAX_PERIOD_MS = 10_000
 MAX_AGE_MS = 60_000
 _FORMATS = {pb.IMAGE_FORMAT_JPEG: ImageFormat.JPEG, pb.IMAGE_FORMAT_RGB8: ImageFormat.RGB8}
@@ -37,14 +38,14 @@ _REFUSED_CATEGORIES = {"Cc", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 class Unparsable:
-    """What the deserialiser hands on instead of raising."""
+    """Stands for a message that cannot be parsed; deserialisers return it instead of raising."""
 
 
 UNPARSABLE = Unparsable()
 
 
 def parse_client_message(data: bytes) -> pb.ClientMessage | Unparsable:
-    """A stream message; never raises."""
+    """Parse a stream message; never raises."""
     try:
         return pb.ClientMessage.FromString(data)
     except (DecodeError, ValueError):
@@ -52,7 +53,7 @@ def parse_client_message(data: bytes) -> pb.ClientMessage | Unparsable:
 
 
 def parse_act_request(data: bytes) -> pb.ActRequest | Unparsable:
-    """A unary request; never raises."""
+    """Parse a unary request; never raises."""
     try:
         return pb.ActRequest.FromString(data)
     except (DecodeError, ValueError):
@@ -60,15 +61,15 @@ def parse_act_request(data: bytes) -> pb.ActRequest | Unparsable:
 
 
 def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenRequest:
-    """What a session is opened with; RequestError names the field and the limit."""
+    """Validate an Open; RequestErrors name the field and the limit."""
     if message.model not in ("", alias):
-        raise NotFound(
-            f"there is no model of that name, {alias!r} is served", field="open.model", reason="MODEL_UNKNOWN"
-        )
+        raise NotFound(f"unknown model; this service serves {alias!r}", field="open.model", reason=Reason.MODEL_UNKNOWN)
     if message.mode not in _MODES:
-        raise InvalidArgument("is none of serial, pipelined, depth and auto", field="open.mode", reason="MODE_UNKNOWN")
+        raise InvalidArgument(
+            "unknown mode; use serial, pipelined, depth or auto", field="open.mode", reason=Reason.MODE_UNKNOWN
+        )
     if message.depth and message.mode != pb.MODE_DEPTH:
-        raise InvalidArgument("is meant with mode depth only", field="open.depth", reason="DEPTH_WITHOUT_MODE")
+        raise InvalidArgument("may only be set with mode depth", field="open.depth", reason=Reason.DEPTH_WITHOUT_MODE)
     return OpenRequest(
         cameras=_check_cameras(message.cameras, limits),
         proprio_names=_check_proprio_names(message.proprio_names, limits),
@@ -82,14 +83,14 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
 
 
 def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) -> CheckedFrame:
-    """Everything about a frame that can be told without decoding pixels or summing bytes."""
+    """Validate everything about a frame that needs neither decoding nor a checksum."""
     _check_text_size(message, limits)
     images = _order_images(message.images, opened.cameras)
     for index, (data, camera) in enumerate(zip(images, opened.cameras, strict=True)):
         field = f"frame.images[{index}].data"
         if len(data) > limits.image_bytes:
             raise InvalidArgument(
-                f"has {len(data)} bytes, the limit is {limits.image_bytes}", field=field, reason="IMAGE_TOO_LARGE"
+                f"has {len(data)} bytes; the limit is {limits.image_bytes}", field=field, reason=Reason.IMAGE_TOO_LARGE
             )
         check_image(data, camera, field)
     _check_proprio(message.proprio, opened.proprio_names)
@@ -101,112 +102,122 @@ def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) ->
 
 
 def decode_frame(frame: CheckedFrame, camera: CameraSpec) -> Payload:
-    """Checksum, then height*width*3 RGB bytes of the policy's camera, the first. The slow part; thread-safe."""
+    """Verify the checksum and decode the policy's camera, the first, to height*width*3 RGB bytes. Slow, thread-safe."""
     if frame.crc32c is not None and crc32c(frame.images) != frame.crc32c:
-        raise DataLoss("does not match the images", field="frame.crc32c", reason="CRC_MISMATCH")
+        raise DataLoss("does not match the images", field="frame.crc32c", reason=Reason.CRC_MISMATCH)
     if camera.format is ImageFormat.RGB8:
         return frame.images[0]
     return decode_jpeg(frame.images[0], camera, "frame.images[0].data").reshape(-1).data
 
 
 def check_text(text: str, field: str, limits: LimitsConfig) -> str:
-    """An instruction: not empty, bounded, printable."""
+    """Validate an instruction: not empty, bounded, printable."""
     limit = limits.text_bytes
     if len(text) > limit or len(text.encode("utf-8", "surrogatepass")) > limit:
         raise _text_too_long(field, limits)
     if not text.strip():
-        raise InvalidArgument("is empty", field=field, reason="TEXT_EMPTY")
+        raise InvalidArgument("is empty", field=field, reason=Reason.TEXT_EMPTY)
     if any(unicodedata.category(character) in _REFUSED_CATEGORIES for character in text):
-        raise InvalidArgument("has control or unassigned characters", field=field, reason="TEXT_BAD_CHARACTER")
+        raise InvalidArgument(
+            "contains control or unassigned characters", field=field, reason=Reason.TEXT_BAD_CHARACTER
+        )
     return text
 
 
 def refuse_unknown_fields(message: Message, field: str) -> None:
-    """A field that we would ignore may matter to the robot: refuse it, also in messages inside.
+    """Refuse unknown fields, also in nested messages: a field ignored here may matter to the robot.
 
-    They are discarded and the sizes compared: to list a message full of them would take a second.
+    Unknown fields are discarded and sizes compared, because listing a message full of them would take a second.
     """
     for name in _message_fields(message.DESCRIPTOR):
         path, value = f"{field}.{name}", getattr(message, name)
         if isinstance(value, Message):
             value = [value] if message.HasField(name) else []
         if len(value) > MAX_PARTS:
-            raise InvalidArgument(f"has {len(value)} parts, the limit is {MAX_PARTS}", field=path, reason="PARTS")
+            raise InvalidArgument(
+                f"has {len(value)} entries; the limit is {MAX_PARTS}", field=path, reason=Reason.PARTS
+            )
         for part in value:
             refuse_unknown_fields(part, path)
     size = message.ByteSize()
     message.DiscardUnknownFields()
     if message.ByteSize() != size:
-        raise InvalidArgument("has fields that this version does not know", field=field, reason="UNKNOWN_FIELD")
+        raise InvalidArgument("contains fields unknown to this version", field=field, reason=Reason.UNKNOWN_FIELD)
 
 
 @cache
 def _message_fields(kind: Descriptor) -> tuple[str, ...]:
-    """The fields that are messages. The others need not be looked at: that would copy pixels and texts."""
+    """The names of the fields that hold messages; reading the others would copy pixels and texts."""
     return tuple(field.name for field in kind.fields if field.message_type is not None)
 
 
 def _check_text_size(message: pb.Frame, limits: LimitsConfig) -> None:
-    """Without making a string of it, which takes a millisecond when it is long."""
+    """Bound the instruction's size without decoding it, which takes a millisecond when it is long."""
     rest = message.ByteSize() - sum(image.ByteSize() for image in message.images) - 4 * len(message.proprio)
     if rest > limits.text_bytes + SMALL_FIELDS_BYTES:
         raise _text_too_long("frame.instruction", limits)
 
 
 def _text_too_long(field: str, limits: LimitsConfig) -> InvalidArgument:
-    return InvalidArgument(f"is longer than {limits.text_bytes} bytes of UTF-8", field=field, reason="TEXT_TOO_LONG")
+    return InvalidArgument(
+        f"exceeds the limit of {limits.text_bytes} bytes of UTF-8", field=field, reason=Reason.TEXT_TOO_LONG
+    )
 
 
 def _check_cameras(messages: Sequence[pb.Camera], limits: LimitsConfig) -> tuple[CameraSpec, ...]:
     if not 1 <= len(messages) <= limits.cameras:
         raise InvalidArgument(
-            f"has {len(messages)} cameras, 1 to {limits.cameras} are possible",
+            f"has {len(messages)} cameras; a session takes 1 to {limits.cameras}",
             field="open.cameras",
-            reason="CAMERA_COUNT",
+            reason=Reason.CAMERA_COUNT,
         )
     cameras = tuple(_check_camera(message, f"open.cameras[{i}]", limits) for i, message in enumerate(messages))
     if len({camera.name for camera in cameras}) != len(cameras):
-        raise InvalidArgument("two cameras have the same name", field="open.cameras", reason="CAMERA_NAME")
+        raise InvalidArgument(
+            "two cameras have the same name; names must differ", field="open.cameras", reason=Reason.CAMERA_NAME
+        )
     return cameras
 
 
 def _check_camera(message: pb.Camera, field: str, limits: LimitsConfig) -> CameraSpec:
     name = _check_name(message.name, f"{field}.name")
     if message.format not in _FORMATS:
-        raise InvalidArgument("is neither JPEG nor RGB8", field=f"{field}.format", reason="CAMERA_FORMAT")
+        raise InvalidArgument("unknown format; use JPEG or RGB8", field=f"{field}.format", reason=Reason.CAMERA_FORMAT)
     pixels = message.width * message.height
     if not 1 <= pixels <= limits.image_pixels:
         raise InvalidArgument(
-            f"{message.width}x{message.height} is outside 1 to {limits.image_pixels} pixels",
+            f"{message.width}x{message.height} is outside the limits of 1 to {limits.image_pixels} pixels",
             field=field,
-            reason="CAMERA_SIZE",
+            reason=Reason.CAMERA_SIZE,
         )
     if max(message.width, message.height) > limits.image_side:
         raise InvalidArgument(
-            f"{message.width}x{message.height} has a side above {limits.image_side} pixels",
+            f"{message.width}x{message.height} has a side longer than {limits.image_side} pixels",
             field=field,
-            reason="CAMERA_SIZE",
+            reason=Reason.CAMERA_SIZE,
         )
     camera = CameraSpec(name, message.width, message.height, _FORMATS[message.format])
     if camera.format is ImageFormat.RGB8 and pixels * 3 > limits.image_bytes:
         raise InvalidArgument(
-            f"{camera.width}x{camera.height} RGB has {pixels * 3} bytes, the limit is {limits.image_bytes}: send JPEG",
+            f"{camera.width}x{camera.height} RGB is {pixels * 3} bytes; the limit is {limits.image_bytes}: send JPEG",
             field=field,
-            reason="CAMERA_SIZE",
+            reason=Reason.CAMERA_SIZE,
         )
     return camera
 
 
 def _check_name(name: str, field: str) -> str:
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
-        raise InvalidArgument(f"must have 1 to {MAX_NAME} printable characters", field=field, reason="BAD_NAME")
+        raise InvalidArgument(f"must have 1 to {MAX_NAME} printable characters", field=field, reason=Reason.BAD_NAME)
     return name
 
 
 def _check_proprio_names(names: Sequence[str], limits: LimitsConfig) -> tuple[str, ...]:
     if len(names) > limits.proprio:
         raise InvalidArgument(
-            f"has {len(names)} names, the limit is {limits.proprio}", field="open.proprio_names", reason="PROPRIO_COUNT"
+            f"has {len(names)} names; the limit is {limits.proprio}",
+            field="open.proprio_names",
+            reason=Reason.PROPRIO_COUNT,
         )
     return tuple(_check_name(name, f"open.proprio_names[{index}]") for index, name in enumerate(names))
 
@@ -215,9 +226,9 @@ def _check_period(period_ms: int, limits: LimitsConfig) -> int:
     shortest_ms = math.floor(1000 / limits.rate_hz)
     if not shortest_ms <= period_ms <= MAX_PERIOD_MS:
         raise InvalidArgument(
-            f"{period_ms} is outside {shortest_ms} to {MAX_PERIOD_MS} ms",
+            f"must be {shortest_ms} to {MAX_PERIOD_MS} ms, got {period_ms}",
             field="open.control_period_ms",
-            reason="PERIOD_OUT_OF_RANGE",
+            reason=Reason.PERIOD_OUT_OF_RANGE,
         )
     return period_ms
 
@@ -225,37 +236,43 @@ def _check_period(period_ms: int, limits: LimitsConfig) -> int:
 def _check_age(age_ms: int) -> int | None:
     if age_ms > MAX_AGE_MS:
         raise InvalidArgument(
-            f"{age_ms} is beyond {MAX_AGE_MS} ms", field="open.max_action_age_ms", reason="AGE_OUT_OF_RANGE"
+            f"must be at most {MAX_AGE_MS} ms, got {age_ms}",
+            field="open.max_action_age_ms",
+            reason=Reason.AGE_OUT_OF_RANGE,
         )
     return age_ms * 1_000_000 if age_ms else None
 
 
 def _order_images(messages: Sequence[pb.Image], cameras: tuple[CameraSpec, ...]) -> tuple[bytes, ...]:
-    """The images in the order of the cameras, whether they came by name or by position."""
+    """The images in the order of the cameras, whether given by name or by position."""
     if len(messages) != len(cameras):
         raise InvalidArgument(
-            f"has {len(messages)} images, {len(cameras)} cameras were opened",
+            f"has {len(messages)} images; the session was opened with {len(cameras)} cameras",
             field="frame.images",
-            reason="CAMERA_MISSING" if len(messages) < len(cameras) else "CAMERA_EXTRA",
+            reason=Reason.CAMERA_MISSING if len(messages) < len(cameras) else Reason.CAMERA_EXTRA,
         )
     if not any(message.camera for message in messages):
         return tuple(message.data for message in messages)
     by_name = {message.camera: message.data for message in messages}
     missing = [camera.name for camera in cameras if camera.name not in by_name]
     if missing:
-        raise InvalidArgument(f"has no image of camera {missing[0]!r}", field="frame.images", reason="CAMERA_MISSING")
+        raise InvalidArgument(
+            f"lacks an image from camera {missing[0]!r}", field="frame.images", reason=Reason.CAMERA_MISSING
+        )
     return tuple(by_name[camera.name] for camera in cameras)
 
 
 def _check_proprio(values: Sequence[float], names: tuple[str, ...]) -> None:
     if len(values) != len(names):
         raise InvalidArgument(
-            f"has {len(values)} values, {len(names)} names were opened", field="frame.proprio", reason="PROPRIO_COUNT"
+            f"has {len(values)} values; the session was opened with {len(names)} names",
+            field="frame.proprio",
+            reason=Reason.PROPRIO_COUNT,
         )
     for index, value in enumerate(values):
         if not abs(value) <= MAX_PROPRIO:  # also refuses NaN
             raise InvalidArgument(
-                f"is not a finite number up to {MAX_PROPRIO:g}",
+                f"must be finite and at most {MAX_PROPRIO:g} in magnitude",
                 field=f"frame.proprio[{index}]",
-                reason="PROPRIO_NOT_FINITE" if not math.isfinite(value) else "PROPRIO_OUT_OF_RANGE",
+                reason=Reason.PROPRIO_NOT_FINITE if not math.isfinite(value) else Reason.PROPRIO_OUT_OF_RANGE,
             )

@@ -1,6 +1,6 @@
-"""CRC-32C (Castagnoli), vectorised: no C extension is needed for it.
+"""CRC-32C (Castagnoli), vectorised with numpy, without a C extension.
 
-The data is cut into lanes of 64 bytes that numpy runs side by side, four bytes a step; neighbouring lanes are then
+The data is cut into lanes of 64 bytes that are processed in parallel, four bytes per step; neighbouring lanes are then
 joined pairwise, since the checksum is linear: crc(a ‖ b) = shift(crc(a), len(b)) ^ crc(b).
 """
 
@@ -19,7 +19,7 @@ Words = NDArray[np.uint32]
 
 
 def crc32c(parts: Sequence[bytes]) -> int:
-    """The checksum of the parts one after another."""
+    """The checksum of the concatenated parts."""
     size = sum(len(part) for part in parts)
     lanes = 1 << max(0, -(-max(size, 4) // LANE_BYTES) - 1).bit_length()
     buffer = np.zeros(lanes * LANE_BYTES, np.uint8)  # zeros in front change nothing: the state starts at zero
@@ -36,7 +36,7 @@ def crc32c(parts: Sequence[bytes]) -> int:
 
 
 def _with_initial_value(buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Starting from all ones equals inverting the first four bytes."""
+    """Apply the initial value of all ones by inverting the first four bytes."""
     if size >= 4:
         start = len(buffer) - size
         buffer[start : start + 4] ^= 0xFF
@@ -44,7 +44,7 @@ def _with_initial_value(buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint
 
 
 def _short_correction(size: int) -> int:
-    """What the initial value becomes after `size` (< 4) bytes, for data too short to carry it."""
+    """The contribution of the initial value after `size` (< 4) bytes, for data too short to carry it."""
     state = 0xFFFFFFFF
     table = _byte_tables()[0]
     for _ in range(size):
@@ -62,7 +62,7 @@ def _lanes(words: Words) -> Words:
 
 
 def _shift(state: Words, tables: Words) -> Words:
-    """Apply a linear map given as four tables, one a byte of the state, lowest byte first."""
+    """Apply a linear map given as four tables, one per byte of the state, lowest byte first."""
     result: Words = (
         tables[0][state & 0xFF]
         ^ tables[1][(state >> 8) & 0xFF]

@@ -1,4 +1,4 @@
-"""What a session tells its robot; wire.py turns it into messages."""
+"""Events of a session for its robot; wire.py converts them to messages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from edgeflow.reasons import Reason
 from edgeflow.types import Command, Disposition, StageTimings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusEvent:
-    """What became of a frame, or of the frames seq to last_seq when they were superseded one after another.
+    """The outcome of a frame, or of the consecutively superseded frames seq to last_seq.
 
-    field: what in the frame was refused, already named in the text.
+    field: the refused field, which the text also names.
     """
 
     seq: int
@@ -31,7 +32,7 @@ class StatusEvent:
 
 @dataclass(frozen=True, slots=True)
 class NoticeEvent:
-    """A note about the whole session."""
+    """A notice about the whole session."""
 
     kind: str
     epoch: int
@@ -40,12 +41,12 @@ class NoticeEvent:
     deadline_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionEvent:
-    """What the robot does now. seq 0 and no values for HOLD and STOP.
+    """A command for the robot; HOLD and STOP have seq 0 and no values.
 
-    server_ns: frame received to action handed out. age_ns: the same, plus how much longer than the quickest frame
-    of the session this one took to reach us.
+    server_ns: from receiving the frame to handing out the action. age_ns: the same plus the frame's transport delay in
+    excess of the session's quickest frame.
     """
 
     epoch: int
@@ -63,13 +64,13 @@ class ActionEvent:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a stream ends: a gRPC status name and a line for a person.
+    """How a stream ends. code: a gRPC status name. text: one line for people.
 
-    reason: for metrics and logs. command: what the robot is told last.
+    reason: the last HOLD's or STOP's, and for metrics and logs. command: the last one.
     """
 
     code: str
-    reason: str
+    reason: Reason
     text: str = ""
     command: Command = Command.HOLD
 

@@ -1,4 +1,4 @@
-"""Status names and class names back to typed errors."""
+"""Conversion of status names and class names to typed errors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _START_ERRORS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, 
 
 
 def error_of_code(code: str, text: str, reason: str = "", field: str = "") -> EdgeflowError:
-    """The error whose gRPC status has this name; a plain EdgeflowError (INTERNAL) for any other.
+    """The error with this gRPC status name; a plain EdgeflowError (INTERNAL) for unknown names.
 
-    text: as another error had it, so the field is named in it already.
+    text: of another error, so it already names the field.
     """
     kind = REQUEST_ERRORS.get(code)
     if kind is None:
@@ -29,5 +29,5 @@ def error_of_code(code: str, text: str, reason: str = "", field: str = "") -> Ed
 
 
 def start_error(kind: str, text: str) -> StartError:
-    """Why a worker could not start, by the class name that it sent."""
+    """The error of a worker that could not start, by the class name it sent."""
     return _START_ERRORS.get(kind, StartError)(text)

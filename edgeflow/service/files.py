@@ -1,4 +1,4 @@
-"""Small files that the service is told of: read whole, bounded, and again when they change."""
+"""Small configured files: bounded reads, and detection of changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Stamp: TypeAlias = tuple[int, int, int]
 
 
 def read_file(key: str, name: str, *, private: bool = False) -> bytes:
-    """The file's bytes; ConfigError names the configuration key. private: refused when everybody may read it."""
+    """Read a file; ConfigError names the configuration key. private: refuse files readable by everybody."""
     path = Path(name).expanduser()
     try:
         with path.open("rb") as stream:
@@ -22,14 +22,14 @@ def read_file(key: str, name: str, *, private: bool = False) -> bytes:
     except OSError as error:
         raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{key}: {path} has more than {MAX_BYTES} bytes")
+        raise ConfigError(f"{key}: {path} exceeds the limit of {MAX_BYTES} bytes")
     if private and mode & OTHERS:
-        raise ConfigError(f"{key}: {path} is open to every user of this machine: chmod o-rwx {path}")
+        raise ConfigError(f"{key}: {path} is open to every user of this machine: run chmod o-rwx {path}")
     return data
 
 
 def stamp(*names: str) -> tuple[Stamp | None, ...]:
-    """Differs once a file's contents do; None for a file that is not there."""
+    """A value per file that changes with its contents; None for a missing file."""
     return tuple(_stamp(Path(name).expanduser()) for name in names)
 
 

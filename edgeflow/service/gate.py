@@ -1,4 +1,4 @@
-"""What an action must be before a robot may execute it."""
+"""The check every action must pass before a robot may execute it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from edgeflow.types import ActionSchema
 
-LIMIT_TOLERANCE = 1e-6  # of a dimension's range: rounding, not disobedience
+LIMIT_TOLERANCE = 1e-6  # of a dimension's range, for rounding
 
 
 def within_limits(values: Sequence[float], schema: ActionSchema) -> bool:
-    """Whether an action has the schema's width and keeps its limits; NaN keeps none."""
+    """True if an action has the schema's width and is within its limits; NaN is not."""
     if len(values) != len(schema.low):
         return False
     for value, low, high in zip(values, schema.low, schema.high, strict=True):

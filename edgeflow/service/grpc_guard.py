@@ -1,4 +1,4 @@
-"""The door of gRPC: every call but health needs a token with the right role, known method or not."""
+"""Authentication of gRPC calls: every call except health needs a token with the right role."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandl
 
 
 class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses before anything of a call is read; what is no service of ours is refused too."""
+    """An interceptor that refuses before anything of a call is read, including calls to unknown methods."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
-        """The call's own handler, or one that refuses."""
+        """The call's own handler, or one that refuses it."""
         handler = await continuation(details)
         if not self._guard.asks or details.method.startswith(_OPEN):
             return handler
@@ -53,7 +53,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def credentials(metadata: Sequence[tuple[str, str | bytes]] | None) -> list[str]:
-    """Every authorization value of a call."""
+    """The authorization values of a call."""
     return [value for key, value in metadata or () if key == AUTHORIZATION and isinstance(value, str)]
 
 

@@ -1,4 +1,4 @@
-"""gRPC: the control service, health v1, and reflection on loopback."""
+"""The gRPC server: the control service, health v1, and reflection on loopback."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.errors import AddressError, EdgeflowError, InvalidArgument, RequestError
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.act import act_once
 from edgeflow.service.auth import CONTROL, Caller, Guard
@@ -37,7 +38,7 @@ Call = Callable[[Any, Context], Awaitable[Any]]
 
 
 class ControlService:
-    """The two calls. Every failure leaves as a status of ours: typed, or INTERNAL with an incident id."""
+    """The calls Stream and Act. Every failure becomes a typed status, or INTERNAL with an incident id."""
 
     def __init__(self, plane: ControlPlane, guard: Guard, metrics: Metrics, log: EventLog) -> None:
         self._plane = plane
@@ -46,7 +47,7 @@ class ControlService:
         self._log = log
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The service for `add_generic_rpc_handlers`, with deserialisers that never raise."""
+        """The handler for `add_generic_rpc_handlers`, with deserialisers that never raise."""
         methods = {
             "Stream": grpc.stream_stream_rpc_method_handler(
                 self._guarded("Stream", self._stream), parse_client_message, pb.ServerMessage.SerializeToString
@@ -81,7 +82,7 @@ class ControlService:
 
     async def _act(self, request: pb.ActRequest | Unparsable, context: Context) -> pb.ActResponse:
         if isinstance(request, Unparsable):
-            raise InvalidArgument("cannot be parsed", field="message", reason="MESSAGE_UNPARSABLE")
+            raise InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
         action, schema = await act_once(self._plane, request, self._caller(context))
         return pb.ActResponse(action=action_message(action), schema=schema_message(schema))
 
@@ -93,7 +94,7 @@ class ControlService:
 
 
 class GrpcServer:
-    """Bound at `start`; port 0 becomes the port that was free."""
+    """The gRPC server, bound at `start`."""
 
     def __init__(
         self, config: ServiceConfig, service: ControlService, guard: Guard, tls: Tls | None, state: Health
@@ -109,10 +110,10 @@ class GrpcServer:
             reflection.enable_server_reflection(names, self._server)
         self._state = state
         self._updates: asyncio.Queue[bool] = asyncio.Queue()
-        self._teller: asyncio.Task[None] | None = None
+        self._reporter: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Listen; the bound port. AddressError when the address is taken."""
+        """Listen and return the bound port; AddressError if the address is in use."""
         host, port = self._config.grpc.host, self._config.grpc.port
         refuse_busy("grpc.port", host, port)
         try:
@@ -122,16 +123,16 @@ class GrpcServer:
         await self._server.start()
         loop = asyncio.get_running_loop()
         self._state.watch(lambda ready: loop.call_soon_threadsafe(self._updates.put_nowait, ready))
-        self._teller = asyncio.create_task(self._tell(), name="grpc-health")
+        self._reporter = asyncio.create_task(self._report(), name="grpc-health")
         return bound
 
     async def stop(self) -> None:
-        """Refuse new calls, give the present ones STOP_GRACE_S, then cancel them."""
+        """Refuse new calls, give running ones STOP_GRACE_S, then cancel them."""
         await self._server.stop(STOP_GRACE_S)
-        if self._teller is not None:
-            self._teller.cancel()
+        if self._reporter is not None:
+            self._reporter.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._teller
+                await self._reporter
 
     def _bind(self, address: str) -> int:
         if self._tls is None:
@@ -140,10 +141,10 @@ class GrpcServer:
             bound = self._server.add_secure_port(address, self._tls.grpc_credentials())
         return bound
 
-    async def _tell(self) -> None:
-        """Robots that watch the standard health service hear of every change, in order.
+    async def _report(self) -> None:
+        """Report every change to watchers of the standard health service, in order.
 
-        Of a loop that did not turn they hear once it turns again; until then nothing can be told on this port.
+        A blocked loop is reported once it runs again; until then this port cannot answer.
         """
         serving = health_pb2.HealthCheckResponse.SERVING
         not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -171,7 +172,7 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
 
 
 def _trailers(error: EdgeflowError) -> tuple[tuple[str, str], ...]:
-    """For programs: the reason, the field at fault, and when to try again."""
+    """Trailers for programs: the reason, the field at fault, and when to try again."""
     if not isinstance(error, RequestError):
         return ()
     trailers = [("edgeflow-reason", error.reason), ("edgeflow-field", error.field)]

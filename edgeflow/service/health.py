@@ -1,4 +1,4 @@
-"""The service's state and who is told when it changes.
+"""The state of the service, and its listeners.
 
 STARTING → WARMING → READY ⇄ DEGRADED → DRAINING → STOPPED, and FAULT from anywhere but the end.
 """
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class State(str, Enum):
-    """DEGRADED: sessions are kept, the worker is being replaced. FAULT: it could not be replaced."""
+    """The state of the service. DEGRADED: sessions are kept while the worker is replaced. FAULT: that failed."""
 
     STARTING = "starting"
     WARMING = "warming"
@@ -33,7 +33,7 @@ _NEXT = {
 
 
 class Health:
-    """Holds the state; listeners hear every change, in the thread that causes it."""
+    """Holds the state; listeners are called for every change, in the thread that causes it."""
 
     def __init__(self) -> None:
         self._state = State.STARTING
@@ -47,44 +47,44 @@ class Health:
 
     @property
     def stalled(self) -> bool:
-        """The loop does not turn, says a thread that sees it."""
+        """True while the event loop is blocked, as a watching thread reports."""
         return self._stalled
 
     @stalled.setter
     def stalled(self, stalled: bool) -> None:
         self._stalled = stalled
-        self._tell_watchers()
+        self._notify_watchers()
 
     @property
     def live(self) -> bool:
-        """Whether restarting this process would not help."""
+        """False if this process should be restarted."""
         return self._state is not State.FAULT and not self._stalled
 
     @property
     def ready(self) -> bool:
-        """Whether a robot that opens a session now gets actions: the worker makes progress and nothing is ending."""
+        """True if a session opened now gets actions: a worker runs and the service is not stopping."""
         return self._state is State.READY and not self._stalled
 
     def listen(self, listener: Callable[[State], None]) -> None:
-        """Call `listener` with the present state and with every later one."""
+        """Call `listener` with the present and every later state."""
         self._listeners.append(listener)
         listener(self._state)
 
     def watch(self, watcher: Callable[[bool], object]) -> None:
-        """Call `watcher` with whether the service is ready, now and whenever that may have changed."""
+        """Call `watcher` with `ready`, now and whenever it may have changed."""
         self._watchers.append(watcher)
         watcher(self.ready)
 
     def move(self, state: State) -> bool:
-        """Change the state; False (and nothing happens) where that step does not exist."""
+        """Change the state; False, without effect, if the transition does not exist."""
         if state not in _NEXT[self._state]:
             return False
         self._state = state
         for listener in self._listeners:
             listener(state)
-        self._tell_watchers()
+        self._notify_watchers()
         return True
 
-    def _tell_watchers(self) -> None:
+    def _notify_watchers(self) -> None:
         for watcher in self._watchers:
             watcher(self.ready)

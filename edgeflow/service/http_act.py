@@ -1,4 +1,4 @@
-"""The body of POST /v1/act, JSON or msgpack, as the request of the unary call; and the answer back."""
+"""POST /v1/act: its JSON or msgpack body as an ActRequest, and the answer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgpack
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from edgeflow.errors import InvalidArgument, RequestError
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.events import ActionEvent
 from edgeflow.service.jpeg import read_jpeg
@@ -27,58 +28,62 @@ _MODES = {"": pb.MODE_UNSPECIFIED, "serial": pb.MODE_SERIAL, "pipelined": pb.MOD
 
 
 def _bytes_of(value: object) -> object:
-    """Base64 text (JSON) or bytes (msgpack)."""
+    """Decode base64 text (JSON); bytes (msgpack) pass unchanged."""
     if isinstance(value, str):
         try:
             return base64.b64decode(value, validate=True)
         except binascii.Error as error:
-            raise ValueError("is not base64") from error
+            raise ValueError("must be base64") from error
     return value
 
 
 class UnsupportedMedia(RequestError):
-    """A content type or encoding that is not served."""
+    """The content type is not supported."""
 
     http_status = 415
 
 
 class ActBody(BaseModel):
-    """One observation. image: a JPEG, or with format rgb8 the height*width*3 bytes of raw pixels."""
+    """One observation. image: a JPEG, or height*width*3 raw bytes with format rgb8."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     image: Annotated[bytes, BeforeValidator(_bytes_of)] = Field(description="base64 in JSON, raw bytes in msgpack")
     instruction: str
     format: str = Field("jpeg", pattern="^(jpeg|rgb8)$")
-    width: int = Field(0, ge=0, lt=1 << 32, description="needed with rgb8; otherwise from the JPEG's header")
-    height: int = Field(0, ge=0, lt=1 << 32)
-    proprio: dict[str, float] = Field(default_factory=dict, description="proprioception by name")
+    width: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8; read from the header of a JPEG")
+    height: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8")
+    proprio: dict[str, float] = Field(default_factory=dict, description="proprioceptive values by name")
     model: str = ""
     unnorm_key: str = ""
     mode: str = Field("", pattern="^(|serial|pipelined)$")
 
 
 def parse_body(content_type: str, body: bytes) -> ActBody:
-    """The checked body; RequestErrors name the field."""
+    """Parse and validate a body; RequestErrors name the field."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == JSON_TYPE:
         value = _parse_json(body)
     elif kind in MSGPACK_TYPES:
         value = _parse_msgpack(body)
     else:
-        raise UnsupportedMedia(f"is {JSON_TYPE} or {MSGPACK_TYPES[0]}", field="content-type", reason="CONTENT_TYPE")
+        raise UnsupportedMedia(
+            f"must be {JSON_TYPE} or {MSGPACK_TYPES[0]}", field="content-type", reason=Reason.CONTENT_TYPE
+        )
     if not isinstance(value, dict):
-        raise InvalidArgument("is not an object", field="body", reason="BODY_SHAPE")
+        raise InvalidArgument("must be an object", field="body", reason=Reason.BODY_SHAPE)
     try:
         return ActBody.model_validate(value)
     except ValidationError as error:
         detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
         field = ".".join(str(part) for part in detail["loc"])[:MAX_FIELD]
-        raise InvalidArgument(detail["msg"].removeprefix("Value error, "), field=field, reason="BODY_FIELD") from None
+        raise InvalidArgument(
+            detail["msg"].removeprefix("Value error, "), field=field, reason=Reason.BODY_FIELD
+        ) from None
 
 
 def act_request(body: ActBody) -> pb.ActRequest:
-    """The same observation as a message; its contents are checked where those of gRPC are."""
+    """The observation as a protobuf message, whose contents are checked like those of gRPC."""
     width, height = body.width, body.height
     if body.format == "jpeg" and not (width and height):
         header = read_jpeg(body.image, "image")
@@ -97,7 +102,7 @@ def act_request(body: ActBody) -> pb.ActRequest:
 
 
 def act_answer(action: ActionEvent, schema: ActionSchema) -> dict[str, Any]:
-    """The answer: the action by itself, and all that is needed to read it."""
+    """The answer: the action and its schema, timings and validity."""
     timings = action.timings
     return {
         "action": list(action.values),
@@ -124,7 +129,7 @@ def act_answer(action: ActionEvent, schema: ActionSchema) -> dict[str, Any]:
 
 
 def _or_null(limits: Sequence[float]) -> list[float | None]:
-    """JSON has no infinity."""
+    """Limits for JSON, which has no infinity."""
     return [limit if math.isfinite(limit) else None for limit in limits]
 
 
@@ -134,31 +139,31 @@ def _parse_json(body: bytes) -> object:
         _check_depth(text)
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidArgument("is not JSON in UTF-8", field="body", reason="BODY_UNPARSABLE") from None
+        raise InvalidArgument("must be JSON in UTF-8", field="body", reason=Reason.BODY_UNPARSABLE) from None
 
 
 def _check_depth(text: str) -> None:
-    """Cheap bound before the parser recurses; brackets inside strings count too, which no honest body reaches."""
+    """Bound the nesting cheaply before the parser recurses; brackets inside strings count too."""
     if text.count("[") + text.count("{") > MAX_DEPTH:
-        raise InvalidArgument(f"has more than {MAX_DEPTH} brackets", field="body", reason="BODY_DEPTH")
+        raise InvalidArgument(f"must not have more than {MAX_DEPTH} brackets", field="body", reason=Reason.BODY_DEPTH)
 
 
 def _parse_msgpack(body: bytes) -> object:
     try:
         return msgpack.unpackb(body, max_map_len=256, max_array_len=256, max_ext_len=0)
     except (ValueError, msgpack.UnpackException, RecursionError):
-        raise InvalidArgument("is not msgpack", field="body", reason="BODY_UNPARSABLE") from None
+        raise InvalidArgument("must be valid msgpack", field="body", reason=Reason.BODY_UNPARSABLE) from None
 
 
 def _text(text: str, field: str) -> str:
-    """Protobuf strings hold no lone surrogates; JSON can."""
+    """Refuse unpaired surrogates, which JSON can carry and protobuf strings cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise InvalidArgument("is not valid Unicode", field=field, reason="TEXT_BAD_CHARACTER") from None
+        raise InvalidArgument("is not valid Unicode", field=field, reason=Reason.TEXT_BAD_CHARACTER) from None
     return text
 
 
 def _floats(proprio: dict[str, float]) -> list[float]:
-    """Numbers beyond a 32-bit float become infinite, which the frame check refuses by name."""
+    """The values for 32-bit floats; larger ones become infinite, which the frame check refuses by name."""
     return [value if abs(value) <= 3.4e38 else float("inf") for value in proprio.values()]

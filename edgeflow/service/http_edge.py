@@ -1,4 +1,4 @@
-"""What every HTTP request passes: token, sizes before bodies, no compressed bodies, no exception text outwards."""
+"""The ASGI middleware of every HTTP request: token, size limits, error bodies without exception text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeflow.config import is_loopback
 from edgeflow.errors import EdgeflowError, PermissionDenied, RequestError, Unauthenticated
+from edgeflow.reasons import Reason
 from edgeflow.service.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
 
-CALLER = "edgeflow.caller"  # the scope's key
-REQUEST_ID = "edgeflow.request_id"  # the client's own, or a new one; every answer repeats it
+CALLER = "edgeflow.caller"  # key in the ASGI scope
+REQUEST_ID = "edgeflow.request_id"  # key in the ASGI scope: the client's id or a new one, repeated in every answer
 GOOD_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 << 10
@@ -46,39 +47,41 @@ _CODES = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 405: "UNIMPLEMENTED", 413: 
 
 
 class BodyTooLarge(RequestError):
-    """More bytes than a body may have."""
+    """The request body is too large."""
 
     code = "RESOURCE_EXHAUSTED"
     http_status = 413
 
 
 class UnsupportedEncoding(RequestError):
-    """A compressed body."""
+    """The request body is compressed."""
 
     http_status = 415
 
 
 class HeadersTooLarge(RequestError):
-    """Too many headers, or too long ones."""
+    """The headers are too many or too long."""
 
     code = "RESOURCE_EXHAUSTED"
     http_status = 431
 
 
 def error_body(code: str, message: str, field: str = "") -> dict[str, Any]:
-    """The one shape of errors; type and param are for clients of OpenAI's API."""
+    """The body of every error; type and param are for clients of OpenAI's API."""
     kind = _TYPES.get(code, "server_error")
     return {"error": {"message": message, "type": kind, "param": field or None, "code": code, "field": field}}
 
 
 def error_of_status(status: int, message: str) -> dict[str, Any]:
-    """An error that the web framework found."""
+    """The body of an error raised by the web framework."""
     return error_body(_CODES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT"), message)
 
 
 class Edge:
-    """ASGI middleware: whatever the routes raise is answered here. Paths without an entry in ROLES need admin; where
-    no tokens are asked for, those below ADMIN_PATH are for loopback only.
+    """The middleware; it also answers whatever the routes raise.
+
+    Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
+    loopback.
     """
 
     def __init__(self, app: ASGIApp, guard: Guard, body_bytes: int, metrics: Metrics, log: EventLog) -> None:
@@ -119,8 +122,8 @@ class Edge:
     def _check_size(self, headers: list[tuple[bytes, bytes]]) -> None:
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
             self._metrics.limit_rejections.labels("http_headers").inc()
-            text = f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes"
-            raise HeadersTooLarge(text, field="headers", reason="HEADERS_TOO_LARGE")
+            text = f"more than {MAX_HEADERS} headers, or more than {MAX_HEADER_BYTES} bytes of them"
+            raise HeadersTooLarge(text, field="headers", reason=Reason.HEADERS_TOO_LARGE)
 
     def _caller(self, scope: Scope) -> Caller:
         peer, path = (scope.get("client") or ("",))[0], scope["path"]
@@ -129,7 +132,11 @@ class Edge:
         shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         try:
             if path.startswith(ADMIN_PATH) and not self._guard.asks and not is_loopback(peer):
-                raise PermissionDenied("is for this machine only, or with a token", field="peer", reason="NOT_LOOPBACK")
+                raise PermissionDenied(
+                    "administration without tokens is limited to this machine: configure tokens_file",
+                    field="peer",
+                    reason=Reason.NOT_LOOPBACK,
+                )
             return self._guard.check(shown, ROLES.get(path, ADMIN), peer)
         except (Unauthenticated, PermissionDenied) as error:
             self._guard.refused(path if path in ROLES else "unknown", peer, error)
@@ -137,13 +144,17 @@ class Edge:
 
     def _check_body_headers(self, headers: dict[bytes, bytes]) -> None:
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise UnsupportedEncoding("send the body as it is", field="content-encoding", reason="CONTENT_ENCODING")
+            raise UnsupportedEncoding(
+                "compressed bodies are not accepted: send the body uncompressed",
+                field="content-encoding",
+                reason=Reason.CONTENT_ENCODING,
+            )
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._body_bytes:
             raise self._too_large()
 
     def _limited(self, receive: Receive) -> Receive:
-        """A body without a length is counted while it comes."""
+        """Count the bytes of a body as it arrives, since it may lack a length."""
         received = 0
 
         async def limited() -> Message:
@@ -158,7 +169,9 @@ class Edge:
 
     def _too_large(self) -> BodyTooLarge:
         self._metrics.limit_rejections.labels("http_body_bytes").inc()
-        return BodyTooLarge(f"has more than {self._body_bytes} bytes", field="body", reason="BODY_TOO_LARGE")
+        return BodyTooLarge(
+            f"exceeds the limit of {self._body_bytes} bytes", field="body", reason=Reason.BODY_TOO_LARGE
+        )
 
     async def _answer(self, send: Send, error: EdgeflowError) -> None:
         field = error.field if isinstance(error, RequestError) else ""

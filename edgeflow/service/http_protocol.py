@@ -1,4 +1,4 @@
-"""HTTP with what the library lacks: time limits of headers and bodies, bounds on connections and chunks."""
+"""An HTTP protocol with limits that uvicorn lacks: time for headers and bodies, connections, chunks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from edgeflow.service.http_edge import error_body
 from edgeflow.service.metrics import Metrics
 
 HEADER_BYTES = 16 << 10
-MAX_CHUNKS = 2048  # parsing them takes some 10 us each, in one go
+MAX_CHUNKS = 2048  # parsing one takes about 10 us, all at once
 BODY_BYTES_PER_S = 1024
-CHECK_S = 1.0  # how often a body's rate is looked at
-GOODBYE_S = 1.0  # for a client that is cut to take its answer
+CHECK_S = 1.0  # between checks of a body's rate
+GOODBYE_S = 1.0  # for a disconnected client to read its answer
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Bounds:
-    """What all connections of a server share: the limits, and who is connected."""
+    """Limits and counts shared by all connections of a server."""
 
     headers_s: float
     body_s: float
@@ -39,22 +39,22 @@ class Bounds:
     def of(cls, config: ServiceConfig, metrics: Metrics) -> Bounds:
         timing, limits = config.timing, config.limits
         return cls(
-            timing.http_headers_ms / 1000,
-            timing.http_body_ms / 1000,
-            limits.http_connections,
-            limits.http_connections_per_address,
-            metrics,
+            headers_s=timing.http_headers_ms / 1000,
+            body_s=timing.http_body_ms / 1000,
+            connections=limits.http_connections,
+            per_address=limits.http_connections_per_address,
+            metrics=metrics,
         )
 
     def refuse(self, address: str) -> str:
-        """Which limit one more connection of `address` would break; empty when none."""
+        """The limit that one more connection from `address` would exceed, or ""."""
         if self.open.total() >= self.connections:
             return "http_connections"
         return "http_connections_per_address" if self.open[address] >= self.per_address else ""
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection. A client that is late gets 408 and is cut; one too many is cut at once."""
+    """A connection. A late client gets 408 and is disconnected; a connection too many is closed at once."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._timer is None:  # the next request of a connection that is kept
+        if self._timer is None:  # the next request on a kept-alive connection
             self._begin(False)
         self._received += len(data)
         super().data_received(data)
@@ -132,7 +132,7 @@ class BoundedProtocol(H11Protocol):
             self._timer = self.loop.call_later(min(CHECK_S, self._bounds.body_s - elapsed_s), self._check)
 
     def _cut(self, limit: str, what: str) -> None:
-        """408 where nothing was answered yet, then the end."""
+        """Send 408 if nothing was answered yet, then close."""
         self._stop()
         self._bounds.metrics.limit_rejections.labels(limit).inc()
         if self.transport.is_closing():
@@ -144,7 +144,7 @@ class BoundedProtocol(H11Protocol):
 
 
 class _CountedConnection(h11.Connection):
-    """A body of more than MAX_CHUNKS chunks is no request."""
+    """An h11 connection that refuses bodies of more than MAX_CHUNKS chunks."""
 
     def __init__(self, role: type[h11.SERVER], max_incomplete_event_size: int) -> None:
         super().__init__(role, max_incomplete_event_size)
@@ -162,6 +162,6 @@ class _CountedConnection(h11.Connection):
 
 
 def _late(what: str) -> bytes:
-    body = json.dumps(error_body("DEADLINE_EXCEEDED", f"{what} did not come in time")).encode()
+    body = json.dumps(error_body("DEADLINE_EXCEEDED", f"{what} did not arrive in time")).encode()
     head = "HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body

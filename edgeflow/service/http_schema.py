@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of requests and answers; the tests hold the service to it."""
+"""The request and response models of the OpenAPI document; tests hold the service to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Answer(BaseModel):
 
 
 class ErrorDetail(_Answer):
-    """code: a gRPC status name. field, param: what in the request is at fault; empty or null where nothing is."""
+    """The cause of an error. code: a gRPC status name. field, param: the part of the request at fault, if any."""
 
     message: str
     type: str
@@ -26,19 +26,19 @@ class ErrorDetail(_Answer):
 
 
 class ErrorAnswer(_Answer):
-    """The one shape of errors."""
+    """Every error has this form."""
 
     error: ErrorDetail
 
 
 class StateAnswer(_Answer):
-    """The service's state."""
+    """The state of the service."""
 
     state: str
 
 
 class SchemaAnswer(_Answer):
-    """What the numbers of an action mean, one entry a number. low, high: null where there is no limit."""
+    """The meaning of an action's numbers, one entry per number. low, high: null without a limit."""
 
     names: list[str]
     units: list[str]
@@ -50,7 +50,7 @@ class SchemaAnswer(_Answer):
 
 
 class TimingsAnswer(_Answer):
-    """Where the time went, in milliseconds."""
+    """Time spent in each stage, in milliseconds."""
 
     decode: float
     queue: float
@@ -59,7 +59,7 @@ class TimingsAnswer(_Answer):
 
 
 class ActAnswer(_Answer):
-    """One action. reason: why the robot holds. valid_for_ms: how long the action may be executed."""
+    """One action. reason: why the robot must hold, if so. valid_for_ms: how long the action may be executed."""
 
     action: list[float]
     command: str = Field(pattern="^(act|hold|stop)$")
@@ -71,7 +71,7 @@ class ActAnswer(_Answer):
 
 
 class ModelAnswer(BaseModel):
-    """The model that is served; more is known of it once a worker is ready."""
+    """A served model; more fields follow once a worker is ready."""
 
     id: str
     object: str
@@ -79,7 +79,7 @@ class ModelAnswer(BaseModel):
 
 
 class ModelsAnswer(_Answer):
-    """Every model that is served: one."""
+    """The policy and, where chat is served, the chat model under each of its names."""
 
     object: str
     data: list[ModelAnswer]
@@ -95,16 +95,18 @@ ACT_BODY: dict[str, Any] = {
     }
 }
 _FAILURES = {
-    400: "something in the request is wrong; error.field says what",
-    404: "no such model",
+    400: "invalid request; error.field names the field",
+    404: "unknown model",
     409: "the session was ended",
-    413: "the body is larger than permitted",
-    415: "a content type or encoding that is not served",
-    429: "all sessions are taken; retry-after says when to try again",
-    503: "stopping, or no worker is ready",
-    504: "no action in time",
+    413: "request body too large",
+    415: "unsupported content type or content encoding",
+    429: "all sessions are in use; try again after retry-after seconds",
+    503: "the service is stopping, or no worker is ready",
+    504: "no action within the time limit",
 }
 ACT_FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": what} for status, what in _FAILURES.items()
 }
-NOT_SO: dict[int | str, dict[str, Any]] = {503: {"model": StateAnswer, "description": "it is not so"}}
+CHECK_FAILED: dict[int | str, dict[str, Any]] = {
+    503: {"model": StateAnswer, "description": "the check failed; `state` says which state the service is in"}
+}

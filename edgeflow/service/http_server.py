@@ -1,4 +1,4 @@
-"""HTTP beside gRPC: one action a request, health, metrics, models."""
+"""The HTTP server: single actions, health, metrics, models, chat."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgeflow.service.health import Health
 from edgeflow.service.http_act import MSGPACK_TYPES, act_answer, act_request, parse_body
 from edgeflow.service.http_edge import CALLER, Edge, error_of_status
 from edgeflow.service.http_protocol import BoundedProtocol, Bounds
-from edgeflow.service.http_schema import ACT_BODY, ACT_FAILURES, NOT_SO, ActAnswer, ModelsAnswer, StateAnswer
+from edgeflow.service.http_schema import ACT_BODY, ACT_FAILURES, CHECK_FAILED, ActAnswer, ModelsAnswer, StateAnswer
 from edgeflow.service.listen import bind
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
@@ -37,6 +37,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 def build_app(
     config: ServiceConfig,
+    *,
     plane: ControlPlane,
     chat: ChatFront,
     guard: Guard,
@@ -44,13 +45,13 @@ def build_app(
     metrics: Metrics,
     log: EventLog,
 ) -> FastAPI:
-    """The application, its edge inside the framework's own. Pages of documentation only on loopback."""
+    """Build the application. Documentation pages are served on loopback only."""
     docs = "/docs" if is_loopback(config.http.host) else None
     openapi = "/openapi.json" if docs else None
     app = FastAPI(title="edgeflow", version=__version__, docs_url=docs, redoc_url=None, openapi_url=openapi)
     app.add_exception_handler(HTTPException, _framework_error)
     _add_act(app, plane)
-    _add_state(app, config, plane, chat, health, metrics)
+    _add_state(app, config, plane=plane, chat=chat, health=health, metrics=metrics)
     add_chat(app, chat)
     add_prefixes(app, chat)
     app.add_middleware(Edge, guard=guard, body_bytes=config.limits.http_body_bytes, metrics=metrics, log=log)
@@ -60,7 +61,7 @@ def build_app(
 def _add_act(app: FastAPI, plane: ControlPlane) -> None:
     @app.post("/v1/act", response_model=ActAnswer, responses=ACT_FAILURES, openapi_extra=ACT_BODY)
     async def act(request: Request) -> Response:
-        """One observation in, one action out."""
+        """Return the action for one observation."""
         content_type = request.headers.get("content-type", "")
         body = parse_body(content_type, await request.body())
         answer = act_answer(*await act_once(plane, act_request(body), request.scope[CALLER]))
@@ -70,28 +71,28 @@ def _add_act(app: FastAPI, plane: ControlPlane) -> None:
 
 
 def _add_state(
-    app: FastAPI, config: ServiceConfig, plane: ControlPlane, chat: ChatFront, health: Health, metrics: Metrics
+    app: FastAPI, config: ServiceConfig, *, plane: ControlPlane, chat: ChatFront, health: Health, metrics: Metrics
 ) -> None:
-    @app.get("/live", response_model=StateAnswer, responses=NOT_SO)
-    @app.get("/healthz", response_model=StateAnswer, responses=NOT_SO)
+    @app.get("/live", response_model=StateAnswer, responses=CHECK_FAILED)
+    @app.get("/healthz", response_model=StateAnswer, responses=CHECK_FAILED)
     async def healthz() -> JSONResponse:
-        """Whether the process is alive: restart it when not."""
+        """Liveness: 503 means that the process should be restarted."""
         return JSONResponse({"state": health.state.value}, 200 if health.live else 503)
 
-    @app.get("/ready", response_model=StateAnswer, responses=NOT_SO)
-    @app.get("/readyz", response_model=StateAnswer, responses=NOT_SO)
+    @app.get("/ready", response_model=StateAnswer, responses=CHECK_FAILED)
+    @app.get("/readyz", response_model=StateAnswer, responses=CHECK_FAILED)
     async def readyz() -> JSONResponse:
-        """Whether a session opened now gets actions."""
+        """Readiness: 200 means that a session opened now gets actions."""
         return JSONResponse({"state": health.state.value}, 200 if health.ready else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
-        """Prometheus exposition."""
+        """Metrics in the Prometheus text format."""
         return Response(metrics.text(), media_type=METRICS_TYPE)
 
     @app.get("/v1/models", response_model=ModelsAnswer)
     async def models() -> JSONResponse:
-        """The policy, and the chat model by all its names."""
+        """List the policy and, where chat is served, the chat model under each of its names."""
         return JSONResponse({"object": "list", "data": [_model(config, plane), *chat.models]})
 
 
@@ -113,7 +114,7 @@ async def _framework_error(_: Request, error: Exception) -> JSONResponse:
 
 
 class _Server(uvicorn.Server):
-    """Signals belong to the service; handshakes have a time limit."""
+    """A uvicorn server that leaves signals to the service and limits the time of handshakes."""
 
     def __init__(self, settings: uvicorn.Config, bounds: Bounds, tls: Tls | None, handshake_s: float) -> None:
         super().__init__(settings)
@@ -126,7 +127,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As the library's, for sockets that are bound."""
+        """Start serving on bound sockets, like the library's own method."""
         context = self._tls.context if self._tls else None
         self.servers = [
             await asyncio.get_running_loop().create_server(
@@ -145,7 +146,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Bound when made; serves between `start` and `stop`."""
+    """The HTTP server, bound on construction; serves between `start` and `stop`."""
 
     def __init__(self, config: ServiceConfig, tls: Tls | None, metrics: Metrics) -> None:
         self._socket = bind("http.port", config.http.host, config.http.port)
@@ -161,8 +162,8 @@ class HttpServer:
         return port
 
     async def start(self, app: FastAPI) -> None:
-        """Serve until `stop`."""
-        logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # it would write what clients sent to stderr
+        """Start serving."""
+        logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # it would write client input to stderr
         settings = uvicorn.Config(
             app,
             log_config=None,
@@ -177,7 +178,7 @@ class HttpServer:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http")
 
     async def stop(self) -> None:
-        """Answer what is under way, then close."""
+        """Finish running requests, then close."""
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await self._task

@@ -1,4 +1,4 @@
-"""Camera images: the header is checked against what was agreed before any pixel is decoded."""
+"""Camera images: headers are checked against the session before any pixel is decoded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from edgeflow.errors import InvalidArgument
+from edgeflow.reasons import Reason
 from edgeflow.service.jpeg import read_jpeg
 from edgeflow.types import CameraSpec, ImageFormat
 
@@ -14,32 +15,34 @@ Pixels = NDArray[np.uint8]
 
 
 def check_image(data: bytes, camera: CameraSpec, field: str) -> None:
-    """Everything about an image that can be told without decoding it."""
+    """Check everything about an image that needs no decoding."""
     if not data:
-        raise InvalidArgument("is empty", field=field, reason="IMAGE_EMPTY")
+        raise InvalidArgument("is empty", field=field, reason=Reason.IMAGE_EMPTY)
     if camera.format is ImageFormat.RGB8:
         _check_raw(data, camera, field)
         return
     header = read_jpeg(data, field)
     if (header.width, header.height) != (camera.width, camera.height):
         raise InvalidArgument(
-            f"is {header.width}x{header.height}, camera {camera.name!r} was opened with {camera.width}x{camera.height}",
+            f"is {header.width}x{header.height}; camera {camera.name!r} was opened with {camera.width}x{camera.height}",
             field=field,
-            reason="IMAGE_WRONG_SIZE",
+            reason=Reason.IMAGE_WRONG_SIZE,
         )
 
 
 def decode_jpeg(data: bytes, camera: CameraSpec, field: str) -> Pixels:
-    """RGB [height, width, 3] of a JPEG that passed `check_image`. Runs without the interpreter lock.
+    """Decode a JPEG that passed `check_image` to RGB [height, width, 3], without holding the interpreter lock.
 
     An orientation in the metadata is ignored: rows and columns stay those of the sensor.
     """
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
     except ValueError:
-        raise InvalidArgument("cannot be decoded", field=field, reason="IMAGE_UNREADABLE") from None
+        raise InvalidArgument("cannot be decoded", field=field, reason=Reason.IMAGE_UNREADABLE) from None
     if pixels.shape != (camera.height, camera.width, 3):
-        raise InvalidArgument("decodes to another size than its header says", field=field, reason="IMAGE_UNREADABLE")
+        raise InvalidArgument(
+            "decodes to a different size than its header declares", field=field, reason=Reason.IMAGE_UNREADABLE
+        )
     return pixels
 
 
@@ -47,7 +50,7 @@ def _check_raw(data: bytes, camera: CameraSpec, field: str) -> None:
     expected = camera.width * camera.height * 3
     if len(data) != expected:
         raise InvalidArgument(
-            f"has {len(data)} bytes, {camera.width}x{camera.height} RGB has {expected}",
+            f"has {len(data)} bytes; {camera.width}x{camera.height} RGB takes {expected}",
             field=field,
-            reason="IMAGE_WRONG_SIZE",
+            reason=Reason.IMAGE_WRONG_SIZE,
         )

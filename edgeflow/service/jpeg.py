@@ -1,7 +1,7 @@
-"""The structure of a JPEG file (ITU-T T.81, annex B), read from its markers without decoding anything.
+"""The structure of a JPEG file (ITU-T T.81, annex B), read from its markers without decoding.
 
-What we decode is a small part of what the format allows: Huffman-coded sequential or progressive, 8 bits a sample,
-one or three components, one frame. The rest is refused here, before a decoder sees it.
+Only a small part of the format is supported: Huffman-coded sequential or progressive, 8 bits per sample, one or three
+components, one frame. The rest is refused here, before it reaches a decoder.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import re
 from dataclasses import dataclass
 
 from edgeflow.errors import DataLoss, InvalidArgument, RequestError
+from edgeflow.reasons import Reason
 
-MAX_SCANS = 16  # a progressive JPEG has about ten; each one more costs a pass over all coefficients
+MAX_SCANS = 16  # a progressive JPEG has about ten; each costs a pass over all coefficients
 MAX_SEGMENTS = 256
 _END, _SCAN = 0xD9, 0xDA
 _FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended sequential, progressive
@@ -20,7 +21,7 @@ _REFUSED = {
     **dict.fromkeys((0xC5, 0xC6, 0xCD, 0xCE, 0xDE, 0xDF), "hierarchical"),
     **dict.fromkeys((0xC9, 0xCA, 0xCC), "arithmetic-coded"),
     0xC8: "extended",
-    0xDC: "of a height that follows the pixels",
+    0xDC: "with its height after the pixels",
 }
 _ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length; none belongs between segments
 _FILL = re.compile(rb"\xff+")
@@ -30,7 +31,7 @@ _PADDING = re.compile(rb"\x00*|\xff*")
 
 @dataclass(frozen=True, slots=True)
 class JpegHeader:
-    """What a JPEG declares."""
+    """The properties declared in a JPEG's headers."""
 
     width: int
     height: int
@@ -39,14 +40,14 @@ class JpegHeader:
 
 
 def read_jpeg(data: bytes, field: str, *, more: bool = False) -> JpegHeader:
-    """Walk all markers to the end of the image; a RequestError names what is refused. more: bytes may follow it."""
+    """Walk all markers to the end of the image; RequestErrors name what is refused. more: data may follow the image."""
     if not data.startswith(b"\xff\xd8\xff"):
-        raise _refuse("is not a JPEG image", field, "IMAGE_WRONG_FORMAT")
+        raise _refuse("is not a JPEG image", field, Reason.IMAGE_WRONG_FORMAT)
     return _Walk(data, field, more).run()
 
 
 class _Walk:
-    """Where we are in a file, and what was found so far."""
+    """A position in a file, and what was found so far."""
 
     def __init__(self, data: bytes, field: str, more: bool) -> None:
         self._data = data
@@ -62,26 +63,26 @@ class _Walk:
             if marker == _END:
                 return self._finish()
             self._segment(marker)
-        raise _refuse(f"has more than {MAX_SEGMENTS} segments", self._field, "IMAGE_UNREADABLE")
+        raise _refuse(f"has more than {MAX_SEGMENTS} segments", self._field, Reason.IMAGE_UNREADABLE)
 
     def _marker(self) -> int:
-        """The marker here, behind any number of fill bytes."""
+        """The marker at the present position, after any fill bytes."""
         fill = _FILL.match(self._data, self._position)
         position = fill.end() if fill else self._position
         if position == len(self._data):
             raise _truncated(self._field)
         if fill is None:
-            raise self._broken("no marker where one must be")
+            raise self._broken("a marker is missing")
         self._position = position + 1
         return self._data[position]
 
     def _segment(self, marker: int) -> None:
         if marker in _REFUSED:
             raise _refuse(
-                f"is a JPEG image of a kind not served: {_REFUSED[marker]}", self._field, "IMAGE_WRONG_FORMAT"
+                f"is an unsupported kind of JPEG image: {_REFUSED[marker]}", self._field, Reason.IMAGE_WRONG_FORMAT
             )
         if marker in _ALONE or marker < 0xC0:
-            raise self._broken(f"a marker 0x{marker:02X} between segments")
+            raise self._broken(f"unexpected marker 0x{marker:02X}")
         length = self._byte(self._position) << 8 | self._byte(self._position + 1)
         body = self._data[self._position + 2 : self._position + length]
         if length < 2:
@@ -95,20 +96,20 @@ class _Walk:
             self._scan()
 
     def _frame(self, body: bytes) -> None:
-        """precision, height, width, number of components, three bytes a component."""
+        """Read a frame header: precision, height, width, number of components, three bytes per component."""
         if self._size is not None:
             raise self._broken("two frame headers")
         if len(body) < 6 or len(body) != 6 + 3 * body[5]:
             raise self._broken("a frame header of the wrong length")
         if body[0] != 8:
-            text = f"has {body[0]} bits a sample, 8 are served"
-            raise _refuse(text, self._field, "IMAGE_WRONG_FORMAT")
+            text = f"has {body[0]} bits per sample; only 8 are supported"
+            raise _refuse(text, self._field, Reason.IMAGE_WRONG_FORMAT)
         if body[5] not in (1, 3):
-            text = f"has {body[5]} colour components, 1 (grey) or 3 are served"
-            raise _refuse(text, self._field, "IMAGE_WRONG_FORMAT")
+            text = f"has {body[5]} colour components; only 1 (grey) and 3 are supported"
+            raise _refuse(text, self._field, Reason.IMAGE_WRONG_FORMAT)
         height, width = int.from_bytes(body[1:3], "big"), int.from_bytes(body[3:5], "big")
         if not width or not height:
-            raise _refuse(f"is {width}x{height}", self._field, "IMAGE_WRONG_SIZE")
+            raise _refuse(f"is {width}x{height}", self._field, Reason.IMAGE_WRONG_SIZE)
         self._size = (width, height, body[5])
 
     def _scan(self) -> None:
@@ -116,7 +117,7 @@ class _Walk:
             raise self._broken("pixels before the frame header")
         self._scans += 1
         if self._scans > MAX_SCANS:
-            raise _refuse(f"has more than {MAX_SCANS} scans", self._field, "IMAGE_WRONG_FORMAT")
+            raise _refuse(f"has more than {MAX_SCANS} scans", self._field, Reason.IMAGE_WRONG_FORMAT)
         found = _AFTER_SCAN.search(self._data, self._position)
         if found is None:
             raise _truncated(self._field)
@@ -126,7 +127,7 @@ class _Walk:
         if self._size is None or not self._scans:
             raise self._broken("no pixels")
         if not self._more and not _PADDING.fullmatch(self._data, self._position):
-            raise _refuse("has data behind the end of the image", self._field, "IMAGE_TRAILING_DATA")
+            raise _refuse("has data after the end of the image", self._field, Reason.IMAGE_TRAILING_DATA)
         return JpegHeader(*self._size, self._scans)
 
     def _byte(self, position: int) -> int:
@@ -135,7 +136,7 @@ class _Walk:
         return self._data[position]
 
     def _broken(self, what: str) -> RequestError:
-        return _refuse(f"is not a readable JPEG image: {what}", self._field, "IMAGE_UNREADABLE")
+        return _refuse(f"is not a readable JPEG image: {what}", self._field, Reason.IMAGE_UNREADABLE)
 
 
 def _refuse(text: str, field: str, reason: str) -> InvalidArgument:
@@ -143,4 +144,4 @@ def _refuse(text: str, field: str, reason: str) -> InvalidArgument:
 
 
 def _truncated(field: str) -> DataLoss:
-    return DataLoss("is a truncated JPEG image", field=field, reason="IMAGE_TRUNCATED")
+    return DataLoss("is a truncated JPEG image", field=field, reason=Reason.IMAGE_TRUNCATED)

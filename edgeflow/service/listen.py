@@ -1,4 +1,4 @@
-"""Addresses to listen on."""
+"""Binding of addresses to listen on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bind(key: str, host: str, port: int) -> socket.socket:
         )[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise AddressError(f"{key}: {host} is no address of this machine ({error.strerror})") from None
+        raise AddressError(f"{key}: {host} is not an address of this machine ({error.strerror})") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
@@ -34,14 +34,16 @@ def bind(key: str, host: str, port: int) -> socket.socket:
 
 
 def refuse_busy(key: str, host: str, port: int) -> None:
-    """AddressError when a server could not listen there now."""
+    """AddressError if a server could not listen there now."""
     bind(key, host, port).close()
 
 
 def _describe(key: str, host: str, port: int, error: OSError) -> AddressError:
     where = address_text(host, port)
     if error.errno == errno.EADDRINUSE:
-        return AddressError(f"{key}: {where} is in use: stop what listens there, or choose another port (0: any)")
+        return AddressError(
+            f"{key}: {where} is in use: stop the process that listens there, or choose another port (0 = any)"
+        )
     if error.errno == errno.EACCES:
         return AddressError(f"{key}: {where} needs privileges: choose a port above 1023")
     return AddressError(f"{key}: cannot listen on {where}: {error.strerror}")

@@ -1,4 +1,4 @@
-"""One JSON object a line. Never frames, task text, credentials, raw payloads, or exception text made of them."""
+"""The event log: one JSON object per line, without frames, instructions, credentials, payloads or exception texts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, TextIO
 
 from edgeflow.clock import Clock
 
-PER_SECOND = 10  # lines of one event; the rest is counted and told with the next line
+PER_SECOND = 10  # lines per event; further ones are counted in the next line
 
 
 class EventLog:
-    """Writes events to a text stream, at most PER_SECOND a second of each name."""
+    """Writes events to a text stream, at most PER_SECOND per second and name."""
 
     def __init__(self, clock: Clock, stream: TextIO | None = None, wall: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -25,7 +25,7 @@ class EventLog:
         self._windows: dict[str, tuple[int, int, int]] = {}
 
     def event(self, name: str, **values: Any) -> None:
-        """One line, unless this event was written too often in this second."""
+        """Write a line, unless this event was written too often within the second."""
         second = self._clock.now_ns() // 1_000_000_000
         started, written, muted = self._windows.get(name, (second, 0, 0))
         if started != second:
@@ -41,7 +41,7 @@ class EventLog:
         self._stream.flush()
 
     def incident(self, where: str, error: BaseException) -> str:
-        """A bug: log its type and where it came from (not its text), and return an id for the client."""
+        """Log the type and origin (not the text) of an unexpected exception; returns an id for the client."""
         number = secrets.token_hex(6)
         frames = traceback.extract_tb(error.__traceback__)
         stack = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]

@@ -1,4 +1,4 @@
-"""A thread that sees whether the front's event loop still turns: a blocked loop cannot say so itself."""
+"""A thread that watches the front's event loop, since a blocked loop cannot report itself."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 CHECK_S = 0.1
 STALL_S = 2.0
-GIVE_UP_S = 10.0  # robots hold for long; whoever started the service can only start another
+GIVE_UP_S = 10.0  # robots have long been holding; all that helps is another process
 
 
 class LoopWatch:
-    """Counts time in its own steps, so that a process that was stopped and goes on accuses nobody.
+    """Watches for missing beats. It counts time in its own steps, so that a suspended process raises no alarm.
 
-    Make it on the loop's thread. All calls come from the watching thread: `stalled` with what the loop is doing
-    (functions, files, lines) after STALL_S, `resumed` when it turns again, `give_up` after GIVE_UP_S.
+    Create it on the loop's thread. Callbacks come from the watching thread: `stalled` with the loop's stack (functions,
+    files, lines) after STALL_S, `resumed` once the loop runs again, `give_up` after GIVE_UP_S.
     """
 
     def __init__(
@@ -34,25 +34,25 @@ class LoopWatch:
         self._thread.start()
 
     def beat(self) -> None:
-        """The loop turns."""
+        """Report that the loop runs."""
         self._beats += 1
 
     def stop(self) -> None:
-        """Returns once the thread has ended; without effect when it was not started."""
+        """Stop the thread and wait for its end; no effect if it was not started."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
-        seen, late_s, told = self._beats, 0.0, False
+        seen, late_s, reported = self._beats, 0.0, False
         while not self._stop.wait(CHECK_S):
             late_s = late_s + CHECK_S if seen == self._beats else 0.0
             seen = self._beats
-            if told and late_s == 0.0:
-                told = False
+            if reported and late_s == 0.0:
+                reported = False
                 self._resumed()
-            elif not told and late_s >= STALL_S:
-                told = True
+            elif not reported and late_s >= STALL_S:
+                reported = True
                 self._stalled(self._stack())
             if late_s >= GIVE_UP_S:
                 self._give_up()

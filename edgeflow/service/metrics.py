@@ -1,4 +1,4 @@
-"""Prometheus metrics in a registry of their own. Labels are bounded: never a session or a robot."""
+"""Prometheus metrics in their own registry. Labels are bounded: never a session or a robot."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from edgeflow import __version__
 from edgeflow.ipc.messages import Pong, WorkerReady
+from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.health import State
@@ -22,7 +23,7 @@ CONTROL_BUCKETS = (
 
 
 class Metrics:
-    """Everything the front counts. `attached` to garbage collection between `open` and `close`."""
+    """All metrics of the front. They include garbage collection between `open` and `close`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -34,29 +35,29 @@ class Metrics:
         self._worker_metrics()
         self._chat_metrics()
         self._gc_started_s = 0.0
-        self._pong = Pong(0, 0, 0, 0, [], [], [])
+        self._pong = Pong(nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[])
 
     def open(self) -> None:
-        """Start listening to the interpreter's garbage collector."""
+        """Start measuring the interpreter's garbage collections."""
         gc.callbacks.append(self._on_gc)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop measuring garbage collections."""
         if self._on_gc in gc.callbacks:
             gc.callbacks.remove(self._on_gc)
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """The metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
     def observe(self, event: Event) -> None:
-        """Count what a robot is told."""
+        """Count an event sent to a robot."""
         match event:
             case StatusEvent():
                 self.frames.labels(event.disposition.value, event.reason).inc(event.frames)
-                if event.reason == "ACTION_TOO_OLD":
+                if event.reason == Reason.ACTION_TOO_OLD:
                     self.deadline_missed.inc()
-                elif event.reason == "SUPERSEDED":
+                elif event.reason == Reason.SUPERSEDED:
                     self.superseded.inc(event.frames)
             case ActionEvent():
                 self.actions.labels(event.command.value, event.reason).inc()
@@ -66,7 +67,7 @@ class Metrics:
                     self.safe_actions.labels(event.reason).inc()
 
     def pong(self, message: Pong) -> None:
-        """The worker's counts since its start, as steps of ours."""
+        """Add the worker's counts since its last Pong."""
         before = self._pong
         self.passes.inc(max(0, message.passes - before.passes))
         self.rows.inc(max(0, message.rows - before.rows))
@@ -77,18 +78,18 @@ class Metrics:
         self._pong = message
 
     def worker_started(self, ready: WorkerReady) -> None:
-        """A worker starts counting from zero."""
-        self._pong = Pong(0, 0, 0, 0, [], [], [])
+        """A new worker starts counting from zero."""
+        self._pong = Pong(nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[])
         self.build.info({"version": __version__, "model": ready.model, "model_sha": ready.model_fingerprint})
 
     def predict(self, modes: Mapping[str, Forecast]) -> None:
-        """What each mode gives by the present pass times."""
+        """Set the forecast of each mode."""
         for mode, seen in modes.items():
             self.predicted_fps.labels(mode).set(seen.fps)
             self.predicted_age.labels(mode).set(seen.age_ns / 1e9)
 
     def state(self, state: State) -> None:
-        """The state that holds is 1, all others 0."""
+        """Set the present state to 1 and all others to 0."""
         for each in State:
             self.health_state.labels(each.value).set(each is state)
         self.draining.set(state is State.DRAINING)
@@ -108,7 +109,7 @@ class Metrics:
             self.gc_pause.labels(str(info["generation"])).observe(time.perf_counter() - self._gc_started_s)
 
     def _session_metrics(self) -> None:
-        self.frames = self._counter("frames", "Frames by what became of them", "disposition", "reason")
+        self.frames = self._counter("frames", "Frames by outcome", "disposition", "reason")
         self.actions = self._counter("actions", "Actions sent", "mode", "reason")
         self.safe_actions = self._counter("safe_action", "HOLD and STOP sent", "reason")
         self.sessions = self._gauge("sessions", "Open sessions")
@@ -116,45 +117,47 @@ class Metrics:
         self.sessions_closed = self._counter("sessions_closed", "Sessions closed", "reason")
         self.admission_rejected = self._counter("admission_rejected", "Sessions refused", "reason")
         self.deadline_missed = self._counter("deadline_missed", "Actions older than their session permits")
-        self.superseded = self._counter("mailbox_superseded", "Frames that gave way to a newer one")
+        self.superseded = self._counter("mailbox_superseded", "Frames superseded by a newer one")
 
     def _time_metrics(self) -> None:
-        self.age_seconds = self._histogram("observation_age_seconds", "Capture to action, less the best transport")
-        self.decode_seconds = self._histogram("decode_seconds", "Pixels from JPEG")
+        self.age_seconds = self._histogram("observation_age_seconds", "Capture to action, less the shortest transport")
+        self.decode_seconds = self._histogram("decode_seconds", "JPEG decoding")
         self.queue_seconds = self._histogram("queue_seconds", "Waiting for a pass")
-        self.inference_seconds = self._histogram("inference_seconds", "First pass started to last pass ended")
-        self.encode_seconds = self._histogram("encode_seconds", "Answers to messages")
+        self.inference_seconds = self._histogram("inference_seconds", "Start of the first pass to end of the last")
+        self.encode_seconds = self._histogram("encode_seconds", "Conversion of answers to messages")
         self.e2e_seconds = self._histogram("frame_e2e_seconds", "Frame received to action handed out")
         self.ingress_gap = self._histogram("ingress_gap_seconds", "Time between frames of a session")
         self.loop_lag = self._histogram("event_loop_lag_seconds", "Lateness of the service's timer")
         self.gc_pause = self._histogram("gc_pause_seconds", "Garbage collection", "generation")
 
     def _service_metrics(self) -> None:
-        self.rpc = self._counter("rpc", "Calls by how they ended", "method", "code")
+        self.rpc = self._counter("rpc", "Calls by status", "method", "code")
         self.limit_rejections = self._counter("limit_rejections", "Requests beyond a limit", "limit")
-        self.auth_failures = self._counter("auth_failures", "Calls without the right token", "reason")
+        self.auth_failures = self._counter("auth_failures", "Calls refused for their token", "reason")
         self.watchdog_fired = self._counter("watchdog_fired", "Watchdogs that acted", "which")
-        self.health_state = self._gauge("health_state", "1 for the state that holds", "state")
-        self.draining = self._gauge("draining", "1 while the service stops")
-        self.build = Info("edgeflow_build", "What runs", registry=self.registry)
+        self.health_state = self._gauge("health_state", "1 for the present state", "state")
+        self.draining = self._gauge("draining", "1 while the service is stopping")
+        self.build = Info("edgeflow_build", "Version and model", registry=self.registry)
 
     def _worker_metrics(self) -> None:
-        self.worker_progress = self._gauge("worker_last_progress_timestamp_seconds", "Last sign of life")
+        self.worker_progress = self._gauge("worker_last_progress_timestamp_seconds", "Last message from the worker")
         self.worker_restarts = self._counter("worker_restarts", "Workers replaced", "cause")
-        self.passes = self._counter("passes", "Passes of the network")
+        self.passes = self._counter("passes", "Forward passes")
         self.full_passes = self._counter("full_passes", "Passes with a full pipeline")
-        self.eager_passes = self._counter("graph_eager_passes", "Passes whose shape no graph was recorded for")
-        self.rows = self._counter("rows", "Rows of all passes")
-        self.pass_seconds = self._histogram("pass_seconds", "One pass")
-        self.predicted_fps = self._gauge("predicted_fps", "Actions a second of one robot alone at full rate", "mode")
-        self.predicted_age = self._gauge("predicted_age_seconds", "Age of its actions when they leave", "mode")
+        self.eager_passes = self._counter("graph_eager_passes", "Passes without a captured graph")
+        self.rows = self._counter("rows", "Rows in all passes")
+        self.pass_seconds = self._histogram("pass_seconds", "Duration of a pass")
+        self.predicted_fps = self._gauge("predicted_fps", "Actions per second of one robot alone at full rate", "mode")
+        self.predicted_age = self._gauge("predicted_age_seconds", "Age of its actions when sent", "mode")
 
     def _chat_metrics(self) -> None:
-        self.chat_running = self._gauge("chat_requests_running", "Requests that are answered now")
-        self.chat_waiting = self._gauge("chat_requests_waiting", "Requests that wait for their turn")
-        self.chat_refused = self._counter("chat_refused", "Requests refused for want of room", "reason")
+        self.chat_running = self._gauge("chat_requests_running", "Requests being answered")
+        self.chat_waiting = self._gauge("chat_requests_waiting", "Requests waiting for their turn")
+        self.chat_refused = self._counter(
+            "chat_refused", "Requests refused because the queue was full or slow", "reason"
+        )
         self.chat_first_token = self._histogram("chat_time_to_first_token_seconds", "Arrival to first token")
-        self.chat_token_gap = self._histogram("chat_inter_token_latency_seconds", "Between tokens of an answer")
+        self.chat_token_gap = self._histogram("chat_inter_token_latency_seconds", "Time between tokens of an answer")
         self.chat_tokens = self._counter("chat_tokens", "Tokens of prompts and answers", "kind")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

@@ -1,6 +1,6 @@
-"""Which frames may follow which: sequence numbers, stamps, rate, and how many refusals are too many.
+"""The order of frames: sequence numbers, stamps, rate, and the number of refusals.
 
-Integers and the times that the caller passes in.
+Pure integers; callers pass the time.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from edgeflow.errors import OutOfRange
+from edgeflow.reasons import Reason
 
 SEQ_WINDOW = 10_000  # a larger gap is a broken counter, not lost frames
 STAMP_TOLERANCE_NS = 1_000_000_000
@@ -15,7 +16,7 @@ REFUSAL_WINDOW_NS = 10_000_000_000
 
 
 class FrameOrder:
-    """Sequence numbers grow, stamps do not go back and do not run ahead of the robot's own clock.
+    """Checks that sequence numbers increase, and that stamps neither go back nor run ahead of the robot's own clock.
 
     The robot's clock is only known through stamps: the smallest (received - stamp) of a session is its best
     transport delay, and a stamp that beats it by more than the tolerance is in the future.
@@ -27,30 +28,34 @@ class FrameOrder:
         self._offset_ns: int | None = None
 
     def admit(self, seq: int, stamp_ns: int, now_ns: int) -> None:
-        """OutOfRange, or the frame takes its place in the order (also if its contents are refused later)."""
+        """Accept the frame into the order (even if its contents are refused later), or raise OutOfRange."""
         if seq <= self._last_seq:
-            reason = "SEQ_DUPLICATE" if seq == self._last_seq else "SEQ_OLD"
-            raise OutOfRange(f"{seq} came after {self._last_seq}", field="frame.seq", reason=reason)
+            reason = Reason.SEQ_DUPLICATE if seq == self._last_seq else Reason.SEQ_OLD
+            raise OutOfRange(
+                f"{seq} came after {self._last_seq}; sequence numbers must increase", field="frame.seq", reason=reason
+            )
         if seq > self._last_seq + SEQ_WINDOW:
             raise OutOfRange(
-                f"{seq} is more than {SEQ_WINDOW} after {self._last_seq}", field="frame.seq", reason="SEQ_GAP"
+                f"{seq} is more than {SEQ_WINDOW} ahead of {self._last_seq}", field="frame.seq", reason=Reason.SEQ_GAP
             )
         if stamp_ns < self._last_stamp_ns:
-            raise OutOfRange("is older than the frame before", field="frame.stamp_ns", reason="STAMP_OLD")
+            raise OutOfRange("is earlier than the previous frame's", field="frame.stamp_ns", reason=Reason.STAMP_OLD)
         offset_ns = now_ns - stamp_ns
         if self._offset_ns is not None and offset_ns < self._offset_ns - STAMP_TOLERANCE_NS:
-            raise OutOfRange("is in the future", field="frame.stamp_ns", reason="STAMP_FUTURE")
+            raise OutOfRange(
+                "lies in the future of the robot's own clock", field="frame.stamp_ns", reason=Reason.STAMP_FUTURE
+            )
         self._last_seq = seq
         self._last_stamp_ns = stamp_ns
         self._offset_ns = offset_ns if self._offset_ns is None else min(self._offset_ns, offset_ns)
 
     def delay_ns(self, stamp_ns: int, received_ns: int) -> int:
-        """How much longer than the quickest frame this one took to reach us."""
+        """The transport delay of a frame in excess of the session's quickest one."""
         return received_ns - stamp_ns - (self._offset_ns or 0)
 
 
 class RateGauge:
-    """Tells frames above a rate; holds one second's worth, so that a stalled network is no offence."""
+    """A token bucket of one second's worth of frames, so that a stalled network is not held against the robot."""
 
     def __init__(self, per_second: float, now_ns: int) -> None:
         self._per_second = per_second
@@ -59,7 +64,7 @@ class RateGauge:
         self._then_ns = now_ns
 
     def over(self, now_ns: int) -> bool:
-        """Count a frame; True when it comes above the rate."""
+        """Count a frame; True if it exceeds the rate."""
         earned = (now_ns - self._then_ns) / 1e9 * self._per_second
         self._tokens = min(self._capacity, self._tokens + earned)
         self._then_ns = now_ns
@@ -70,7 +75,7 @@ class RateGauge:
 
 
 class RollingCount:
-    """How often something happened lately."""
+    """A count of events within a sliding window."""
 
     def __init__(self, limit: int, window_ns: int = REFUSAL_WINDOW_NS) -> None:
         self._limit = limit
@@ -78,7 +83,7 @@ class RollingCount:
         self._times_ns: deque[int] = deque()
 
     def exceeded(self, now_ns: int) -> bool:
-        """Count it; True when it happened more often than the limit within the window."""
+        """Count an event; True if there were more than the limit within the window."""
         self._times_ns.append(now_ns)
         while self._times_ns[0] <= now_ns - self._window_ns:
             self._times_ns.popleft()

@@ -1,4 +1,4 @@
-"""What waits to be told to a robot: notes are never lost, of commands only the newest counts."""
+"""Pending events of a robot: statuses and notices are never lost, of commands only the newest counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Outbox:
         return bool(self._notes) or self.safe is not None
 
     def note(self, event: StatusEvent | NoticeEvent) -> None:
-        """Frames superseded one after another become one status with a range."""
+        """Add an event; consecutively superseded frames share one status with a range."""
         last = self._notes[-1] if self._notes else None
         if isinstance(last, StatusEvent) and isinstance(event, StatusEvent) and _joins(last, event):
             self._notes[-1] = replace(last, last_seq=event.seq)
@@ -27,7 +27,7 @@ class Outbox:
             self._notes.append(event)
 
     def take(self) -> list[Event]:
-        """Everything, the command last; the outbox is empty then."""
+        """Remove and return everything, the command last."""
         events = self._notes
         if self.safe is not None:
             events.append(self.safe)

@@ -1,4 +1,4 @@
-"""Pages that had to come from disk: in a real-time process there are none once it is warm."""
+"""Major page faults: pages read from disk, of which a warm real-time process has none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 
 class PageFaults(Collector):
-    """Of this process, since its start."""
+    """A collector of this process's major page faults since its start."""
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         count = resource.getrusage(resource.RUSAGE_SELF).ru_majflt

@@ -1,19 +1,19 @@
-"""Places for sessions: how many there are, who has them, and who gave theirs up in a silence."""
+"""Places for sessions: who has one, and who gave theirs up in a silence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgeflow.errors import ResourceExhausted
+from edgeflow.errors import RETRY_AFTER_MS, ResourceExhausted
+from edgeflow.reasons import Reason
 from edgeflow.service.auth import Caller
-
-RETRY_AFTER_MS = 1000
 
 
 class Places:
-    """A session has one from `take` to `leave`, but for the time between `give_up` and `take_again`.
+    """Places in use. A session has one from `take` to `leave`, except between `give_up` and `take_again`.
 
-    most: of all sessions; as many again may wait without a place. most_of_principal: sessions, with or without.
+    most: number of places; as many sessions again may exist without one. most_of_principal: sessions per principal,
+    with or without a place.
     """
 
     def __init__(self, most: int, most_of_principal: int) -> None:
@@ -30,7 +30,7 @@ class Places:
         return iter(list(self._callers.items()))
 
     def take(self, number: int, caller: Caller) -> None:
-        """For a new session; ResourceExhausted when there is none."""
+        """Take a place for a new session; ResourceExhausted if there is none."""
         if len(self._callers) >= 2 * self._most:
             raise self._taken()
         self._check_free()
@@ -38,16 +38,16 @@ class Places:
         self._callers[number] = caller
 
     def give_up(self, number: int) -> None:
-        """Another may have it; a second time does nothing."""
+        """Free the place for others; idempotent."""
         self._given_up.add(number)
 
     def take_again(self, number: int) -> None:
-        """For a session that gave its place up; ResourceExhausted when there is none."""
+        """Take a place again after `give_up`; ResourceExhausted if there is none."""
         self._check_free()
         self._given_up.discard(number)
 
     def leave(self, number: int) -> None:
-        """The session has ended."""
+        """Remove an ended session."""
         del self._callers[number]
         self._given_up.discard(number)
 
@@ -57,9 +57,9 @@ class Places:
 
     def _taken(self) -> ResourceExhausted:
         return ResourceExhausted(
-            f"all {self._most} sessions are taken",
+            f"all {self._most} sessions are in use",
             field="max_sessions",
-            reason="SESSIONS_TAKEN",
+            reason=Reason.SESSIONS_TAKEN,
             retry_after_ms=RETRY_AFTER_MS,
         )
 
@@ -67,8 +67,8 @@ class Places:
         most = self._most_of_principal
         if principal and sum(each.principal == principal for each in self._callers.values()) >= most:
             raise ResourceExhausted(
-                f"{principal} has {most} sessions already",
+                f"{principal} already has {most} open sessions, as many as permitted",
                 field="limits.sessions_per_principal",
-                reason="PRINCIPAL_SESSIONS",
+                reason=Reason.PRINCIPAL_SESSIONS,
                 retry_after_ms=RETRY_AFTER_MS,
             )

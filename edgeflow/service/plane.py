@@ -1,4 +1,4 @@
-"""The control plane: admits sessions, knows all of them, and stands between them and the worker."""
+"""The control plane: admits sessions, keeps them, and routes messages between them and the worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import RequestError, Unavailable
+from edgeflow.errors import RETRY_AFTER_MS, RequestError, Unavailable
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -20,9 +20,8 @@ from edgeflow.ipc.messages import (
     SessionOpened,
     SessionRefused,
     WorkerReady,
-    schema_of,
 )
-from edgeflow.scheduler.cost import PassTimes
+from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.admission import Admission, SessionPlan
 from edgeflow.service.auth import Caller
@@ -31,21 +30,22 @@ from edgeflow.service.faults import error_of_code
 from edgeflow.service.health import Health
 from edgeflow.service.log import EventLog
 from edgeflow.service.metrics import Metrics
-from edgeflow.service.places import RETRY_AFTER_MS, Places
+from edgeflow.service.places import Places
 from edgeflow.service.requests import OpenRequest
 from edgeflow.service.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.session import Session, SessionRules
-from edgeflow.types import Command, Mode
+from edgeflow.types import Command, Mode, PassTimes
 
 TICK_S = 0.02
 
 
 class ControlPlane:
-    """Runs on the loop."""
+    """All sessions of the service; runs on the event loop."""
 
     def __init__(
         self,
         config: ServiceConfig,
+        *,
         port: WorkerPort,
         pool: Executor,
         clock: Clock,
@@ -74,7 +74,7 @@ class ControlPlane:
         self._all_closed = asyncio.Event()
 
     async def open(self, request: OpenRequest, caller: Caller) -> SessionRunner:
-        """A new session; typed RequestErrors when it cannot be."""
+        """Open a session; a typed RequestError if it is refused."""
         number = self._admit(caller)
         limit_ms = self.config.max_action_age_ms
         if request.max_action_age_ns is None and limit_ms:
@@ -88,7 +88,7 @@ class ControlPlane:
             raise
 
     async def _plan(self, number: int, request: OpenRequest) -> SessionPlan:
-        """Forecasts take milliseconds: they run in a thread, one at a time."""
+        """Plan a session. Forecasts take milliseconds, so they run in a thread, one at a time."""
         async with self._planning:
             if self.worker is None:
                 raise _no_worker()
@@ -114,7 +114,7 @@ class ControlPlane:
             raise
         finally:
             del self._opening[number]
-        session = Session(number, request, schema_of(answer.schema), self._rules, self._clock.now_ns())
+        session = Session(number, request, answer.schema, self._rules, self._clock.now_ns())
         runner = SessionRunner(
             session,
             plan,
@@ -130,11 +130,11 @@ class ControlPlane:
         return runner
 
     def close(self, runner: SessionRunner) -> None:
-        """The stream has gone: what is under way leaves, the worker frees the ring. A second time does nothing."""
+        """End a session whose stream is gone: frames in flight leave, the worker frees its slots. Idempotent."""
         session = runner.session
         if self._runners.pop(session.number, None) is None:
             return
-        session.end(End("CANCELLED", "client_gone"))
+        session.end(End("CANCELLED", Reason.CLIENT_GONE))
         while runner.take_events():
             pass
         self._port.send(CloseSession(session.number))
@@ -142,15 +142,15 @@ class ControlPlane:
         self._places.leave(session.number)
         if not self._runners:
             self._all_closed.set()
-        reason = session.ended.reason if session.ended else ""
+        reason = session.ended.reason.label if session.ended else ""
         self._metrics.sessions.set(len(self._runners))
         self._metrics.sessions_closed.labels(reason).inc()
         self._log.event("session_closed", session=session.number, epoch=session.epoch, reason=reason)
 
-    # What the worker says.
+    # Messages of the worker.
 
     def worker_ready(self, ready: WorkerReady) -> None:
-        """A worker proved itself: give it the sessions that live."""
+        """A worker is ready: hand it the open sessions."""
         self.worker = ready
         self._places.allow(self.config.max_sessions or ready.max_sessions)
         self._metrics.worker_started(ready)
@@ -164,7 +164,7 @@ class ControlPlane:
                 runner.open_ring()
 
     def worker_message(self, message: Message) -> None:
-        """An answer of the worker, on its way to the session it is about."""
+        """Route a message of the worker to its session."""
         self._metrics.worker_progress.set_to_current_time()
         match message:
             case FrameResult() | FrameDropped():
@@ -180,16 +180,16 @@ class ControlPlane:
 
     @property
     def modes(self) -> dict[str, Forecast]:
-        """What one robot alone would get at full rate, by mode; empty before a worker is ready."""
+        """The forecast per mode for one robot alone at full rate; empty before a worker is ready."""
         return self._admission.modes() if self.worker is not None else {}
 
     @property
     def pass_times(self) -> PassTimes | None:
-        """As measured last; None before the first worker was ready."""
+        """The pass times measured last; None before the first worker was ready."""
         return self._admission.pass_times
 
     def worker_writable(self) -> None:
-        """Frames may cross again; whoever waited longest goes first."""
+        """Frames can be sent again; the session that waited longest goes first."""
         for number in list(self._runners):
             if not self._port.writable:
                 return
@@ -198,7 +198,7 @@ class ControlPlane:
             runner.pump()
 
     def worker_lost(self) -> None:
-        """Every robot is told HOLD, every session is kept."""
+        """Every robot gets HOLD; every session is kept."""
         self.worker = None
         for future in self._opening.values():
             if not future.done():
@@ -207,10 +207,10 @@ class ControlPlane:
             runner.session.worker_lost()
             runner.pump()
 
-    # What the service does.
+    # Calls of the service.
 
     def tick(self) -> None:
-        """Silence and age of every session. Who gave the ring back in a silence has no place any more."""
+        """Check silence and age of every session; sessions parked in a silence give up their place."""
         now_ns = self._clock.now_ns()
         for number, runner in self._runners.items():
             runner.session.tick(now_ns)
@@ -219,7 +219,7 @@ class ControlPlane:
                 self._give_up(number)
 
     async def drain(self, timeout_ms: int) -> None:
-        """No new sessions; the present ones finish what is under way, or are ended at the timeout."""
+        """Refuse new sessions; open ones finish their frames in flight, or are ended at the timeout."""
         self._draining = True
         for runner in list(self._runners.values()):
             runner.session.drain(timeout_ms)
@@ -227,7 +227,7 @@ class ControlPlane:
         if self._runners:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._all_closed.wait(), timeout_ms / 1000)
-        self.end_all(End("UNAVAILABLE", "draining", "the service is stopping"))
+        self.end_all(End("UNAVAILABLE", Reason.DRAINING, "the service is stopping"))
 
     def end_all(self, end: End) -> None:
         """End every session at once."""
@@ -236,19 +236,19 @@ class ControlPlane:
             runner.pump()
 
     def end_callers(self, stays: Callable[[Caller], bool]) -> None:
-        """End the sessions of those whose token was revoked or has expired."""
+        """End the sessions of callers for whom `stays` is False: their token was revoked or has expired."""
         for number, caller in self._places:
             runner = self._runners.get(number)
             if runner is not None and not stays(caller):
-                runner.session.end(End("UNAUTHENTICATED", "revoked", "the token does not allow this any more"))
+                runner.session.end(End("UNAUTHENTICATED", Reason.REVOKED, "the token no longer permits this"))
                 runner.pump()
 
     def fault(self) -> None:
-        """No worker will come any more: STOP."""
-        self.end_all(End("UNAVAILABLE", "fault", "no worker can be started", Command.STOP))
+        """No worker can be started any more: end every session with STOP."""
+        self.end_all(End("UNAVAILABLE", Reason.FAULT, "no worker can be started", Command.STOP))
 
     async def _replan(self) -> None:
-        """Pass times drifted: tell the forecasts, and give sessions of mode auto the depth that suits now."""
+        """Pass times drifted: update the forecasts, and the depth of sessions in mode auto."""
         modes = await asyncio.to_thread(self._admission.modes)
         self._metrics.predict(modes)
         self._log.event("pass_times_changed", **{mode: f"{seen.fps:.1f} FPS" for mode, seen in modes.items()})
@@ -269,13 +269,13 @@ class ControlPlane:
                 runner.change_plan(plan)
 
     def _want_ring(self, runner: SessionRunner) -> None:
-        """A robot that was silent is back, its frame waits."""
+        """A parked robot is back and its frame waits: admit it again."""
         number = runner.session.number
         if number not in self._returning:
             self._returning[number] = asyncio.create_task(self._readmit(number, runner), name="readmit")
 
     async def _readmit(self, number: int, runner: SessionRunner) -> None:
-        """A place and a ring again, or why there is none; the robot's next frame asks anew."""
+        """Give a parked session its place and slots again, or tell it why not; its next frame tries again."""
         try:
             self._places.take_again(number)
             plan = await self._plan(number, runner.session.request)
@@ -297,7 +297,7 @@ class ControlPlane:
             self._places.give_up(number)
 
     def _admit(self, caller: Caller) -> int:
-        """The new session's number."""
+        """Admit a new session and return its number."""
         try:
             self._check_open()
             self._places.take(self._last_number + 1, caller)
@@ -309,7 +309,7 @@ class ControlPlane:
 
     def _check_open(self) -> None:
         if self._draining:
-            raise Unavailable("the service is stopping", reason="DRAINING")
+            raise Unavailable("the service is stopping", reason=Reason.DRAINING)
         if self.worker is None or not self._health.ready:
             raise _no_worker()
 
@@ -348,12 +348,12 @@ class ControlPlane:
         if future is not None and not future.done():
             future.set_exception(error_of_code(message.code, message.text, message.reason, message.field))
         elif runner is not None:
-            runner.session.end(End(message.code, "not_reopened", message.text))
+            runner.session.end(End(message.code, Reason.NOT_REOPENED, message.text))
             runner.pump()
 
 
 def _no_worker() -> Unavailable:
-    return Unavailable("no worker is ready", reason="NO_WORKER", retry_after_ms=RETRY_AFTER_MS)
+    return Unavailable("no worker is ready", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)
 
 
 def _rules(config: ServiceConfig) -> SessionRules:

@@ -1,4 +1,4 @@
-"""What can be told about a model directory without loading it: a wrong one is refused at once."""
+"""Checks of a model directory that need no loading, so that a wrong one is refused at once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ INDEX = "model.safetensors.index.json"
 
 
 def check_model_directory(path: Path) -> None:
-    """CheckpointError names what is missing, truncated or foreign."""
+    """Check a model directory; CheckpointError names what is missing, truncated or unsupported."""
     config = path / "config.json"
     if not config.is_file():
-        raise CheckpointError(f"model: {path} has no config.json: name the directory of a Hugging Face checkpoint")
+        raise CheckpointError(f"model: {path} has no config.json: give the directory of a Hugging Face checkpoint")
     model_type = _read_object(config).get("model_type")
     if model_type not in MODEL_TYPES:
-        raise CheckpointError(f"model: {path} holds model_type {model_type!r}; served: {', '.join(MODEL_TYPES)}")
+        raise CheckpointError(f"model: {path} has model_type {model_type!r}; supported: {', '.join(MODEL_TYPES)}")
     for name in REQUIRED:
         if not (path / name).is_file():
             raise CheckpointError(f"model: {path} has no {name}: fetch the checkpoint again")
@@ -53,11 +53,11 @@ def _check_shards(path: Path) -> None:
     names = set(shards.values()) if isinstance(shards, dict) else set()
     missing = sorted(str(name) for name in names if not (path / str(name)).is_file())
     if missing:
-        raise CheckpointError(f"model: {path} lacks {missing[0]}, which {INDEX} names: fetch the checkpoint again")
+        raise CheckpointError(f"model: {path} lacks {missing[0]}, which {INDEX} lists: fetch the checkpoint again")
 
 
 def _check_length(file: Path) -> None:
-    """A safetensors file is an eight-byte length, a JSON header of that length, and the tensors it places."""
+    """Check a safetensors file: an eight-byte length, a JSON header of that length, and the tensors it lists."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")

@@ -1,4 +1,4 @@
-"""Whether a service of this machine is ready, asked over its own HTTP port: what an image's health check runs."""
+"""The readiness check of a service on this machine, over its HTTP port; used as a container's health check."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from edgeflow.errors import ConfigError, Unavailable
 from edgeflow.service.listen import address_text
 
 MAX_ANSWER_BYTES = 64 << 10
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # of a service that listens on every address
+LOOPBACK = {
+    "0.0.0.0": "127.0.0.1",
+    "::": "::1",
+    "": "127.0.0.1",
+}  # where to reach a service that listens on every address
 REQUEST = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 def probe(config: ServiceConfig, timeout_s: float) -> str:
-    """The state that the service of a configuration says it is in; Unavailable when it is not ready.
+    """Return the state of the configured service; Unavailable if it is not ready.
 
-    With TLS the certificate must be the very one the configuration names. With mutual TLS the service shows itself
-    its own, which its client CA must have signed.
+    With TLS, the certificate must be the configured one. With mutual TLS, the same certificate serves as the client's,
+    so the client CA must have signed it.
     """
     host, port = LOOPBACK.get(config.http.host, config.http.host), config.http.port
     if port == 0:
-        raise ConfigError("http.port: 0 takes any port: name the one to ask")
+        raise ConfigError("http.port: is 0, any free port: give the service's actual port with --http-port")
     try:
         answer = _ask(host, port, config.tls, timeout_s)
     except OSError as error:
@@ -54,7 +58,7 @@ def _exchange(link: socket.socket) -> bytes:
 def _context(tls: TlsConfig) -> ssl.SSLContext:
     cert, key = Path(tls.cert).expanduser(), Path(tls.key).expanduser()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # it is our own certificate or none
+    context.check_hostname = False  # the certificate itself is pinned
     context.load_verify_locations(cert)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if tls.client_ca:
@@ -63,9 +67,9 @@ def _context(tls: TlsConfig) -> ssl.SSLContext:
 
 
 def _read(answer: bytes) -> tuple[int, str]:
-    """HTTP status and the state the body names."""
+    """The HTTP status and the state in the body."""
     head, _, body = answer.partition(b"\r\n\r\n")
     try:
         return int(head.split(maxsplit=2)[1]), str(json.loads(body)["state"])
     except (IndexError, KeyError, TypeError, ValueError):
-        raise Unavailable("what answered is not this service") from None
+        raise Unavailable("the answer does not come from an edgeflow service") from None

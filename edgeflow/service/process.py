@@ -1,4 +1,4 @@
-"""What the service is as a process: its event loop, its signals, its ready file."""
+"""The service as a process: event loop, signals, ready file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeflow.errors import ConfigError
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed."""
+    """A new event loop, uvloop's if it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -23,12 +23,12 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def no_core_dumps() -> None:
-    """Frames are in memory, and must not be on disk after a crash. Children inherit it."""
+    """Disable core dumps, also for children: frames in memory must not reach the disk."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def stop_signal() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; a second one kills this process, and the worker with it."""
+    """An event set by the first SIGTERM or SIGINT; a second signal kills this process and the worker with it."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -44,9 +44,9 @@ def stop_signal() -> asyncio.Event:
 
 
 def clear_ready_file(path: Path) -> None:
-    """One of an earlier service would lead robots to its ports."""
+    """Remove the ready file of an earlier service, which would point robots to its ports."""
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"ready_file: {path.parent} is no directory that can be written to")
+        raise ConfigError(f"ready_file: {path.parent} is not a writable directory")
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -54,7 +54,7 @@ def clear_ready_file(path: Path) -> None:
 
 
 def write_ready_file(path: Path, *, grpc: int, http: int) -> None:
-    """Appears whole or not at all."""
+    """Write the ready file atomically."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(json.dumps({"grpc": grpc, "http": http}) + "\n")
     partial.replace(path)

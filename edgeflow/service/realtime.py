@@ -1,4 +1,4 @@
-"""CPUs, priorities and locked memory for front and worker. What is not permitted is told, and the service goes on."""
+"""CPUs, priorities and locked memory of front and worker. What is not permitted becomes a warning."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _MCL_CURRENT, _MCL_FUTURE = 1, 2
 
 
 def settle(who: str, pid: int, cpus: Sequence[int], priority: int) -> list[str]:
-    """Give a process its CPUs and priority; what could not be done, one line each.
+    """Set the CPUs and the priority of a process; returns one warning for each that could not be set.
 
-    All threads that it has get them, and hand them on. pid: 0 = the calling thread. priority: 0 = as it is, -20 to -1
-    a nice level, 1 to 99 SCHED_FIFO.
+    All present threads get them, and later ones inherit them. pid: 0 = the calling thread. priority: 0 = unchanged, -20
+    to -1 a nice level, 1 to 99 SCHED_FIFO.
     """
-    told: list[str] = []
+    warnings: list[str] = []
     if cpus:
-        told += _try(f"realtime.{who}_cpus {list(cpus)}", pid, lambda thread: os.sched_setaffinity(thread, cpus))
+        warnings += _try(f"realtime.{who}_cpus {list(cpus)}", pid, lambda thread: os.sched_setaffinity(thread, cpus))
     if priority > 0:
         fifo = os.sched_param(priority)
         what = f"realtime.{who}_priority {priority} (SCHED_FIFO)"
-        told += _try(what, pid, lambda thread: os.sched_setscheduler(thread, os.SCHED_FIFO, fifo))
+        warnings += _try(what, pid, lambda thread: os.sched_setscheduler(thread, os.SCHED_FIFO, fifo))
     elif priority < 0:
         what = f"realtime.{who}_priority {priority} (nice)"
-        told += _try(what, pid, lambda thread: os.setpriority(os.PRIO_PROCESS, thread, priority))
-    return told
+        warnings += _try(what, pid, lambda thread: os.setpriority(os.PRIO_PROCESS, thread, priority))
+    return warnings
 
 
 def lock_memory() -> list[str]:
-    """Keep every page of this process in memory, those to come included."""
+    """Lock all present and future pages of this process in memory."""
     return _try("realtime.lock_memory", 0, _lock_all)
 
 

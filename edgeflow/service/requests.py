@@ -1,4 +1,4 @@
-"""What a robot asked for, once it has been checked: the nouns between codec and session."""
+"""Validated requests of robots: the types between codec and session."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from edgeflow.types import CameraSpec, Mode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequest:
-    """A session as agreed. cameras: the first is the policy's; mode None = the service's default.
+    """A validated Open.
 
-    depth: meant when mode is Mode.DEPTH.
+    cameras: the policy uses the first. mode: None = the service's default. depth: with Mode.DEPTH only.
     """
 
     cameras: tuple[CameraSpec, ...]
@@ -26,9 +26,9 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFrame:
-    """A frame whose sizes, header, numbers and text are good; its pixels are not decoded yet.
+    """A frame whose sizes, header, numbers and text are valid; its pixels are not decoded yet.
 
-    images: one a camera, in the order of the open request. instruction: None = unchanged.
+    images: one per camera, in the order of the open request. instruction: None = unchanged.
     """
 
     seq: int

@@ -1,4 +1,4 @@
-"""A session at work: joins the state machine with the decoder threads, the worker's socket and the stream."""
+"""The driver of a session: connects the state machine to the decoder threads, the worker's socket and the stream."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from edgeflow.clock import Clock
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError
 from edgeflow.ipc.messages import ChangeDepth, Message, OpenSession, Payload
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.admission import SessionPlan
 from edgeflow.service.codec import Unparsable, check_frame, check_text, decode_frame, refuse_unknown_fields
@@ -24,7 +25,7 @@ from edgeflow.types import CameraSpec, Command
 
 
 class WorkerPort(Protocol):
-    """The way to the worker."""
+    """The connection to the worker."""
 
     @property
     def writable(self) -> bool: ...
@@ -33,7 +34,7 @@ class WorkerPort(Protocol):
 
 
 class SessionRunner:
-    """Everything runs on the loop, but for decoding. Call `pump` after anything that changes the session."""
+    """Drives one session. Everything but decoding runs on the loop; call `pump` after any change to the session."""
 
     def __init__(
         self,
@@ -59,14 +60,16 @@ class SessionRunner:
         self._want_ring = want_ring
         self._changed = asyncio.Event()
         self._last_frame_ns: int | None = None
-        self._told: list[Event] = []
+        self._taken: list[Event] = []
 
     def receive(self, message: pb.ClientMessage | Unparsable) -> None:
-        """A message of the stream after Open; whatever is in it, the stream goes on."""
+        """Handle a message after Open; the stream continues whatever it contains."""
         if self.session.ended is not None:
             return
         if isinstance(message, Unparsable):
-            self._refuse(0, InvalidArgument("cannot be parsed", field="message", reason="MESSAGE_UNPARSABLE"))
+            self._refuse(
+                0, InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
+            )
             return
         match message.WhichOneof("kind"):
             case "frame":
@@ -74,16 +77,21 @@ class SessionRunner:
             case "reset":
                 self._reset(message.reset)
             case "close":
-                self.session.end(End("OK", "client_closed"))
+                self.session.end(End("OK", Reason.CLIENT_CLOSED))
             case "open":
-                error = AlreadyExists("this stream has its session", field="open", reason="SESSION_OPEN")
+                error = AlreadyExists("this stream already has a session", field="open", reason=Reason.SESSION_OPEN)
                 self.session.reject_message(error, self._clock.now_ns())
             case _:
-                self._refuse(0, InvalidArgument("has no content", field="message", reason="MESSAGE_EMPTY"))
+                self._refuse(
+                    0,
+                    InvalidArgument(
+                        "is empty: send a frame, reset or close", field="message", reason=Reason.MESSAGE_EMPTY
+                    ),
+                )
         self.pump()
 
     def receive_frame(self, frame: pb.Frame, envelope: pb.ClientMessage | pb.ActRequest) -> None:
-        """A frame: order, unknown fields, contents; refused or offered."""
+        """Check the order, unknown fields and contents of a frame, then offer or refuse it."""
         now_ns = self._clock.now_ns()
         self._observe_gap(now_ns)
         try:
@@ -95,23 +103,23 @@ class SessionRunner:
         self.pump()
 
     def change_plan(self, plan: SessionPlan) -> None:
-        """The pass times drifted: another depth from the next frame on, or only another forecast."""
+        """Adopt a new plan: another depth from the next frame on, or only another forecast."""
         if self._replace_plan(plan):
             self._port.send(ChangeDepth(self.session.number, plan.depth))
             self.pump()
 
     def reopen(self, plan: SessionPlan) -> None:
-        """The session may have a ring again, in what is free now."""
+        """Open the session's ring again, with the depth that fits now."""
         self._replace_plan(plan)
         self.open_ring()
 
     def open_ring(self) -> None:
-        """Ask the worker for the session's ring: it has none since a silence, or is a new worker."""
+        """Request the session's ring, from a new worker or after a silence."""
         self.session.ring_asked()
         self._port.send(open_session(self.session.number, self.session.epoch, self.session.request, self.plan))
 
     def pump(self) -> None:
-        """Move on whatever can move: commands, frames to the worker, frames to the decoder, events to the stream."""
+        """Advance everything that can: commands, frames to the worker, frames to the decoder, events to the stream."""
         session = self.session
         while session.commands:
             self._port.send(session.commands.popleft())
@@ -125,22 +133,22 @@ class SessionRunner:
             self._changed.set()
 
     async def next_events(self) -> list[Event]:
-        """Wait for something to tell the robot; empty when the session ended and all was told."""
-        self._count_told()
+        """Wait for events; empty once the session has ended and all events were taken."""
+        self._count_taken()
         while not self.session.has_events and self.session.ended is None:
             self._changed.clear()
             await self._changed.wait()
         return self.take_events()
 
     def take_events(self) -> list[Event]:
-        """What there is to tell. It is counted when the caller comes back: a robot waits for it now."""
-        self._count_told()
-        self._told = self.session.take(self._clock.now_ns())
-        return self._told
+        """Take the pending events. They are counted at the next call, so that metrics do not delay the robot."""
+        self._count_taken()
+        self._taken = self.session.take(self._clock.now_ns())
+        return self._taken
 
-    def _count_told(self) -> None:
-        """In metrics; HOLD and STOP are logged too."""
-        events, self._told = self._told, []
+    def _count_taken(self) -> None:
+        """Count the events taken last in the metrics; log HOLD and STOP."""
+        events, self._taken = self._taken, []
         for event in events:
             self._metrics.observe(event)
             if isinstance(event, ActionEvent) and event.command is not Command.ACT:
@@ -178,7 +186,7 @@ class SessionRunner:
         self.pump()
 
     def _replace_plan(self, plan: SessionPlan) -> bool:
-        """Whether the depth is another one, which the robot is told."""
+        """Adopt a plan; True if the depth changed, of which the robot is notified."""
         depth, self.plan = self.plan.depth, plan
         if plan.depth != depth:
             self.session.notify("depth", f"the forecasts changed: depth {plan.depth} instead of {depth}")
@@ -193,14 +201,20 @@ class SessionRunner:
 def open_session(
     number: int, epoch: int, request: OpenRequest, plan: SessionPlan, instruction: str = ""
 ) -> OpenSession:
-    """What the worker is told of a session. instruction: checked there, not kept."""
+    """The message that opens a session at the worker. instruction: checked there, not stored."""
     return OpenSession(
-        number, epoch, plan.depth, request.unnorm_key, instruction, plan.robot.deadline_ns, plan.robot.period_ns
+        session=number,
+        epoch=epoch,
+        depth=plan.depth,
+        unnorm_key=request.unnorm_key,
+        instruction=instruction,
+        deadline_ns=plan.robot.deadline_ns,
+        period_ns=plan.robot.period_ns,
     )
 
 
 def _timed_decode(frame: CheckedFrame, camera: CameraSpec) -> tuple[Payload | RequestError, int]:
-    """In a decoder thread: a refusal is a value, so that nothing but bugs is raised there."""
+    """Decode a frame, in a decoder thread. A refusal is returned, so that only bugs are raised."""
     started_ns = time.perf_counter_ns()
     try:
         payload: Payload | RequestError = decode_frame(frame, camera)

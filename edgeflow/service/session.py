@@ -1,24 +1,23 @@
-"""One robot's session: a state machine without threads, sockets or a clock of its own.
+"""One robot's session: a state machine without threads, sockets or a clock.
 
-A frame goes arrived → decoding → decoded → sent → ready, and leaves with exactly one disposition:
+A frame moves through arrived → decoding → decoded → sent → ready, and leaves with exactly one disposition:
 
-    arrived   one waits, the newest; not decoded yet
-    decoding  one at a time
-    decoded   one waits for the worker's socket, the newest
+    arrived   waits for the decoder; only the newest is kept
+    decoding  in the decoder, one at a time
+    decoded   waits for the worker's socket; only the newest is kept
     sent      with the worker
-    ready     its action waits for the stream to be writable, the newest; taking it makes the frame ACTED
+    ready     its action waits for the stream; only the newest is kept, and taking it makes the frame ACTED
 
-Rules that the contract leaves open:
-- An instruction takes effect once its frame's header is accepted, also when the frame is then superseded or its
-  pixels turn out broken. Another text than before starts a new epoch.
-- An instruction with more tokens than the model's slots hold is taken back: the one before it holds again, in an
-  epoch of its own.
-- A frame above the permitted rate is used when nothing newer comes before its turn; otherwise it is refused with
+Rules beyond the protocol:
+- An instruction takes effect once its frame's header is accepted, even if the frame is then superseded or its pixels
+  are broken. A different text starts a new epoch.
+- An instruction with more tokens than a slot holds is reverted: the previous one applies again, in a new epoch.
+- A frame above the permitted rate is used if no newer one arrives before its turn; otherwise it is refused with
   RESOURCE_EXHAUSTED instead of superseded. Such refusals do not count towards ending the stream.
-- A robot that was silent for a second and has nothing under way is parked: its ring and its place are another's to
-  take. Its next frame waits until the worker opened the ring again, and is served; where no place is left it leaves
-  with the reason, the robot holds, and the frame after it asks again.
-- Three invalid outputs in a row put the session in fault: STOP, and every frame is refused until the robot says
+- A robot that was silent for a second with no frame in flight is parked: its ring (its KV slots in the worker) and its
+  place become free for others. Its next frame waits until the worker has opened a ring again. If no place is left, the
+  frame is dropped with the reason, the robot holds, and the following frame tries again.
+- Three invalid outputs in a row put the session in fault: STOP, and every frame is refused until the robot sends
   `Reset`. These refusals do not count towards ending the stream either.
 """
 
@@ -29,7 +28,6 @@ from dataclasses import dataclass
 
 from edgeflow.errors import RequestError
 from edgeflow.ipc.messages import (
-    INSTRUCTION_TOO_LONG,
     CloseSession,
     FrameDropped,
     FrameResult,
@@ -37,6 +35,7 @@ from edgeflow.ipc.messages import (
     ResetSession,
     SubmitFrame,
 )
+from edgeflow.reasons import Reason
 from edgeflow.service.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.gate import within_limits
 from edgeflow.service.ordering import FrameOrder, RateGauge, RollingCount
@@ -47,12 +46,12 @@ from edgeflow.service.underway import UnderWay
 from edgeflow.types import ActionSchema, Command, Disposition, StageTimings
 
 PERIODS_SILENT = 5
-RESTARTING = ("UNAVAILABLE", "WORKER_RESTARTING", "the worker is restarting")
+RESTARTING = ("UNAVAILABLE", Reason.WORKER_RESTARTING, "the worker is restarting")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRules:
-    """The service's limits and waits, as a session needs them."""
+    """The limits and time limits of the configuration that a session applies."""
 
     action_ttl_ms: int
     silent_hold_ns: int
@@ -65,7 +64,7 @@ class SessionRules:
 
 
 class Session:
-    """Feed it what happens; then take `events`, `commands`, frames to decode and frames to send."""
+    """The state machine. Report what happens; then take events, `commands`, frames to decode and frames to send."""
 
     def __init__(
         self, number: int, request: OpenRequest, schema: ActionSchema, rules: SessionRules, now_ns: int
@@ -92,35 +91,43 @@ class Session:
         self._outbox = Outbox()
         self._frames = UnderWay(self._outbox)
 
-    # What the robot does.
+    # Calls for the robot.
 
     def admit(self, seq: int, stamp_ns: int, now_ns: int) -> None:
-        """A frame came, whatever is in it; OutOfRange when it is out of order."""
+        """A frame arrived, whatever its contents; OutOfRange if it is out of order."""
         self._heard_ns = now_ns
         self._order.admit(seq, stamp_ns, now_ns)
 
     def refuse(self, seq: int, error: RequestError, now_ns: int) -> None:
-        """A frame was refused by the order or the codec; too many of them end the session."""
+        """Report a refused frame; too many refusals end the session."""
         self._heard_ns = now_ns
         rejected = Disposition.REJECTED
-        self._outbox.note(StatusEvent(seq, rejected, error.code, error.reason, error.text, field=error.field))
+        self._outbox.note(
+            StatusEvent(
+                seq=seq, disposition=rejected, code=error.code, reason=error.reason, text=error.text, field=error.field
+            )
+        )
         if self._refusals.exceeded(now_ns):
             limit = self._rules.rejected_frames
-            self.end(End("ABORTED", "too_many_rejected", f"more than {limit} refused frames in 10 s"))
+            self.end(End("ABORTED", Reason.TOO_MANY_REJECTED, f"more than {limit} refused frames in 10 s"))
 
     def offer(self, frame: CheckedFrame, now_ns: int) -> None:
-        """An admitted frame whose header is good; the newest waits for the decoder."""
+        """Take an admitted frame with a valid header; only the newest waits for the decoder."""
         self._silent = False
         if self._guard.fault:
             refused = Disposition.REJECTED
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
-            self._outbox.note(StatusEvent(frame.seq, refused, "FAILED_PRECONDITION", "FAULT", text))
+            self._outbox.note(
+                StatusEvent(
+                    seq=frame.seq, disposition=refused, code="FAILED_PRECONDITION", reason=Reason.FAULT, text=text
+                )
+            )
             return
         if frame.instruction is not None and frame.instruction != self.instruction:
             self.reset(frame.instruction)
-        track = Track(frame, self.epoch, now_ns, self._rate.over(now_ns))
+        track = Track(frame=frame, epoch=self.epoch, received_ns=now_ns, over_rate=self._rate.over(now_ns))
         if self._draining or self._input_ended:
-            self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", "DRAINING", "the service is stopping")
+            self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", Reason.DRAINING, "the service is stopping")
         elif self._ring is Ring.LOST:
             self._frames.leave(track, Disposition.DROPPED, *RESTARTING)
         else:
@@ -129,68 +136,76 @@ class Session:
                 self._ring = Ring.WANTED
 
     def reset(self, instruction: str = "") -> None:
-        """A new epoch: everything under way leaves, nothing of it is sent any more. It ends a fault."""
+        """Start a new epoch: all frames in flight leave and none of their actions is sent. Ends a fault."""
         if self._guard.rearm():
             self._outbox.safe = None
         self.instruction = instruction or self.instruction
         self.epoch += 1
-        text = "the instruction or episode changed while this frame was under way"
-        self._frames.drop_all("ABORTED", "EPOCH_CHANGED", text)
+        text = "the instruction or episode changed while this frame was in flight"
+        self._frames.drop_all("ABORTED", Reason.EPOCH_CHANGED, text)
         if self._ring in (Ring.HELD, Ring.ASKED):
             self.commands.append(ResetSession(self.number, self.epoch))
         self._outbox.note(NoticeEvent("epoch", self.epoch, text="a new instruction or episode"))
 
     def reject_message(self, error: RequestError, now_ns: int) -> None:
-        """A message that is no frame was refused."""
+        """Report a refused message other than a frame."""
         self._heard_ns = now_ns
         self._outbox.note(NoticeEvent("rejected", self.epoch, error.code, error.text))
 
     def end_input(self) -> None:
-        """The robot sends no more; what is under way still comes out."""
+        """The robot sends nothing more; frames in flight still get their actions."""
         self._input_ended = True
         self._finish_if_idle()
 
-    # What the decoder does.
+    # Calls for the decoder.
 
     def start_decoding(self) -> CheckedFrame | None:
-        """The frame to decode now, if there is one and the decoder of this session is free."""
+        """The next frame to decode, if one waits and this session's decoder is free."""
         return self._frames.start_decoding()
 
     def decoded(self, payload: Payload, decode_ns: int) -> None:
-        """The frame in the decoder is RGB now; it waits for the worker's socket."""
+        """The frame in the decoder is decoded to RGB and waits for the worker's socket."""
         track = self._frames.finish_decoding()
         if track is not None:
             self._frames.decoded(track, payload, decode_ns)
 
     def decode_failed(self, error: RequestError, now_ns: int) -> None:
-        """The frame in the decoder is broken."""
+        """The frame in the decoder cannot be decoded."""
         track = self._frames.finish_decoding()
         if track is not None:
             self.refuse(track.frame.seq, error, now_ns)
         self._finish_if_idle()
 
-    # What the worker does.
+    # Calls for the worker.
 
     def start_sending(self, now_ns: int) -> SubmitFrame | None:
-        """The frame to send to the worker now, if one waits."""
+        """The next frame to send to the worker, if one waits."""
         track = self._frames.start_sending(now_ns) if self._ring is Ring.HELD else None
         if track is None:
             return None
         camera = self.request.cameras[0]
         payload, track.payload = track.payload, b""
-        where = (self.number, track.epoch, track.frame.seq, camera.height, camera.width)
-        return SubmitFrame(*where, self.instruction, payload, waited_ns=now_ns - track.received_ns)
+        return SubmitFrame(
+            session=self.number,
+            epoch=track.epoch,
+            seq=track.frame.seq,
+            height=camera.height,
+            width=camera.width,
+            instruction=self.instruction,
+            payload=payload,
+            waited_ns=now_ns - track.received_ns,
+        )
 
     def result(self, message: FrameResult) -> None:
-        """An action, gated: finite, within the limits, of this epoch; else HOLD."""
+        """Take an action if it is finite, within the limits and of this epoch; otherwise HOLD."""
         track = self._frames.answered(message.seq, message.epoch)
         if track is None:
             return
         self._proven_instruction = self.instruction
         if not message.valid or not within_limits(message.values, self.schema):
             text = "the policy's output was not finite or outside the action limits"
-            self._frames.leave(track, Disposition.DROPPED, "INTERNAL", "POLICY_OUTPUT_INVALID", text)
-            self.hold("POLICY_OUTPUT_INVALID")
+            self._frames.leave(track, Disposition.DROPPED, "INTERNAL", Reason.POLICY_OUTPUT_INVALID, text)
+            self.hold(Reason.POLICY_OUTPUT_INVALID)
             if self._guard.refused():
                 self._fault()
         else:
@@ -204,7 +219,7 @@ class Session:
         self._finish_if_idle()
 
     def dropped(self, message: FrameDropped) -> None:
-        """The worker let a frame go without an action."""
+        """The worker dropped a frame without an action."""
         track = self._frames.answered(message.seq, message.epoch)
         if track is None:
             return
@@ -213,34 +228,34 @@ class Session:
             self._frames.supersede(track)
         else:
             self._frames.leave(track, disposition, message.code, message.reason, message.text)
-        if message.reason == INSTRUCTION_TOO_LONG and self.instruction != self._proven_instruction:
+        if message.reason == Reason.INSTRUCTION_TOO_LONG and self.instruction != self._proven_instruction:
             self.reset(self._proven_instruction)
         self._finish_if_idle()
 
     def worker_lost(self) -> None:
-        """The worker is gone: HOLD until there is another. An ended session has been told its last."""
+        """The worker is lost: HOLD until there is another. Nothing changes for an ended session."""
         if self.ended is not None:
             return
         self._ring, self._lost = Ring.FREED if self.parked else Ring.LOST, True
         self.commands.clear()
         text = "the worker process was lost and is being replaced"
-        self._frames.drop_all("UNAVAILABLE", "WORKER_LOST", text)
+        self._frames.drop_all("UNAVAILABLE", Reason.WORKER_LOST, text)
         self._outbox.note(NoticeEvent("worker_lost", self.epoch, "UNAVAILABLE", text))
-        self.hold("WORKER_LOST")
+        self.hold(Reason.WORKER_LOST)
         self._finish_if_idle()
 
     @property
     def wants_ring(self) -> bool:
-        """Whether a frame waits for a ring that was given back."""
+        """True while a frame waits for a ring that was given back."""
         return self._ring is Ring.WANTED
 
     @property
     def parked(self) -> bool:
-        """Whether it gave its ring back in a silence, and has none yet."""
+        """True while the session has no ring because it gave it back in a silence."""
         return self._ring in (Ring.FREED, Ring.WANTED)
 
     def stay_parked(self, error: RequestError) -> None:
-        """There is no ring for the frame that waits."""
+        """No ring is available for the waiting frame: drop it with the reason and hold."""
         if self._ring is Ring.WANTED:
             self._ring = Ring.FREED
             self._frames.drop_unsent(error.code, error.reason, error.text)
@@ -248,78 +263,80 @@ class Session:
             self._finish_if_idle()
 
     def ring_asked(self) -> None:
-        """The worker is asked for a ring, in the present epoch."""
+        """A ring was requested from the worker, for the present epoch."""
         self._ring = Ring.ASKED
 
     def worker_ready(self) -> None:
-        """The worker has this session, in the epoch that it was asked for."""
+        """The worker opened the ring for the requested epoch."""
         self._ring = Ring.HELD
         self.worker_back()
 
     def worker_back(self) -> None:
-        """There is a worker again."""
+        """A worker is available again."""
         if self._lost:
             self._lost = False
             self.notify("worker_ready")
 
-    # What time and the service do.
+    # Calls for the clock and the service.
 
     def tick(self, now_ns: int) -> None:
-        """Silence and age."""
+        """Check for silence and for the maximum age."""
         if self.ended is not None:
             return
         silence_ns = now_ns - self._heard_ns
         if now_ns - self._opened_ns > self._rules.session_age_ns:
-            self.end(End("DEADLINE_EXCEEDED", "session_age", "the session reached its longest life"))
+            self.end(End("DEADLINE_EXCEEDED", Reason.SESSION_AGE, "the session reached its maximum age"))
         elif silence_ns > self._rules.silent_end_ns:
             seconds = self._rules.silent_end_ns / 1e9
-            self.end(End("DEADLINE_EXCEEDED", "silent", f"no frame for {seconds:g} s"))
+            self.end(End("DEADLINE_EXCEEDED", Reason.SILENT, f"no frame for {seconds:g} s"))
         elif silence_ns > self._hold_after_ns and not self._silent and not self._input_ended:
             self._silent = True
-            self.hold("INGRESS_SILENT")
+            self.hold(Reason.INGRESS_SILENT)
         elif silence_ns > self._free_after_ns and self._ring is Ring.HELD and not self._frames:
             self._ring = Ring.FREED
             self.commands.append(CloseSession(self.number))
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
-        """Tell the robot to stop moving; an action that was not taken yet is withdrawn. A fault's STOP stays."""
+        """Order the robot to stop moving; an action not yet taken is withdrawn. A fault's STOP stays in force."""
         ready = self._frames.take_ready()
         if ready is not None:
-            self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn, the robot holds")
+            self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn: the robot holds")
         if command is Command.STOP or not self._guard.fault:
-            self._outbox.safe = ActionEvent(self.epoch, command, reason, self.valid_for_ms)
+            self._outbox.safe = ActionEvent(
+                epoch=self.epoch, command=command, reason=reason, valid_for_ms=self.valid_for_ms
+            )
 
     def notify(self, kind: str, text: str = "") -> None:
-        """Something the robot may want to know."""
+        """Send the robot a notice."""
         if self.ended is None:
             self._outbox.note(NoticeEvent(kind, self.epoch, "", text))
 
     def drain(self, deadline_ms: int) -> None:
-        """The service stops: what the worker has still comes out, the rest is dropped, then HOLD and the end."""
+        """The service stops: frames with the worker finish, others are dropped; then HOLD and the end."""
         if self.ended is not None:
             return
         self._draining = True
         self._outbox.note(NoticeEvent("drain", self.epoch, "UNAVAILABLE", "the service is stopping", deadline_ms))
-        self._frames.drop_unsent("UNAVAILABLE", "DRAINING", "the service is stopping")
+        self._frames.drop_unsent("UNAVAILABLE", Reason.DRAINING, "the service is stopping")
         self._finish_if_idle()
 
     def end(self, end: End) -> None:
-        """Over: every frame under way leaves. The first end counts."""
+        """End the session: every frame in flight leaves. Only the first end counts."""
         if self.ended is None:
             code = "CANCELLED" if end.code == "OK" else end.code
-            self._frames.drop_all(code, "SESSION_CLOSED", "the session ended")
+            self._frames.drop_all(code, Reason.SESSION_CLOSED, "the session ended")
             if end.code != "OK":
-                self.hold(end.reason.upper(), end.command)
+                self.hold(end.reason, end.command)
             self.ended = end
 
-    # What the robot is told.
+    # Events for the robot.
 
     @property
     def has_events(self) -> bool:
         return bool(self._outbox) or self._frames.ready is not None
 
     def take(self, now_ns: int) -> list[Event]:
-        """Everything to tell the robot now, in order; the newest action last, followed by its ACTED."""
+        """All pending events, in order; the newest action comes last, followed by its ACTED."""
         self._withdraw_if_old(now_ns)
         events = self._outbox.take()
         ready = self._frames.take_ready()
@@ -334,20 +351,20 @@ class Session:
         if ready is not None and limit_ns is not None and now_ns - ready.track.received_ns > limit_ns:
             self._frames.take_ready()
             text = f"the action took longer than {limit_ns // 1_000_000} ms"
-            self._frames.leave(ready.track, Disposition.DROPPED, "DEADLINE_EXCEEDED", "ACTION_TOO_OLD", text)
-            self.hold("ACTION_TOO_OLD")
+            self._frames.leave(ready.track, Disposition.DROPPED, "DEADLINE_EXCEEDED", Reason.ACTION_TOO_OLD, text)
+            self.hold(Reason.ACTION_TOO_OLD)
 
     def _fault(self) -> None:
         text = f"{INVALID_IN_A_ROW} invalid outputs in a row"
-        self._frames.drop_all("INTERNAL", "FAULT", text)
+        self._frames.drop_all("INTERNAL", Reason.FAULT, text)
         self._outbox.note(NoticeEvent("fault", self.epoch, "INTERNAL", f"{text}: the robot must reset"))
-        self.hold("FAULT", Command.STOP)
+        self.hold(Reason.FAULT, Command.STOP)
 
     def _finish_if_idle(self) -> None:
-        """While stopping: the end comes when nothing is under way any more."""
+        """While stopping: end the session once no frame is in flight."""
         if self._frames or self.ended is not None:
             return
         if self._draining:
-            self.end(End("UNAVAILABLE", "draining", "the service is stopping"))
+            self.end(End("UNAVAILABLE", Reason.DRAINING, "the service is stopping"))
         elif self._input_ended:
-            self.end(End("OK", "client_closed"))
+            self.end(End("OK", Reason.CLIENT_CLOSED))

@@ -1,24 +1,24 @@
-"""Worker processes, and one in reserve: it has loaded its libraries, most of a start, and waits to be told to begin."""
+"""Worker processes, with one in reserve that has loaded its libraries, most of a start, and waits for `Begin`."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from edgeflow.config import ServiceConfig
 from edgeflow.ipc.channel import pack
 from edgeflow.ipc.messages import Begin
-from edgeflow.scheduler.cost import PassTimes
 from edgeflow.service.log import EventLog
 from edgeflow.service.realtime import settle
 from edgeflow.service.worker_process import ENTRY, KILL_WAIT_S, Launched, WorkerProcess, launch_worker, start_process
+from edgeflow.types import PassTimes
 
 
 @dataclass(slots=True)
 class _Reserve:
-    """ready: it told that it has loaded everything."""
+    """A worker in reserve. ready: it reported that everything is loaded."""
 
     sock: socket.socket
     process: WorkerProcess
@@ -26,7 +26,7 @@ class _Reserve:
 
 
 class Workers:
-    """`launch` for the supervisor. known: pass times that a worker measured before, if any. entry: their module."""
+    """Launches workers for the supervisor. known: pass times measured earlier, if any. entry: the workers' module."""
 
     def __init__(
         self, config: ServiceConfig, known: Callable[[], PassTimes | None], log: EventLog, entry: str = ENTRY
@@ -39,7 +39,7 @@ class Workers:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def launch(self) -> Launched:
-        """The reserve begins, if it is ready; else a new process. On the loop."""
+        """Start the worker in reserve if it is ready, otherwise a new process. Call on the loop."""
         known, reserve = self._known(), self._take()
         if reserve is None or not _begins(reserve, known):
             self._discard(reserve)
@@ -49,20 +49,20 @@ class Workers:
         return Launched(reserve.sock, reserve.process, tuple(warnings))
 
     def prepare(self) -> None:
-        """Have a reserve, if it is wanted: it loads with time that nobody else needs. On the loop."""
+        """Start a worker in reserve if configured; it loads at idle priority. Call on the loop."""
         if self._reserve is not None or not self._config.standby:
             return
         reserve = self._reserve = _Reserve(*start_process(self._config, self._entry, ("--standby",)))
-        asyncio.get_running_loop().add_reader(reserve.sock, self._told, reserve)
+        asyncio.get_running_loop().add_reader(reserve.sock, self._on_message, reserve)
 
     async def close(self) -> None:
-        """No process of ours is left that no supervisor has."""
+        """End the worker in reserve, if any, and wait for its end."""
         self._discard(self._take())
         await asyncio.gather(*self._leaving)
 
-    def _told(self, reserve: _Reserve) -> None:
-        """Its one message before it begins, or its end."""
-        reserve.ready = _has_told(reserve.sock)
+    def _on_message(self, reserve: _Reserve) -> None:
+        """Handle the only message of the worker in reserve before it begins, or its end."""
+        reserve.ready = _has_reported(reserve.sock)
         if reserve.ready:
             self._log.event("worker_standby", pid=reserve.process.pid)
         else:
@@ -84,7 +84,7 @@ class Workers:
         task.add_done_callback(self._leaving.discard)
 
 
-def _has_told(sock: socket.socket) -> bool:
+def _has_reported(sock: socket.socket) -> bool:
     try:
         return bool(sock.recv(4096, socket.MSG_DONTWAIT))
     except OSError:
@@ -92,11 +92,11 @@ def _has_told(sock: socket.socket) -> bool:
 
 
 def _begins(reserve: _Reserve, known: PassTimes | None) -> bool:
-    """Whether it could be told to; it may have died since."""
+    """Send `Begin`; False if it is not ready or has died since."""
     if not reserve.ready:
         return False
     try:
-        for buffer in pack(Begin(list(astuple(known)) if known else [])):
+        for buffer in pack(Begin(known)):
             reserve.sock.sendall(buffer)
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""What the service tells whoever started it."""
+"""The status that the service announces to its starter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Phase(str, Enum):
-    """How far the service is."""
+    """The phase of the service's life."""
 
     STARTING = "starting"
     WARMING = "warming"
@@ -17,15 +17,15 @@ class Phase(str, Enum):
     FAULT = "fault"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStatus:
-    """One announcement. step, done, total: progress of the start; ports: the bound ones, 0 before that.
+    """An announcement. step, done, total: progress of the start. Ports are 0 until bound.
 
-    chat: the chat model and the memory of its slots, in a line; empty where there is none.
-    operators: what serves besides the built-in operators, in a line.
-    memory: the KV of how many sessions, of what was free, in a line.
-    forecasts: (mode, actions a second, age in ms) of one robot alone at full rate, from measured pass times.
-    warnings: what was asked for and is not permitted here.
+    chat: the chat model and the memory of its slots, in one line; "" without chat.
+    operators: operators in use besides the built-in ones, in one line.
+    memory: the KV memory of the sessions and what was free, in one line.
+    forecasts: (mode, actions per second, age in ms) for one robot alone at full rate, from measured pass times.
+    warnings: settings that the system does not permit.
     """
 
     phase: Phase

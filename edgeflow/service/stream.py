@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from edgeflow.errors import Aborted, DeadlineExceeded, FailedPrecondition, InvalidArgument
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.auth import Caller
 from edgeflow.service.codec import Unparsable, check_open, refuse_unknown_fields
@@ -27,7 +28,7 @@ Context: TypeAlias = Any  # grpc.aio.ServicerContext; the library ships no types
 
 
 class StreamCall:
-    """Lives as long as the call. caller: who makes it, asked when the session is opened."""
+    """A running call. caller: identifies the client when the session is opened."""
 
     def __init__(self, plane: ControlPlane, metrics: Metrics, context: Context, caller: Callable[[], Caller]) -> None:
         self._plane = plane
@@ -38,7 +39,7 @@ class StreamCall:
         self._runner: SessionRunner | None = None
 
     async def run(self) -> None:
-        """Until the session ends; a RequestError is the call's status."""
+        """Run until the session ends; a RequestError becomes the call's status."""
         request = await self._first_open()
         if request is None:
             return
@@ -50,10 +51,10 @@ class StreamCall:
             self._plane.close(runner)
         end = runner.session.ended
         if end is not None and end.code != "OK":
-            raise error_of_code(end.code, end.text, end.reason)
+            raise error_of_code(end.code, end.text, end.reason.label)
 
     async def _first_open(self) -> OpenRequest | None:
-        """Open comes first; what comes before it is refused in band. None when the robot left."""
+        """Wait for Open; messages before it are refused in band. None if the robot left."""
         config = self._plane.config
         refusals = RollingCount(config.limits.rejected_frames)
         while True:
@@ -64,7 +65,7 @@ class StreamCall:
                 refuse_unknown_fields(message, "message")
                 return check_open(message.open, config.alias, config.limits)
             if refusals.exceeded(time.monotonic_ns()):
-                raise Aborted("too many messages before Open", reason="NOT_OPEN")
+                raise Aborted("too many messages before Open", reason=Reason.NOT_OPEN)
             await self._send(server_message(_refused_before_open(message)))
 
     async def _read_before_open(self) -> Any:
@@ -72,7 +73,7 @@ class StreamCall:
         try:
             return await asyncio.wait_for(self._context.read(), timeout_s)
         except asyncio.TimeoutError:
-            raise DeadlineExceeded(f"no Open within {timeout_s:g} s", reason="NOT_OPEN") from None
+            raise DeadlineExceeded(f"no Open within {timeout_s:g} s", reason=Reason.NOT_OPEN) from None
 
     def _opened(self, runner: SessionRunner) -> pb.ServerMessage:
         session, worker = runner.session, self._plane.worker
@@ -80,9 +81,9 @@ class StreamCall:
             session.number,
             session.schema,
             runner.plan,
-            self._plane.config.alias,
-            worker.action_tokens if worker else len(session.schema.names),
-            session.valid_for_ms,
+            model=self._plane.config.alias,
+            action_tokens=worker.action_tokens if worker else len(session.schema.names),
+            valid_for_ms=session.valid_for_ms,
         )
 
     async def _serve(self, runner: SessionRunner) -> None:
@@ -123,20 +124,28 @@ class StreamCall:
             alarm.cancel()
 
     def _on_stall(self) -> None:
-        """A robot that does not read loses its session now; the status follows what it has not read yet."""
+        """End the session of a robot that does not read; the status follows the unread messages."""
         if self._runner is not None:
             seconds = self._timing.slow_reader_ms / 1000
-            text = f"answers were not read for {seconds:g} s"
-            self._runner.session.end(End("RESOURCE_EXHAUSTED", "slow_reader", text))
+            text = f"the robot did not read its answers for {seconds:g} s"
+            self._runner.session.end(End("RESOURCE_EXHAUSTED", Reason.SLOW_READER, text))
             self._plane.close(self._runner)
             self._metrics.watchdog_fired.labels("slow_reader").inc()
 
 
 def _refused_before_open(message: pb.ClientMessage | Unparsable) -> Event:
     if isinstance(message, Unparsable):
-        broken = InvalidArgument("cannot be parsed", field="message", reason="MESSAGE_UNPARSABLE")
-        return StatusEvent(0, Disposition.REJECTED, broken.code, broken.reason, broken.text)
-    early = FailedPrecondition("Open comes first", reason="NOT_OPEN")
+        broken = InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
+        return StatusEvent(
+            seq=0, disposition=Disposition.REJECTED, code=broken.code, reason=broken.reason, text=broken.text
+        )
+    early = FailedPrecondition("send Open first", reason=Reason.NOT_OPEN)
     if message.WhichOneof("kind") == "frame":
-        return StatusEvent(message.frame.seq, Disposition.REJECTED, early.code, early.reason, early.text)
+        return StatusEvent(
+            seq=message.frame.seq,
+            disposition=Disposition.REJECTED,
+            code=early.code,
+            reason=early.reason,
+            text=early.text,
+        )
     return NoticeEvent("rejected", 0, early.code, early.text)

@@ -1,4 +1,4 @@
-"""Keeps a worker alive: start, readiness, a ping a second, loss, replacement."""
+"""Supervision of the worker: start, readiness, pings, loss, replacement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 from typing import Protocol
 
 from edgeflow.clock import Clock
-from edgeflow.config import TimingConfig
+from edgeflow.config import ServiceConfig
 from edgeflow.errors import StartError
 from edgeflow.ipc.messages import ChatReady, Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.service.faults import start_error
@@ -19,13 +19,12 @@ from edgeflow.service.worker_process import KILL_WAIT_S, Launch, Process
 
 PING_S = 1.0
 CHECK_S = 0.1
-CHUNK_ROWS = 256  # of a chat prompt in one step
-BACKOFF_S = 0.2  # after a start that failed, doubled with each
+BACKOFF_S = 0.2  # after a failed start, doubled with each
 LONGEST_BACKOFF_S = 10.0
 
 
 class WorkerListener(Protocol):
-    """Who is told; all calls come on the loop."""
+    """Receiver of the supervisor's events; all calls come on the loop."""
 
     def worker_progress(self, message: WarmupProgress) -> None: ...
 
@@ -36,29 +35,30 @@ class WorkerListener(Protocol):
     def worker_writable(self) -> None: ...
 
     def worker_lost(self, cause: str) -> None:
-        """cause: eof, protocol or hung."""
+        """The worker is lost. cause: eof, protocol or hung."""
         ...
 
     def worker_fault(self, text: str) -> None:
-        """No worker can be started any more."""
+        """No worker can be started any more; text says why."""
         ...
 
 
 class WorkerLife:
-    """One worker from its launch to its end."""
+    """One worker, from its launch to its end."""
 
-    def __init__(self, launch: Launch, clock: Clock, timing: TimingConfig, listener: WorkerListener) -> None:
+    def __init__(self, launch: Launch, clock: Clock, config: ServiceConfig, listener: WorkerListener) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[WorkerReady] = loop.create_future()
         self.lost: asyncio.Future[str] = loop.create_future()
         self.warnings: tuple[str, ...] = ()
         self._launch = launch
         self._clock = clock
-        self._timing = timing
+        self._timing = config.timing
+        self._chunk_rows = config.chat.prefill_chunk
         self._listener = listener
         self._link = WorkerLink(self._receive, listener.worker_writable, self._on_lost)
         self._process: Process | None = None
-        self._progress = Progress(timing.worker_progress_ms * 1_000_000)
+        self._progress = Progress(self._timing.worker_progress_ms * 1_000_000)
 
     @property
     def writable(self) -> bool:
@@ -66,7 +66,7 @@ class WorkerLife:
 
     @property
     def serving(self) -> bool:
-        """Whether it proved itself and is still there."""
+        """True once the worker is ready, until it is lost."""
         proved = self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
         return proved and not self.lost.done()
 
@@ -74,7 +74,7 @@ class WorkerLife:
         self._link.send(message)
 
     async def start(self) -> WorkerReady:
-        """Launch and wait until it proved itself; StartError when it does not."""
+        """Launch the worker and wait until it is ready; StartError if it fails."""
         launched = self._launch()
         self._process, self.warnings = launched.process, launched.warnings
         await self._link.connect(launched.sock)
@@ -85,7 +85,7 @@ class WorkerLife:
         return self.ready.result()
 
     async def watch(self) -> str:
-        """Ping until it is lost; why."""
+        """Ping the worker until it is lost; returns the cause."""
         nonce, ping_at_ns = 0, 0
         while not self.lost.done():
             now_ns = self._clock.now_ns()
@@ -100,19 +100,19 @@ class WorkerLife:
         return self.lost.result()
 
     async def stacks(self) -> list[str]:
-        """What its threads are doing, or did when it crashed."""
+        """The stacks of its threads, now or when it crashed."""
         return await self._process.stacks() if self._process is not None else []
 
     async def shut_down(self, timeout_s: float) -> str:
-        """Ask it to leave, then make it; how it ended."""
+        """Ask the worker to exit, then kill it if it does not; returns how it ended."""
         self._link.send(Shutdown())
         await asyncio.wait({self.lost}, timeout=timeout_s)
         return await self.reap()
 
     async def reap(self, patience_s: float = 0.2) -> str:
-        """Make sure that it is gone; how it ended. patience_s: before it is killed."""
+        """Make sure that the worker is gone; returns how it ended. patience_s: wait before killing it."""
         if not self.ready.cancel() and not self.ready.cancelled():
-            self.ready.exception()  # whoever waited for it may be gone
+            self.ready.exception()  # nobody may be waiting for it any more
         self._link.close()
         if self._process is None:
             return "never started"
@@ -127,8 +127,8 @@ class WorkerLife:
         match message:
             case WarmupProgress():
                 self._listener.worker_progress(message)
-            case WorkerReady():
-                self._progress.expect(max(message.prefill_ns, message.two_prefills_ns, message.packed_ns))
+            case WorkerReady(pass_times=times):
+                self._progress.expect(max(times.prefill_ns, times.two_prefills_ns, times.packed_ns))
                 self._settle(message)
             case WorkerFailed():
                 self._settle(start_error(message.kind, message.text))
@@ -136,7 +136,7 @@ class WorkerLife:
                 if isinstance(message, Pong):
                     self._progress.heard(message.pass_ns)
                 elif isinstance(message, ChatReady):
-                    self._progress.expect(max(message.step_ns, CHUNK_ROWS * message.row_ns))
+                    self._progress.expect(max(message.step_ns, self._chunk_rows * message.row_ns))
                 self._listener.worker_message(message)
 
     def _settle(self, outcome: WorkerReady | StartError) -> None:
@@ -154,43 +154,44 @@ class WorkerLife:
 
 
 class Supervisor:
-    """Always one worker, or one on its way; the listener hears of every change."""
+    """Keeps one worker running, or starting; the listener hears of every change."""
 
     def __init__(
-        self, launch: Launch, clock: Clock, timing: TimingConfig, listener: WorkerListener, log: EventLog
+        self, launch: Launch, clock: Clock, config: ServiceConfig, listener: WorkerListener, log: EventLog
     ) -> None:
         self._launch = launch
         self._clock = clock
-        self._timing = timing
+        self._config = config
+        self._timing = config.timing
         self._listener = listener
         self._log = log
-        self._losses = RollingCount(timing.crash_limit, int(timing.crash_window_s * 1e9))
+        self._losses = RollingCount(config.timing.crash_limit, int(config.timing.crash_window_s * 1e9))
         self._life: WorkerLife | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def writable(self) -> bool:
-        """Whether a frame sent now leaves at once."""
+        """True if a frame sent now leaves at once."""
         return self._life is not None and self._life.writable
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the present worker was not permitted to have."""
+        """Warnings about settings that the system did not permit for the present worker."""
         return self._life.warnings if self._life is not None else ()
 
     def send(self, message: Message) -> None:
-        """Queue a message for the present worker, if there is one."""
+        """Queue a message for the present worker, if any."""
         if self._life is not None:
             self._life.send(message)
 
     async def start(self) -> WorkerReady:
-        """The first worker; StartError when it cannot start. Later ones are started as needed."""
+        """Start the first worker; StartError if it fails. Later ones are started as needed."""
         ready = await self._start_one()
         self._task = asyncio.create_task(self._keep(), name="worker-supervisor")
         return ready
 
     async def stop(self, timeout_s: float) -> None:
-        """End the worker: kindly while it serves, at once while it starts."""
+        """End the worker: gracefully if it serves, at once if it is starting."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -201,7 +202,7 @@ class Supervisor:
             self._log.event("worker_stopped", ended=ended)
 
     async def _start_one(self) -> WorkerReady:
-        life = self._life = WorkerLife(self._launch, self._clock, self._timing, self._listener)
+        life = self._life = WorkerLife(self._launch, self._clock, self._config, self._listener)
         try:
             ready = await life.start()
         except StartError as error:
@@ -218,13 +219,13 @@ class Supervisor:
         while self._life is not None:
             cause = await self._life.watch()
             self._listener.worker_lost(cause)
-            ended, stacks = await self._bury(self._life, hung=cause == "hung")
+            ended, stacks = await self._end_lost(self._life, hung=cause == "hung")
             self._log.event("worker_lost", cause=cause, ended=ended, stacks=stacks)
             if not await self._replace(cause):
                 return
 
-    async def _bury(self, life: WorkerLife, *, hung: bool) -> tuple[str, list[str]]:
-        """How it ended and what its threads did: asked of one that hangs, left behind by one that crashed."""
+    async def _end_lost(self, life: WorkerLife, *, hung: bool) -> tuple[str, list[str]]:
+        """End a lost worker; returns how it ended and its stacks (requested, or left by a crash)."""
         if hung:
             stacks = await life.stacks()
             return await life.reap(0), stacks
@@ -232,7 +233,7 @@ class Supervisor:
         return ended, await life.stacks()
 
     async def _replace(self, why: str) -> bool:
-        """Start another, as often as workers may be lost; False when that was too often."""
+        """Start another worker, within the crash limit; False if that is exceeded."""
         backoff_s = BACKOFF_S
         while not self._losses.exceeded(self._clock.now_ns()):
             try:
@@ -243,5 +244,5 @@ class Supervisor:
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
         losses, window_s = self._timing.crash_limit + 1, self._timing.crash_window_s
-        self._listener.worker_fault(f"{losses} workers were lost within {window_s:g} s, the last: {why}")
+        self._listener.worker_fault(f"{losses} workers were lost within {window_s:g} s; last cause: {why}")
         return False

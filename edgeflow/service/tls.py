@@ -1,4 +1,4 @@
-"""Certificates: checked at start, and taken over when their files change, without a restart."""
+"""TLS certificates: checked at start and reloaded when their files change."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from edgeflow.service.files import Stamp, read_file, stamp
 from edgeflow.service.log import EventLog
 
 DAY_S = 86_400.0
-MAX_FLIGHTS = 8  # of a handshake; TLS needs three
-EXPIRY_DAYS = 14  # said in advance
+MAX_FLIGHTS = 8  # per handshake; TLS needs three
+EXPIRY_DAYS = 14  # how early to warn
 _EXPIRED, _NOT_YET = 10, 9  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
 
 
 class Tls:
-    """TLS of both servers, version 1.2 at least. ConfigError when the files cannot be used.
+    """TLS of both servers, version 1.2 or later. ConfigError if the files cannot be used.
 
-    A new certificate and key hold for connections made from then on. A new client_ca does for gRPC; HTTP takes it
-    with the next start.
+    A new certificate and key apply to new connections. A new client_ca applies to gRPC at once, to HTTP at the next
+    start.
     """
 
     def __init__(self, config: TlsConfig, log: EventLog, wall: Callable[[], float] = time.time) -> None:
@@ -35,14 +35,14 @@ class Tls:
         self._stamp = self._stamp_now()
         self.context = _server_context(config)
         self._certificates = self._read()
-        self._told = self._certificates
+        self._served = self._certificates
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """Every handshake asks whether there are other certificates."""
+        """Credentials whose certificates are looked up at every handshake."""
         return grpc.dynamic_ssl_server_credentials(self._certificates, self._changed, bool(self._config.client_ca))
 
     def refresh(self) -> None:
-        """Take over what changed; files that cannot be used leave everything as it was."""
+        """Reload changed files; unusable files leave everything as it was."""
         if (now := self._stamp_now()) == self._stamp:
             return
         self._stamp = now
@@ -65,11 +65,11 @@ class Tls:
         return grpc.ssl_server_certificate_configuration([(key, cert)], roots)
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC's threads."""
+        """The new certificates, or None if they are unchanged. Called by gRPC's threads."""
         now = self._certificates
-        if now is self._told:
+        if now is self._served:
             return None
-        self._told = now
+        self._served = now
         return now
 
     def _stamp_now(self) -> tuple[Stamp | None, ...]:
@@ -78,7 +78,7 @@ class Tls:
 
 
 def expiry_warning(config: TlsConfig, now_s: float) -> str:
-    """What clients will think of the certificate's dates, by a handshake with ourselves; empty when all is well."""
+    """A warning if the certificate is expired, not yet valid, or expires soon; "" otherwise. Tested by a handshake."""
     server = _context(config)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
@@ -94,7 +94,7 @@ def expiry_warning(config: TlsConfig, now_s: float) -> str:
 
 
 def _server_context(config: TlsConfig) -> ssl.SSLContext:
-    """Everything checked that a start depends on."""
+    """The server's SSL context, with all files checked."""
     read_file("tls.cert", config.cert)
     read_file("tls.key", config.key, private=True)
     context = _context(config)
@@ -104,7 +104,7 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
         try:
             context.load_verify_locations(Path(config.client_ca).expanduser())
         except ssl.SSLError:
-            raise ConfigError(f"tls.client_ca: {config.client_ca} holds no certificate in PEM") from None
+            raise ConfigError(f"tls.client_ca: {config.client_ca} contains no PEM certificate") from None
     return context
 
 
@@ -117,21 +117,21 @@ def _context(config: TlsConfig) -> ssl.SSLContext:
 
 def _load_pair(context: ssl.SSLContext, config: TlsConfig) -> None:
     def no_password() -> str:
-        raise ConfigError(f"tls.key: {config.key} is encrypted: give it without a password, mode 0600")
+        raise ConfigError(f"tls.key: {config.key} is encrypted: provide an unencrypted key with mode 0600")
 
     cert, key = Path(config.cert).expanduser(), Path(config.key).expanduser()
     try:
         context.load_cert_chain(cert, key, no_password)
     except ssl.SSLError as error:
         if "MISMATCH" in (error.reason or ""):
-            raise ConfigError(f"tls.key: {config.key} does not belong to {config.cert}") from None
-        raise ConfigError(f"tls.cert, tls.key: {config.cert} and {config.key} are not both PEM") from None
+            raise ConfigError(f"tls.key: {config.key} does not match the certificate {config.cert}") from None
+        raise ConfigError(f"tls.cert, tls.key: cannot parse {config.cert} and {config.key}: both must be PEM") from None
     except OSError as error:
         raise ConfigError(f"tls: cannot read {config.cert} and {config.key}: {error.strerror}") from None
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> float:
-    """Both sides in memory; the end of the server's certificate, in seconds of the epoch."""
+    """Perform a handshake in memory; returns when the server's certificate expires, in seconds since the epoch."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     theirs, ours = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
     for _ in range(MAX_FLIGHTS):

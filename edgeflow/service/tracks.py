@@ -1,4 +1,4 @@
-"""Frames inside the service, and what a session's ring in the worker and its right to act are."""
+"""Frames inside the service, the state of a session's ring in the worker, and the count of invalid outputs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from edgeflow.service.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.requests import CheckedFrame
 from edgeflow.types import Command, Disposition, StageTimings
 
-INVALID_IN_A_ROW = 3  # answers that the gate refuses, one after another, before a person must look
+INVALID_IN_A_ROW = 3  # consecutive invalid outputs that put a session in fault
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Track:
-    """A frame inside the service."""
+    """A frame inside the service, with its times."""
 
     frame: CheckedFrame
     epoch: int
@@ -28,7 +28,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """An action that was not handed out yet."""
+    """An action not handed out yet."""
 
     track: Track
     values: tuple[float, ...]
@@ -36,53 +36,53 @@ class Ready:
     timings: StageTimings
 
     def events(self, now_ns: int, delay_ns: int, valid_for_ms: int) -> list[Event]:
-        """Handed out now. delay_ns: how much longer than the session's quickest frame this one took to reach us."""
+        """The events of handing it out now. delay_ns: transport delay in excess of the session's quickest frame."""
         frame = self.track.frame
         server_ns = now_ns - self.track.received_ns
         action = ActionEvent(
-            self.track.epoch,
-            Command.ACT,
-            "",
-            valid_for_ms,
-            frame.seq,
-            frame.stamp_ns,
-            self.values,
-            self.token_ids,
-            self.timings,
-            server_ns,
-            server_ns + delay_ns,
+            epoch=self.track.epoch,
+            command=Command.ACT,
+            reason="",
+            valid_for_ms=valid_for_ms,
+            seq=frame.seq,
+            stamp_ns=frame.stamp_ns,
+            values=self.values,
+            token_ids=self.token_ids,
+            timings=self.timings,
+            server_ns=server_ns,
+            age_ns=server_ns + delay_ns,
         )
-        return [action, StatusEvent(frame.seq, Disposition.ACTED)]
+        return [action, StatusEvent(seq=frame.seq, disposition=Disposition.ACTED)]
 
 
 class Ring(Enum):
-    """What the worker holds for a session."""
+    """The state of a session's ring, its KV slots in the worker."""
 
     HELD = "held"
-    FREED = "freed"  # given back in a silence, asked for again with the next frame
+    FREED = "freed"  # given back in a silence; requested again with the next frame
     WANTED = "wanted"  # a frame waits for it
     ASKED = "asked"  # OpenSession is on its way
-    LOST = "lost"  # with its worker; the next one is asked by the plane
+    LOST = "lost"  # lost with its worker; the plane requests one from the next worker
 
 
 class OutputGuard:
-    """Counts what the gate refuses; INVALID_IN_A_ROW of them are a fault, which only `rearm` ends."""
+    """Counts invalid outputs; INVALID_IN_A_ROW of them in a row are a fault, which only `rearm` ends."""
 
     def __init__(self) -> None:
         self.fault = False
         self._in_a_row = 0
 
     def passed(self) -> None:
-        """A good output."""
+        """Count a valid output."""
         self._in_a_row = 0
 
     def refused(self) -> bool:
-        """An invalid output; True when it is the one that makes the fault."""
+        """Count an invalid output; True if it causes a fault."""
         self._in_a_row += 1
         self.fault = self._in_a_row >= INVALID_IN_A_ROW
         return self.fault
 
     def rearm(self) -> bool:
-        """Start anew; True when there was a fault."""
+        """Clear the fault and the count; True if there was a fault."""
         was, self.fault, self._in_a_row = self.fault, False, 0
         return was

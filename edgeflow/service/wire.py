@@ -1,4 +1,4 @@
-"""Sessions' events and schemas as messages of the control protocol."""
+"""Conversion of session events and schemas to protocol messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DISPOSITIONS = {
 
 
 def server_message(event: Event) -> pb.ServerMessage:
-    """One event of a session on its way to the robot."""
+    """The message of an event."""
     match event:
         case ActionEvent():
             return pb.ServerMessage(action=action_message(event))
@@ -36,9 +36,9 @@ def server_message(event: Event) -> pb.ServerMessage:
 
 
 def opened_message(
-    session: int, schema: ActionSchema, plan: SessionPlan, model: str, action_tokens: int, valid_for_ms: int
+    session: int, schema: ActionSchema, plan: SessionPlan, *, model: str, action_tokens: int, valid_for_ms: int
 ) -> pb.ServerMessage:
-    """The answer to Open; a session starts with epoch 1."""
+    """The answer to Open; a session starts in epoch 1."""
     return pb.ServerMessage(
         opened=pb.Opened(
             session=session,
@@ -56,13 +56,13 @@ def opened_message(
 
 
 def schema_message(schema: ActionSchema) -> pb.ActionSchema:
-    """What the numbers of an action mean."""
+    """The message of an action schema."""
     columns = zip(schema.names, schema.units, schema.low, schema.high, schema.relative, strict=True)
     return pb.ActionSchema(dimensions=_dimensions(columns), frame=schema.frame, rotation=schema.rotation)
 
 
 def action_message(event: ActionEvent) -> pb.Action:
-    """An action with the frame it answers."""
+    """The message of an action."""
     timings = event.timings
     return pb.Action(
         epoch=event.epoch,

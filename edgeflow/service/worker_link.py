@@ -14,7 +14,7 @@ from edgeflow.ipc.messages import Message
 
 
 class WorkerLink(asyncio.Protocol):
-    """Callbacks run on the loop. `lost` is called once, with the reason: eof, protocol or closed."""
+    """The connection to a worker; callbacks run on the loop. `lost` is called once, with eof, protocol or closed."""
 
     def __init__(
         self, received: Callable[[Message], None], writable: Callable[[], None], lost: Callable[[str], None]
@@ -28,23 +28,23 @@ class WorkerLink(asyncio.Protocol):
         self._paused = False
 
     async def connect(self, sock: socket.socket) -> None:
-        """Take the socket over."""
+        """Take over the socket."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
 
     @property
     def writable(self) -> bool:
-        """Whether all that was sent before has left this process."""
+        """True if everything sent so far has left this process."""
         return self._transport is not None and not self._paused
 
     def send(self, message: Message) -> None:
-        """Queue a message; nothing happens when the worker has gone."""
+        """Queue a message; ignored if the worker is gone."""
         if self._transport is not None:
             for buffer in pack(message):
                 if buffer:
                     self._transport.write(buffer)
 
     def close(self, reason: str = "closed") -> None:
-        """Drop the connection and what was not sent."""
+        """Drop the connection and all unsent messages."""
         self._reason = reason
         if self._transport is not None:
             self._transport.abort()

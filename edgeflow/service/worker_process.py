@@ -1,4 +1,4 @@
-"""Starting the worker process, and ending it."""
+"""Starting and ending the worker process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from edgeflow.config import ServiceConfig
-from edgeflow.scheduler.cost import PassTimes
 from edgeflow.service.realtime import settle
+from edgeflow.types import PassTimes
 
 ENTRY = "edgeflow.engine.start"
 KILL_WAIT_S = 5.0
@@ -29,22 +29,22 @@ STACKS_LINES = 200
 
 
 class Process(Protocol):
-    """A worker as its supervisor sees it."""
+    """A worker process, as its supervisor sees it."""
 
     def kill(self) -> None: ...
 
     async def wait(self, timeout_s: float) -> str | None:
-        """How it ended, or None when it still runs after the timeout."""
+        """Wait for its end; returns how it ended, or None if it still runs after the timeout."""
         ...
 
     async def stacks(self) -> list[str]:
-        """What its threads are doing, or what they did when it crashed: functions, files and lines."""
+        """The stacks of its threads, now or when it crashed: functions, files and lines."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A worker that was started: our end of its socket, the process, and what it was not permitted to have."""
+    """A started worker: the front's end of its socket, the process, and warnings about settings not permitted."""
 
     sock: socket.socket
     process: Process
@@ -55,12 +55,12 @@ Launch: TypeAlias = Callable[[], Launched]
 
 
 class WorkerProcess:
-    """A child process. It must be started from a thread that outlives it: it dies with that thread."""
+    """A worker in a child process. Start it from a thread that outlives it, since it dies with that thread."""
 
     def __init__(self, popen: subprocess.Popen[bytes], stacks: int) -> None:
         self._popen = popen
         self._stacks = os.fdopen(stacks, "rb", buffering=0)
-        self._last_words: list[str] = []
+        self._last_stacks: list[str] = []
 
     @property
     def pid(self) -> int:
@@ -72,37 +72,37 @@ class WorkerProcess:
             self._popen.kill()
 
     async def wait(self, timeout_s: float) -> str | None:
-        """How it ended, or None when it still runs after the timeout."""
+        """Wait for its end; returns how it ended, or None if it still runs after the timeout."""
         try:
             code = await asyncio.to_thread(self._popen.wait, timeout_s)
         except subprocess.TimeoutExpired:
             return None
         if not self._stacks.closed:
-            self._last_words = await asyncio.to_thread(self._read_stacks)
+            self._last_stacks = await asyncio.to_thread(self._read_stacks)
             self._stacks.close()
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     async def stacks(self) -> list[str]:
-        """What its threads are doing, or what they did when it crashed: functions, files and lines."""
+        """The stacks of its threads, now or when it crashed: functions, files and lines."""
         if self._stacks.closed:
-            return self._last_words
+            return self._last_stacks
         if _is_stopped(self._popen.pid):
-            return ["the process is stopped by a signal and cannot tell"]
+            return ["the process is stopped by a signal: no stacks"]
         self._popen.send_signal(STACKS_SIGNAL)
         return await asyncio.to_thread(self._read_stacks)
 
     def _read_stacks(self) -> list[str]:
-        """Whatever is in the pipe once nothing follows any more."""
-        told, patience_s = b"", STACKS_S
-        while len(told) < STACKS_BYTES and select.select([self._stacks], [], [], patience_s)[0]:
+        """Read the pipe until nothing more follows."""
+        output, patience_s = b"", STACKS_S
+        while len(output) < STACKS_BYTES and select.select([self._stacks], [], [], patience_s)[0]:
             if not (more := self._stacks.read(STACKS_BYTES)):
                 break
-            told, patience_s = told + more, STACKS_QUIET_S
-        return told.decode(errors="replace").splitlines()[:STACKS_LINES]
+            output, patience_s = output + more, STACKS_QUIET_S
+        return output.decode(errors="replace").splitlines()[:STACKS_LINES]
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a signal holds it (where /proc tells)."""
+    """True if the process is stopped by a signal (where /proc exists)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
@@ -110,12 +110,12 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _worker_code(entry: str) -> str:
-    """Imports come from where ours come from: `-m` would look into the present directory first."""
+    """The code of the child, which imports from the same paths; `-m` would search the current directory first."""
     return f"import sys; sys.path[:] = {sys.path!r}; from {entry} import run; run()"
 
 
 def launch_worker(config: ServiceConfig, entry: str = ENTRY, known: PassTimes | None = None) -> Launched:
-    """A worker that begins at once. known: pass times that the worker before measured."""
+    """Launch a worker that starts at once. known: pass times measured by an earlier worker."""
     arguments = ["--pass-times", *map(str, astuple(known))] if known is not None else []
     sock, process = start_process(config, entry, arguments)
     wanted = config.realtime
@@ -126,7 +126,10 @@ def launch_worker(config: ServiceConfig, entry: str = ENTRY, known: PassTimes | 
 def start_process(
     config: ServiceConfig, entry: str = ENTRY, arguments: Sequence[str] = ()
 ) -> tuple[socket.socket, WorkerProcess]:
-    """Start `run` of a module with one end of a socket pair and the resolved configuration; our end, the process."""
+    """Start `run` of a module with one end of a socket pair and the resolved configuration.
+
+    Returns the other end and the process.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     stacks, worker_stacks = os.pipe()
     with theirs, os.fdopen(worker_stacks, "wb"), tempfile.TemporaryFile() as file:

@@ -1,4 +1,4 @@
-"""Messages to text by the checkpoint's own chat template, in Jinja's sandbox: it computes text and nothing else."""
+"""Rendering of messages with the checkpoint's own chat template, in Jinja's sandbox."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatTemplate:
-    """Callable: messages → the text of the prompt. source: the template; tokens: names it may use (bos_token, …)."""
+    """A chat template; calling it renders messages. source: its text. tokens: values of bos_token, eos_token, …."""
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
@@ -38,7 +38,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, directory: Path) -> ChatTemplate | None:
-        """chat_template.jinja, chat_template.json or the entry of tokenizer_config.json; None where there is none."""
+        """Load chat_template.jinja, chat_template.json or the entry in tokenizer_config.json; None if there is none."""
         tokenizer = read_json(directory / "tokenizer_config.json", required=False)
         source = _text_file(directory / TEMPLATE_FILE)
         if source is None:
@@ -53,7 +53,9 @@ class ChatTemplate:
         answer: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """answer: end where the assistant begins. InvalidArgument where the template does not take the messages."""
+        """The prompt of these messages. answer: end with the start of the assistant's turn.
+
+        InvalidArgument if the template does not accept the messages."""
         try:
             return self._template.render(
                 messages=list(messages), add_generation_prompt=answer, tools=tools, **self._tokens
@@ -61,11 +63,13 @@ class ChatTemplate:
         except _Refused as error:
             raise InvalidArgument(str(error)[:200], field="messages") from error
         except Exception as error:  # a template is a program: it fails in any way on messages it was not made for
-            raise InvalidArgument("the model's chat template does not take these messages", field="messages") from error
+            raise InvalidArgument(
+                "the model's chat template does not accept these messages", field="messages"
+            ) from error
 
 
 class _Refused(TemplateError):
-    """The template itself says no."""
+    """The template called raise_exception."""
 
 
 def _refuse(message: object) -> NoReturn:
@@ -98,7 +102,7 @@ def _text_file(path: Path) -> str | None:
 
 
 def _default(source: Any) -> str | None:
-    """One template, or several with names, of which "default" is for chat."""
+    """The chat template of an entry that is one template, or several by name, of which "default" is meant for chat."""
     if isinstance(source, list):
         source = {str(each.get("name")): each.get("template") for each in source if isinstance(each, Mapping)}
         source = source.get("default")
@@ -108,7 +112,7 @@ def _default(source: Any) -> str | None:
 
 
 def _special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, str]:
-    """By name; a token is text or an object with its content."""
+    """The special tokens by name; each is given as text or as an object with its content."""
     found = {name: tokenizer.get(name) for name in SPECIAL_TOKENS}
     texts = {name: value.get("content") if isinstance(value, Mapping) else value for name, value in found.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint."""
+"""Reading a checkpoint's JSON files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MAX_JSON_BYTES = 64 << 20
 
 
 def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
-    """A JSON object from the checkpoint; an absent optional file is empty."""
+    """Read a JSON object; a missing optional file counts as empty."""
     if not path.is_file():
         if required:
-            raise CheckpointError(f"{path.parent} has no {path.name}: name the directory of a checkpoint")
+            raise CheckpointError(f"{path.parent} has no {path.name}: give the directory of a checkpoint")
         return {}
     values = read_json_value(path)
     if not isinstance(values, dict):
@@ -24,10 +24,10 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
 
 
 def read_json_value(path: Path) -> Any:
-    """Any JSON value, of a bounded size."""
+    """Read a JSON value of bounded size."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes: that is no configuration")
+            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes: too large for a configuration file")
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON: copy the checkpoint again") from error

@@ -1,4 +1,4 @@
-"""Tokens to text as they come: whole characters only, and nothing of a stop string."""
+"""Incremental decoding of tokens to text: whole characters only, and no part of a stop string."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ class Decode(Protocol):
 
 
 class TextStream:
-    """Push tokens, get text. What was given out is never taken back: it equals the decoding of all tokens, cut before
-    the first stop string. stopped: whether one was met.
-
-    before: the prompt's ids.
+    """Decodes tokens one at a time. The returned pieces add up to the decoding of all tokens, cut before the first stop
+    string. stopped: True once a stop string was found. before: ids of the prompt.
     """
 
     def __init__(self, tokenizer: Decode, before: Sequence[int] = (), stops: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._ids = list(before[-CONTEXT:])
-        self._told = len(self._ids)  # ids whose text is out
+        self._emitted = len(self._ids)  # ids whose text is out
         self._context = 0  # ids before them, from which decoding begins
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """The text that this token completes, often none."""
+        """The text completed by this token, often empty."""
         self._ids.append(token)
         text = self._new_text()
         if text.endswith(BROKEN):
@@ -40,16 +38,16 @@ class TextStream:
         return self._release(self._take(text), last=False)
 
     def finish(self) -> str:
-        """What was held back: half a character, or the beginning of a stop string that did not come."""
+        """The text held back so far: an incomplete character, or the beginning of a stop string."""
         return self._release(self._take(self._new_text()), last=True)
 
     def _new_text(self) -> str:
-        told = self._tokenizer.decode(self._ids[self._context : self._told])
-        return self._tokenizer.decode(self._ids[self._context :])[len(told) :]
+        emitted = self._tokenizer.decode(self._ids[self._context : self._emitted])
+        return self._tokenizer.decode(self._ids[self._context :])[len(emitted) :]
 
     def _take(self, text: str) -> str:
         if text:
-            self._context, self._told = self._told, len(self._ids)
+            self._context, self._emitted = self._emitted, len(self._ids)
         return text
 
     def _release(self, text: str, *, last: bool) -> str:
@@ -66,6 +64,6 @@ class TextStream:
 
 
 def _beginning(text: str, stops: Sequence[str]) -> int:
-    """The length of the longest end of `text` that a stop string begins with."""
+    """The length of the longest suffix of `text` with which a stop string begins."""
     lengths = [size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
     return max(lengths, default=0)

@@ -14,14 +14,14 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class TextTokenizer:
-    """vocab_size: ids are below it (the model may have more)."""
+    """The tokenizer of a checkpoint directory. vocab_size: all ids are below it (the model may have more)."""
 
     def __init__(self, directory: Path, vocab_size: int) -> None:
         path = directory / TOKENIZER_FILE
         if not path.is_file():
-            raise CheckpointError(f"{directory} has no {TOKENIZER_FILE}: only tokenizers in this format are read")
+            raise CheckpointError(f"{directory} has no {TOKENIZER_FILE}: only this tokenizer format is supported")
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes: that is no tokenizer")
+            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes: too large for a tokenizer")
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
@@ -30,24 +30,28 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if self.vocab_size > vocab_size:
-            raise CheckpointError(f"{path} has ids up to {self.vocab_size - 1}, the model's vocab_size is {vocab_size}")
+            raise CheckpointError(
+                f"{path} has ids up to {self.vocab_size - 1}, but the model's vocab_size is {vocab_size}"
+            )
 
     @property
     def definition(self) -> str:
-        """As tokenizer.json has it."""
+        """The contents of tokenizer.json."""
         return str(self._tokenizer.to_str())
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """special: add what the tokenizer puts around a plain text (BOS), as chat templates write themselves.
+        """The token ids of a text. special: add the tokens of a plain text (BOS); chat templates write their own.
 
-        Special tokens that a text spells out are these tokens, as in the published tokenizers.
+        Special tokens spelled out in a text are encoded as such, as published tokenizers do.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise InvalidArgument("half a surrogate pair is no text", field="messages") from error
+            raise InvalidArgument(
+                "contains an unpaired surrogate, which is not valid Unicode text", field="messages"
+            ) from error
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Ids beyond the vocabulary give no text, nor do special tokens unless asked for."""
+        """The text of token ids; ids beyond the vocabulary are skipped, and so are special tokens unless `special`."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=not special))

@@ -11,10 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "edgeflow"
-LEAVES = {"types", "errors", "clock"}
+LEAVES = {"types", "errors", "reasons", "clock"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
+    "reasons": set(),
     "clock": set(),
     "model_paths": LEAVES,
     "config": LEAVES | {"model_paths"},

@@ -12,7 +12,15 @@ NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 
 
 def schema(frame: str, rotation: str, relative: tuple[bool, ...] = (True,) * 6 + (False,)) -> ActionSchema:
-    return ActionSchema(NAMES, ("1",) * 7, (-1.0,) * 7, (1.0,) * 7, relative, frame, rotation)
+    return ActionSchema(
+        names=NAMES,
+        units=("1",) * 7,
+        low=(-1.0,) * 7,
+        high=(1.0,) * 7,
+        relative=relative,
+        frame=frame,
+        rotation=rotation,
+    )
 
 
 def homogeneous(pose: Pose) -> np.ndarray:
@@ -63,7 +71,19 @@ def test_target_is_anchored_to_the_frame_unless_told_otherwise():
     frame = Pose(np.array([1.0, 0.0, 0.0]), identity().quaternion)
     now = Pose(np.array([5.0, 0.0, 0.0]), identity().quaternion)
     values = np.array([0.1, 0, 0, 0, 0, 0, 1.0])
-    action = Action(1, 1, values, (), schema("tool", "rotvec"), 0, 5, 9, frame, StageTimings(), 0)
+    action = Action(
+        seq=1,
+        epoch=1,
+        values=values,
+        token_ids=(),
+        schema=schema("tool", "rotvec"),
+        stamp_ns=0,
+        received_ns=5,
+        valid_until_ns=9,
+        frame_pose=frame,
+        timings=StageTimings(),
+        server_ns=0,
+    )
     assert Directive(Command.ACT, action=action).target.pose.position[0] == pytest.approx(1.1)
     assert action.target(now).pose.position[0] == pytest.approx(5.1)
     assert action.age_ns == 5

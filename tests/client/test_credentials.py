@@ -124,10 +124,10 @@ def test_mutual_tls(serve, connect, files: Files, tmp_path: Path):
 )
 def test_a_refused_token_is_a_typed_error_at_once_and_not_shown_again(serve, connect, code, kind: type[Exception]):
     def refuse(talk: Talk) -> None:
-        raise Refuse(code, "the token is not known here", edgeflow_reason="UNKNOWN_TOKEN")
+        raise Refuse(code, "unknown token", edgeflow_reason="UNKNOWN_TOKEN")
 
     server = serve(refuse)
-    with pytest.raises(kind, match="not known here") as caught, connect(server, credentials=Credentials(token=TOKEN)):
+    with pytest.raises(kind, match="unknown token") as caught, connect(server, credentials=Credentials(token=TOKEN)):
         pass
     assert caught.value.reason == "UNKNOWN_TOKEN" and TOKEN not in caught.value.text
     assert server.streams == 1
@@ -138,7 +138,7 @@ def test_a_revoked_token_ends_the_session_for_good(serve, connect, eventually):
         if talk.number == 1:
             talk.open()
             talk.hear()
-        raise Refuse(UNAUTHENTICATED, "the token does not allow this any more")
+        raise Refuse(UNAUTHENTICATED, "the token no longer permits this")
 
     server = serve(revoke)
     with connect(server, credentials=Credentials(token=TOKEN)) as client:

@@ -25,7 +25,15 @@ class Robot:
 
     def __init__(self, max_action_age_s: float | None = None) -> None:
         self.clock = ManualClock(1000 * MS)
-        agreed = SessionSettings((CAMERA,), 0.05, Mode.SERIAL, max_action_age_s, "", (), "")
+        agreed = SessionSettings(
+            cameras=(CAMERA,),
+            control_period_s=0.05,
+            mode=Mode.SERIAL,
+            max_action_age_s=max_action_age_s,
+            model="",
+            proprio_names=(),
+            unnorm_key="",
+        )
         self.session = Session(agreed, "grasp", self.clock, 2000 * MS)
 
     def open(self) -> None:

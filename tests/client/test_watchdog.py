@@ -15,12 +15,24 @@ from edgeflow.types import ActionSchema, Command, StageTimings
 
 MS = 1_000_000
 RESUME_MS = 2000
-SCHEMA = ActionSchema(("a",), ("1",), (-1.0,), (1.0,), (False,))
+SCHEMA = ActionSchema(names=("a",), units=("1",), low=(-1.0,), high=(1.0,), relative=(False,))
 
 
 def action(clock: ManualClock, seq: int, epoch: int = 1, valid_ms: int = 100) -> Action:
     now = clock.now_ns()
-    return Action(seq, epoch, np.zeros(1), (), SCHEMA, now, now, now + valid_ms * MS, None, StageTimings(), 0)
+    return Action(
+        seq=seq,
+        epoch=epoch,
+        values=np.zeros(1),
+        token_ids=(),
+        schema=SCHEMA,
+        stamp_ns=now,
+        received_ns=now,
+        valid_until_ns=now + valid_ms * MS,
+        frame_pose=None,
+        timings=StageTimings(),
+        server_ns=0,
+    )
 
 
 def test_nothing_moves_before_the_first_action():

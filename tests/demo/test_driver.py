@@ -17,7 +17,15 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import ActionSchema, Command, Mode, StageTimings
 from tests.client.scripted import NAMES, Server, Talk, opened
 
-SCHEMA = ActionSchema(NAMES, ("1",) * 7, (-1.0,) * 7, (1.0,) * 7, (True,) * 6 + (False,), "tool", "rotvec")
+SCHEMA = ActionSchema(
+    names=NAMES,
+    units=("1",) * 7,
+    low=(-1.0,) * 7,
+    high=(1.0,) * 7,
+    relative=(True,) * 6 + (False,),
+    frame="tool",
+    rotation="rotvec",
+)
 IMAGE = np.zeros((96, 96, 3), np.uint8)
 
 
@@ -83,7 +91,19 @@ class StubClient:
 
 def acting(seq: int = 1) -> Directive:
     values = np.array([0.1, 0, 0, 0, 0, 0, 0.0])
-    action = Action(seq, 1, values, (), SCHEMA, 0, 7_000_000, 99, at(1.0), StageTimings(), 0)
+    action = Action(
+        seq=seq,
+        epoch=1,
+        values=values,
+        token_ids=(),
+        schema=SCHEMA,
+        stamp_ns=0,
+        received_ns=7_000_000,
+        valid_until_ns=99,
+        frame_pose=at(1.0),
+        timings=StageTimings(),
+        server_ns=0,
+    )
     return Directive(Command.ACT, action=action)
 
 

@@ -99,13 +99,30 @@ class Bench:
 
 def start(chat: ChatModel, text: str = PROMPT, request: int = 1, **changes: object) -> ChatStart:
     ids = list(chat.text_prompt(text).ids)
-    message = ChatStart(request, "small", ids, [], 8, 0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, -1, -1, "", b"")
+    message = ChatStart(
+        request=request,
+        model="small",
+        ids=ids,
+        sizes=[],
+        max_tokens=8,
+        temperature=0.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        seed=-1,
+        logprobs=-1,
+        schema="",
+        payload=b"",
+    )
     return replace(message, **changes)
 
 
 def frame(seq: int) -> SubmitFrame:
     pixels = np.random.default_rng(seq).integers(0, 256, (8, 10, 3), np.uint8)
-    return SubmitFrame(1, 1, seq, 8, 10, "go", pixels.tobytes())
+    return SubmitFrame(session=1, epoch=1, seq=seq, height=8, width=10, instruction="go", payload=pixels.tobytes())
 
 
 def alone(model: ChatModel, text: str = PROMPT, **params: object) -> list[int]:
@@ -135,7 +152,7 @@ def test_the_answer_is_that_of_the_model_alone(model, policy, slots):
 
 def test_the_answer_is_the_same_beside_a_robot_and_the_robot_goes_first(model, policy):
     bench = Bench(policy, built(model, slots=SLOTS))
-    bench.tell(OpenSession(1, 1, K, "", deadline_ns=60_000_000, period_ns=60_000_000))
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key="", deadline_ns=60_000_000, period_ns=60_000_000))
     bench.tell(start(model, temperature=1.0, seed=3))
     for seq in range(1, 12):
         due_ns = bench.clock.now_ns() + 60_000_000
@@ -151,7 +168,7 @@ def test_the_answer_is_the_same_beside_a_robot_and_the_robot_goes_first(model, p
 def test_chat_leaves_the_front_alone_while_it_decodes(model, policy):
     """A frame that the front has had for 20 ms: the next one is expected there, 40 ms from now."""
     bench = Bench(policy, built(model))
-    bench.tell(OpenSession(1, 1, 1, "", deadline_ns=60_000_000, period_ns=60_000_000))
+    bench.tell(OpenSession(session=1, epoch=1, depth=1, unnorm_key="", deadline_ns=60_000_000, period_ns=60_000_000))
     bench.tell(start(model, max_tokens=80), replace(frame(1), waited_ns=20_000_000))
     told = {}
     for now_ms in range(60):
@@ -163,7 +180,9 @@ def test_chat_leaves_the_front_alone_while_it_decodes(model, policy):
 
 def test_chat_moves_on_beside_a_robot_that_leaves_no_gap(model, policy):
     bench = Bench(policy, built(model))
-    bench.tell(OpenSession(1, 1, K, "", deadline_ns=PASS_NS, period_ns=PASS_NS), start(model))
+    bench.tell(
+        OpenSession(session=1, epoch=1, depth=K, unnorm_key="", deadline_ns=PASS_NS, period_ns=PASS_NS), start(model)
+    )
     for seq in range(1, 2 * CHAT_PATIENCE_NS // PASS_NS):
         bench.tell(frame(seq))
         bench.worker.step()
@@ -262,7 +281,7 @@ def test_a_prefix_is_taken_away_and_given_again(model, policy):
 
 def test_a_prefix_is_computed_in_the_gaps_beside_a_robot(model, policy):
     bench = Bench(policy, built(model, slots=SLOTS))
-    bench.tell(OpenSession(1, 1, K, "", deadline_ns=60_000_000, period_ns=60_000_000))
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key="", deadline_ns=60_000_000, period_ns=60_000_000))
     ids = ids_of(model, "the cup is red and the arm is at rest. " * 2)
     for seq in range(1, 8):
         due_ns = bench.clock.now_ns() + 60_000_000

@@ -266,7 +266,24 @@ class Slow:
 
 def start(model: ChatModel, request: int, schema: str) -> ChatStart:
     ids = list(model.text_prompt("go").ids)
-    return ChatStart(request, "small", ids, [], 390, 0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, -1, -1, schema, b"")
+    return ChatStart(
+        request=request,
+        model="small",
+        ids=ids,
+        sizes=[],
+        max_tokens=390,
+        temperature=0.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        seed=-1,
+        logprobs=-1,
+        schema=schema,
+        payload=b"",
+    )
 
 
 def test_the_loop_goes_on_while_a_schema_is_compiled(model: ChatModel, grammars: Grammars):

@@ -101,7 +101,7 @@ def test_what_was_chosen_is_told_at_start(capsys):
         None, {"operators": "a/here.json", "weights": "fp8", "chat.operators": "b.json"}
     ).chosen_operators
     assert chosen == "policy here.json, fp8 weights; chat b.json"
-    ServicePrinter(Console(width=200))(ServiceStatus(Phase.READY, operators=chosen))
+    ServicePrinter(Console(width=200))(ServiceStatus(phase=Phase.READY, operators=chosen))
     assert f"operators: {chosen}" in capsys.readouterr().out
 
 

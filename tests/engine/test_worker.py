@@ -25,7 +25,6 @@ from edgeflow.ipc.messages import (
     SessionRefused,
     Shutdown,
     SubmitFrame,
-    schema_of,
 )
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.depth import rounds_of
@@ -80,7 +79,15 @@ class Bench:
 
 def frame(seq: int, *, session: int = 1, epoch: int = 1, instruction: str = "go") -> SubmitFrame:
     image = IMAGES[seq % len(IMAGES)]
-    return SubmitFrame(session, epoch, seq, *image.shape[:2], instruction, image.tobytes())
+    return SubmitFrame(
+        session=session,
+        epoch=epoch,
+        seq=seq,
+        height=image.shape[0],
+        width=image.shape[1],
+        instruction=instruction,
+        payload=image.tobytes(),
+    )
 
 
 def results(said: list[Message]) -> list[FrameResult]:
@@ -93,16 +100,20 @@ def drops(said: list[Message]) -> list[tuple[int, str, str]]:
 
 def test_a_session_opens_with_the_models_schema(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, 1, ""))
+    bench.tell(OpenSession(session=1, epoch=1, depth=1, unnorm_key=""))
     (opened,) = bench.drain()
     assert isinstance(opened, SessionOpened)
     assert opened.session == 1
-    assert schema_of(opened.schema).names == ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
+    assert opened.schema.names == ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 
 
 def test_an_unknown_unnorm_key_and_a_full_house_are_refused(policy):
     bench = Bench(policy, sessions=1)
-    bench.tell(OpenSession(1, 1, K, "bridge"), OpenSession(2, 1, K, ""), OpenSession(3, 1, K, ""))
+    bench.tell(
+        OpenSession(session=1, epoch=1, depth=K, unnorm_key="bridge"),
+        OpenSession(session=2, epoch=1, depth=K, unnorm_key=""),
+        OpenSession(session=3, epoch=1, depth=K, unnorm_key=""),
+    )
     refusals = [(m.session, m.code) for m in bench.drain() if isinstance(m, SessionRefused)]
     assert refusals == [(1, "INVALID_ARGUMENT"), (3, "RESOURCE_EXHAUSTED")]
 
@@ -110,7 +121,7 @@ def test_an_unknown_unnorm_key_and_a_full_house_are_refused(policy):
 @pytest.mark.parametrize("depth", [1, 3, K])
 def test_the_action_of_a_frame_is_that_of_serial_decoding(policy, depth: int):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, depth, ""))
+    bench.tell(OpenSession(session=1, epoch=1, depth=depth, unnorm_key=""))
     said: list[Message] = []
     for seq in range(1, 6):
         bench.tell(frame(seq))
@@ -127,7 +138,7 @@ def test_the_action_of_a_frame_is_that_of_serial_decoding(policy, depth: int):
 
 def test_times_are_those_of_the_passes(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, K, ""), frame(1))
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1))
     bench.run(1)
     bench.tell(frame(2))
     bench.worker.inbox.put(Ping(1))
@@ -138,7 +149,7 @@ def test_times_are_those_of_the_passes(policy):
 
 def test_a_new_instruction_drops_what_is_under_way(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, K, ""), frame(1))
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1))
     bench.run(2)
     bench.tell(ResetSession(1, 2), frame(2, epoch=2, instruction="stop"))
     said = bench.drain()
@@ -148,9 +159,9 @@ def test_a_new_instruction_drops_what_is_under_way(policy):
 
 def test_closing_frees_the_ring(policy):
     bench = Bench(policy, sessions=1)
-    bench.tell(OpenSession(1, 1, K, ""), frame(1))
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1))
     bench.run(2)
-    bench.tell(CloseSession(1), OpenSession(2, 1, K, ""), frame(1, session=2))
+    bench.tell(CloseSession(1), OpenSession(session=2, epoch=1, depth=K, unnorm_key=""), frame(1, session=2))
     said = bench.drain()
     assert drops(said) == [(1, "dropped", "SESSION_CLOSED")]
     assert [result.session for result in results(said)] == [2]
@@ -158,7 +169,7 @@ def test_closing_frees_the_ring(policy):
 
 def test_a_superseded_frame_is_told(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, 1, ""), frame(1), frame(2))
+    bench.tell(OpenSession(session=1, epoch=1, depth=1, unnorm_key=""), frame(1), frame(2))
     said = bench.drain()
     assert drops(said) == [(1, "superseded", "SUPERSEDED")]
     assert [result.seq for result in results(said)] == [2]
@@ -166,7 +177,7 @@ def test_a_superseded_frame_is_told(policy):
 
 def test_an_instruction_longer_than_the_slots_is_refused_and_the_next_frame_answered(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, K, ""), frame(1, instruction="x" * CAPACITY))
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1, instruction="x" * CAPACITY))
     assert drops(bench.drain()) == [(1, "rejected", "INSTRUCTION_TOO_LONG")]
     short = policy.prompt_ids("")
     assert len(short) + policy.image_tokens + policy.K <= CAPACITY, "the fixture must leave room"
@@ -176,19 +187,19 @@ def test_an_instruction_longer_than_the_slots_is_refused_and_the_next_frame_answ
 
 def test_a_session_whose_instruction_is_longer_than_the_slots_is_refused(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, K, "", "x" * CAPACITY))
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key="", instruction="x" * CAPACITY))
     (refused,) = bench.drain()
     assert isinstance(refused, SessionRefused)
     assert (refused.code, refused.field, refused.reason) == ("INVALID_ARGUMENT", "instruction", "INSTRUCTION_TOO_LONG")
     limit = CAPACITY - policy.image_tokens - policy.K
     assert refused.text.startswith("instruction: has ") and refused.text.endswith(
-        f"prompt tokens, the limit is {limit}"
+        f"prompt tokens; the limit is {limit}"
     )
 
 
 def test_a_ping_is_answered_with_the_counts(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(1, 1, K, ""), frame(1))
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1))
     bench.drain()
     bench.tell(Ping(42))
     (pong,) = bench.drain()

@@ -16,7 +16,17 @@ from edgeflow.ipc.messages import FrameResult, Message, Ping, Pong, SubmitFrame,
 LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(LEAVES, inner), max_leaves=6)
 KINDS: tuple[type[Message], ...] = Message.__args__
-RESULT = FrameResult(1, 2, 3, [0.5, -1.0], [511, 300], True, 1, 2, 7)
+RESULT = FrameResult(
+    session=1,
+    epoch=2,
+    seq=3,
+    values=[0.5, -1.0],
+    token_ids=[511, 300],
+    valid=True,
+    queue_ns=1,
+    inference_ns=2,
+    passes=7,
+)
 
 
 def decodes_or_is_refused(header: bytes, payload: bytes) -> None:
@@ -61,18 +71,44 @@ def test_a_field_of_another_type(position: int, value: object):
         Ping("7"),
         Ping(True),
         Ping(7.0),
-        FrameResult(1, 2, 3, "0.5", [1], True, 1, 2, 7),
-        FrameResult(1, 2, 3, [0.5, "1"], [1], True, 1, 2, 7),
-        FrameResult(1, 2, 3, [0.5, True], [1], True, 1, 2, 7),
-        FrameResult(1, 2, 3, [0.5], [1.5], True, 1, 2, 7),
-        FrameResult(1, 2, 3, [0.5], [1], 1, 1, 2, 7),
+        FrameResult(
+            session=1, epoch=2, seq=3, values="0.5", token_ids=[1], valid=True, queue_ns=1, inference_ns=2, passes=7
+        ),
+        FrameResult(
+            session=1,
+            epoch=2,
+            seq=3,
+            values=[0.5, "1"],
+            token_ids=[1],
+            valid=True,
+            queue_ns=1,
+            inference_ns=2,
+            passes=7,
+        ),
+        FrameResult(
+            session=1,
+            epoch=2,
+            seq=3,
+            values=[0.5, True],
+            token_ids=[1],
+            valid=True,
+            queue_ns=1,
+            inference_ns=2,
+            passes=7,
+        ),
+        FrameResult(
+            session=1, epoch=2, seq=3, values=[0.5], token_ids=[1.5], valid=True, queue_ns=1, inference_ns=2, passes=7
+        ),
+        FrameResult(
+            session=1, epoch=2, seq=3, values=[0.5], token_ids=[1], valid=1, queue_ns=1, inference_ns=2, passes=7
+        ),
         WarmupProgress(b"step", 1, 1),
-        SubmitFrame(1, 2, 3, None, 5, "x", b""),
+        SubmitFrame(session=1, epoch=2, seq=3, height=None, width=5, instruction="x", payload=b""),
     ],
     ids=lambda message: repr(message)[:50],
 )
 def test_wrong_types_are_named(message: Message):
-    with pytest.raises(WorkerError, match=r"is of another type"):
+    with pytest.raises(WorkerError, match=r"has the wrong type"):
         decode(*encode(message))
 
 
@@ -89,6 +125,10 @@ def test_maps_are_no_messages():
 
 @pytest.mark.parametrize("values", [[1, -1], [math.nan, math.inf], []])
 def test_numbers_that_a_gate_judges_later_pass(values: list[float]):
-    message = FrameResult(1, 2, 3, values, [], False, 1, 2, 7)
+    message = FrameResult(
+        session=1, epoch=2, seq=3, values=values, token_ids=[], valid=False, queue_ns=1, inference_ns=2, passes=7
+    )
     assert same(decode(*encode(message)), message)
-    assert decode(*encode(Pong(1, 2, 3, 4, [1], [2], [3]))) == Pong(1, 2, 3, 4, [1], [2], [3])
+    assert decode(
+        *encode(Pong(nonce=1, passes=2, rows=3, full_passes=4, pass_ns=[1], pass_prefills=[2], pass_decodes=[3]))
+    ) == Pong(nonce=1, passes=2, rows=3, full_passes=4, pass_ns=[1], pass_prefills=[2], pass_decodes=[3])

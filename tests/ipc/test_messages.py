@@ -11,21 +11,38 @@ from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES, PREFIX, BlockingChannel, ChannelClosed
 from edgeflow.ipc.coding import decode, encode
 from edgeflow.ipc.messages import (
+    Begin,
     FrameResult,
     Message,
     OpenSession,
     Ping,
+    SessionOpened,
     Shutdown,
     SubmitFrame,
-    schema_fields,
-    schema_of,
 )
-from edgeflow.types import ActionSchema
+from edgeflow.types import ActionSchema, PassTimes
 
+SCHEMA = ActionSchema(
+    names=("x",), units=("m",), low=(-1.0,), high=(1.0,), relative=(True,), frame="tool", rotation="rotvec"
+)
+SCHEMA_VALUES = [["x"], ["m"], [-1.0], [1.0], [True], "tool", "rotvec"]
+TIMES = PassTimes(stages=7, prefill_ns=1, two_prefills_ns=2, packed_ns=3, decode_ns=4, decodes_ns=5)
 MESSAGES: list[Message] = [
-    OpenSession(1, 2, 7, ""),
-    SubmitFrame(1, 2, 3, 4, 5, "pick the cup", bytes(range(60))),
-    FrameResult(1, 2, 3, [0.5, -1.0], [511, 300], True, 1, 2, 7),
+    Begin(TIMES),
+    SessionOpened(1, SCHEMA),
+    OpenSession(session=1, epoch=2, depth=7, unnorm_key=""),
+    SubmitFrame(session=1, epoch=2, seq=3, height=4, width=5, instruction="pick the cup", payload=bytes(range(60))),
+    FrameResult(
+        session=1,
+        epoch=2,
+        seq=3,
+        values=[0.5, -1.0],
+        token_ids=[511, 300],
+        valid=True,
+        queue_ns=1,
+        inference_ns=2,
+        passes=7,
+    ),
     Shutdown(),
 ]
 
@@ -85,6 +102,25 @@ def test_reader_thread_delivers_and_tells_the_end(channels):
     assert (seen, ended) == ([Ping(7)], [True])
 
 
-def test_schema_crosses_as_plain_lists():
-    schema = ActionSchema(("x",), ("m",), (-1.0,), (1.0,), (True,), "tool", "rotvec")
-    assert schema_of(msgpack.unpackb(msgpack.packb(schema_fields(schema)))) == schema
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(1, None), (1, []), (1, {}), (1, SCHEMA_VALUES[:-1]), (1, [*SCHEMA_VALUES, 1]), (1, ["x", *SCHEMA_VALUES[1:]])],
+)
+def test_a_broken_schema_is_refused(place: int, value: object):
+    parts = msgpack.unpackb(encode(SessionOpened(1, SCHEMA))[0])
+    parts[1 + place] = value
+    with pytest.raises(WorkerError, match=r"SessionOpened.schema has the wrong type"):
+        decode(msgpack.packb(parts), b"")
+
+
+def test_a_schema_of_unequal_columns_is_refused():
+    parts = msgpack.unpackb(encode(SessionOpened(1, SCHEMA))[0])
+    parts[2][1] = ["m", "m"]
+    with pytest.raises(WorkerError, match=r"SessionOpened.schema is inconsistent"):
+        decode(msgpack.packb(parts), b"")
+
+
+def test_a_worker_in_reserve_may_begin_without_pass_times():
+    assert decode(*encode(Begin(None))) == Begin(None)
+    with pytest.raises(WorkerError, match="pass_times"):
+        decode(*encode(Begin([1, 2, 3, 4, 5])))

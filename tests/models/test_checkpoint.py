@@ -48,7 +48,7 @@ def test_tensors_come_in_the_dtype_asked_for(tmp_path: Path):
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.float8_e4m3fn])
 def test_quantised_tensors_are_refused(dtype: torch.dtype):
     weights = Weights.of({"a.weight": torch.zeros(2).to(dtype)}, torch.float32, CPU)
-    with pytest.raises(CheckpointError, match=r"a\.weight holds torch\..*quantised weights are not served"):
+    with pytest.raises(CheckpointError, match=r"a\.weight has dtype torch\..*quantised weights are not supported"):
         weights.take("a.weight", 2)
 
 
@@ -112,7 +112,7 @@ def test_an_index_without_a_map(tmp_path: Path, content: object):
 
 def test_only_safetensors_are_read(tmp_path: Path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
-    with pytest.raises(CheckpointError, match="only safetensors are read"):
+    with pytest.raises(CheckpointError, match="only safetensors are supported"):
         open_weights(tmp_path)
 
 

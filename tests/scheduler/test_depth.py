@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.scheduler.cost import CostModel, PassSample, PassTimes
+from edgeflow.scheduler.cost import CostModel, PassSample
 from edgeflow.scheduler.depth import depth_of, depths_of, rounds_of
 from edgeflow.scheduler.forecast import Robot, by_depth, forecast
 from edgeflow.scheduler.plan import Frame, FrameRef
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Mode
+from edgeflow.types import Mode, PassTimes
 
 MS = 1_000_000
-TIMES = PassTimes(7, 60 * MS, 110 * MS, 66 * MS, 10 * MS, 16 * MS)
+TIMES = PassTimes(
+    stages=7, prefill_ns=60 * MS, two_prefills_ns=110 * MS, packed_ns=66 * MS, decode_ns=10 * MS, decodes_ns=16 * MS
+)
 
 
 def limits(sessions: int = 8, row_budget: int = 1000, drain_ms: int = 2) -> SchedulerLimits:

@@ -23,7 +23,6 @@ from edgeflow.ipc.messages import (
     Shutdown,
     SubmitFrame,
     WarmupProgress,
-    schema_fields,
 )
 from tests.service.scripted import SCHEMA, good_values, ready_message
 
@@ -50,13 +49,35 @@ def obey(instruction: str) -> None:
 def answer(message: Message, channel: BlockingChannel) -> None:
     match message:
         case OpenSession():
-            channel.send(SessionOpened(message.session, schema_fields(SCHEMA)))
+            channel.send(SessionOpened(message.session, SCHEMA))
         case SubmitFrame():
             obey(message.instruction)
             values = good_values(message)
-            channel.send(FrameResult(message.session, message.epoch, message.seq, values, [1], True, 1, 1, 1))
+            channel.send(
+                FrameResult(
+                    session=message.session,
+                    epoch=message.epoch,
+                    seq=message.seq,
+                    values=values,
+                    token_ids=[1],
+                    valid=True,
+                    queue_ns=1,
+                    inference_ns=1,
+                    passes=1,
+                )
+            )
         case Ping():
-            channel.send(Pong(message.nonce, 1, 1, 1, [1000], [1], [0]))
+            channel.send(
+                Pong(
+                    nonce=message.nonce,
+                    passes=1,
+                    rows=1,
+                    full_passes=1,
+                    pass_ns=[1000],
+                    pass_prefills=[1],
+                    pass_decodes=[0],
+                )
+            )
 
 
 def run() -> None:

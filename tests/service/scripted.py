@@ -26,10 +26,9 @@ from edgeflow.ipc.messages import (
     WarmupProgress,
     WorkerFailed,
     WorkerReady,
-    schema_fields,
 )
 from edgeflow.service.worker_process import Launched
-from edgeflow.types import ActionSchema
+from edgeflow.types import ActionSchema, PassTimes
 
 SCHEMA = ActionSchema(
     names=("x", "y", "grip"),
@@ -44,7 +43,26 @@ QUICK_NS = (1_000,) * 5
 
 
 def ready_message(pass_ns: Sequence[int] = QUICK_NS) -> WorkerReady:
-    return WorkerReady("demo", "f" * 64, 3, 8, "scripted", schema_fields(SCHEMA), ["a"], 0, 10, *pass_ns)
+    prefill_ns, two_prefills_ns, packed_ns, decode_ns, decodes_ns = pass_ns
+    times = PassTimes(
+        stages=3,
+        prefill_ns=prefill_ns,
+        two_prefills_ns=two_prefills_ns,
+        packed_ns=packed_ns,
+        decode_ns=decode_ns,
+        decodes_ns=decodes_ns,
+    )
+    return WorkerReady(
+        model="demo",
+        model_fingerprint="f" * 64,
+        max_sessions=8,
+        device="scripted",
+        schema=SCHEMA,
+        unnorm_keys=["a"],
+        kv_bytes=0,
+        prefill_rows=10,
+        pass_times=times,
+    )
 
 
 def good_values(frame: SubmitFrame) -> list[float]:
@@ -138,8 +156,17 @@ class ScriptedWorker:
             return True
         match message:
             case Ping():
-                ran = ([each] * 30 for each in self._script.ran or (self._script.pass_ns[2], 1, 2))
-                self._channel.send(Pong(message.nonce, 3, 30, 1, *ran))
+                pass_ns, prefills, decodes = self._script.ran or (self._script.pass_ns[2], 1, 2)
+                pong = Pong(
+                    nonce=message.nonce,
+                    passes=3,
+                    rows=30,
+                    full_passes=1,
+                    pass_ns=[pass_ns] * 30,
+                    pass_prefills=[prefills] * 30,
+                    pass_decodes=[decodes] * 30,
+                )
+                self._channel.send(pong)
             case OpenSession():
                 self._open(message)
             case SubmitFrame():
@@ -157,7 +184,7 @@ class ScriptedWorker:
             refusal = self._script.refuse
             self._channel.send(replace(refusal, session=message.session))
             return
-        self._channel.send(SessionOpened(message.session, schema_fields(SCHEMA)))
+        self._channel.send(SessionOpened(message.session, SCHEMA))
 
     def _submit(self, frame: SubmitFrame) -> None:
         if self._script.hold:
@@ -168,7 +195,17 @@ class ScriptedWorker:
 
     def _answer(self, frame: SubmitFrame) -> None:
         values = self._script.values(frame)
-        result = FrameResult(frame.session, frame.epoch, frame.seq, values, [7, 8, 9], self._script.valid, 10, 20, 3)
+        result = FrameResult(
+            session=frame.session,
+            epoch=frame.epoch,
+            seq=frame.seq,
+            values=values,
+            token_ids=[7, 8, 9],
+            valid=self._script.valid,
+            queue_ns=10,
+            inference_ns=20,
+            passes=3,
+        )
         self._channel.send(result)
 
     def _drop(self, session: int, epoch: int, reason: str) -> None:
@@ -176,4 +213,14 @@ class ScriptedWorker:
             gone = [frame for frame in self.held if frame.session == session and frame.epoch < epoch]
             self.held = deque(frame for frame in self.held if frame not in gone)
         for frame in gone:
-            self._channel.send(FrameDropped(session, frame.epoch, frame.seq, "dropped", "ABORTED", reason, "gone"))
+            self._channel.send(
+                FrameDropped(
+                    session=session,
+                    epoch=frame.epoch,
+                    seq=frame.seq,
+                    disposition="dropped",
+                    code="ABORTED",
+                    reason=reason,
+                    text="gone",
+                )
+            )

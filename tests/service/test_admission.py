@@ -9,15 +9,33 @@ from edgeflow.errors import FailedPrecondition, InvalidArgument, ResourceExhaust
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.service.admission import OVERHEAD_NS, Admission, SessionPlan
 from edgeflow.service.requests import OpenRequest
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, PassTimes
 
 MS = 1_000_000
+SCHEMA = ActionSchema(names=(), units=(), low=(), high=(), relative=())
 
 
 def ready(percent: int = 100) -> WorkerReady:
     """Serial takes 120 ms a frame, pipelined 66."""
-    times = [value * MS * percent // 100 for value in (60, 110, 66, 10, 16)]
-    return WorkerReady("demo", "f", 7, 8, "cpu", [], ["a"], 0, 55, *times)
+    times = PassTimes(
+        stages=7,
+        prefill_ns=60 * MS,
+        two_prefills_ns=110 * MS,
+        packed_ns=66 * MS,
+        decode_ns=10 * MS,
+        decodes_ns=16 * MS,
+    )
+    return WorkerReady(
+        model="demo",
+        model_fingerprint="f",
+        max_sessions=8,
+        device="cpu",
+        schema=SCHEMA,
+        unnorm_keys=["a"],
+        kv_bytes=0,
+        prefill_rows=55,
+        pass_times=times.scaled(percent),
+    )
 
 
 def make(**changes: object) -> Admission:
@@ -29,7 +47,16 @@ def make(**changes: object) -> Admission:
 def request(period_ms: int, mode: Mode | None = None, age_ms: int = 0, depth: int = 0) -> OpenRequest:
     camera = CameraSpec("front", 64, 64, ImageFormat.JPEG)
     age_ns = age_ms * MS or None
-    return OpenRequest((camera,), (), "go", period_ms * MS, age_ns, mode, "", depth)
+    return OpenRequest(
+        cameras=(camera,),
+        proprio_names=(),
+        instruction="go",
+        control_period_ns=period_ms * MS,
+        max_action_age_ns=age_ns,
+        mode=mode,
+        unnorm_key="",
+        depth=depth,
+    )
 
 
 def fill(admission: Admission, asked: OpenRequest, most: int = 9) -> list[SessionPlan]:
@@ -56,7 +83,7 @@ def test_a_lone_robot_is_always_let_in():
 
 def test_the_session_that_does_not_fit_is_refused_with_a_hint():
     admission = make()
-    with pytest.raises(ResourceExhausted, match="does not fit beside") as caught:
+    with pytest.raises(ResourceExhausted, match="cannot serve a frame every") as caught:
         fill(admission, request(500, Mode.SERIAL))
     assert (caught.value.reason, caught.value.retry_after_ms) == ("DEVICE_FULL", 1000)
     others = admission.others()
@@ -97,7 +124,9 @@ def test_auto_takes_the_youngest_actions_where_the_rate_is_the_cameras():
 
 
 def test_an_age_that_cannot_be_kept_is_refused_with_the_best_one():
-    with pytest.raises(FailedPrecondition, match=r"100 ms cannot be kept, the least age within reach is 1[23]\d ms"):
+    with pytest.raises(
+        FailedPrecondition, match=r"an action age of 100 ms cannot be kept; the lowest possible is 1[23]\d ms"
+    ):
         make().plan(request(10, Mode.AUTO, 100), ())
 
 
@@ -115,7 +144,9 @@ def test_the_service_names_depth_for_those_who_name_no_mode():
 def test_a_device_that_slowed_down_changes_the_forecast():
     admission = make()
     before = admission.modes()["pipelined"].fps
-    pong = Pong(1, 0, 0, 0, [132 * MS] * 30, [1] * 30, [6] * 30)
+    pong = Pong(
+        nonce=1, passes=0, rows=0, full_passes=0, pass_ns=[132 * MS] * 30, pass_prefills=[1] * 30, pass_decodes=[6] * 30
+    )
     assert admission.observe(pong)
     assert admission.modes()["pipelined"].fps == pytest.approx(before / 2, rel=0.03)
     assert not admission.observe(pong), "what is known is no news"

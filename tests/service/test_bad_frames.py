@@ -49,7 +49,7 @@ async def test_bad_frames_are_refused_in_band_and_good_ones_between_are_acted_as
 def test_a_wrong_answer_would_be_seen(change):
     data = KINDS["1e38"].spoil(good_frame(2, 1), Random(0))
     status = pb.FrameStatus(seq=2, code="INVALID_ARGUMENT", reason="PROPRIO_OUT_OF_RANGE")
-    status.text = "frame.proprio[0]: is not a finite number up to 1e+06"
+    status.text = "frame.proprio[0]: must be finite and at most 1e+06 in magnitude"
     assert problem(KINDS["1e38"], data, pb.ServerMessage(frame_status=status)) == ""
     wrong = {"code": "INTERNAL", "reason": "", "text": "frame.proprio[0]: no", "seq": 1}[change]
     setattr(status, change, wrong)
@@ -150,7 +150,7 @@ async def test_a_camera_of_too_many_pixels_is_refused_at_open(checkpoint):
         await robot.send(pb.ClientMessage(open=open_message(cameras=[odd_camera(4097, 4097)])))
         code, text = await robot.rest()
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert text == "open.cameras[0]: 4097x4097 is outside 1 to 4000000 pixels"
+        assert text == "open.cameras[0]: 4097x4097 is outside the limits of 1 to 4000000 pixels"
 
 
 def odd_camera(width: int, height: int) -> pb.Camera:

@@ -88,7 +88,7 @@ def test_images_come_by_position_or_by_name():
     by_position = check_frame(frame_message(1, images=[pb.Image(data=JPEG), pb.Image(data=other)]), opened, LIMITS)
     assert by_name.images == by_position.images == (JPEG, other)
     twice = [first, first]
-    with pytest.raises(InvalidArgument, match="no image of camera 'b'"):
+    with pytest.raises(InvalidArgument, match="lacks an image from camera 'b'"):
         check_frame(frame_message(1, images=twice), opened, LIMITS)
 
 

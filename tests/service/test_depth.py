@@ -44,9 +44,9 @@ async def test_the_worker_runs_the_depth_that_was_told(checkpoint, asked, depth:
 @pytest.mark.parametrize(
     ("asked", "code", "said"),
     [
-        ({"mode": pb.MODE_AUTO, "max_action_age_ms": 12}, CODE.FAILED_PRECONDITION, "within reach is 2"),
-        ({"mode": pb.MODE_DEPTH, "depth": 4}, CODE.INVALID_ARGUMENT, "open.depth: is 4, this model takes 1 to 3"),
-        ({"mode": pb.MODE_SERIAL, "depth": 2}, CODE.INVALID_ARGUMENT, "open.depth: is meant with mode depth"),
+        ({"mode": pb.MODE_AUTO, "max_action_age_ms": 12}, CODE.FAILED_PRECONDITION, "the lowest possible is 2"),
+        ({"mode": pb.MODE_DEPTH, "depth": 4}, CODE.INVALID_ARGUMENT, "open.depth: is 4; this model takes 1 to 3"),
+        ({"mode": pb.MODE_SERIAL, "depth": 2}, CODE.INVALID_ARGUMENT, "open.depth: may only be set with mode depth"),
     ],
 )
 async def test_what_cannot_be_is_refused(checkpoint, asked, code, said: str):
@@ -64,7 +64,7 @@ async def test_the_session_that_does_not_fit_is_refused_and_the_others_stay(chec
         late = served.robot()
         await late.send(_open({"mode": pb.MODE_SERIAL, "control_period_ms": 20}))
         status, text = await late.rest()
-        assert status is CODE.RESOURCE_EXHAUSTED and "does not fit beside 1 sessions" in text
+        assert status is CODE.RESOURCE_EXHAUSTED and "beside 1 open session with" in text
         assert served.metric("edgeflow_admission_rejected_total", reason="DEVICE_FULL") == 1
         await first.frame(1)
         assert (await first.action(1)).command == pb.COMMAND_ACT

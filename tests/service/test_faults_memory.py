@@ -43,7 +43,19 @@ class Port:
     def send(self, message: Message) -> None:
         if isinstance(message, SubmitFrame) and self.answer is not None:
             values = good_values(message)
-            self.answer(FrameResult(1, message.epoch, message.seq, values, [1, 2, 3], True, 1, 1, 1))
+            self.answer(
+                FrameResult(
+                    session=1,
+                    epoch=message.epoch,
+                    seq=message.seq,
+                    values=values,
+                    token_ids=[1, 2, 3],
+                    valid=True,
+                    queue_ns=1,
+                    inference_ns=1,
+                    passes=1,
+                )
+            )
 
 
 async def frames(runner: SessionRunner, first: int, count: int, leak: list[bytearray] | None) -> None:

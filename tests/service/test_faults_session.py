@@ -39,7 +39,19 @@ class Loop:
             session.decoded(b"rgb", 1)
         submitted = session.start_sending(now_ns)
         if submitted is not None:
-            session.result(FrameResult(1, submitted.epoch, submitted.seq, values, [1, 2, 3], valid, 1, 1, 1))
+            session.result(
+                FrameResult(
+                    session=1,
+                    epoch=submitted.epoch,
+                    seq=submitted.seq,
+                    values=values,
+                    token_ids=[1, 2, 3],
+                    valid=valid,
+                    queue_ns=1,
+                    inference_ns=1,
+                    passes=1,
+                )
+            )
         self.events += session.take(now_ns)
 
     def commands(self) -> list[tuple[Command, str]]:

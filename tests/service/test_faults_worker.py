@@ -12,12 +12,20 @@ import pytest
 from edgeflow.clock import Clock, ManualClock, MonotonicClock
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
-from edgeflow.ipc.messages import OpenSession, SessionOpened, SubmitFrame, WarmupProgress, WorkerFailed, WorkerReady
+from edgeflow.ipc.messages import (
+    ChatReady,
+    OpenSession,
+    SessionOpened,
+    SubmitFrame,
+    WarmupProgress,
+    WorkerFailed,
+    WorkerReady,
+)
 from edgeflow.service import supervisor
 from edgeflow.service.app import run_service
 from edgeflow.service.log import EventLog
 from edgeflow.service.progress import SLOW_PASSES, Progress
-from edgeflow.service.supervisor import Supervisor
+from edgeflow.service.supervisor import Supervisor, WorkerLife
 from edgeflow.service.worker_process import launch_worker
 from tests.service.harness import config, eventually, serving
 from tests.service.processes import ENTRY, Launcher, until_gone
@@ -127,12 +135,32 @@ async def supervised(
     script: Script, tmp_path: Path, clock: Clock | None = None, **timing
 ) -> tuple[Supervisor, Listener]:
     listener, clock = Listener(), clock or MonotonicClock()
-    settings = config(**{f"timing__{key}": value for key, value in timing.items()}).timing
+    settings = config(**{f"timing__{key}": value for key, value in timing.items()})
     with (tmp_path / "log").open("a") as stream:
         made = Supervisor(script.launch, clock, settings, listener, EventLog(clock, stream))
         await made.start()
     made._log = EventLog(MonotonicClock())
     return made, listener
+
+
+async def test_a_whole_chunk_of_a_prompt_is_no_silence():
+    life = WorkerLife(Script().launch, MonotonicClock(), config(chat__prefill_chunk=1024), Listener())
+    ready = ChatReady(
+        model="chat",
+        family="llama",
+        model_fingerprint="f",
+        images=False,
+        capacity=4096,
+        slots=[],
+        kv_bytes=0,
+        step_ns=1_000_000,
+        row_ns=2_000_000,
+        sampling=[1.0, 1.0, 0.0, 1.0],
+        top_k=0,
+        numbers="",
+    )
+    life._receive(ready)
+    assert life._progress.deadline_ns == SLOW_PASSES * 1024 * ready.row_ns
 
 
 async def test_more_losses_than_the_budget_are_a_fault(tmp_path: Path):
@@ -144,7 +172,7 @@ async def test_more_losses_than_the_budget_are_a_fault(tmp_path: Path):
         if losses < 4:
             await eventually(lambda losses=losses: heard.ready == losses + 1)
     await eventually(lambda: bool(heard.faults))
-    assert heard.faults == ["4 workers were lost within 300 s, the last: eof"]
+    assert heard.faults == ["4 workers were lost within 300 s; last cause: eof"]
     assert len(script.workers) == 4
     await keeper.stop(1)
 
@@ -168,7 +196,7 @@ async def test_starts_that_fail_count(tmp_path: Path, monkeypatch):
     script.fail = WorkerFailed("StartError", "no device")
     script.worker.kill()
     await eventually(lambda: bool(heard.faults))
-    assert heard.faults == ["4 workers were lost within 300 s, the last: no device"]
+    assert heard.faults == ["4 workers were lost within 300 s; last cause: no device"]
     assert len(script.workers) == 4
     await keeper.stop(1)
 
@@ -184,7 +212,7 @@ def test_a_service_whose_workers_keep_dying_ends_with_an_error_of_one_line(check
             script.fail = WorkerFailed("StartError", "no device")
             script.worker.kill()
 
-    with pytest.raises(WorkerError, match="4 workers were lost within 300 s, the last: no device"):
+    with pytest.raises(WorkerError, match="4 workers were lost within 300 s; last cause: no device"):
         run_service(config(model=str(checkpoint)), announce, launch=script.launch)
     assert phases[-3:] == ["fault", "draining", "stopped"]
 
@@ -204,9 +232,9 @@ async def test_a_worker_whose_front_has_gone_leaves(tmp_path: Path, monkeypatch,
     if phase != "loading":
         assert isinstance(channel.receive(), WorkerReady)
     if phase == "in a pass":
-        channel.send(OpenSession(1, 1, 1, ""))
+        channel.send(OpenSession(session=1, epoch=1, depth=1, unnorm_key=""))
         assert isinstance(channel.receive(), SessionOpened)
-        channel.send(SubmitFrame(1, 1, 1, 1, 1, "hang", b"rgb"))
+        channel.send(SubmitFrame(session=1, epoch=1, seq=1, height=1, width=1, instruction="hang", payload=b"rgb"))
     channel.close()
     until_gone(process.pid)
     assert await process.wait(5) == "exit code 0"

@@ -14,7 +14,16 @@ def total(metrics: Metrics) -> float:
 
 
 def pong(eager_passes: int) -> Pong:
-    return Pong(1, 10, 10, 0, [], [], [], eager_passes)
+    return Pong(
+        nonce=1,
+        passes=10,
+        rows=10,
+        full_passes=0,
+        pass_ns=[],
+        pass_prefills=[],
+        pass_decodes=[],
+        eager_passes=eager_passes,
+    )
 
 
 def test_passes_that_no_graph_held_are_counted_once():

@@ -76,7 +76,7 @@ async def test_another_service_on_the_port_is_told(answer):
 
     async with await asyncio.start_server(other, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(Unavailable, match="not this service"):
+        with pytest.raises(Unavailable, match="not come from an edgeflow service"):
             await asyncio.to_thread(probe, load_config(None, {"http.port": port}), TIMEOUT_S)
 
 

@@ -92,7 +92,7 @@ def test_health_moves_only_along_its_arrows():
 
 
 def superseded(seq: int) -> StatusEvent:
-    return StatusEvent(seq, Disposition.SUPERSEDED)
+    return StatusEvent(seq=seq, disposition=Disposition.SUPERSEDED)
 
 
 def test_frames_superseded_one_after_another_are_one_status():

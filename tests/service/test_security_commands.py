@@ -34,14 +34,14 @@ PORTS = ("--grpc-port", "0", "--http-port", "0", "--model", "nowhere")
 def test_insecure_is_warned_about_before_anything_else(tmp_path: Path):
     result = run("serve", *PORTS, "--grpc-host", "0.0.0.0", "--insecure", cwd=tmp_path)
     first, second = result.stderr.splitlines()
-    assert first == "edgeflow: warning: grpc.host 0.0.0.0 can be reached from outside without TLS or tokens"
+    assert first == "edgeflow: warning: grpc.host 0.0.0.0 is reachable from other machines without TLS or tokens"
     assert result.returncode == 2 and second.startswith("edgeflow: model:")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--tls-cert", "service.pem", "--tls-key", "other.key"), "does not belong to"),
+        (("--tls-cert", "service.pem", "--tls-key", "other.key"), "does not match the certificate"),
         (("--tokens", "public.json"), "chmod o-rwx"),
     ],
 )

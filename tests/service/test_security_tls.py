@@ -160,7 +160,9 @@ async def test_certificates_that_cannot_be_used_change_nothing(checkpoint, autho
 async def test_off_loopback_works_with_tls_and_tokens_only(checkpoint, authority: Authority, tmp_path: Path):
     tokens = write_tokens(tmp_path / "tokens.json", ("robot-token", "arm-1", "control"))
     files = options(authority)
-    with pytest.raises(ConfigError, match=r"grpc\.host: 0\.0\.0\.0 can be reached from outside: give tls\.cert"):
+    with pytest.raises(
+        ConfigError, match=r"grpc\.host: 0\.0\.0\.0 is reachable from other machines: configure tls\.cert"
+    ):
         load_config(None, {"grpc.host": "0.0.0.0", "tls.cert": files["tls__cert"], "tls.key": files["tls__key"]})
     with pytest.raises(ConfigError, match=r"http\.host"):
         load_config(None, {"http.host": "0.0.0.0", "tokens_file": tokens})
@@ -175,7 +177,7 @@ async def test_off_loopback_works_with_tls_and_tokens_only(checkpoint, authority
 async def test_insecure_is_warned_about(checkpoint):
     async with serving(checkpoint, grpc__host="0.0.0.0", insecure=True) as served:
         (warning,) = served.events("warning")
-        assert warning["text"] == "grpc.host 0.0.0.0 can be reached from outside without TLS or tokens"
+        assert warning["text"] == "grpc.host 0.0.0.0 is reachable from other machines without TLS or tokens"
 
 
 def unreadable(files: TlsConfig, _: Authority) -> TlsConfig:
@@ -217,10 +219,10 @@ def encrypted(files: TlsConfig, _: Authority) -> TlsConfig:
     ("damage", "message"),
     [
         (unreadable, "tls.key: cannot read"),
-        (foreign_key, "does not belong to"),
+        (foreign_key, "does not match the certificate"),
         (public_key, "tls.key: .*chmod o-rwx"),
-        (no_pem, "are not both PEM"),
-        (no_client_ca, "tls.client_ca: .* holds no certificate"),
+        (no_pem, "both must be PEM"),
+        (no_client_ca, "tls.client_ca: .* contains no PEM certificate"),
         (encrypted, "tls.key: .* is encrypted"),
     ],
 )

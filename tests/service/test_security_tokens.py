@@ -59,7 +59,9 @@ def apps(monkeypatch: pytest.MonkeyPatch) -> list:
     """Every HTTP application that is built."""
     found: list = []
     make = app_module.build_app
-    monkeypatch.setattr(app_module, "build_app", lambda *given: found.append(make(*given)) or found[-1])
+    monkeypatch.setattr(
+        app_module, "build_app", lambda *given, **named: found.append(make(*given, **named)) or found[-1]
+    )
     return found
 
 
@@ -178,7 +180,7 @@ async def test_a_revoked_token_ends_its_sessions_and_no_others(checkpoint, token
         write_tokens(Path(tokens), *left, *ENTRIES[1:])
         await robot.hold("REVOKED")
         code, text = await robot.rest()
-        assert (code, "not allow" in text) == (grpc.StatusCode.UNAUTHENTICATED, True)
+        assert (code, "no longer permits" in text) == (grpc.StatusCode.UNAUTHENTICATED, True)
         await other.frame(1)
         await other.action(1)
         async with robot_with(served, token(ROBOT)) as again:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.ipc.messages import INSTRUCTION_TOO_LONG, FrameDropped, FrameResult, ResetSession, SubmitFrame
+from edgeflow.ipc.messages import FrameDropped, FrameResult, ResetSession, SubmitFrame
+from edgeflow.reasons import Reason
 from edgeflow.service.events import NoticeEvent, StatusEvent
 from edgeflow.service.requests import CheckedFrame
 from edgeflow.service.session import Session
@@ -25,12 +26,34 @@ def submit(session: Session, seq: int, instruction: str | None = None) -> Submit
 
 
 def answer(session: Session, frame: SubmitFrame) -> None:
-    session.result(FrameResult(1, frame.epoch, frame.seq, [0.0, 0.0, 0.5], [7, 8, 9], True, 1, 1, 3))
+    session.result(
+        FrameResult(
+            session=1,
+            epoch=frame.epoch,
+            seq=frame.seq,
+            values=[0.0, 0.0, 0.5],
+            token_ids=[7, 8, 9],
+            valid=True,
+            queue_ns=1,
+            inference_ns=1,
+            passes=3,
+        )
+    )
 
 
 def refuse(session: Session, frame: SubmitFrame) -> None:
-    code, text = "INVALID_ARGUMENT", "instruction: has 900 prompt tokens, the limit is 128"
-    session.dropped(FrameDropped(1, frame.epoch, frame.seq, "rejected", code, INSTRUCTION_TOO_LONG, text))
+    code, text = "INVALID_ARGUMENT", "instruction: has 900 prompt tokens; the limit is 128"
+    session.dropped(
+        FrameDropped(
+            session=1,
+            epoch=frame.epoch,
+            seq=frame.seq,
+            disposition="rejected",
+            code=code,
+            reason=Reason.INSTRUCTION_TOO_LONG,
+            text=text,
+        )
+    )
 
 
 @pytest.mark.parametrize("answered", [None, "second"])
@@ -45,7 +68,7 @@ def test_an_instruction_that_does_not_fit_gives_way_to_the_one_before(answered: 
     refuse(session, bad)
     told = session.take(3)
     assert [(e.seq, e.disposition, e.reason) for e in told if isinstance(e, StatusEvent)] == [
-        (2, Disposition.REJECTED, INSTRUCTION_TOO_LONG)
+        (2, Disposition.REJECTED, Reason.INSTRUCTION_TOO_LONG)
     ]
     assert [e.epoch for e in told if isinstance(e, NoticeEvent) and e.kind == "epoch"] == [bad.epoch + 1]
     assert list(session.commands) == [ResetSession(1, bad.epoch + 1)]

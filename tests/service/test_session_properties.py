@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edgeflow.errors import InvalidArgument, RequestError, ResourceExhausted
+from edgeflow.errors import REQUEST_ERRORS, InvalidArgument, RequestError, ResourceExhausted
 from edgeflow.ipc.messages import FrameDropped, FrameResult, SubmitFrame
+from edgeflow.reasons import Reason
 from edgeflow.service.events import ActionEvent, End, Event, StatusEvent
 from edgeflow.service.requests import CheckedFrame, OpenRequest
 from edgeflow.service.session import Session, SessionRules
@@ -117,10 +118,32 @@ class SessionMachine(RuleBasedStateMachine):
     def answer(self, index: int, what: str) -> None:
         frame = self.submitted.pop(min(index, len(self.submitted) - 1))
         if what in ("superseded", "dropped"):
-            self.tell(FrameDropped(1, frame.epoch, frame.seq, what, "ABORTED", what.upper(), ""))
+            self.tell(
+                FrameDropped(
+                    session=1,
+                    epoch=frame.epoch,
+                    seq=frame.seq,
+                    disposition=what,
+                    code="ABORTED",
+                    reason=Reason.EPOCH_CHANGED,
+                    text="",
+                )
+            )
             return
         values = {"act": [0.0, 0.0, 0.5], "nan": [math.nan, 0.0, 0.0], "limit": [0.0, 7.0, 0.0]}[what]
-        self.tell(FrameResult(1, frame.epoch, frame.seq, values, [1, 2, 3], True, 1, 1, 3))
+        self.tell(
+            FrameResult(
+                session=1,
+                epoch=frame.epoch,
+                seq=frame.seq,
+                values=values,
+                token_ids=[1, 2, 3],
+                valid=True,
+                queue_ns=1,
+                inference_ns=1,
+                passes=3,
+            )
+        )
 
     @precondition(lambda self: self.answered)
     @rule(index=st.integers(0, 3))
@@ -234,6 +257,8 @@ class SessionMachine(RuleBasedStateMachine):
         self.session.drain(100) if how == "drain" else self.session.end_input()
 
     def count(self, event: Event) -> None:
+        if isinstance(event, StatusEvent | ActionEvent):
+            assert event.reason in {"", *(reason.value for reason in Reason), *REQUEST_ERRORS}
         if isinstance(event, StatusEvent):
             for seq in range(event.seq, event.seq + event.frames):
                 self.disposed[seq] += 1
@@ -254,7 +279,7 @@ class SessionMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "session"):
             return
-        self.session.end(End("OK", "client_closed"))
+        self.session.end(End("OK", Reason.CLIENT_CLOSED))
         while self.session.has_events:
             for event in self.session.take(self.now):
                 assert not (isinstance(event, ActionEvent) and event.command is Command.ACT)

@@ -15,15 +15,15 @@ import pytest
 
 from edgeflow.clock import MonotonicClock
 from edgeflow.ipc.messages import Message, Ping, Pong, WarmupProgress, WorkerReady
-from edgeflow.scheduler.cost import PassTimes
 from edgeflow.service.log import EventLog
 from edgeflow.service.standby import Workers
 from edgeflow.service.worker_link import WorkerLink
 from edgeflow.service.worker_process import Launched, WorkerProcess
+from edgeflow.types import PassTimes
 from tests.service.harness import config, eventually
 from tests.service.processes import ENTRY, Newborn, runs
 
-TIMES = PassTimes(7, 1, 2, 3, 4, 5)
+TIMES = PassTimes(stages=7, prefill_ns=1, two_prefills_ns=2, packed_ns=3, decode_ns=4, decodes_ns=5)
 
 
 class Reserve:

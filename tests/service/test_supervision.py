@@ -38,7 +38,17 @@ async def test_a_killed_worker_is_replaced_and_the_same_stream_acts_again(checkp
         served.script.hold = False
         await robot.notice("worker_ready")
         reopened = [m for m in served.script.worker.seen if isinstance(m, OpenSession)]
-        assert reopened == [OpenSession(session, 2, 3, "", "", 50_000_000, 50_000_000)]
+        assert reopened == [
+            OpenSession(
+                session=session,
+                epoch=2,
+                depth=3,
+                unnorm_key="",
+                instruction="",
+                deadline_ns=50_000_000,
+                period_ns=50_000_000,
+            )
+        ]
         await robot.frame(2)
         action = await robot.action(2)
         assert (action.command, action.epoch) == (pb.COMMAND_ACT, 2)

@@ -96,5 +96,5 @@ def test_a_template_may_refuse():
     ],
 )
 def test_a_template_computes_text_and_nothing_else(source: str):
-    with pytest.raises(InvalidArgument, match="does not take these messages"):
+    with pytest.raises(InvalidArgument, match="does not accept these messages"):
         ChatTemplate(source, {})(TURNS)

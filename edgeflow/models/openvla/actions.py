@@ -1,4 +1,8 @@
-"""Action tokens to numbers and their meaning (reference: vla_numerics 3.1: de-tokenisation, un-normalisation)."""
+"""Action tokens to numbers and their meaning.
+
+Published source: OpenVLA's prismatic/vla/action_tokenizer.py (bins) and `predict_action` of
+prismatic/extern/hf/modeling_prismatic.py (un-normalisation).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ class ActionDecoder:
         """Those of a dataset; without a key there must be exactly one."""
         if key is None:
             if len(self._statistics) != 1:
-                raise CheckpointError(f"unnorm_key: name one of {', '.join(self._statistics)}")
+                raise CheckpointError(f"unnorm_key: choose one of {', '.join(self._statistics)}")
             return next(iter(self._statistics.values()))
         if key not in self._statistics:
             raise CheckpointError(f"unnorm_key: {key!r} is not one of {', '.join(self._statistics)}")

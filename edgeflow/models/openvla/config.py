@@ -1,4 +1,7 @@
-"""What a loader needs from an OpenVLA directory's JSON files (reference: vla_numerics 3.1)."""
+"""The parts of an OpenVLA checkpoint's JSON files that its loader needs.
+
+Published source: OpenVLA's prismatic/extern/hf/configuration_prismatic.py.
+"""
 
 from __future__ import annotations
 
@@ -78,10 +81,10 @@ class OpenVLAConfig:
 def load_config(directory: Path, *, center_crop: bool = False) -> OpenVLAConfig:
     """Read and check config.json, preprocessor_config.json and dataset_statistics.json."""
     if not directory.is_dir():
-        raise CheckpointError(f"{directory} is not a directory: name the directory of a checkpoint")
+        raise CheckpointError(f"{directory} is not a directory: give the directory of a checkpoint")
     values = read_json(directory / "config.json")
     if values.get("model_type") != "openvla":
-        raise CheckpointError(f"{directory} holds model_type {values.get('model_type')!r}; openvla is served")
+        raise CheckpointError(f"{directory} has model_type {values.get('model_type')!r}; supported: openvla")
     processor = read_json(directory / "preprocessor_config.json")
     statistics = read_json(directory / "dataset_statistics.json", required=False)
     try:
@@ -89,7 +92,7 @@ def load_config(directory: Path, *, center_crop: bool = False) -> OpenVLAConfig:
     except KeyError as error:
         raise CheckpointError(f"{directory}: the configuration lacks {error.args[0]}") from error
     except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise CheckpointError(f"{directory}: the configuration holds a value of the wrong kind: {error}") from error
+        raise CheckpointError(f"{directory}: the configuration has a value of the wrong type: {error}") from error
 
 
 def _config(
@@ -122,9 +125,9 @@ def _is_vicuna(values: Mapping[str, Any], name: str) -> bool:
 
 def _text_config(values: dict[str, Any]) -> LlamaConfig:
     if values.get("model_type", "llama") != "llama":
-        raise ValueError(f"text_config.model_type {values['model_type']!r}; llama is served")
+        raise ValueError(f"text_config.model_type {values['model_type']!r} is not supported; supported: llama")
     if values.get("hidden_act", "silu") != "silu" or values.get("attention_bias") or values.get("mlp_bias"):
-        raise ValueError("text_config: only hidden_act silu without attention_bias and mlp_bias is served")
+        raise ValueError("text_config: only hidden_act silu without attention_bias and mlp_bias is supported")
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise ValueError(f"text_config: rotary embedding of type {rope.get('rope_type', rope.get('type'))!r}")
@@ -143,16 +146,18 @@ def _text_config(values: dict[str, Any]) -> LlamaConfig:
 def _image_config(values: dict[str, Any], processor: dict[str, Any], center_crop: bool) -> ImageConfig:
     strategy = processor.get("image_resize_strategy", values.get("image_resize_strategy"))
     if strategy not in RESIZE_STRATEGIES:
-        raise ValueError(f"image_resize_strategy {strategy!r} is none of {', '.join(RESIZE_STRATEGIES)}")
+        raise ValueError(
+            f"image_resize_strategy {strategy!r} is not supported; supported: {', '.join(RESIZE_STRATEGIES)}"
+        )
     means, stds = _normalisation(processor)
     sizes = [tuple(size[-2:]) for size in processor.get("input_sizes", [])]
     sizes = sizes or [(int(side), int(side)) for side in values["image_sizes"]]
     if len({side for size in sizes for side in size}) != 1:
-        raise ValueError(f"input_sizes {sizes}: one square size for all towers is served")
+        raise ValueError(f"input_sizes {sizes}: only one square size for all towers is supported")
     interpolations = processor.get("interpolations", ["bicubic"] * len(means))
     unknown = [name for name in interpolations if name not in INTERPOLATIONS]
     if unknown:
-        raise ValueError(f"interpolations: {unknown[0]!r} is none of {', '.join(INTERPOLATIONS)}")
+        raise ValueError(f"interpolations: {unknown[0]!r} is not supported; supported: {', '.join(INTERPOLATIONS)}")
     towers = tuple(TowerImage(*each) for each in zip(means, stds, interpolations, strict=True))
     return ImageConfig(int(sizes[0][0]), strategy, towers, center_crop)
 
@@ -166,13 +171,13 @@ def _normalisation(processor: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         means, stds = [each["mean"] for each in transforms], [each["std"] for each in transforms]
     triples = [tuple(map(float, triple)) for triple in (*means, *stds)]
     if any(len(triple) != 3 for triple in triples) or any(0.0 in map(float, std) for std in stds):
-        raise ValueError("means and stds need three numbers a tower, and no std of 0")
+        raise ValueError("means and stds need three numbers per tower, and no std of 0")
     return triples[: len(means)], triples[len(means) :]
 
 
 def _tower_heads(values: dict[str, Any]) -> tuple[int, ...]:
     if any(layer for layer in values.get("timm_override_act_layers") or []):
-        raise ValueError("timm_override_act_layers: only the towers' own activation is served")
+        raise ValueError("timm_override_act_layers: only the towers' own activation is supported")
     own = values.get("timm_model_kwargs") or values.get("oracle_timm_model_kwargs")
     names = values.get("timm_model_ids") or []
     given = [entry.get("num_heads") for entry in own or [{} for _ in names]]

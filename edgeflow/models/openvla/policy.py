@@ -1,4 +1,7 @@
-"""OpenVLA: vision towers, projector and Llama, from a published checkpoint (reference: vla_numerics 3.1)."""
+"""OpenVLA: vision towers, projector and Llama, from a published checkpoint.
+
+Published source: OpenVLA's prismatic/extern/hf/modeling_prismatic.py.
+"""
 
 from __future__ import annotations
 

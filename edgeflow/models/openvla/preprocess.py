@@ -1,4 +1,6 @@
-"""From a camera frame to pixel values, exactly as the published processor does (reference: vla_numerics 3.1).
+"""Camera frames to pixel values, exactly as the published processor computes them.
+
+Published source: OpenVLA's prismatic/extern/hf/processing_prismatic.py.
 
 Torch-free: Pillow and numpy only, so that any process may do it.
 """

@@ -1,4 +1,8 @@
-"""Instruction to prompt to token ids (reference: vla_numerics 3.1: prompt, tokens)."""
+"""Instructions to prompts to token ids.
+
+Published source: `get_vla_action` of OpenVLA's experiments/robot/openvla_utils.py (the prompts) and `predict_action` of
+prismatic/extern/hf/modeling_prismatic.py (the token appended to them).
+"""
 
 from __future__ import annotations
 

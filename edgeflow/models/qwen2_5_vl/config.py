@@ -43,7 +43,9 @@ class VisionConfig:
         if self.hidden_size % (4 * self.num_heads):
             raise ValueError(f"vision_config: {self.num_heads} heads of a multiple of 4 do not make {self.hidden_size}")
         if self.window < 1:
-            raise ValueError(f"vision_config.window_size {self.window_size} is less than a merged patch of {self.unit}")
+            raise ValueError(
+                f"vision_config.window_size {self.window_size} is smaller than a merged patch of {self.unit}"
+            )
 
     @property
     def unit(self) -> int:
@@ -65,9 +67,9 @@ class VisionConfig:
         """values: all of config.json. ValueError, KeyError or TypeError says what is wrong or not served."""
         vision = values["vision_config"]
         if vision.get("hidden_act", "silu") != "silu":
-            raise ValueError(f"vision_config.hidden_act {vision['hidden_act']!r}; silu is served")
+            raise ValueError(f"vision_config.hidden_act {vision['hidden_act']!r} is not supported; supported: silu")
         if vision.get("in_chans", vision.get("in_channels", 3)) != 3:
-            raise ValueError("vision_config.in_channels: images have 3")
+            raise ValueError("vision_config.in_channels: must be 3")
         defaults = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112}
         sizes = {
             field.name: vision.get(field.name, defaults.get(field.name))
@@ -94,7 +96,7 @@ class ImageRules:
         if not all(processor.get(step, True) for step in ("do_resize", "do_rescale", "do_normalize")):
             raise ValueError("do_resize, do_rescale and do_normalize must be on")
         if processor.get("resample", 3) != 3:
-            raise ValueError(f"resample {processor['resample']!r}; 3 (bicubic) is served")
+            raise ValueError(f"resample {processor['resample']!r} is not supported; supported: 3 (bicubic)")
         size = processor.get("size") or {}
         least = processor.get("min_pixels") or size.get("shortest_edge") or MIN_PIXELS
         most = processor.get("max_pixels") or size.get("longest_edge") or MAX_PIXELS

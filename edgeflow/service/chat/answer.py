@@ -1,4 +1,4 @@
-"""One choice of an answer: tokens from the desk become text, counted and timed."""
+"""One choice of an answer: tokens converted to text, counted and timed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from edgeflow.clock import Clock
 from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.messages import ChatDone, ChatReady, ChatStart, ChatToken
+from edgeflow.reasons import Reason
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import Call, CallReader, Found
 from edgeflow.service.chat.desk import ChatDesk, Turn
@@ -21,7 +22,7 @@ from edgeflow.text.tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token as its alternatives show it; None where no log probabilities were asked for."""
+    """A token with its log probability and its alternatives."""
 
     token: int
     logprob: float
@@ -30,7 +31,7 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new: text, often none, calls, and the token's log probabilities. done: with the last piece."""
+    """A piece of an answer: new text (often empty), calls, log probabilities. done: set in the last piece."""
 
     text: str
     token: TokenText | None = None
@@ -42,14 +43,14 @@ class Piece:
 def start_message(
     body: ChatBody | CompletionBody, prompt: PreparedPrompt, ready: ChatReady, config_tokens: tuple[int, int]
 ) -> ChatStart:
-    """The request as the worker reads it. config_tokens: an answer's length when not said, and at most."""
+    """The request for the worker. config_tokens: default and maximum number of answer tokens."""
     usual, most = config_tokens
     asked = body.length or min(usual, most)
     if asked > most:
-        raise InvalidArgument(f"the limit is {most}", field="max_tokens", reason="MAX_TOKENS")
+        raise InvalidArgument(f"{asked} exceeds the limit of {most}", field="max_tokens", reason=Reason.MAX_TOKENS)
     if len(prompt.ids) > ready.capacity:
-        text = f"{len(prompt.ids)} tokens, at most {ready.capacity} fit the slot"
-        raise InvalidArgument(text, field="prompt", reason="CONTEXT_LENGTH_EXCEEDED")
+        text = f"has {len(prompt.ids)} tokens; a slot holds at most {ready.capacity}"
+        raise InvalidArgument(text, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
     defaults = dict(zip(("temperature", "top_p", "min_p", "repetition_penalty"), ready.sampling, strict=True))
     chosen = {name: value if (value := getattr(body, name)) is not None else defaults[name] for name in defaults}
     return ChatStart(
@@ -70,12 +71,12 @@ def start_message(
 
 
 def of_choice(message: ChatStart, index: int) -> ChatStart:
-    """The same request for another choice: a given seed moves on with it."""
+    """The same request for another choice, with the seed advanced if one is given."""
     return replace(message, seed=message.seed + index) if message.seed >= 0 else message
 
 
 class Answering:
-    """Runs one choice through the desk."""
+    """Runs one choice through the queue."""
 
     def __init__(self, desk: ChatDesk, tokenizer: TextTokenizer, clock: Clock, metrics: Metrics) -> None:
         self._desk = desk
@@ -86,18 +87,18 @@ class Answering:
     async def pieces(
         self, message: ChatStart, stops: tuple[str, ...], reader: CallReader | None, turn: Turn
     ) -> AsyncGenerator[Piece, None]:
-        """Text as it comes; the last piece has `done`. Tokens after a stop string are neither told nor counted.
+        """The answer piece by piece; the last one has `done`. Tokens after a stop string are neither sent nor counted.
 
-        reader: finds the calls, where tools were offered.
+        reader: finds tool calls, if tools were offered.
         """
         text = TextStream(self._tokenizer, message.ids, stops)
-        told, last_ns, stopping, called = 0, turn.asked_ns, False, False
+        count, last_ns, stopping, called = 0, turn.asked_ns, False, False
         async with contextlib.aclosing(self._desk.answer(message, turn)) as answers:
             async for answer in answers:
                 if isinstance(answer, ChatDone):
                     found = _read(reader, text.finish(), last=True)
                     reason = "stop" if text.stopped else answer.reason
-                    done = replace(answer, reason=reason, answer_tokens=told)
+                    done = replace(answer, reason=reason, answer_tokens=count)
                     self._count(done)
                     why = "length" if reason == "length" else "tool_calls" if called or found.calls else "stop"
                     yield Piece(found.text, None, done, why, found.calls)
@@ -105,9 +106,9 @@ class Answering:
                 if stopping:
                     continue
                 now_ns = self._clock.now_ns()
-                seconds = self._metrics.chat_token_gap if told else self._metrics.chat_first_token
+                seconds = self._metrics.chat_token_gap if count else self._metrics.chat_first_token
                 seconds.observe((now_ns - last_ns) / 1e9)
-                told, last_ns = told + 1, now_ns
+                count, last_ns = count + 1, now_ns
                 found = _read(reader, text.push(answer.token), last=False)
                 called = called or bool(found.calls)
                 stopping = text.stopped
@@ -122,7 +123,7 @@ class Answering:
 
 
 def usage(dones: list[ChatDone]) -> dict[str, Any]:
-    """Counts as clients know them, and the times of EdgeFM's statistics beside them."""
+    """Token counts in OpenAI's format, with queue, prefill and decode times."""
     prompt, answer = dones[0].prompt_tokens, sum(done.answer_tokens for done in dones)
     return {
         "prompt_tokens": prompt,

@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI-style routes: what may be asked, and how much of it."""
+"""Request bodies of the OpenAI-compatible routes, with their limits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from edgeflow.errors import InvalidArgument
+from edgeflow.reasons import Reason
 from edgeflow.service.chat.schemas import call_schema, format_schema
 from edgeflow.service.chat.turns import MAX_TOOLS, Body, Message, NamedTool, ResponseFormat, Tool
 
@@ -19,18 +20,20 @@ MAX_FIELD = 100  # characters of a name that an answer repeats
 MAX_MESSAGES = 64
 MAX_STOPS = 4
 MAX_STOP = 64
+_STRINGS = re.compile(rb'"[^"]*"?')
+_NO_BRACKET = bytes(byte for byte in range(256) if byte not in b"[]{}")
 Probability = Annotated[float, Field(ge=0, le=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 
 
 class StreamOptions(Body):
-    """include_usage: a last piece with the counts."""
+    """Options of a streamed answer. include_usage: send the token counts in a last chunk."""
 
     include_usage: bool = False
 
 
 class _Sampling(Body):
-    """What both routes share. Left out: as the checkpoint's generation_config says."""
+    """Fields of both routes. Omitted sampling fields default to the checkpoint's generation_config."""
 
     model: str = ""
     max_tokens: int | None = Field(None, ge=1)
@@ -51,24 +54,24 @@ class _Sampling(Body):
 
     @property
     def length(self) -> int | None:
-        """Tokens of an answer, at most; None where the request does not say."""
+        """The requested limit of answer tokens; None if the request sets none."""
         return self.max_tokens
 
     @property
     def schema_wanted(self) -> str:
-        """That the answer must follow; empty for text."""
+        """The JSON schema that the answer must follow; empty for text."""
         return ""
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Texts that end an answer."""
+        """Strings that end an answer."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 class ChatBody(_Sampling):
-    """POST /v1/chat/completions"""
+    """The body of POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -85,7 +88,7 @@ class ChatBody(_Sampling):
 
     @property
     def forced(self) -> list[Tool]:
-        """Tools of which the answer must call one; empty where it may say what it likes."""
+        """Tools of which the answer must call one; empty if no call is required."""
         if isinstance(self.tool_choice, NamedTool):
             name = self.tool_choice.function.name
             return [tool for tool in self.offered if tool.function.name == name]
@@ -98,9 +101,9 @@ class ChatBody(_Sampling):
     @model_validator(mode="after")
     def _tools_go_together(self) -> ChatBody:
         if self.tool_choice not in (None, "auto", "none") and not self.forced:
-            raise ValueError("tool_choice: names no tool of tools")
+            raise ValueError("tool_choice: must name one of tools")
         if self.offered and self.response_format is not None and self.response_format.type != "text":
-            raise ValueError("response_format: not together with tools")
+            raise ValueError("response_format: cannot be combined with tools")
         return self
 
     @property
@@ -109,12 +112,12 @@ class ChatBody(_Sampling):
 
     @property
     def logprobs_wanted(self) -> int:
-        """-1 = none, else how many alternatives."""
+        """The number of alternatives per token; -1 = no log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else -1
 
 
 class CompletionBody(_Sampling):
-    """POST /v1/completions"""
+    """The body of POST /v1/completions."""
 
     prompt: str = Field(min_length=1)
     logprobs: int | None = Field(None, ge=0, le=5)
@@ -122,12 +125,12 @@ class CompletionBody(_Sampling):
 
     @property
     def logprobs_wanted(self) -> int:
-        """-1 = none, else how many alternatives."""
+        """The number of alternatives per token; -1 = no log probabilities."""
         return -1 if self.logprobs is None else self.logprobs
 
 
 class TokenizeBody(Body):
-    """POST /tokenize: a text as it is, or messages through the chat template."""
+    """The body of POST /tokenize: plain text, or messages for the chat template."""
 
     model: str = ""
     prompt: str | None = None
@@ -136,7 +139,7 @@ class TokenizeBody(Body):
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give prompt or messages")
+            raise ValueError("give either prompt or messages")
         return self
 
 
@@ -146,21 +149,21 @@ Kind = TypeVar("Kind", bound=BaseModel)
 def parse(kind: type[Kind], content_type: str, data: bytes) -> Kind:
     """The checked body; InvalidArgument names the field."""
     if content_type.partition(";")[0].strip().lower() != "application/json":
-        raise InvalidArgument("is application/json", field="content-type", reason="CONTENT_TYPE")
+        raise InvalidArgument("must be application/json", field="content-type", reason=Reason.CONTENT_TYPE)
     try:
         values = json.loads(_bounded(data).decode("utf-8"))
     except (ValueError, RecursionError):
-        raise InvalidArgument("is not JSON in UTF-8", field="body", reason="BODY_UNPARSABLE") from None
+        raise InvalidArgument("must be JSON in UTF-8", field="body", reason=Reason.BODY_UNPARSABLE) from None
     if not isinstance(values, dict):
-        raise InvalidArgument("is not an object", field="body", reason="BODY_SHAPE")
+        raise InvalidArgument("must be an object", field="body", reason=Reason.BODY_SHAPE)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise _told(error, values) from None
+        raise _refusal(error, values) from None
 
 
-def _told(error: ValidationError, values: Any) -> InvalidArgument:
-    """The error that lies deepest: where a field may be of several kinds, each tells its own."""
+def _refusal(error: ValidationError, values: Any) -> InvalidArgument:
+    """The most deeply nested error: where a field has several permitted types, the library reports one for each."""
     details: list[Any] = list(error.errors(include_input=False, include_url=False))
     places = [_place(detail["loc"], values) for detail in details]
     index = max(range(len(places)), key=lambda each: (len(places[each]), -each))
@@ -168,13 +171,13 @@ def _told(error: ValidationError, values: Any) -> InvalidArgument:
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"].startswith("union_tag"):  # the library's words repeat what the client sent
         place.append(detail["ctx"]["discriminator"].strip("'"))
-        message = f"is one of {detail['ctx'].get('expected_tags', 'the known kinds')}"
+        message = f"must be one of {detail['ctx'].get('expected_tags', 'the known kinds')}"
     field = ".".join(place)[:MAX_FIELD].encode("ascii", "replace").decode()
-    return InvalidArgument(message, field=field, reason="BODY_FIELD")
+    return InvalidArgument(message, field=field, reason=Reason.BODY_FIELD)
 
 
 def _place(loc: Sequence[str | int], value: Any) -> list[str]:
-    """The steps that lead through the sender's own value; the library puts names of kinds between them."""
+    """The path through the sender's own value, without the type names that the library puts between its steps."""
     steps = []
     for at, step in enumerate(loc):
         there = step in value if isinstance(value, dict) else isinstance(value, list) and isinstance(step, int)
@@ -186,10 +189,10 @@ def _place(loc: Sequence[str | int], value: Any) -> list[str]:
 
 
 def _bounded(data: bytes) -> bytes:
-    """The same bytes, when they hold few enough values and are nested shallowly enough to be read.
+    """The same bytes, once it is known that parsing them is cheap: few values, shallow nesting.
 
-    Escapes go first, then strings; what is left is structure. Every step is linear and keeps no list of a length that
-    the sender chooses.
+    Escapes are removed, then strings; what remains is structure. Every step is linear and allocates no list whose
+    length the sender chooses.
     """
     bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     if bare.count(b'"') > 2 * MAX_VALUES:
@@ -202,13 +205,9 @@ def _bounded(data: bytes) -> bytes:
     for bracket in brackets:
         depth += 1 if bracket in b"[{" else -1
         if depth > MAX_DEPTH:
-            raise InvalidArgument(f"is nested deeper than {MAX_DEPTH}", field="body", reason="BODY_DEPTH")
+            raise InvalidArgument(f"must not be nested deeper than {MAX_DEPTH}", field="body", reason=Reason.BODY_DEPTH)
     return data
 
 
 def _too_many() -> InvalidArgument:
-    return InvalidArgument(f"holds more than {MAX_VALUES} values", field="body", reason="BODY_VALUES")
-
-
-_STRINGS = re.compile(rb'"[^"]*"?')
-_NO_BRACKET = bytes(byte for byte in range(256) if byte not in b"[]{}")
+    return InvalidArgument(f"must not hold more than {MAX_VALUES} values", field="body", reason=Reason.BODY_VALUES)

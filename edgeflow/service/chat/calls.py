@@ -1,4 +1,4 @@
-"""Tool calls in a text, as Qwen2.5 and Hermes write them: `<tool_call>{"name": …, "arguments": …}</tool_call>`."""
+"""Tool calls in generated text, as Qwen2.5 writes them: `<tool_call>{"name": …, "arguments": …}</tool_call>`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """index: among the calls of its answer. arguments: a JSON object as text."""
+    """A tool call. index: its position in the answer. arguments: a JSON object as text."""
 
     index: int
     id: str
@@ -22,14 +22,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is new: plain text, calls that are complete."""
+    """New plain text and completed calls."""
 
     text: str
     calls: tuple[Call, ...] = ()
 
 
 class CallReader:
-    """Push text, get what stands around calls, and the calls. What is no call of these tools stays text.
+    """Separates generated text into plain text and calls. Anything but a call of the named tools remains text.
 
     inside: the prompt ended with the beginning of a call.
     """
@@ -42,7 +42,7 @@ class CallReader:
         self._count = 0
 
     def push(self, text: str) -> Found:
-        """Nothing of a call, nor of what may become one, is told as text."""
+        """Add text; no part of a call, or of what may become one, is returned as text."""
         self._held += text
         plain, calls = "", list[Call]()
         while True:
@@ -66,7 +66,7 @@ class CallReader:
         return Found(self._plain(plain), tuple(calls))
 
     def finish(self) -> Found:
-        """The answer is over: a call that lacks its end is a call when it is whole."""
+        """End the answer; a call without its end tag counts if it is complete."""
         held, self._held = self._held, ""
         if not self._inside:
             return Found(self._plain(held))

@@ -1,7 +1,7 @@
-"""Requests on their way to the worker's chat plane and back: one runs, a bounded number waits.
+"""The queue of chat requests: one runs at the worker, a bounded number waits.
 
-First come, first served; whoever waits longer than `chat.queue_ms` is told to come again. A request whose reader goes
-away is stopped at the worker within one step.
+First come, first served; a request that waits longer than `chat.queue_ms` is refused with Retry-After. A request whose
+client disconnects is stopped at the worker within one step.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TypeAlias
 from edgeflow.clock import Clock
 from edgeflow.config import ChatConfig
 from edgeflow.errors import (
+    RETRY_AFTER_MS,
     DeadlineExceeded,
     EdgeflowError,
     RequestError,
@@ -33,6 +34,7 @@ from edgeflow.ipc.messages import (
     PrefixSet,
     SetPrefix,
 )
+from edgeflow.reasons import Reason
 from edgeflow.service.auth import Caller
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.log import EventLog
@@ -40,12 +42,11 @@ from edgeflow.service.metrics import Metrics
 from edgeflow.service.runner import WorkerPort
 
 Answer: TypeAlias = ChatToken | ChatDone
-RETRY_AFTER_MS = 1000
 
 
 @dataclass(slots=True)
 class Turn:
-    """The right to be answered now. asked_ns: when it was asked for, then when its last answer ended."""
+    """The right to be answered now. asked_ns: when the request arrived, later when its last answer ended."""
 
     asked_ns: int
     started_ns: int
@@ -53,13 +54,13 @@ class Turn:
 
     @property
     def waited_ns(self) -> int:
-        """In the queue."""
+        """Time spent in the queue."""
         return max(self.started_ns - self.asked_ns, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Who waits for a turn."""
+    """A request waiting for its turn."""
 
     caller: Caller
     turn: asyncio.Future[None]
@@ -67,14 +68,14 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Ticket:
-    """A request that was sent: what came back and was not read yet."""
+    """A request at the worker, with its unread answers."""
 
     caller: Caller
     answers: asyncio.Queue[Answer | Exception] = field(default_factory=asyncio.Queue)
 
 
 class ChatDesk:
-    """Runs on the loop. `ready` is the worker's chat model, None while there is none."""
+    """The queue; runs on the loop. `ready` is the worker's chat model, None without one."""
 
     def __init__(self, config: ChatConfig, port: WorkerPort, clock: Clock, metrics: Metrics, log: EventLog) -> None:
         self.ready: ChatReady | None = None
@@ -86,13 +87,13 @@ class ChatDesk:
         self._tickets: dict[int, _Ticket] = {}
         self._waiting: deque[_Waiting] = deque()
         self._changes: dict[int, asyncio.Future[None]] = {}
-        self._changed: dict[str, Sequence[int]] = {}  # prefixes that are not those of the configuration
+        self._changed: dict[str, Sequence[int]] = {}  # prefixes that differ from the configuration's
         self._busy = False
         self._idle = asyncio.Event()
         self._draining = False
         self._last = 0
 
-    # What the worker says.
+    # Messages of the worker.
 
     def worker_ready(self, ready: ChatReady) -> None:
         self.ready = ready
@@ -100,7 +101,7 @@ class ChatDesk:
         memory = {"slots": slots, "slot_bytes": ready.kv_bytes // slots, "kv_bytes": ready.kv_bytes}
         named = {"model": ready.model, "family": ready.family, "numbers": ready.numbers, "capacity": ready.capacity}
         self._log.event("chat_ready", **named, **memory)
-        for slot, ids in self._changed.items():  # this worker began with those of the configuration
+        for slot, ids in self._changed.items():  # a new worker starts with the configuration's
             self._port.send(SetPrefix(self._number(), slot, list(ids)))
 
     def worker_message(self, message: ChatToken | ChatDone | ChatRefused | PrefixSet) -> None:
@@ -113,19 +114,19 @@ class ChatDesk:
             self._tickets[message.request].answers.put_nowait(answer)
 
     def worker_lost(self) -> None:
-        """What ran is lost; a robot's worker comes back by itself, a chat request is for the client to repeat."""
+        """The running request is lost; unlike a robot's session it is not resumed, the client must repeat it."""
         self.ready = None
         self._fail(_no_worker())
 
     def drain(self) -> None:
-        """No new requests; what runs goes on."""
+        """Refuse new and waiting requests; running ones continue."""
         self._draining = True
         for waiting in self._waiting:
             if not waiting.turn.done():
-                waiting.turn.set_exception(Unavailable("the service is stopping", reason="DRAINING"))
+                waiting.turn.set_exception(Unavailable("the service is stopping", reason=Reason.DRAINING))
 
     def end_callers(self, stays: Callable[[Caller], bool]) -> None:
-        """What those ask whose token was revoked or has expired ends here."""
+        """End the requests of callers for whom `stays` is False: their token was revoked or has expired."""
         for waiting in self._waiting:
             if not waiting.turn.done() and not stays(waiting.caller):
                 waiting.turn.set_exception(_revoked())
@@ -134,15 +135,15 @@ class ChatDesk:
                 ticket.answers.put_nowait(_revoked())
 
     async def finish(self, timeout_ms: int) -> None:
-        """Until nothing runs; what still does at the timeout ends then."""
+        """Wait until nothing runs; end what still runs at the timeout."""
         if self._busy:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_ms / 1000)
-        self._fail(Unavailable("the service is stopping", reason="DRAINING"))
+        self._fail(Unavailable("the service is stopping", reason=Reason.DRAINING))
 
     @property
     def summary(self) -> str:
-        """The model and the memory of its slots, for a person."""
+        """The model and the memory of its slots, for people."""
         if self.ready is None:
             return ""
         ready, slots = self.ready, 1 + len(self.ready.slots)
@@ -150,19 +151,19 @@ class ChatDesk:
         size = f"{slots} slots of {ready.capacity} positions, {whole_mib / slots:.1f} MiB each, {whole_mib:.1f} in all"
         return f"{ready.model} ({ready.family}; {ready.numbers}), {size}"
 
-    # What clients ask.
+    # Calls for clients.
 
     def check(self) -> ChatReady:
-        """The model that answers now; Unavailable while there is none."""
+        """The model that answers; Unavailable if there is none."""
         if self._draining:
-            raise Unavailable("the service is stopping", reason="DRAINING")
+            raise Unavailable("the service is stopping", reason=Reason.DRAINING)
         if self.ready is None:
             raise _no_worker()
         return self.ready
 
     @contextlib.asynccontextmanager
     async def turn(self, caller: Caller) -> AsyncIterator[Turn]:
-        """Wait for the turn; it goes to the next at the end. ResourceExhausted when too many wait, or for too long."""
+        """Wait for a turn, which passes on at the end. ResourceExhausted if too many wait, or one waits too long."""
         asked_ns = self._clock.now_ns()
         await self._turn(caller)
         try:
@@ -172,7 +173,7 @@ class ChatDesk:
             self._pass_on()
 
     async def answer(self, message: ChatStart, turn: Turn) -> AsyncGenerator[Answer, None]:
-        """Tokens and the end of one answer of the turn. Closing the iterator stops the request."""
+        """The tokens and the end of one answer. Closing the iterator stops the request."""
         self.check()
         number = self._number()
         ticket = self._tickets[number] = _Ticket(turn.caller)
@@ -191,7 +192,7 @@ class ChatDesk:
                 self._port.send(ChatStop(number, cancelled=True))
 
     async def set_prefix(self, slot: str, ids: Sequence[int]) -> None:
-        """Another prefix for a slot, by no ids none; returns once it serves. It is set again for later workers."""
+        """Replace the prefix of a slot (no ids = remove it); returns once it is in use. Later workers get it too."""
         self.check()
         number = self._number()
         change = self._changes[number] = asyncio.get_running_loop().create_future()
@@ -201,12 +202,12 @@ class ChatDesk:
         self._log.event("prefix_set", slot=slot, tokens=len(ids))
 
     def stop(self, answer: ChatToken) -> None:
-        """The text is complete (a stop string): the worker ends the request and says ChatDone."""
+        """The text is complete (a stop string): ask the worker to end the request with ChatDone."""
         self._port.send(ChatStop(answer.request, cancelled=False))
 
     async def _answers(self, ticket: _Ticket, started_ns: int) -> AsyncIterator[Answer]:
         limit_s = self.config.request_s
-        late = DeadlineExceeded(f"the answer took longer than {limit_s:g} s", reason="CHAT_TIMEOUT")
+        late = DeadlineExceeded(f"the answer took longer than {limit_s:g} s", reason=Reason.CHAT_TIMEOUT)
         left_s = limit_s - (self._clock.now_ns() - started_ns) / 1e9
         timer = asyncio.get_running_loop().call_later(max(left_s, 0), ticket.answers.put_nowait, late)
         try:
@@ -232,7 +233,7 @@ class ChatDesk:
             self._metrics.chat_running.set(1)
             return
         if len(self._waiting) >= self.config.queue:
-            raise self._full(f"{self.config.queue} requests wait already", "QUEUE_FULL")
+            raise self._full(f"{self.config.queue} requests are already waiting", Reason.QUEUE_FULL)
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         late = loop.call_later(self.config.queue_ms / 1000, self._too_late, turn)
@@ -253,10 +254,12 @@ class ChatDesk:
 
     def _too_late(self, turn: asyncio.Future[None]) -> None:
         if not turn.done():
-            turn.set_exception(self._full(f"no turn within {self.config.queue_ms} ms", "QUEUE_TIMEOUT"))
+            turn.set_exception(
+                self._full(f"the request waited longer than {self.config.queue_ms} ms", Reason.QUEUE_TIMEOUT)
+            )
 
     def _pass_on(self) -> None:
-        """The turn goes to whoever waited longest."""
+        """Pass the turn to the request that waited longest."""
         while self._waiting:
             turn = self._waiting.popleft().turn
             if not turn.done():
@@ -282,7 +285,7 @@ def _error(refused: ChatRefused) -> EdgeflowError:
 
 
 def _settle(change: asyncio.Future[None], answer: object) -> None:
-    if change.done():  # whoever asked for it has gone
+    if change.done():  # the client is gone
         return
     if isinstance(answer, EdgeflowError):
         change.set_exception(answer)
@@ -291,8 +294,8 @@ def _settle(change: asyncio.Future[None], answer: object) -> None:
 
 
 def _revoked() -> Unauthenticated:
-    return Unauthenticated("the token does not allow this any more", field="authorization", reason="REVOKED")
+    return Unauthenticated("the token no longer permits this", field="authorization", reason=Reason.REVOKED)
 
 
 def _no_worker() -> Unavailable:
-    return Unavailable("no chat model is ready", reason="NO_WORKER", retry_after_ms=RETRY_AFTER_MS)
+    return Unavailable("no chat model is ready", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)

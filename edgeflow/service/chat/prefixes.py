@@ -1,4 +1,4 @@
-"""Fixed prefixes at run time: what the declared slots begin with, and how an administrator changes it."""
+"""Administration of fixed prefixes at run time: list, replace and remove them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from edgeflow.config import ChatMessage, ChatSlot
 from edgeflow.errors import InvalidArgument, NotFound
+from edgeflow.reasons import Reason
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.body import MAX_MESSAGES, parse
 from edgeflow.service.chat.routes import ChatFront
@@ -21,7 +22,7 @@ PREFIXES = "/admin/v1/prefixes"
 
 
 class PrefixBody(Body):
-    """Messages, for chat completions, or a text, for completions."""
+    """A fixed prefix: messages (chat completions), or text (completions)."""
 
     messages: list[ChatMessage] = Field(default_factory=list, max_length=MAX_MESSAGES)
     text: str = Field("", max_length=1 << 20)
@@ -29,23 +30,23 @@ class PrefixBody(Body):
     @model_validator(mode="after")
     def _one_of_both(self) -> PrefixBody:
         if bool(self.messages) == bool(self.text):
-            raise ValueError("give messages or text")
+            raise ValueError("give either messages or text")
         return self
 
 
 def add_prefixes(app: FastAPI, front: ChatFront) -> None:
-    """The routes; the HTTP edge keeps everybody but administrators away."""
+    """Add the routes, which the HTTP middleware limits to administrators."""
 
     @app.get(PREFIXES, responses=shapes.FAILURES)
     async def prefixes() -> JSONResponse:
-        """What every declared slot begins with."""
+        """List the fixed prefix of every declared slot."""
         text = front.loaded()
-        told = await asyncio.to_thread(lambda: [_entry(text, slot_id) for slot_id in text.slots])
-        return JSONResponse({"object": "list", "data": told})
+        entries = await asyncio.to_thread(lambda: [_entry(text, slot_id) for slot_id in text.slots])
+        return JSONResponse({"object": "list", "data": entries})
 
     @app.put(f"{PREFIXES}/{{slot}}", responses=shapes.FAILURES, openapi_extra=shapes.body_of(PrefixBody))
     async def set_prefix(slot: str, request: Request) -> JSONResponse:
-        """Another prefix for a declared slot; answered once it serves. Until then the old one does."""
+        """Replace the prefix of a declared slot. Returns once the new one is in use; the old one serves until then."""
         data = await request.body()
         body = await asyncio.to_thread(parse, PrefixBody, request.headers.get("content-type", ""), data)
         text = _declared(front, slot)
@@ -54,13 +55,13 @@ def add_prefixes(app: FastAPI, front: ChatFront) -> None:
         capacity = front.desk.check().capacity
         if len(ids) >= capacity:
             field = "messages" if body.messages else "text"
-            why = f"has {len(ids)} tokens, the limit is {capacity - 1}"
-            raise InvalidArgument(why, field=field, reason="CONTEXT_LENGTH_EXCEEDED")
+            why = f"has {len(ids)} tokens; the limit is {capacity - 1}"
+            raise InvalidArgument(why, field=field, reason=Reason.CONTEXT_LENGTH_EXCEEDED)
         return await _changed(front, slot, changed, ids)
 
     @app.delete(f"{PREFIXES}/{{slot}}", responses=shapes.FAILURES)
     async def clear_prefix(slot: str) -> JSONResponse:
-        """The slot begins with nothing."""
+        """Remove the prefix of a slot."""
         _declared(front, slot)
         return await _changed(front, slot, None, [])
 
@@ -68,8 +69,8 @@ def add_prefixes(app: FastAPI, front: ChatFront) -> None:
 def _declared(front: ChatFront, slot: str) -> ChatText:
     text = front.loaded()
     if slot not in text.slots:
-        known = ", ".join(text.slots) or "none is declared"
-        raise NotFound(f"there is no slot of that name; known: {known}", field="slot")
+        known = ", ".join(text.slots) or "none"
+        raise NotFound(f"unknown slot; declared slots: {known}", field="slot")
     return text
 
 

@@ -1,4 +1,4 @@
-"""OpenAI-style routes: chat completions, completions, tokenize. Errors are typed; the HTTP edge writes them."""
+"""OpenAI-compatible routes: chat completions, completions, tokenize. The HTTP middleware writes their errors."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import EdgeflowError, Unavailable
 from edgeflow.ipc.messages import ChatDone, ChatStart
+from edgeflow.reasons import Reason
 from edgeflow.service.auth import Caller
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage
@@ -33,7 +34,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request on its way. shape: how its answers are written."""
+    """A validated request. shape: the format of its answers."""
 
     caller: Caller
     message: ChatStart
@@ -42,7 +43,7 @@ class _Asked:
 
 
 class ChatFront:
-    """The chat half of the front. `text` is None where no chat model is configured."""
+    """The chat half of the front. `text` is None if no chat model is configured."""
 
     def __init__(self, config: ServiceConfig, desk: ChatDesk, clock: Clock, metrics: Metrics) -> None:
         self.desk = desk
@@ -52,14 +53,14 @@ class ChatFront:
         self._metrics = metrics
 
     async def load(self) -> None:
-        """Read the tokenizer; StartErrors."""
+        """Load the tokenizer; raises StartErrors."""
         path = self._config.chat_path
         if path is not None:
             self.text = await asyncio.to_thread(ChatText, path, self._config.chat, self._config.limits)
 
     @property
     def models(self) -> list[dict[str, Any]]:
-        """Entries of /v1/models."""
+        """The entries in /v1/models."""
         ready = self.desk.ready
         if self.text is None or ready is None:
             return []
@@ -67,13 +68,13 @@ class ChatFront:
         return [{"id": name, **shared, "max_model_len": ready.capacity} for name in self.text.names()]
 
     def loaded(self) -> ChatText:
-        """The text half; Unavailable where there is no chat model."""
+        """The tokenizer and templates; Unavailable without a chat model."""
         if self.text is None:
-            raise Unavailable("no chat model is configured", reason="NO_CHAT")
+            raise Unavailable("no chat model is configured", reason=Reason.NO_CHAT)
         return self.text
 
     async def ask(self, body: ChatBody | CompletionBody, request_id: str, caller: Caller) -> _Asked:
-        """Check the names, make the prompt, fill in the defaults."""
+        """Check the names, build the prompt and fill in the defaults."""
         text, ready = self.loaded(), self.desk.check()
         slot = text.slot(body.model, body.slot)
         if isinstance(body, ChatBody):
@@ -86,7 +87,7 @@ class ChatFront:
         return _Asked(caller, message, body, shape_of(request_id, int(time.time()), ready.model, text.tokenizer))
 
     def pieces(self, asked: _Asked, index: int, turn: Turn) -> AsyncGenerator[Piece, None]:
-        """One choice."""
+        """The pieces of one choice."""
         answering = Answering(self.desk, self.loaded().tokenizer, self._clock, self._metrics)
         body, reader = asked.body, None
         if isinstance(body, ChatBody) and body.offered:
@@ -95,21 +96,21 @@ class ChatFront:
 
 
 def add_chat(app: FastAPI, front: ChatFront) -> None:
-    """The routes."""
+    """Add the routes."""
 
     @app.post("/v1/chat/completions", responses=shapes.ANSWERS, openapi_extra=shapes.body_of(ChatBody))
     async def chat_completions(request: Request) -> Response:
-        """An answer to a conversation; with `stream`, as server-sent events."""
+        """Answer a conversation; with `stream`, as server-sent events."""
         return await _answer(front, request, await _body(ChatBody, request))
 
     @app.post("/v1/completions", responses=shapes.ANSWERS, openapi_extra=shapes.body_of(CompletionBody))
     async def completions(request: Request) -> Response:
-        """A text that goes on from a prompt; with `stream`, as server-sent events."""
+        """Continue a text; with `stream`, as server-sent events."""
         return await _answer(front, request, await _body(CompletionBody, request))
 
     @app.post("/tokenize", responses=shapes.FAILURES, openapi_extra=shapes.body_of(TokenizeBody))
     async def tokenize(request: Request) -> JSONResponse:
-        """The token ids of a text or of messages."""
+        """Return the token ids of a text, or of messages after the chat template."""
         body = await _body(TokenizeBody, request)
         text = front.loaded()
         text.slot(body.model, None)
@@ -127,7 +128,7 @@ async def _answer(front: ChatFront, request: Request, body: ChatBody | Completio
         return JSONResponse(await _unless_gone(request, _collect(front, asked)))
     events = _events(front, asked)
     try:
-        first = await _unless_gone(request, _first(events))  # what cannot be answered is a status, not an event
+        first = await _unless_gone(request, _first(events))  # a refusal becomes a status, not an event
     except BaseException:
         await events.aclose()
         raise
@@ -135,7 +136,7 @@ async def _answer(front: ChatFront, request: Request, body: ChatBody | Completio
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
-    """The work's result; ClientDisconnect as soon as nobody waits for it, and the work is over then."""
+    """The result of `work`, which is cancelled with ClientDisconnect as soon as the client disconnects."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnected(request))
     try:
@@ -191,7 +192,7 @@ async def _first(events: AsyncGenerator[str, None]) -> str:
 
 
 async def _sent(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
-    """The rest of a stream that began well; an error on the way is its last event."""
+    """The rest of a stream; an error on the way becomes its last event."""
     async with contextlib.aclosing(events):
         yield first
         try:
@@ -211,6 +212,6 @@ def _event(value: dict[str, Any]) -> str:
 
 
 async def _body(kind: type[Kind], request: Request) -> Kind:
-    """Parsed in a thread: a large body must not keep robots waiting."""
+    """Parse the body in a thread: a large one must not delay robots."""
     data = await request.body()
     return await asyncio.to_thread(parse, kind, request.headers.get("content-type", ""), data)

@@ -1,4 +1,4 @@
-"""JSON schemas that answers must follow: what may stand in them, and the one that makes an answer call a tool."""
+"""JSON schemas for answers: which are permitted, and the schema that forces a tool call."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgeflow.errors import InvalidArgument
+from edgeflow.reasons import Reason
 from edgeflow.service.chat.turns import ResponseFormat, Schema, SchemaFormat, Tool
 
 MAX_SCHEMA_BYTES = 64 << 10
@@ -18,7 +19,7 @@ _REFERENCE = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 
 
 def format_schema(wanted: ResponseFormat | None) -> str:
-    """The schema of an answer as JSON; empty for text."""
+    """The schema of an answer as JSON; "" for text."""
     if isinstance(wanted, SchemaFormat):
         field = "response_format.json_schema.schema"
         return checked(wanted.json_schema.schema_, field)
@@ -26,7 +27,7 @@ def format_schema(wanted: ResponseFormat | None) -> str:
 
 
 def call_schema(tools: Sequence[Tool]) -> str:
-    """Of an answer that calls one of these tools: {"name": …, "arguments": …}; empty without tools."""
+    """The schema of a call of one of these tools: {"name": …, "arguments": …}; "" without tools."""
     if not tools:
         return ""
     definitions: dict[str, Any] = {}
@@ -48,12 +49,16 @@ def call_schema(tools: Sequence[Tool]) -> str:
 
 
 def checked(schema: Schema, field: str) -> str:
-    """The schema as JSON; InvalidArgument for what would make the service run a client's regular expressions, look
-    something up, or work for long.
+    """The schema as JSON.
+
+    InvalidArgument if following it would mean running a client's regular expressions, resolving outside references, or
+    long work.
     """
     text = json.dumps(schema, separators=(",", ":"))
     if len(text) > MAX_SCHEMA_BYTES:
-        raise InvalidArgument(f"has more than {MAX_SCHEMA_BYTES} bytes", field=field, reason="SCHEMA_TOO_LARGE")
+        raise InvalidArgument(
+            f"exceeds the limit of {MAX_SCHEMA_BYTES} bytes", field=field, reason=Reason.SCHEMA_TOO_LARGE
+        )
     _check(schema, field)
     return text
 
@@ -66,9 +71,11 @@ def _check(schema: Any, field: str) -> None:
         return
     for key, value in schema.items():
         if key in _REFUSED:
-            raise InvalidArgument(f"{key} is not served", field=field, reason="SCHEMA_KEYWORD")
+            raise InvalidArgument(f"{key} is not supported", field=field, reason=Reason.SCHEMA_KEYWORD)
         if key in ("$ref", "$dynamicRef") and not (isinstance(value, str) and _REFERENCE.fullmatch(value)):
-            raise InvalidArgument("$ref must name a definition of the schema", field=field, reason="SCHEMA_REFERENCE")
+            raise InvalidArgument(
+                "$ref must refer to a definition inside the schema", field=field, reason=Reason.SCHEMA_REFERENCE
+            )
         if key in _OF_NAMES and isinstance(value, dict):
             _check(list(value.values()), field)
         elif key not in _DATA:
@@ -76,7 +83,7 @@ def _check(schema: Any, field: str) -> None:
 
 
 def _moved(schema: Any, own: str) -> Any:
-    """References of a tool's schema, where its definitions lie now."""
+    """A tool's schema with its references changed to where its definitions now are."""
     if isinstance(schema, list):
         return [_moved(each, own) for each in schema]
     if not isinstance(schema, dict):

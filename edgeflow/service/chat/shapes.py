@@ -1,4 +1,4 @@
-"""How answers are written: OpenAI's chat completions and completions, whole and in pieces."""
+"""The format of answers: OpenAI's chat completions and completions, whole and streamed."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from edgeflow.service.http_schema import ErrorAnswer
 from edgeflow.text.tokenizer import TextTokenizer
 
 _WHY = {
-    400: "something in the request is wrong; error.param says what",
-    401: "no token, or not one that is known",
-    403: "the token's roles do not permit this",
-    404: "no such model or slot",
-    408: "the body came too slowly",
-    413: "the body is larger than permitted",
-    415: "a content type or encoding that is not served",
-    429: "too many requests wait; retry-after says when to try again",
-    503: "stopping, or no chat model is ready",
-    504: "no answer in time",
+    400: "invalid request; error.param names the field",
+    401: "missing, unknown or expired token",
+    403: "the token's roles do not permit this request",
+    404: "unknown model or slot",
+    408: "the request body arrived too slowly",
+    413: "request body too large",
+    415: "unsupported content type or content encoding",
+    429: "too many requests are waiting; try again after retry-after seconds",
+    503: "the service is stopping, or no chat model is ready",
+    504: "no answer within the time limit",
 }
 FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": why} for status, why in _WHY.items()
 }
 ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "the answer; with stream, its pieces", "content": {"text/event-stream": {}}},
+    200: {"description": "the answer; with stream, server-sent events", "content": {"text/event-stream": {}}},
     **FAILURES,
 }
 
 
 def body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """A body's schema for the OpenAPI document, its definitions written out in place."""
+    """The schema of a body for the OpenAPI document, with definitions inlined."""
     schema = kind.model_json_schema()
     definitions = schema.pop("$defs", {})
     content = {"application/json": {"schema": _inlined(schema, definitions)}}
@@ -53,7 +53,7 @@ def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
 
 
 class Shape(Protocol):
-    """Of one request."""
+    """The format of one request's answers."""
 
     def choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]: ...
 
@@ -87,7 +87,7 @@ class _Head:
 
 
 class ChatShape(_Head):
-    """chat.completion and chat.completion.chunk"""
+    """The formats chat.completion and chat.completion.chunk."""
 
     __slots__ = ()
 
@@ -124,12 +124,12 @@ class ChatShape(_Head):
         return self._envelope("chat.completion.chunk", "chatcmpl", choices)
 
     def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
-        told = [piece.token for piece in pieces if piece.token is not None]
-        return {"content": [self._entry(token) for token in told], "refusal": None} if told else None
+        tokens = [piece.token for piece in pieces if piece.token is not None]
+        return {"content": [self._entry(token) for token in tokens], "refusal": None} if tokens else None
 
-    def _entry(self, told: TokenText) -> dict[str, Any]:
-        top = [self._alternative(token, logprob) for token, logprob in told.top]
-        return {**self._alternative(told.token, told.logprob), "top_logprobs": top}
+    def _entry(self, shown: TokenText) -> dict[str, Any]:
+        top = [self._alternative(token, logprob) for token, logprob in shown.top]
+        return {**self._alternative(shown.token, shown.logprob), "top_logprobs": top}
 
     def _alternative(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._text(token)
@@ -137,7 +137,7 @@ class ChatShape(_Head):
 
 
 class TextShape(_Head):
-    """text_completion, whole and in pieces alike"""
+    """The format text_completion, for whole and streamed answers alike."""
 
     __slots__ = ()
 
@@ -162,13 +162,13 @@ class TextShape(_Head):
         return {"index": index, "text": text, "logprobs": self._logprobs(pieces), "finish_reason": finish}
 
     def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
-        told = [piece.token for piece in pieces if piece.token is not None]
-        if not told:
+        tokens = [piece.token for piece in pieces if piece.token is not None]
+        if not tokens:
             return None
         return {
-            "tokens": [self._text(each.token) for each in told],
-            "token_logprobs": [each.logprob for each in told],
-            "top_logprobs": [{self._text(token): logprob for token, logprob in each.top} for each in told],
+            "tokens": [self._text(each.token) for each in tokens],
+            "token_logprobs": [each.logprob for each in tokens],
+            "top_logprobs": [{self._text(token): logprob for token, logprob in each.top} for each in tokens],
             "text_offset": None,
         }
 

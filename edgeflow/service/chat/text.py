@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgeflow.config import ChatConfig, ChatSlot, LimitsConfig
 from edgeflow.errors import InvalidArgument, NotFound
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES
+from edgeflow.reasons import Reason
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import BEGIN
 from edgeflow.service.chat.pictures import read_picture
@@ -23,19 +24,19 @@ from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.tokenizer import TextTokenizer
 
 MAX_IMAGES = 4
-CHARACTERS_PER_TOKEN = 32  # of a text that has a chance to fit; prose has four
+CHARACTERS_PER_TOKEN = 32  # bound for a text that may fit; prose has about four
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """ids: one place an image. pictures: RGB [H, W, 3], in order."""
+    """A prompt. ids: with one placeholder per image. pictures: RGB [H, W, 3], in order."""
 
     ids: list[int]
     pictures: tuple[NDArray[np.uint8], ...] = ()
 
 
 class ChatText:
-    """Of one checkpoint directory. Methods may run in a thread; all but `replace` are pure."""
+    """Tokenizer, chat template and slots of a checkpoint. Methods may run in a thread; all but `replace` are pure."""
 
     def __init__(self, path: Path, config: ChatConfig, limits: LimitsConfig) -> None:
         values = read_json(path / "config.json")
@@ -48,27 +49,27 @@ class ChatText:
         self._most = config.capacity * CHARACTERS_PER_TOKEN
 
     def names(self) -> list[str]:
-        """What clients may call the model: its name, and name:slot for each fixed prefix."""
+        """The names of the model: its own, and name:slot for each slot."""
         return [self._name, *(f"{self._name}:{slot}" for slot in self._slots)]
 
     def slot(self, model: str, named: str | None) -> ChatSlot | None:
-        """The fixed prefix that a request wants; NotFound for a model or slot that is not there."""
+        """The fixed prefix a request selects; NotFound for an unknown model or slot."""
         name, _, of_name = model.partition(":")
         if model and name != self._name:
-            raise NotFound(f"there is no chat model of that name, {self._name!r} is served", field="model")
+            raise NotFound(f"unknown chat model; this service serves {self._name!r}", field="model")
         wanted = named or of_name
         if wanted and wanted not in self._slots:
-            known = ", ".join(self._slots) or "none is declared"
-            raise NotFound(f"there is no slot of that name; known: {known}", field="slot")
+            known = ", ".join(self._slots) or "none"
+            raise NotFound(f"unknown slot; declared slots: {known}", field="slot")
         return self._slots.get(wanted)
 
     @property
     def slots(self) -> Mapping[str, ChatSlot | None]:
-        """What the declared slots begin with now; None where a prefix was taken away."""
+        """The present prefix of each declared slot; None if it was removed."""
         return self._slots
 
     def replace(self, slot_id: str, slot: ChatSlot | None) -> None:
-        """From the next request on the slot begins with something else."""
+        """Replace the prefix of a slot from the next request on."""
         self._slots = {**self._slots, slot_id: slot}
 
     def prefix_ids(self, slot: ChatSlot) -> list[int]:
@@ -79,33 +80,33 @@ class ChatText:
         return self._encode(self._templated()(messages, answer=False), special=False)
 
     def chat_prompt(self, body: ChatBody, slot: ChatSlot | None) -> PreparedPrompt:
-        """Messages through the checkpoint's template, a slot's own messages before them."""
+        """The prompt of a slot's own messages followed by the request's, through the checkpoint's template."""
         if slot is not None and slot.text:
-            raise InvalidArgument("this slot begins with plain text: use /v1/completions", field="slot")
+            raise InvalidArgument("this slot's prefix is plain text: use /v1/completions", field="slot")
         before = [message.model_dump() for message in slot.messages] if slot else []
         messages, pictures = self._plain(body.messages)
         ids = self._render([*before, *messages], body.offered, f"{BEGIN}\n" if body.forced else "")
         return PreparedPrompt(ids, pictures)
 
     def text_prompt(self, body: CompletionBody, slot: ChatSlot | None) -> PreparedPrompt:
-        """A plain text, a slot's text before it."""
+        """The prompt of a slot's text followed by the request's."""
         if slot is not None and slot.messages:
-            raise InvalidArgument("this slot begins with messages: use /v1/chat/completions", field="slot")
+            raise InvalidArgument("this slot's prefix is a list of messages: use /v1/chat/completions", field="slot")
         return PreparedPrompt(self.encode((slot.text if slot else "") + body.prompt))
 
     def encode(self, text: str) -> list[int]:
-        """With what the tokenizer begins texts with."""
+        """The token ids of a plain text, with the tokenizer's initial tokens."""
         return self._encode(text, special=True)
 
     def count(self, messages: Sequence[Message]) -> list[int]:
-        """The ids that messages become; an image counts one."""
+        """The token ids of messages; an image counts as one."""
         return self._render(self._plain(messages)[0])
 
     def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool] = (), begun: str = "") -> list[int]:
-        """begun: what the answer begins with."""
+        """The token ids of messages. begun: text with which the answer begins."""
         template = self._templated()
         if tools and not template.takes_tools:
-            raise InvalidArgument("this model's chat template takes no tools", field="tools")
+            raise InvalidArgument("this model's chat template does not support tools", field="tools")
         offered = [tool.model_dump(exclude_none=True) for tool in tools] or None
         return self._encode(template(messages, tools=offered) + begun, special=False)
 
@@ -115,10 +116,10 @@ class ChatText:
         return self._template
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        """A text that cannot fit is refused before it is cut into tokens, which takes time."""
+        """The token ids of a text, refused before tokenising if it cannot fit: tokenising takes time."""
         if len(text) > self._most:
-            why = f"{len(text)} characters, at most {self._most} are read for a slot of this size"
-            raise InvalidArgument(why, field="prompt", reason="CONTEXT_LENGTH_EXCEEDED")
+            why = f"{len(text)} characters exceed the {self._most} that can fit a slot of this size"
+            raise InvalidArgument(why, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
         return self.tokenizer.encode(text, special=special)
 
     def _plain(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], tuple[NDArray[np.uint8], ...]]:
@@ -139,15 +140,21 @@ class ChatText:
         if isinstance(part, TextPart):
             return {"type": "text", "text": part.text}
         if len(pictures) == MAX_IMAGES:
-            raise InvalidArgument(f"the limit is {MAX_IMAGES} images", field=field, reason="IMAGES_TOO_MANY")
+            raise InvalidArgument(
+                f"a request may have at most {MAX_IMAGES} images", field=field, reason=Reason.IMAGES_TOO_MANY
+            )
         pictures.append(read_picture(part.image_url.url, f"{field}.image_url.url", self._limits))
         if sum(picture.nbytes for picture in pictures) > MAX_PAYLOAD_BYTES:
-            raise InvalidArgument("the images have too many pixels together", field=field, reason="IMAGES_TOO_LARGE")
+            raise InvalidArgument(
+                f"the images exceed {MAX_PAYLOAD_BYTES // 3} pixels in total",
+                field=field,
+                reason=Reason.IMAGES_TOO_LARGE,
+            )
         return {"type": "image"}
 
 
 def _outside(message: Message) -> dict[str, Any]:
-    """What templates read of a turn besides its content; arguments of calls are objects there."""
+    """A turn without its content, as templates expect it: with the arguments of calls as objects."""
     role = "system" if message.role == "developer" else message.role
     if not isinstance(message, AnswerTurn) or not message.tool_calls:
         return {"role": role}

@@ -1,4 +1,4 @@
-"""What a conversation is made of: turns, tools, the form of an answer."""
+"""The parts of a conversation: turns, tools, and the format of the answer."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ Schema: TypeAlias = dict[str, Any]
 
 
 class Body(BaseModel):
-    """Of any object that a client sends: nothing unknown, no NaN, no value of another type."""
+    """Base of every object a client sends: unknown keys, NaN and values of the wrong type are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ImageUrl(Body):
-    """`data:image/jpeg;base64,…` or png; nothing is fetched."""
+    """An image as `data:image/jpeg;base64,…` or png; other URLs are not fetched."""
 
     url: str
     detail: Literal["auto", "low", "high"] = "auto"
 
 
 class TextPart(Body):
-    """A piece of text."""
+    """Text within a message."""
 
     type: Literal["text"]
     text: str
 
 
 class ImagePart(Body):
-    """A picture."""
+    """An image within a message."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
 
 
 class Called(Body):
-    """A function and what it was called with: a JSON object as text."""
+    """A called function. arguments: a JSON object as text."""
 
     name: Name
     arguments: str
@@ -51,18 +51,18 @@ class Called(Body):
     @classmethod
     def _object(cls, text: str) -> str:
         if len(text) > MAX_ARGUMENTS:
-            raise ValueError(f"has more than {MAX_ARGUMENTS} characters")
+            raise ValueError(f"exceeds {MAX_ARGUMENTS} characters")
         try:
             values = json.loads(text)
         except RecursionError:
             values = None
         if not isinstance(values, dict):
-            raise ValueError("is no JSON object")
+            raise ValueError("must be a JSON object")
         return text
 
 
 class ToolCall(Body):
-    """A call that an earlier answer made."""
+    """A tool call in an earlier answer."""
 
     id: str = Field(max_length=64)
     type: Literal["function"] = "function"
@@ -77,14 +77,14 @@ class _Turn(Body):
 
 
 class AskingTurn(_Turn):
-    """What the model is told."""
+    """A system, developer or user message."""
 
     role: Literal["system", "developer", "user"]
     content: Content
 
 
 class AnswerTurn(_Turn):
-    """What the model said before."""
+    """An earlier answer of the model."""
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -93,7 +93,7 @@ class AnswerTurn(_Turn):
 
 
 class ToolTurn(_Turn):
-    """What a tool gave back."""
+    """The result of a tool call."""
 
     role: Literal["tool"]
     content: Content
@@ -104,7 +104,7 @@ Message: TypeAlias = Annotated[AskingTurn | AnswerTurn | ToolTurn, Field(discrim
 
 
 class Function(Body):
-    """What a tool does. parameters: a JSON schema of its arguments."""
+    """A function offered as a tool. parameters: the JSON schema of its arguments."""
 
     name: Name
     description: str = ""
@@ -113,7 +113,7 @@ class Function(Body):
 
 
 class Tool(Body):
-    """A function that the answer may call."""
+    """A tool that the answer may call."""
 
     type: Literal["function"]
     function: Function
@@ -124,20 +124,20 @@ class _Named(Body):
 
 
 class NamedTool(Body):
-    """The tool that must be called."""
+    """The tool that the answer must call."""
 
     type: Literal["function"]
     function: _Named
 
 
 class PlainFormat(Body):
-    """Text, or any JSON object."""
+    """Plain text, or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
 class SchemaOf(Body):
-    """A JSON schema with its name."""
+    """A named JSON schema."""
 
     name: Name
     description: str = ""
@@ -146,7 +146,7 @@ class SchemaOf(Body):
 
 
 class SchemaFormat(Body):
-    """JSON that follows a schema."""
+    """JSON that conforms to a schema."""
 
     type: Literal["json_schema"]
     json_schema: SchemaOf

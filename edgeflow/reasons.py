@@ -1,0 +1,151 @@
+"""Reasons: the short constants by which programs tell refusals, drops, HOLDs and ends apart. Leaf module."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Reason(str, Enum):
+    """Why a request was refused, a frame left without an action, a robot holds, or a session ended.
+
+    Values travel in gRPC trailers and messages, and are labels of metrics; docs/reasons.md explains each of them. An
+    error without a specific reason carries the name of its gRPC status.
+    """
+
+    # What a robot opens a session with.
+    AGE_OUT_OF_RANGE = "AGE_OUT_OF_RANGE"
+    BAD_NAME = "BAD_NAME"
+    CAMERA_COUNT = "CAMERA_COUNT"
+    CAMERA_FORMAT = "CAMERA_FORMAT"
+    CAMERA_NAME = "CAMERA_NAME"
+    CAMERA_SIZE = "CAMERA_SIZE"
+    DEPTH_WITHOUT_MODE = "DEPTH_WITHOUT_MODE"
+    MODEL_UNKNOWN = "MODEL_UNKNOWN"
+    MODE_UNKNOWN = "MODE_UNKNOWN"
+    NOT_OPEN = "NOT_OPEN"
+    PERIOD_OUT_OF_RANGE = "PERIOD_OUT_OF_RANGE"
+    SESSION_OPEN = "SESSION_OPEN"
+
+    # Admission.
+    AGE_UNREACHABLE = "AGE_UNREACHABLE"
+    DEVICE_FULL = "DEVICE_FULL"
+    NO_WORKER = "NO_WORKER"
+    PRINCIPAL_SESSIONS = "PRINCIPAL_SESSIONS"
+    SESSIONS_TAKEN = "SESSIONS_TAKEN"
+
+    # Messages and frames.
+    CAMERA_EXTRA = "CAMERA_EXTRA"
+    CAMERA_MISSING = "CAMERA_MISSING"
+    CRC_MISMATCH = "CRC_MISMATCH"
+    IMAGE_EMPTY = "IMAGE_EMPTY"
+    IMAGE_TOO_LARGE = "IMAGE_TOO_LARGE"
+    IMAGE_TRAILING_DATA = "IMAGE_TRAILING_DATA"
+    IMAGE_TRUNCATED = "IMAGE_TRUNCATED"
+    IMAGE_UNREADABLE = "IMAGE_UNREADABLE"
+    IMAGE_WRONG_FORMAT = "IMAGE_WRONG_FORMAT"
+    IMAGE_WRONG_SIZE = "IMAGE_WRONG_SIZE"
+    INSTRUCTION_TOO_LONG = "INSTRUCTION_TOO_LONG"
+    MESSAGE_EMPTY = "MESSAGE_EMPTY"
+    MESSAGE_UNPARSABLE = "MESSAGE_UNPARSABLE"
+    PARTS = "PARTS"
+    PROPRIO_COUNT = "PROPRIO_COUNT"
+    PROPRIO_NOT_FINITE = "PROPRIO_NOT_FINITE"
+    PROPRIO_OUT_OF_RANGE = "PROPRIO_OUT_OF_RANGE"
+    RATE_EXCEEDED = "RATE_EXCEEDED"
+    SEQ_DUPLICATE = "SEQ_DUPLICATE"
+    SEQ_GAP = "SEQ_GAP"
+    SEQ_OLD = "SEQ_OLD"
+    STAMP_FUTURE = "STAMP_FUTURE"
+    STAMP_OLD = "STAMP_OLD"
+    TEXT_BAD_CHARACTER = "TEXT_BAD_CHARACTER"
+    TEXT_EMPTY = "TEXT_EMPTY"
+    TEXT_TOO_LONG = "TEXT_TOO_LONG"
+    UNKNOWN_FIELD = "UNKNOWN_FIELD"
+
+    # Frames that leave without an action, and why a robot holds.
+    ACTION_TOO_OLD = "ACTION_TOO_OLD"
+    ACT_TIMEOUT = "ACT_TIMEOUT"
+    EPOCH_CHANGED = "EPOCH_CHANGED"
+    FAULT = "FAULT"
+    INGRESS_SILENT = "INGRESS_SILENT"
+    POLICY_OUTPUT_INVALID = "POLICY_OUTPUT_INVALID"
+    SESSION_CLOSED = "SESSION_CLOSED"
+    SESSION_ENDED = "SESSION_ENDED"
+    SUPERSEDED = "SUPERSEDED"
+    WORKER_LOST = "WORKER_LOST"
+    WORKER_RESTARTING = "WORKER_RESTARTING"
+
+    # How a session ends; in the stream's status, metrics and logs these are written in lower case.
+    CLIENT_CLOSED = "CLIENT_CLOSED"
+    CLIENT_GONE = "CLIENT_GONE"
+    DRAINING = "DRAINING"
+    NOT_REOPENED = "NOT_REOPENED"
+    REVOKED = "REVOKED"
+    SESSION_AGE = "SESSION_AGE"
+    SILENT = "SILENT"
+    SLOW_READER = "SLOW_READER"
+    TOO_MANY_REJECTED = "TOO_MANY_REJECTED"
+
+    # Tokens and callers.
+    CREDENTIALS = "CREDENTIALS"
+    EXPIRED_TOKEN = "EXPIRED_TOKEN"
+    NOT_LOOPBACK = "NOT_LOOPBACK"
+    NO_TOKEN = "NO_TOKEN"
+    UNKNOWN_TOKEN = "UNKNOWN_TOKEN"
+    WRONG_ROLE = "WRONG_ROLE"
+
+    # HTTP requests and chat.
+    BODY_DEPTH = "BODY_DEPTH"
+    BODY_FIELD = "BODY_FIELD"
+    BODY_SHAPE = "BODY_SHAPE"
+    BODY_TOO_LARGE = "BODY_TOO_LARGE"
+    BODY_UNPARSABLE = "BODY_UNPARSABLE"
+    BODY_VALUES = "BODY_VALUES"
+    CHAT_TIMEOUT = "CHAT_TIMEOUT"
+    CONTENT_ENCODING = "CONTENT_ENCODING"
+    CONTENT_TYPE = "CONTENT_TYPE"
+    CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
+    HEADERS_TOO_LARGE = "HEADERS_TOO_LARGE"
+    IMAGES_TOO_LARGE = "IMAGES_TOO_LARGE"
+    IMAGES_TOO_MANY = "IMAGES_TOO_MANY"
+    IMAGE_BASE64 = "IMAGE_BASE64"
+    IMAGE_BROKEN = "IMAGE_BROKEN"
+    IMAGE_URL = "IMAGE_URL"
+    MAX_TOKENS = "MAX_TOKENS"
+    NO_CHAT = "NO_CHAT"
+    QUEUE_FULL = "QUEUE_FULL"
+    QUEUE_TIMEOUT = "QUEUE_TIMEOUT"
+    SCHEMA = "SCHEMA"
+    SCHEMA_KEYWORD = "SCHEMA_KEYWORD"
+    SCHEMA_REFERENCE = "SCHEMA_REFERENCE"
+    SCHEMA_TOO_LARGE = "SCHEMA_TOO_LARGE"
+
+    # What the robot-side SDK says itself.
+    CLOSED = "CLOSED"
+    DISCONNECTED = "DISCONNECTED"
+    MALFORMED_ACTION = "MALFORMED_ACTION"
+    NEW_EPOCH = "NEW_EPOCH"
+    NEW_INSTRUCTION = "NEW_INSTRUCTION"
+    POSE_MISSING = "POSE_MISSING"
+    REFUSED = "REFUSED"
+    RESET = "RESET"
+    SERVICE = "SERVICE"
+    SILENCE = "SILENCE"
+    STREAM_ENDED = "STREAM_ENDED"
+    WAITING = "WAITING"
+
+    # What the load test counts.
+    ACTION_FOR_NO_FRAME = "ACTION_FOR_NO_FRAME"
+    NOT_OPENED = "NOT_OPENED"
+    NO_ANSWER = "NO_ANSWER"
+    STATUS_FOR_NO_FRAME = "STATUS_FOR_NO_FRAME"
+    STREAM_LOST = "STREAM_LOST"
+    UNEXPECTED_MESSAGE = "UNEXPECTED_MESSAGE"
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @property
+    def label(self) -> str:
+        """The reason as the end of a session is labelled: in lower case."""
+        return str(self.value).lower()

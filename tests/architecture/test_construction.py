@@ -1,0 +1,175 @@
+"""Wide things are made by name: two neighbouring integers that change places would still type-check.
+
+No dataclass of more than five fields without `kw_only`, no call with more than five positional arguments.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "edgeflow"
+SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "rpc")
+MOST = 5
+HEADINGS = {"Table", "table.add_row"}
+"""Calls of one kind of argument: the headings and cells of a table."""
+
+PENDING: set[str] = {
+    "bench/kernel_checks.py",
+    "bench/ops_command.py",
+    "bench/order.py",
+    "bench/random_chat.py",
+    "bench/random_policy.py",
+    "bench/setting.py",
+    "bench/suite.py",
+    "bench/tuning.py",
+    "demo/chat/network.py",
+    "demo/chat/state.py",
+    "demo/driver.py",
+    "demo/evaluation.py",
+    "demo/layout.py",
+    "demo/scene.py",
+    "demo/training/batches.py",
+    "demo/training/data.py",
+    "demo/training/network.py",
+    "engine/build.py",
+    "engine/bundle.py",
+    "engine/chat.py",
+    "engine/chat_build.py",
+    "engine/chat_bundle.py",
+    "engine/chat_graphs.py",
+    "engine/chat_terminal.py",
+    "engine/operators.py",
+    "engine/passes.py",
+    "engine/sampling.py",
+    "engine/worker.py",
+    "kernels/cases.py",
+    "kernels/flashinfer/attention.py",
+    "kernels/flashinfer/rows.py",
+    "kernels/implementations.py",
+    "kernels/int8_kv.py",
+    "kernels/layout.py",
+    "kernels/linear.py",
+    "kernels/model_cases.py",
+    "kernels/overlay.py",
+    "kernels/packed_attention.py",
+    "kernels/table.py",
+    "kernels/triton/packed_attention.py",
+    "kernels/triton/rms_norm.py",
+    "kernels/triton/rope_write_kv.py",
+    "kernels/triton/varlen_attention.py",
+    "kernels/tune.py",
+    "loadtest/chat.py",
+    "loadtest/chat_clients.py",
+    "loadtest/hearing.py",
+    "loadtest/ledger.py",
+    "loadtest/measure.py",
+    "loadtest/options.py",
+    "loadtest/plan.py",
+    "loadtest/results.py",
+    "loadtest/run.py",
+    "loadtest/summary.py",
+    "models/chat.py",
+    "models/generation_config.py",
+    "models/llama.py",
+    "models/openvla/config.py",
+    "models/qwen2_5_vl/config.py",
+    "models/qwen2_5_vl/vision.py",
+    "models/rope.py",
+    "models/vit.py",
+    "scheduler/plan.py",
+    "scheduler/ring.py",
+    "scheduler/session.py",
+}
+"""Modules that are still to be changed, below edgeflow/."""
+
+
+def wide_dataclasses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of every dataclass of more than five fields that takes them by position."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and not _is_class_variable(each)]
+        if len(fields) > MOST and any(_by_position(decorator) for decorator in node.decorator_list):
+            yield node.lineno, node.name
+
+
+def _is_class_variable(node: ast.AnnAssign) -> bool:
+    return ast.unparse(node.annotation).startswith(("ClassVar", "typing.ClassVar"))
+
+
+def _by_position(decorator: ast.expr) -> bool:
+    """Whether a decorator is `dataclass` without kw_only=True."""
+    keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
+    name = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+    named = any(each.arg == "kw_only" and ast.unparse(each.value) == "True" for each in keywords)
+    return name in ("dataclass", "dataclasses.dataclass") and not named
+
+
+def wide_calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of every call with more than five positional arguments."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and len(node.args) > MOST and not _is_about_shapes(node):
+            yield node.lineno, ast.unparse(node.func)
+
+
+def _is_about_shapes(node: ast.Call) -> bool:
+    """Launches of Triton kernels, `kernel[grid](…)`; views and permutations of tensors; headings and cells."""
+    if isinstance(node.func, ast.Subscript):
+        return True
+    if isinstance(node.func, ast.Attribute) and node.func.attr in ("view", "reshape", "permute"):
+        return True
+    return ast.unparse(node.func) in HEADINGS
+
+
+def findings(path: Path) -> list[tuple[int, str]]:
+    tree = ast.parse(path.read_text())
+    return sorted([*wide_dataclasses(tree), *wide_calls(tree)])
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if name_of(path) not in PENDING], ids=name_of)
+def test_what_is_wide_is_made_by_name(path: Path):
+    assert findings(path) == []
+
+
+def test_every_pending_module_still_needs_it():
+    assert {name_of(path) for path in SOURCES if name_of(path) in PENDING and findings(path)} == PENDING
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@dataclass\nclass A:\n a: int\n b: int\n c: int\n d: int\n e: int\n f: int",
+        "@dataclass(frozen=True)\nclass A:\n a: int\n b: int\n c: int\n d: int\n e: int\n f: int = 0",
+        "@dataclasses.dataclass(kw_only=False)\nclass A:\n a: int\n b: int\n c: int\n d: int\n e: int\n f: int",
+        "f(1, 2, 3, 4, 5, 6)",
+        "x.f(1, 2, 3, 4, 5, *rest)",
+    ],
+)
+def test_it_is_found(text: str):
+    tree = ast.parse(text)
+    assert [*wide_dataclasses(tree), *wide_calls(tree)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@dataclass(kw_only=True)\nclass A:\n a: int\n b: int\n c: int\n d: int\n e: int\n f: int",
+        "@dataclass\nclass A:\n a: int\n b: int\n c: int\n d: int\n e: int\n f: ClassVar[int] = 1",
+        "class A:\n a: int\n b: int\n c: int\n d: int\n e: int\n f: int",
+        "f(1, 2, 3, 4, 5, f=6)",
+        "kernel[grid](1, 2, 3, 4, 5, 6)",
+        "tensor.permute(0, 1, 2, 3, 4, 5)",
+    ],
+)
+def test_the_harmless_is_not(text: str):
+    tree = ast.parse(text)
+    assert not [*wide_dataclasses(tree), *wide_calls(tree)]
