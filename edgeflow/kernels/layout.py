@@ -25,13 +25,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Rows of a pass, in the order of its spans.
+    """The rows of a pass, in the order of its spans.
 
-    lengths: rows of each span. reach: a bound on where spans end. Both are host integers: the shape of the pass.
-    row_slot [L_Q], row_position [L_Q]: int64, where each row's KV goes.
-    rope_position [C, L_Q]: int64, what RoPE turns each row by: C = 1, or 3 (time, height, width) for M-RoPE.
+    lengths: rows of each span. reach: an upper bound on where spans end. Both are host integers: the shape of the pass.
+    row_slot [L_Q], row_position [L_Q]: int64, where each row's KV is written. Both begin at multiples of 16 bytes, so
+    that a Triton kernel is compiled for one alignment only.
+    rope_position [C, L_Q]: int64, the positions RoPE rotates by: C = 1, or 3 (time, height, width) for M-RoPE.
     last_rows [N]: int64, index of the last row of each span.
-    places: the spans themselves, None where only the device knows: passes of one shape that replay one graph.
+    places: the spans themselves; None where only the device knows them (passes of one shape that replay one graph).
     """
 
     lengths: tuple[int, ...]
@@ -45,7 +46,10 @@ class PackedLayout:
 
     @classmethod
     def of(cls, spans: Sequence[Span], device: torch.device, rope_position: Tensor | None = None) -> PackedLayout:
-        """The layout of spans, its index tensors on `device`; rows turn by their place in the slot unless told."""
+        """The layout of `spans`, with index tensors on `device`.
+
+        rope_position: defaults to each row's position in its slot.
+        """
         slots: list[int] = []
         positions: list[int] = []
         last: list[int] = []
@@ -53,21 +57,22 @@ class PackedLayout:
             slots += [span.slot] * span.length
             positions += range(span.start, span.start + span.length)
             last.append(len(slots) - 1)
-        index = on_device([slots, positions], device)
-        turn = index[1:] if rope_position is None else rope_position.to(device, non_blocking=True)
+        rows, odd = len(slots), [0] * (len(slots) % 2)  # one upload, both halves aligned
+        row_slot, row_position = (half[:rows] for half in on_device(slots + odd + positions + odd, device).chunk(2))
+        rotation = row_position[None] if rope_position is None else rope_position.to(device, non_blocking=True)
         lengths = tuple(span.length for span in spans)
         reach = max((span.start + span.length for span in spans), default=0)
-        return cls(lengths, reach, index[0], index[1], turn, on_device(last, device), tuple(spans))
+        return cls(lengths, reach, row_slot, row_position, rotation, on_device(last, device), tuple(spans))
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Slots and positions on the host; ConfigError where a graph is made, which other ones replay."""
+        """Slots and positions on the host; ConfigError while a graph is captured, which replays with other ones."""
         if self.places is None:
-            raise ConfigError("packed_attention: what serves it reads slots on the host, a graph cannot hold it")
+            raise ConfigError("packed_attention: this implementation reads slots on the host, a graph cannot hold it")
         return self.places
 
     def kept(self, name: Hashable, make: Callable[[], Made]) -> Made:
-        """What an operator makes once of `lengths` and `reach`, such as a list of tiles; it lives with the layout."""
+        """A value that an operator derives once, such as a list of tiles; cached for as long as the layout lives."""
         if name not in self._kept:
             self._kept[name] = make()
         kept: Made = self._kept[name]
@@ -75,5 +80,5 @@ class PackedLayout:
 
 
 def on_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
-    """Whole numbers of the host as a tensor. On CUDA by way of pinned memory: the host does not wait for the device."""
+    """Integers of the host as a tensor; on CUDA copied from pinned memory, so that the host does not wait."""
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)

@@ -119,6 +119,16 @@ def test_layout_of_spans():
     assert layout.last_rows.tolist() == [2, 3, 5]
 
 
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 31, 32])
+def test_index_tensors_of_a_layout_are_aligned_at_any_number_of_rows(rows: int):
+    """Triton compiles a kernel once more for a pointer that is no multiple of 16 bytes: seconds within a pass."""
+    layout = PackedLayout.of([Span(2, 5, rows), Span(0, 9, 1)], CPU)
+    for index in (layout.row_slot, layout.row_position, layout.rope_position, layout.last_rows):
+        assert index.storage_offset() * index.element_size() % 16 == 0
+    assert layout.row_position.tolist() == [*range(5, 5 + rows), 9]
+    assert layout.rope_position.shape == (1, rows + 1)
+
+
 def test_kv_slots_say_what_they_take():
     kv = KVSlots(3, 5, 7, 2, 4, torch.bfloat16, CPU)
     assert (kv.slots, kv.capacity, kv.nbytes) == (5, 7, 3 * 2 * 5 * 7 * 2 * 4 * 2)
