@@ -177,7 +177,7 @@ BUILT_IN = (
         choices={"tile": (packed_attention.TILE, 0, 128)},
         replayable=False,
     ),
-    _triton("packed_attention", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4)),
+    _triton("packed_attention", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4), apart=(0, 1)),
     _flashinfer("packed_attention", "attention:packed_attention", {"d": 64}, tensor_cores=(1, 0)),
     replace(
         _flashinfer("packed_attention", "attention:packed_attention_mixed", {"d": 64}, "flashinfer_mixed"),
@@ -185,7 +185,7 @@ BUILT_IN = (
     ),
     Implementation("packed_attention_int8", REFERENCE, int8_kv.attention, replayable=False),
     Implementation("packed_attention_int8", "widened", int8_kv.attention_widened, replayable=False),
-    _triton("packed_attention_int8", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4)),
+    _triton("packed_attention_int8", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4), apart=(0, 1)),
     Implementation("varlen_attention", REFERENCE, varlen_attention.reference),
     Implementation("varlen_attention", "sdpa", varlen_attention.sdpa),
     _triton("varlen_attention", "varlen_attention", {"d": 256}, **_TILES),

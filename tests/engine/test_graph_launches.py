@@ -68,7 +68,7 @@ class Machine:
 def machine(monkeypatch):
     machine = Machine()
     monkeypatch.setattr(JITFunction, "run", lambda kernel, *given, **options: machine.launch(kernel, *given, **options))
-    monkeypatch.setattr("edgeflow.kernels.triton.packed_attention.on_device", machine.upload)
+    monkeypatch.setattr("edgeflow.kernels.triton.tile_list.on_device", machine.upload)
     monkeypatch.setattr(
         RandomTensors, "__getitem__", lambda self, name: torch.empty(self._shapes[name], device=self._device)
     )

@@ -1,8 +1,8 @@
 """Run by test_triton.py without TRITON_INTERPRET: compiles what a launch would, for GPUs that are not here.
 
 The wrappers run on CPU tensors; instead of being launched, each kernel is compiled for the architecture asked for, with
-the specialisation a launch on such tensors has. A JSON line a kernel: registers, stack, shared memory. All widths of a
-head are compiled for sm_87, one for the others, and for sm_89 only what runs from there on.
+the specialisation a launch on such tensors has. A JSON line per kernel: registers, stack, shared memory. All widths of
+a head are compiled for sm_87, one for the others, and for sm_89 only what runs from there on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,18 @@ def main() -> None:
         for case in real_cases(arch):
             built.clear()
             impl_id = "fp8" if case.op_name == "linear" else "triton"
-            case.problem(CPU, torch.bfloat16).given_to(table.implementation(case.op_name, impl_id).load())()
-            for kernel in built:
-                line = {"arch": arch, "op": case.op_name, "kernel": kernel.name, "shared": kernel.metadata.shared}
+            launch = table.implementation(case.op_name, impl_id).load()
+            for params in variants(case):
+                case.problem(CPU, torch.bfloat16).given_to(partial(launch, **params))()
+            for kernel in {kernel.hash: kernel for kernel in built}.values():
+                line = {"arch": arch, "op": case.op_name, "kernel": kernel.name, "warps": kernel.metadata.num_warps}
+                line["shared"] = kernel.metadata.shared
                 print(json.dumps(line | usage(kernel.asm["cubin"])), flush=True)
+
+
+def variants(case: Case) -> list[dict[str, int]]:
+    """Parameters that compile other kernels: attention of large and of small tiles apart."""
+    return [{}, {"apart": 1}] if case.op_name == "packed_attention" and case.signed()[1].endswith("d=128") else [{}]
 
 
 def usage(binary: bytes) -> dict[str, int]:

@@ -36,6 +36,14 @@ def test_kernels_fit_devices_that_are_not_here():
         assert [result for result in there if result["stack"]] == [], "registers are spilled"
         assert [result for result in there if result["shared"] > shared] == []
         assert [result for result in there if result["registers"] > 232] == []  # of 255
+        attention = [each for each in there if each["op"] == "packed_attention" and each["kernel"] == "_attend"]
+        if attention:
+            assert max(map(blocks_by_registers, attention)) >= 4, "a launch of decode rows alone is sized for prefills"
+
+
+def blocks_by_registers(result: dict) -> int:
+    """How many blocks the 65536 registers of a multiprocessor hold."""
+    return 65536 // (32 * result["warps"] * result["registers"])
 
 
 def test_the_engine_in_triton_gives_the_tokens_of_torch():

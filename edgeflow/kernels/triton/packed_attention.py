@@ -1,10 +1,10 @@
-"""Packed attention over slots: one launch for prefills, chunks and decode rows of any lengths.
+"""Packed attention over slots: prefills, chunks and decode rows of any lengths, in one launch or two.
 
-The work is a list of tiles (first row, rows, split, splits, part), made of the lengths and the reach of a layout; slots
-and positions are read on the device, so that a graph of one shape is replayed with others. A tile holds the
-queries of all heads that share a KV head (row by row, head by head): a decode row of group 7 is a tile of 7 queries.
-Tiles of at most SMALL queries take a narrow path of the same launch, and over long slots they are split along the
-keys; a second launch joins the parts. Keys beyond a row's position are never read.
+The work is a list of tiles (tile_list.py), made of the lengths and the reach of a layout; slots and positions are
+read on the device, so that a graph of one shape is replayed with others. A tile holds the queries of all heads that
+share a KV head (row by row, head by head): a decode row of group 7 is a tile of 7 queries. Small tiles take a narrow
+path with few warps; where they are split along the keys, a second kernel joins the parts. Keys beyond a row's position
+are never read.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from torch import Tensor
 
 from edgeflow.kernels.int8_kv import Int8Attend
 from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import PackedLayout, on_device
+from edgeflow.kernels.layout import PackedLayout
 from edgeflow.kernels.packed_attention import Attend
 from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_tile
-from edgeflow.kernels.triton.launch import INTERPRETED, cdiv, power_of_two, warps_of
+from edgeflow.kernels.triton.launch import INTERPRETED, multiprocessors, power_of_two, warps_of
+from edgeflow.kernels.triton.tile_list import SMALL, TILE_FIELDS, Tiles
 
-SMALL = 16  # queries: the least a tensor core takes
-SPLIT_KEYS = 256  # keys a part reads at least
-TILE_FIELDS = 5
+JOINED = 32  # parts that are read together
+BOTH, ONLY_SMALL, ONLY_LARGE = 0, 1, 2
+"""Sizes of the tiles of a launch. A launch of one size has the registers and warps that this size needs."""
 
 
 @triton.jit
@@ -37,18 +38,19 @@ def _store_tile(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     QUANTISED: tl.constexpr, WIDE: tl.constexpr, SPLITTABLE: tl.constexpr,
 ):  # fmt: skip
+    """One tile of one KV head: its result into `out` [L_Q, KH GROUP, D], or its sums into `parts` and `stats`."""
     kv_head = tl.program_id(1)
     member = tl.arange(0, BLOCK_M)
     width = tl.arange(0, BLOCK_D)
-    row = (first_row + member // GROUP).to(tl.int64)
+    row = (first_row + member // GROUP).to(tl.int64)  # [BLOCK_M]
     live = member < rows * GROUP
-    kept = live[:, None] & (width < D)[None, :]
+    kept = live[:, None] & (width < D)[None, :]  # [BLOCK_M, BLOCK_D]
     query = (row * KH * GROUP + kv_head * GROUP + member % GROUP) * D
     queries = tl.load(q + query[:, None] + width[None, :], mask=kept, other=0.0)
     if WIDE:
         queries = queries.to(tl.float32)
     position = tl.load(row_position + row, mask=live, other=0).to(tl.int32)
-    end = tl.load(row_position + first_row + rows - 1).to(tl.int32) + 1
+    end = tl.load(row_position + first_row + rows - 1).to(tl.int32) + 1  # keys that the last row sees
     low = 0
     high = end
     if SPLITTABLE:
@@ -77,106 +79,103 @@ def _store_tile(
 @triton.jit
 def _attend(
     q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, tiles, out, parts, stats, T, scale,
-    KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, TILE_FIELDS: tl.constexpr, SIZES: tl.constexpr,
     BLOCK_M: tl.constexpr, SMALL_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     QUANTISED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    tile = tiles + tl.program_id(0) * 5
+    """Grid [tiles, KH]. q, out [L_Q, KH GROUP, D]; k_slots, v_slots [S, T, KH, D]; k_scales, v_scales [S, T, KH];
+    parts [tile parts, KH, SMALL_M, D] and stats [tile parts, KH, SMALL_M, 2], both float32.
+
+    SIZES: which tiles there are: 0 small and large ones, 1 only small ones, 2 only large ones.
+    """
+    tile = tiles + tl.program_id(0) * TILE_FIELDS
     first_row = tl.load(tile)
     rows = tl.load(tile + 1)
     split = tl.load(tile + 2)
     splits = tl.load(tile + 3)
     part = tl.load(tile + 4)
-    if rows * GROUP <= SMALL_M:
-        _store_tile(
-            q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, out, parts, stats,
-            first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
-            SMALL_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE, True,
-        )  # fmt: skip
-    else:
-        _store_tile(
-            q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, out, parts, stats,
-            first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
-            BLOCK_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE, False,
-        )  # fmt: skip
+    small = rows * GROUP <= SMALL_M
+    if SIZES != 2:  # noqa: SIM102 - decided when it is compiled
+        if small:
+            _store_tile(
+                q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, out, parts, stats,
+                first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
+                SMALL_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE, True,
+            )  # fmt: skip
+    if SIZES != 1:  # noqa: SIM102
+        if not small:
+            _store_tile(
+                q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, out, parts, stats,
+                first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
+                BLOCK_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE, False,
+            )  # fmt: skip
 
 
 @triton.jit
 def _join(
-    parts, stats, joins, out, KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    SMALL_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    parts, stats, joins, out,
+    KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, TILE_FIELDS: tl.constexpr,
+    SMALL_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    tile = joins + tl.program_id(0) * 5
+    """Grid [joins, KH, members]: one query of one joined tile. BLOCK_S parts are loaded at once, independently of each
+    other, and reduced in registers; only blocks of them follow one another."""
+    tile = joins + tl.program_id(0) * TILE_FIELDS
     first_row = tl.load(tile)
     rows = tl.load(tile + 1)
     splits = tl.load(tile + 3)
     part = tl.load(tile + 4)
     kv_head = tl.program_id(1)
-    member = tl.arange(0, SMALL_M)
+    member = tl.program_id(2)
     width = tl.arange(0, BLOCK_D)
-    live = member < rows * GROUP
-    kept = live[:, None] & (width < D)[None, :]
-    largest = tl.full([SMALL_M], -float("inf"), tl.float32)
-    total = tl.zeros([SMALL_M], tl.float32)
-    joined = tl.zeros([SMALL_M, BLOCK_D], tl.float32)
-    for split in range(0, splits):
-        place = ((part + split) * KH + kv_head).to(tl.int64) * SMALL_M + member
-        theirs = tl.load(stats + 2 * place, mask=live, other=-float("inf"))
-        new_largest = tl.maximum(largest, theirs)
-        anchor = tl.where(new_largest == -float("inf"), 0.0, new_largest)
-        mine, weight = tl.exp2(largest - anchor), tl.exp2(theirs - anchor)
-        total = total * mine + tl.load(stats + 2 * place + 1, mask=live, other=0.0) * weight
-        value = tl.load(parts + place[:, None] * D + width[None, :], mask=kept, other=0.0)
-        joined = joined * mine[:, None] + value * weight[:, None]
-        largest = new_largest
-    row = (first_row + member // GROUP).to(tl.int64)
-    query = (row * KH * GROUP + kv_head * GROUP + member % GROUP) * D
-    result = joined / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out + query[:, None] + width[None, :], result.to(out.dtype.element_ty), mask=kept)
+    inside = width < D
+    if member < rows * GROUP:
+        largest = -float("inf")
+        total = 0.0
+        joined = tl.zeros([BLOCK_D], tl.float32)
+        for start in range(0, splits, BLOCK_S):
+            split = start + tl.arange(0, BLOCK_S)
+            there = split < splits
+            place = ((part + split) * KH + kv_head).to(tl.int64) * SMALL_M + member  # [BLOCK_S]
+            theirs = tl.load(stats + 2 * place, mask=there, other=-float("inf"))
+            totals = tl.load(stats + 2 * place + 1, mask=there, other=0.0)
+            kept = there[:, None] & inside[None, :]
+            values = tl.load(parts + place[:, None] * D + width[None, :], mask=kept, other=0.0)  # [BLOCK_S, BLOCK_D]
+            new_largest = tl.maximum(largest, tl.max(theirs, 0))
+            anchor = tl.where(new_largest == -float("inf"), 0.0, new_largest)  # no part has seen a key yet
+            fade = tl.exp2(largest - anchor)
+            weight = tl.exp2(theirs - anchor)
+            total = total * fade + tl.sum(totals * weight, 0)
+            joined = joined * fade + tl.sum(values * weight[:, None], 0)
+            largest = new_largest
+        query = ((first_row + member // GROUP).to(tl.int64) * KH * GROUP + kv_head * GROUP + member % GROUP) * D
+        result = joined / tl.where(total == 0.0, 1.0, total)
+        tl.store(out + query + width, result.to(out.dtype.element_ty), mask=inside)
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """tiles, joins [n, 5] int32 on the device; parts: how many partial results are written."""
+class Tuning:
+    """Parameters of the kernel, as the operator table chooses them.
 
-    tiles: Tensor
-    joins: Tensor
-    parts: int
+    block_m, block_n: queries and keys of a tile (at most 32 keys beyond width 128). splits: parts of a small tile;
+    0: until the device is full. num_warps 0: by the size of a tile. apart: a launch for large tiles and one for small
+    ones, where a pass has both.
+    """
 
-    @classmethod
-    def of(cls, layout: PackedLayout, group: int, block_m: int, splits: int, device: torch.device) -> Tiles:
-        """splits: parts of every small tile; 0 splits where slots may be long."""
-        tiles: list[tuple[int, ...]] = []
-        joins: list[tuple[int, ...]] = []
-        first_row = parts = 0
-        for length in layout.lengths:
-            rows = length if length * group <= SMALL else block_m // group
-            for start in range(0, length, rows):
-                count = min(rows, length - start)
-                small = count * group <= SMALL
-                pieces = (splits or cdiv(layout.reach, SPLIT_KEYS)) if small else 1
-                tile = [(first_row + start, count, split, pieces, parts) for split in range(pieces)]
-                tiles += tile
-                if pieces > 1:
-                    joins.append(tile[0])
-                    parts += pieces
-            first_row += length
-        table = on_device(tiles + joins, device, torch.int32).view(-1, TILE_FIELDS)
-        return cls(table[: len(tiles)], table[len(tiles) :], parts)
+    block_m: int = 64
+    block_n: int = 64
+    splits: int = 0
+    num_warps: int = 0
+    num_stages: int = 2
+    apart: int = 0
 
 
 def packed_attention(
     layout: PackedLayout,
     kv: KVSlots,  # noqa: ARG001 - the layout says all
-    *,
-    block_m: int = 64,
-    block_n: int = 64,
-    splits: int = 0,
-    num_warps: int = 0,
-    num_stages: int = 2,
+    **tuning: int,
 ) -> Attend:
-    """Tiles of block_m queries by block_n keys (at most 32 beyond width 128); num_warps 0: by the width of a head."""
-    run = _Launch(layout, block_m, block_n, splits, num_warps, num_stages)
+    """tuning: fields of `Tuning`."""
+    run = _Launch(layout, Tuning(**tuning))
 
     def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
         return run(q, (k_slots, v_slots), None)
@@ -184,64 +183,69 @@ def packed_attention(
     return attend
 
 
+def packed_attention_int8(
+    layout: PackedLayout,
+    kv: KVSlots,  # noqa: ARG001 - the layout says all
+    **tuning: int,
+) -> Int8Attend:
+    """Over int8 slots and their scales; products in the dtype of the queries. tuning: fields of `Tuning`."""
+    return _Launch(layout, Tuning(**tuning))
+
+
 class _Launch:
     """Attention of one layout; its tiles and the room for parts serve all layers and all passes that replay it."""
 
-    def __init__(
-        self, layout: PackedLayout, block_m: int, block_n: int, splits: int, num_warps: int, num_stages: int
-    ) -> None:
+    def __init__(self, layout: PackedLayout, tuning: Tuning) -> None:
         self._layout = layout
-        self._blocks = block_m, block_n
-        self._splits = splits
-        self._warps = num_warps
-        self._stages = num_stages
+        self._tuning = tuning
 
     def __call__(self, q: Tensor, slots: tuple[Tensor, Tensor], scales: tuple[Tensor, Tensor] | None) -> Tensor:
-        layout = self._layout
+        """q [L_Q, H, D] → [L_Q, H, D]. slots: keys and values [S, T, KH, D]; scales: theirs [S, T, KH]."""
+        layout, tuning = self._layout, self._tuning
         _, capacity, kv_heads, width = slots[0].shape
         group = q.shape[1] // kv_heads
-        block_m, block_n = self._blocks[0], min(self._blocks[1], 32) if width > 128 else self._blocks[1]
+        block_n = min(tuning.block_n, 32) if width > 128 else tuning.block_n
         q = q.contiguous()
         out = torch.empty_like(q)
         if not len(q):
             return out
         tiles, room = self._work(kv_heads, group, width, q.device)
-        shape = kv_heads, group, width
-        scale = LOG2_E / math.sqrt(width)
-        wide = INTERPRETED and q.dtype == torch.bfloat16
-        _attend[(len(tiles.tiles), kv_heads)](
-            q, *slots, *(scales or slots), layout.row_slot, layout.row_position, tiles.tiles, out, *room,
-            capacity, scale, *shape, block_m, SMALL, block_n, power_of_two(width), scales is not None, wide,
-            num_warps=self._warps or warps_of(width), num_stages=self._stages,
-        )  # fmt: skip
+        shape = kv_heads, group, width, TILE_FIELDS
+        block_d, wide = power_of_two(width), INTERPRETED and q.dtype == torch.bfloat16
+        for some, sizes in _launches(tiles, apart=bool(tuning.apart)):
+            _attend[(len(some), kv_heads)](
+                q, *slots, *(scales or slots), layout.row_slot, layout.row_position, some, out, *room,
+                capacity, LOG2_E / math.sqrt(width), *shape, sizes, tuning.block_m, SMALL, block_n, block_d,
+                scales is not None, wide,
+                num_warps=tuning.num_warps or warps_of(width, small=sizes == ONLY_SMALL), num_stages=tuning.num_stages,
+            )  # fmt: skip
         if len(tiles.joins):
-            _join[(len(tiles.joins), kv_heads)](*room, tiles.joins, out, *shape, SMALL, power_of_two(width))
+            _join[(len(tiles.joins), kv_heads, tiles.members)](*room, tiles.joins, out, *shape, SMALL, block_d, JOINED)
         return out
 
     def _work(self, kv_heads: int, group: int, width: int, device: torch.device) -> tuple[Tiles, tuple[Tensor, Tensor]]:
-        """Kept by the layout: a graph must not hold a copy from the host."""
+        """Cached by the layout: a graph must not contain a copy from the host."""
+        block_m, splits = self._tuning.block_m, self._tuning.splits
 
         def make() -> tuple[Tiles, tuple[Tensor, Tensor]]:
-            tiles = Tiles.of(self._layout, group, self._blocks[0], self._splits, device)
+            tiles = Tiles.of(
+                self._layout, device, kv_heads=kv_heads, group=group, block_m=block_m, splits=splits,
+                multiprocessors=multiprocessors(device),
+            )  # fmt: skip
             return tiles, _room(tiles.parts * kv_heads * SMALL, width, device)
 
-        return self._layout.kept(("triton tiles", kv_heads, group, width, self._blocks[0], self._splits), make)
+        return self._layout.kept(("triton tiles", kv_heads, group, width, block_m, splits), make)
+
+
+def _launches(tiles: Tiles, *, apart: bool) -> list[tuple[Tensor, int]]:
+    """The tiles of each launch, and their sizes: one launch where they are all large or all small."""
+    if not tiles.large or tiles.large == len(tiles.attended):
+        return [(tiles.attended, ONLY_LARGE if tiles.large else ONLY_SMALL)]
+    if apart:
+        return [(tiles.attended[: tiles.large], ONLY_LARGE), (tiles.attended[tiles.large :], ONLY_SMALL)]
+    return [(tiles.attended, BOTH)]
 
 
 def _room(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Partial sums [rows, D], and the largest score and sum of weights of each [rows, 2]."""
     return torch.empty(max(rows, 1), width, device=device), torch.empty(max(rows, 1), 2, device=device)
-
-
-def packed_attention_int8(
-    layout: PackedLayout,
-    kv: KVSlots,  # noqa: ARG001 - the layout says all
-    *,
-    block_m: int = 64,
-    block_n: int = 64,
-    splits: int = 0,
-    num_warps: int = 0,
-    num_stages: int = 2,
-) -> Int8Attend:
-    """Over int8 slots and their scales; products in the dtype of the queries."""
-    return _Launch(layout, block_m, block_n, splits, num_warps, num_stages)
