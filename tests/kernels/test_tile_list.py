@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -44,9 +44,11 @@ def test_every_row_is_attended_once_per_part(lengths: list[int], group: int, spl
     assert [tile[0] for tile in made.joins.tolist()] == sorted(
         {tile[0] for tile in made.attended.tolist() if tile[3] > 1}
     )
-    queries = [tile[1] * group for tile in made.attended.tolist()]
-    assert all(count > SMALL for count in queries[: made.large]) and all(
-        count <= SMALL for count in queries[made.large :]
+    ends = set(accumulate(length for length in lengths))
+    for tile in made.attended[made.large :].tolist():
+        assert tile[1] * group <= SMALL and tile[0] + tile[1] in ends
+    assert sum(tile[1] for tile in made.attended[: made.large].tolist()) == sum(
+        length for length in lengths if length * group > SMALL
     )
     assert all(tile[1] * group <= made.members for tile in made.joins.tolist())
 
@@ -82,6 +84,13 @@ def test_parts_are_never_shorter_than_a_block_of_keys(blocks: int, reach: int, m
     assert parts == 1 or -(-reach // parts) >= 64 or (parts - 1) * 64 < reach
     assert reach <= 2048 * parts
     assert (parts - 1) * blocks < 2 * multiprocessors or (parts - 1) * 2048 < reach
+
+
+@given(length=st.integers(1, 600))
+def test_one_span_is_all_large_or_all_small(length: int):
+    """A mixed launch is another compiled kernel: what is left of a prompt must not meet it first while it is served."""
+    made = tiles([length], 600)
+    assert made.large in (0, len(made.attended))
 
 
 def test_splits_follow_the_device():

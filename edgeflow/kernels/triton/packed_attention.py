@@ -86,7 +86,8 @@ def _attend(
     """Grid [tiles, KH]. q, out [L_Q, KH GROUP, D]; k_slots, v_slots [S, T, KH, D]; k_scales, v_scales [S, T, KH];
     parts [tile parts, KH, SMALL_M, D] and stats [tile parts, KH, SMALL_M, 2], both float32.
 
-    SIZES: which tiles there are: 0 small and large ones, 1 only small ones, 2 only large ones.
+    SIZES: which paths there are: 0 both, by the size of a tile; 1 that of small tiles; 2 that of large ones, which any
+    tile may take.
     """
     tile = tiles + tl.program_id(0) * TILE_FIELDS
     first_row = tl.load(tile)
@@ -94,7 +95,7 @@ def _attend(
     split = tl.load(tile + 2)
     splits = tl.load(tile + 3)
     part = tl.load(tile + 4)
-    small = rows * GROUP <= SMALL_M
+    small = (rows * GROUP <= SMALL_M) & (SIZES != 2)
     if SIZES != 2:  # noqa: SIM102 - decided when it is compiled
         if small:
             _store_tile(

@@ -1,13 +1,13 @@
 """The work list of packed attention: which tile of queries each block of threads computes, and over which keys.
 
 A list follows from the lengths and the reach of a layout, never from slots or positions, so that it stays valid for
-every pass that replays the same graph. Tiles of at most SMALL queries are decode rows and short spans: they are split
-along the keys until they fill the device, and a second launch joins their parts.
+every pass that replays the same graph. A span of at most SMALL queries, such as a decode row, is one small tile: small
+tiles are split along the keys until they fill the device, and a second launch joins their parts. All tiles of a longer
+span count as large, its last one too, so that a prompt of any length is served by the same compiled kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,8 +28,8 @@ MOST_KEYS = 2048  # per part: one decode row over a long slot must not outlast t
 class Tiles:
     """attended, joins [n, TILE_FIELDS]: int32 on the device.
 
-    large: how many tiles have more than SMALL queries; they come first in `attended`. members: queries of the largest
-    tile that is joined. parts: partial results that are written, per KV head.
+    large: how many tiles are large; they come first in `attended`. members: queries of the largest tile that is joined.
+    parts: partial results that are written, per KV head.
     """
 
     attended: Tensor
@@ -51,10 +51,17 @@ class Tiles:
         multiprocessors: int,
     ) -> Tiles:
         """group: queries per KV head of a row; splits: parts of every small tile, 0 for `parts_of`."""
-        ranges = list(_row_ranges(layout.lengths, group, block_m))
-        large = [(first, count, 0, 1, 0) for first, count in ranges if count * group > SMALL]
-        narrow = [(first, count) for first, count in ranges if count * group <= SMALL]
-        pieces = splits or parts_of(len(ranges) * kv_heads, layout.reach, multiprocessors)
+        large: list[tuple[int, ...]] = []
+        narrow: list[tuple[int, int]] = []
+        row = 0
+        for length in layout.lengths:
+            if length * group <= SMALL:
+                narrow.append((row, length))
+            else:
+                step = block_m // group
+                large += [(row + at, min(step, length - at), 0, 1, 0) for at in range(0, length, step)]
+            row += length
+        pieces = splits or parts_of((len(large) + len(narrow)) * kv_heads, layout.reach, multiprocessors)
         small = [
             (first, count, split, pieces, index * pieces)
             for index, (first, count) in enumerate(narrow)
@@ -78,13 +85,3 @@ def parts_of(blocks: int, reach: int, multiprocessors: int) -> int:
     if parts * blocks < multiprocessors:
         parts = min(cdiv(multiprocessors, blocks), cdiv(reach, LEAST_KEYS))
     return max(parts, cdiv(reach, MOST_KEYS), 1)
-
-
-def _row_ranges(lengths: tuple[int, ...], group: int, block_m: int) -> Iterator[tuple[int, int]]:
-    """First row and rows of every tile."""
-    first = 0
-    for length in lengths:
-        rows = length if length * group <= SMALL else block_m // group
-        for start in range(0, length, rows or 1):
-            yield first + start, min(rows, length - start)
-        first += length
