@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.rope_write_kv import RotaryTable, RowPlaces
 from edgeflow.kernels.shapes import SIGNATURES, Signed
 from edgeflow.kernels.timing import ring_size
+from edgeflow.kernels.varlen_attention import Sequences
 
 Outputs = tuple[Tensor, ...]
 PERIOD = 1 << 16  # numbers of a problem that is only timed
@@ -153,6 +153,16 @@ def add_rms_norm(rows: int, width: int, role: str = "") -> Case:
     return Case("add_rms_norm", build, layer_role=role)
 
 
+def add_layer_norm(rows: int, width: int, eps: float = 1e-6) -> Case:
+    """Rows far from a mean of zero."""
+
+    def build(make: Numbers) -> Problem:
+        x, residual = make.normal(rows, width), make.given(make.normal(rows, width) + 3.0)
+        return Problem((x, residual, make.normal(width), make.normal(width), eps), tuple)
+
+    return Case("add_layer_norm", build)
+
+
 def swiglu(rows: int, width: int) -> Case:
     def build(make: Numbers) -> Problem:
         return Problem((2 * make.normal(rows, 2 * width),), _alone)
@@ -275,10 +285,9 @@ def varlen_attention(lengths: Sequence[int], heads: Heads, *, turned: bool = Fal
 
     def build(make: Numbers) -> Problem:
         qkv = make.normal(sum(lengths), 3, heads.query, heads.width)
-        starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=make.device)
         q, k, v = qkv.unbind(1)
         k = qkv[:, :2].clone()[:, 1] if turned else k
-        return Problem((q, k, v, starts, max(lengths)), _alone)
+        return Problem((q, k, v, Sequences.of(lengths, make.device)), _alone)
 
     return Case("varlen_attention", build)
 

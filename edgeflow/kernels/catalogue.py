@@ -30,6 +30,12 @@ def _add_rms_norm() -> list[Case]:
     return [cases.add_rms_norm(rows, width) for rows, width in ((1, 1), (3, 64), (5, 65), (2, 896), (0, 8))]
 
 
+def _add_layer_norm() -> list[Case]:
+    towers = [cases.add_layer_norm(3, 1024), cases.add_layer_norm(2, 1152)]
+    small = [cases.add_layer_norm(rows, width) for rows, width in ((1, 1), (3, 64), (5, 65), (0, 8))]
+    return [*towers, *small, cases.add_layer_norm(2, 16, eps=0.5)]
+
+
 def _swiglu() -> list[Case]:
     return [cases.swiglu(rows, width) for rows, width in ((1, 1), (2, 1023), (1, 1024), (3, 1025), (0, 8), (2, 2816))]
 
@@ -130,6 +136,7 @@ def _varlen_attention() -> list[Case]:
 _PROOFS: Proofs = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
+    "add_layer_norm": _add_layer_norm,
     "swiglu": _swiglu,
     "greedy": _greedy,
     "linear": _linear,

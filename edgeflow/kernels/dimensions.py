@@ -14,6 +14,7 @@ STAGES = ("prefill", "decode", "packed")
 KINDS = {
     "rms_norm": "norm",
     "add_rms_norm": "norm",
+    "add_layer_norm": "norm",
     "swiglu": "activation",
     "rope_write_kv": "rope",
     "rope_write_kv_int8": "rope",
@@ -30,6 +31,7 @@ KINDS = {
 ROLES = {
     "rms_norm": ("input", "query", "key", "final"),
     "add_rms_norm": ("input", "post_attention"),
+    "add_layer_norm": ("input", "post_attention"),
     "swiglu": ("mlp",),
     "rope_write_kv": ("self_attention",),
     "rope_write_kv_int8": ("self_attention",),

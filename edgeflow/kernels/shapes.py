@@ -15,6 +15,7 @@ from torch import Tensor
 from edgeflow.kernels.dimensions import signature
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout
+from edgeflow.kernels.varlen_attention import Sequences
 
 Signed = tuple[str, str]
 """(stage, shape signature); the stage is "" where the arguments do not show it"""
@@ -58,13 +59,14 @@ def _linear(weight: Tensor, bias: Tensor | None, rows: int) -> Signed:  # noqa: 
     return "", signature(m=rows, n=weight.shape[0], e=weight.shape[1])
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Signed:  # noqa: ARG001
-    return "", signature(m=longest, n=len(starts) - 1, h=q.shape[1], d=q.shape[2])
+def _varlen(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Signed:  # noqa: ARG001
+    return "", signature(m=sequences.longest, n=len(sequences.lengths), h=q.shape[1], d=q.shape[2])
 
 
 SIGNATURES: dict[str, Callable[..., Signed]] = {
     "rms_norm": _norm,
     "add_rms_norm": _norm,
+    "add_layer_norm": _norm,
     "swiglu": _swiglu,
     "greedy": _greedy,
     "linear": _linear,

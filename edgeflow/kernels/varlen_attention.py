@@ -1,14 +1,14 @@
 """Attention within sequences laid one after the other, not causal: vision towers, and windows of them.
 
-(q, k, v [L, H, D], starts [N + 1] int32 on the device, longest) → [L, H, D]. Sequence n holds rows
-starts[n] .. starts[n+1]-1, none where they are equal; longest: the most rows a sequence has. Scores are scaled by
+(q, k, v [L, H, D], sequences) → [L, H, D]. Sequence n holds rows starts[n] .. starts[n+1]-1. Scores are scaled by
 D^-1/2. q, k and v may be views of one projection; their last dimension is contiguous.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
 
 import torch
 import torch.nn.functional as F
@@ -16,35 +16,64 @@ from torch import Tensor
 
 from edgeflow.kernels.layout import on_device
 
-VarlenAttention = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """How rows are divided into N sequences.
+
+    lengths: host integers, so that nothing reads the device to find them; a sequence may be empty. starts [N + 1]:
+    int32 on the device.
+    """
+
+    lengths: tuple[int, ...]
+    starts: Tensor
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Sequences:
+        """Copies from the host: not while a graph is captured."""
+        return cls(tuple(lengths), on_device([0, *accumulate(lengths)], device, torch.int32))
+
+    @classmethod
+    def equal(cls, count: int, length: int, device: torch.device) -> Sequences:
+        """`count` sequences of `length` rows, made on the device."""
+        starts = torch.arange(0, count * length + 1, length, dtype=torch.int32, device=device)
+        return cls((length,) * count, starts)
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths, default=0)
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:  # noqa: ARG001
+VarlenAttention = Callable[[Tensor, Tensor, Tensor, Sequences], Tensor]
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
     """Sequence by sequence, written out."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    bounds = starts.tolist()
-    for first, stop in pairwise(bounds):
+    for first, stop in pairwise(accumulate(sequences.lengths, initial=0)):
         scores = torch.einsum("qhd,khd->hqk", q[first:stop], k[first:stop]) / q.shape[-1] ** 0.5
         out[first:stop] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[first:stop])
     return out
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """torch's own, sequences of one length as a batch; the host reads `starts` where they differ."""
-    if len(q) == longest * (len(starts) - 1):
-        return _batch(q, k, v, longest)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    by_length: dict[int, list[int]] = {}
-    for first, stop in pairwise(starts.tolist()):
-        by_length.setdefault(stop - first, []).extend(range(first, stop))
-    for length, places in by_length.items():
+def sdpa(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
+    """torch's own attention: each run of sequences of one length is a batch of views.
+
+    It costs least where equal lengths are neighbours; the host reads nothing.
+    """
+    parts: list[Tensor] = []
+    first = 0
+    for length, run in groupby(sequences.lengths):
+        stop = first + length * len(list(run))
         if length:
-            rows = on_device(places, q.device)
-            out[rows] = _batch(q[rows], k[rows], v[rows], length)
-    return out
+            parts.append(_batch(q[first:stop], k[first:stop], v[first:stop], length))
+        first = stop
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if parts else torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
 def _batch(q: Tensor, k: Tensor, v: Tensor, length: int) -> Tensor:
-    """Of sequences that are all as long."""
-    a, b, c = (each.reshape(-1, length, *each.shape[1:]).transpose(1, 2) for each in (q, k, v))
+    """Attention of sequences that all have `length` rows: [n length, H, D]"""
+    a, b, c = (each.unflatten(0, (-1, length)).transpose(1, 2) for each in (q, k, v))
     return F.scaled_dot_product_attention(a, b, c).transpose(1, 2).flatten(0, 1)

@@ -6,14 +6,16 @@ LayerNorm eps 1e-6, exact GELU, fused qkv with bias; LayerScale and prefix token
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
+from edgeflow.kernels.layer_norm import AddLayerNorm
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.varlen_attention import VarlenAttention
+from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention
 from edgeflow.models.checkpoint import Weights
 
 LAYER_NORM_EPS = 1e-6
@@ -21,7 +23,7 @@ LAYER_NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """LayerScale is folded into the projections that it scales. Weights and biases in pairs."""
+    """Pairs of a weight and a bias. LayerScale is folded into the projections that it scales."""
 
     norm1: tuple[Tensor, Tensor]
     qkv: tuple[Tensor, Tensor]
@@ -48,10 +50,10 @@ class _Block:
 
 
 class VisionTower:
-    """A tower's first `blocks` blocks for square images of `image_side` pixels.
+    """The first `blocks` blocks of a tower, for square images of `image_side` pixels.
 
-    weights: names below the tower's prefix (patch_embed.proj.weight, blocks.0.norm1.weight, …); sizes are theirs.
-    width: E. patches: rows of features an image gives.
+    weights: names below the tower's prefix (patch_embed.proj.weight, blocks.0.norm1.weight, …), which fix all sizes.
+    width: E. patches: rows of features per image.
     """
 
     def __init__(
@@ -70,35 +72,43 @@ class VisionTower:
         prefix = [weights.take(name, 1, None, self.width)[0] for name in ("cls_token", "reg_token") if name in weights]
         self._prefix = torch.cat([kernel.new_zeros(0, self.width), *prefix])
         self._blocks = [_Block.of(weights.under(f"blocks.{index}."), self.width) for index in range(blocks)]
-        key = OperatorKey("varlen_attention", "vit", layer_role="full", stage="prefill")
-        self._attend: VarlenAttention = (table or built_in_table()).resolve(key, kernel.device, kernel.dtype)
+        self._attend: VarlenAttention = self._operator("varlen_attention", table)
+        self._add_norm: AddLayerNorm = self._operator("add_layer_norm", table)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, side, side] → [B, patches, E]; class and register tokens, which get no position, are stripped."""
+        """[B, 3, side, side] → [B, patches, E]; class and register tokens, which have no position, are stripped."""
         x = F.linear(_unfold(pixels, self._patch), self._kernel, self._bias) + self._position
         if len(self._prefix):
             x = torch.cat([self._prefix.expand(x.shape[0], -1, -1), x], dim=1)
         batch, tokens, _ = x.shape
-        starts = torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=x.device)
-        x = x.flatten(0, 1)
-        for block in self._blocks:
-            x = self._run(block, x, starts, tokens)
+        sequences = Sequences.equal(batch, tokens, x.device)
+        x = self._run(x.flatten(0, 1), sequences)
         return x.view(batch, tokens, self.width)[:, len(self._prefix) :]
 
-    def _run(self, block: _Block, x: Tensor, starts: Tensor, tokens: int) -> Tensor:
-        """x [B tokens, E], image after image."""
-        width = self.width
-        normed = F.layer_norm(x, (width,), *block.norm1, LAYER_NORM_EPS)
-        q, k, v = F.linear(normed, *block.qkv).view(len(x), 3, self._heads, -1).unbind(1)
-        x = x + F.linear(self._attend(q, k, v, starts, tokens).flatten(1), *block.proj)
-        normed = F.layer_norm(x, (width,), *block.norm2, LAYER_NORM_EPS)
-        return x + F.linear(F.gelu(F.linear(normed, *block.fc1)), *block.fc2)
+    def _run(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """All blocks: [B tokens, E] → [B tokens, E]. What a block adds waits for the norm that follows, which adds it
+        to the residual in the same launch."""
+        added: Tensor | None = None
+        for block in self._blocks:
+            if added is None:
+                normed = F.layer_norm(x, (self.width,), *block.norm1, LAYER_NORM_EPS)
+            else:
+                normed, x = self._add_norm(added, x, *block.norm1, LAYER_NORM_EPS)
+            q, k, v = F.linear(normed, *block.qkv).view(len(x), 3, self._heads, -1).unbind(1)
+            attended = F.linear(self._attend(q, k, v, sequences).flatten(1), *block.proj)
+            normed, x = self._add_norm(attended, x, *block.norm2, LAYER_NORM_EPS)
+            added = F.linear(F.gelu(F.linear(normed, *block.fc1)), *block.fc2)
+        return x if added is None else x + added
+
+    def _operator(self, name: str, table: OperatorTable | None) -> Any:
+        like = self._kernel
+        return (table or built_in_table()).resolve(OperatorKey(name, "vit"), like.device, like.dtype)
 
 
 def _unfold(pixels: Tensor, patch: int) -> Tensor:
     """[B, 3, side, side] → [B, patches, 3 p p], patches row by row: the convolution as a matrix product.
 
-    Pixels beyond the last whole patch are left out, as the convolution leaves them.
+    Pixels beyond the last whole patch are left out, as a convolution does.
     """
     batch, channels, height, width = pixels.shape
     rows, columns = height // patch, width // patch

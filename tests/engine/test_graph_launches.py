@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import JITFunction
 
 from edgeflow.bench.random_policy import SIZES, random_policy
@@ -20,29 +18,12 @@ from edgeflow.bench.random_weights import RandomTensors
 from edgeflow.engine.passes import PassInputs, PassProgram, PassShape, input_bytes
 from edgeflow.kernels.layout import Span
 from edgeflow.kernels.table import OperatorKey
-from tests.engine.recorded import READS_ON_THE_HOST
+from tests.engine.on_the_device import OnTheDevice
 from tests.kernels.interpreted_engine import in_triton
 
 META = torch.device("meta")
 SIZE = SIZES["tiny"]
 CAPACITY = 600  # long enough for decode rows to be split
-
-
-class OnTheDevice(TorchDispatchMode):
-    """Fails where a program reads the device, or works on a tensor of the host. Notes what is called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        assert not name.startswith(READS_ON_THE_HOST), f"{name} waits for the device"
-        result = function(*args, **(kwargs or {}))
-        given = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
-        assert all(tensor.is_meta for tensor in given), f"{name} works on the host"
-        self.calls.append(name)
-        return result
 
 
 class Machine:

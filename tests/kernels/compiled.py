@@ -58,6 +58,7 @@ def real_cases(arch: int) -> Iterator[Case]:
         return
     yield cases.rms_norm(3, 4096)
     yield cases.add_rms_norm(3, 3584)
+    yield cases.add_layer_norm(3, 1152)
     yield cases.swiglu(3, 11008)
     yield cases.greedy(7, 32064)
     yield cases.shift_kv_chain(300, [280, 281], Heads(2, 2, 128))

@@ -132,12 +132,12 @@ def off_by_one_int8(layout, kv):
     return int8_kv.attention(shifted(layout, -1), kv)
 
 
-def first_key_missing(q, k, v, starts, longest):
-    return varlen.reference(q, k, v.masked_fill((torch.arange(len(v)) == starts[0])[:, None, None], 0), starts, longest)
+def first_key_missing(q, k, v, sequences):
+    return varlen.reference(q, k, v.masked_fill((torch.arange(len(v)) == 0)[:, None, None], 0), sequences)
 
 
-def one_sequence(q, k, v, starts, longest):
-    return varlen.reference(q, k, v, starts[[0, -1]], longest)
+def one_sequence(q, k, v, sequences):
+    return varlen.reference(q, k, v, varlen.Sequences.of([sum(sequences.lengths)], CPU))
 
 
 def without_bias(weight, bias):

@@ -1,4 +1,4 @@
-"""Variable-length attention that is not causal: a program a tile of queries, head and sequence."""
+"""Variable-length attention that is not causal: one program per tile of queries, head and sequence."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_tile
 from edgeflow.kernels.triton.launch import INTERPRETED, cdiv, power_of_two, warps_of
+from edgeflow.kernels.varlen_attention import Sequences
 
 
 @triton.jit
@@ -20,11 +21,13 @@ def _attend_sequence(
     out_row: tl.constexpr, out_head: tl.constexpr, D: tl.constexpr,  # known strides: loads of 16 bytes at any width
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
+    """Grid [tiles of the longest sequence, H, N]. q, k, v, out [L, H, D] with strides of a row and of a head;
+    starts [N + 1]."""
     head = tl.program_id(1)
     sequence = tl.program_id(2)
     first = tl.load(starts + sequence).to(tl.int64)
     length = (tl.load(starts + sequence + 1) - first).to(tl.int32)
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M], within the sequence
     width = tl.arange(0, BLOCK_D)
     kept = (row < length)[:, None] & (width < D)[None, :]
     if tl.program_id(0) * BLOCK_M < length:
@@ -47,15 +50,14 @@ def varlen_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    starts: Tensor,
-    longest: int,
+    sequences: Sequences,
     *,
     block_m: int = 64,
     block_n: int = 64,
     num_warps: int = 0,
     num_stages: int = 2,
 ) -> Tensor:
-    """num_warps 0: by the width of a head."""
+    """q, k, v [L, H, D] → [L, H, D]. num_warps 0: by the width of a head."""
     rows, heads, width = q.shape
     if k.stride() != v.stride():
         k, v = k.contiguous(), v.contiguous()
@@ -63,7 +65,8 @@ def varlen_attention(
     if rows:
         block_n = min(block_n, 32) if width > 128 else block_n
         wide = INTERPRETED and q.dtype == torch.bfloat16
-        _attend_sequence[(cdiv(longest, block_m), heads, len(starts) - 1)](
+        starts = sequences.starts
+        _attend_sequence[(cdiv(sequences.longest, block_m), heads, len(sequences.lengths))](
             q, k, v, starts, out, LOG2_E / math.sqrt(width), *q.stride()[:2], *k.stride()[:2], *out.stride()[:2],
             width, block_m, block_n, power_of_two(width), wide,
             num_warps=num_warps or warps_of(width), num_stages=num_stages,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.layout import on_device
+from edgeflow.kernels.side_stream import SideStream
 from edgeflow.kernels.table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
@@ -60,6 +62,7 @@ class OpenVLAPolicy:
         self._on_device = DevicePreprocessor(config.image, weights.device) if preprocess_on_device else None
         self._actions = ActionDecoder(config)
         self._device = weights.device
+        self._side = SideStream(weights.device)
         self.K = config.action_width
         for key in self.unnorm_keys:
             self.action_schema(key)  # a wrong action block is told now, not when a robot connects
@@ -93,9 +96,13 @@ class OpenVLAPolicy:
         return torch.from_numpy(self._preprocessor(image))
 
     def tower_features(self, pixel_values: Tensor) -> list[Tensor]:
-        """[B, 3 * towers, side, side] → one [B, patches, E_tower] a tower"""
+        """[B, 3 * towers, side, side] → [B, patches, E_tower] per tower; on CUDA both towers run at once."""
         pixels = pixel_values.to(self._projector[0][0].dtype)
-        return [tower.forward(pixels[:, 3 * index : 3 * index + 3]) for index, tower in enumerate(self.towers)]
+        images = torch.split(pixels, 3, dim=1)
+        if len(self.towers) == 1:
+            return [self.towers[0].forward(images[0])]
+        first, second = (partial(tower.forward, image) for tower, image in zip(self.towers, images, strict=True))
+        return list(self._side.both(first, second))
 
     def project(self, features: Sequence[Tensor]) -> Tensor:
         """Tower features → image tokens [B, patches, E]"""

@@ -6,24 +6,24 @@ RMSNorm eps 1e-6, SwiGLU with biases, half-split rotary embedding of (row, colum
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels.dimensions import ROLES
-from edgeflow.kernels.layout import on_device
+from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.varlen_attention import VarlenAttention
+from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.qwen2_5_vl.config import VisionConfig
 from edgeflow.models.qwen2_5_vl.preprocess import Patches
 
 NORM_EPS = 1e-6
 ROPE_THETA = 10000.0
+MOST_GRIDS = 8  # image sizes whose index tensors are cached, 25 MB for the largest image
 Linear = tuple[Tensor, Tensor]
 
 
@@ -54,19 +54,38 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
-    """Of an image's patches, window by window: cos, sin [n, 1, D/2].
+class _Grid:
+    """What all images of one size share. Rows are patches, window by window, windows of one size side by side.
 
-    windows, whole: where the sequences that see each other start [windows + 1], and the longest of them, within
-    windows and in the whole image. order [n]: where each patch comes from. back [n / 4]: where each merged row lies.
+    cos, sin [n, 1, 1, D/2]: rotation of each row. windows, whole: which rows attend to each other, within windows and
+    in the whole image. order [n]: the patch that each row is. back [n / 4]: the merged row of each place in the image.
     """
 
     cos: Tensor
     sin: Tensor
-    windows: tuple[Tensor, int]
-    whole: tuple[Tensor, int]
+    windows: Sequences
+    whole: Sequences
     order: Tensor
     back: Tensor
+
+    @classmethod
+    def of(cls, grid: tuple[int, int], config: VisionConfig, device: torch.device) -> _Grid:
+        """grid: (h, w) in patches. Computed on the host, then copied to `device`."""
+        rows, columns = _coordinates(grid, config.spatial_merge_size)
+        quarter = config.hidden_size // config.num_heads // 4
+        frequencies = ROPE_THETA ** -(torch.arange(quarter, dtype=torch.float32) / quarter)
+        side = config.window * config.spatial_merge_size
+        order, lengths = _windows(rows // side, columns // side)
+        angles = torch.cat([place[order, None] * frequencies for place in (rows, columns)], dim=-1)[:, None, None]
+        merged = order[:: config.spatial_merge_size**2] // config.spatial_merge_size**2
+        return cls(
+            cos=angles.cos().to(device),
+            sin=angles.sin().to(device),
+            windows=Sequences.of(lengths, device),
+            whole=Sequences.of([len(rows)], device),
+            order=order.to(device),
+            back=merged.argsort().to(device),
+        )
 
 
 class VisionTower:
@@ -78,53 +97,52 @@ class VisionTower:
         kernel = (width, 3, config.temporal_patch_size, config.patch_size, config.patch_size)
         self._kernel = weights.take("patch_embed.proj.weight", *kernel).flatten(1)
         self._blocks = [_Block.of(weights.under(f"blocks.{index}."), config) for index in range(config.depth)]
-        key, like = OperatorKey("varlen_attention", "qwen2_5_vl", stage="prefill"), self._kernel
-        self._attend: dict[str, VarlenAttention] = {
-            role: (table or built_in_table()).resolve(replace(key, layer_role=role), like.device, like.dtype)
-            for role in ROLES["varlen_attention"]
-        }
+        self._attend: VarlenAttention = self._operator("varlen_attention", table)
+        self._norm: RmsNorm = self._operator("rms_norm", table)
+        self._add_norm: AddRmsNorm = self._operator("add_rms_norm", table)
         self._merge_norm = weights.take("merger.ln_q.weight", width)
         self._merge = [
             _linear(weights, "merger.mlp.0", merged, merged),
             _linear(weights, "merger.mlp.2", config.out_hidden_size, merged),
         ]
+        self._grids: OrderedDict[tuple[int, int], _Grid] = OrderedDict()  # the one used last at the end
 
     def forward(self, image: Patches) -> Tensor:
         """Rows of the language model, line by line of the merged grid: [h w / 4, E]"""
-        places = self._places(image.grid)
-        x = F.linear(image.values.to(self._kernel)[places.order], self._kernel)
-        for index, block in enumerate(self._blocks):
-            x = self._run(block, x, places, "full" if index in self._config.full_blocks else "window")
-        x = F.rms_norm(x, self._merge_norm.shape, self._merge_norm, NORM_EPS)
-        x = x.view(-1, self._config.spatial_merge_size**2 * x.shape[-1])
-        return F.linear(F.gelu(F.linear(x, *self._merge[0])), *self._merge[1])[places.back]
+        grid = self._grid(image.grid)
+        x = F.linear(image.values.to(self._kernel)[grid.order], self._kernel)
+        normed = self._norm(x, self._blocks[0].norm1, NORM_EPS)
+        following = [*(block.norm1 for block in self._blocks[1:]), self._merge_norm]
+        for index, (block, norm) in enumerate(zip(self._blocks, following, strict=True)):
+            sequences = grid.whole if index in self._config.full_blocks else grid.windows
+            x, normed = self._run(block, x, normed, norm, grid, sequences)
+        x = normed.view(-1, self._config.spatial_merge_size**2 * normed.shape[-1])
+        return F.linear(F.gelu(F.linear(x, *self._merge[0])), *self._merge[1])[grid.back]
 
-    def _run(self, block: _Block, x: Tensor, places: _Places, role: str) -> Tensor:
-        sequences = places.whole if role == "full" else places.windows
-        normed = F.rms_norm(x, block.norm1.shape, block.norm1, NORM_EPS)
+    def _run(
+        self, block: _Block, x: Tensor, normed: Tensor, norm: Tensor, grid: _Grid, sequences: Sequences
+    ) -> tuple[Tensor, Tensor]:
+        """x [n, E] and its norm → those after the block. norm: weight of what normalises the block's result."""
         qkv = F.linear(normed, *block.qkv).view(len(x), 3, self._config.num_heads, -1)
-        q, k = _turned(qkv[:, :2], places).unbind(1)
-        x = x + F.linear(self._attend[role](q, k, qkv[:, 2], *sequences).flatten(1), *block.proj)
-        gate, up = F.linear(F.rms_norm(x, block.norm2.shape, block.norm2, NORM_EPS), *block.gate_up).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate) * up, *block.down)
+        q, k = _rotated(qkv[:, :2], grid).unbind(1)
+        attended = F.linear(self._attend(q, k, qkv[:, 2], sequences).flatten(1), *block.proj)
+        normed, x = self._add_norm(attended, x, block.norm2, NORM_EPS)
+        gate, up = F.linear(normed, *block.gate_up).chunk(2, dim=-1)
+        normed, x = self._add_norm(F.linear(F.silu(gate) * up, *block.down), x, norm, NORM_EPS)
+        return x, normed
 
-    def _places(self, grid: tuple[int, int]) -> _Places:
-        config, device = self._config, self._kernel.device
-        rows, columns = _coordinates(grid, config.spatial_merge_size)
-        quarter = config.hidden_size // config.num_heads // 4
-        frequencies = ROPE_THETA ** -(torch.arange(quarter, dtype=torch.float32) / quarter)
-        angles = torch.cat([place[:, None] * frequencies for place in (rows, columns)], dim=-1).to(device)
-        side = config.window * config.spatial_merge_size
-        order, windows = _windows(rows // side, columns // side)
-        merged = order[:: config.spatial_merge_size**2] // config.spatial_merge_size**2
-        return _Places(
-            angles.cos()[order, None],
-            angles.sin()[order, None],
-            _sequences(windows, device),
-            _sequences([len(rows)], device),
-            order.to(device),
-            merged.argsort().to(device),
-        )
+    def _grid(self, grid: tuple[int, int]) -> _Grid:
+        """Cached for the sizes seen last: an image of one of them uploads nothing but its pixels."""
+        if grid not in self._grids:
+            self._grids[grid] = _Grid.of(grid, self._config, self._kernel.device)
+        self._grids.move_to_end(grid)
+        if len(self._grids) > MOST_GRIDS:
+            self._grids.popitem(last=False)
+        return self._grids[grid]
+
+    def _operator(self, name: str, table: OperatorTable | None) -> Any:
+        like = self._kernel
+        return (table or built_in_table()).resolve(OperatorKey(name, "qwen2_5_vl"), like.device, like.dtype)
 
 
 def _coordinates(grid: tuple[int, int], merge: int) -> tuple[Tensor, Tensor]:
@@ -135,22 +153,22 @@ def _coordinates(grid: tuple[int, int], merge: int) -> tuple[Tensor, Tensor]:
 
 
 def _windows(down: Tensor, right: Tensor) -> tuple[Tensor, list[int]]:
-    """By the window's place [n] of each patch: patches window by window [n], and how many each has; windows at the
-    edges are smaller. What is merged stays together."""
+    """down, right [n]: the window of each patch. The patches window by window [n], and the patches of each window.
+
+    Windows at the edges are smaller; the largest come first, so that few runs of one length attend. What is merged
+    stays together.
+    """
     _, window = torch.unique(torch.stack([down, right]), dim=1, return_inverse=True)
-    return torch.argsort(window, stable=True), torch.bincount(window).tolist()
+    lengths = torch.bincount(window)
+    largest_first = torch.argsort(lengths, descending=True, stable=True)
+    order = torch.argsort(largest_first.argsort()[window], stable=True)
+    return order, lengths[largest_first].tolist()
 
 
-def _sequences(lengths: Sequence[int], device: torch.device) -> tuple[Tensor, int]:
-    """Where sequences laid one after the other start, and the longest."""
-    return on_device([0, *accumulate(lengths)], device, torch.int32), max(lengths)
-
-
-def _turned(x: Tensor, places: _Places) -> Tensor:
+def _rotated(x: Tensor, grid: _Grid) -> Tensor:
     """[n, 2, H, D], in float32 as published."""
     low, high = x.float().chunk(2, dim=-1)
-    cos, sin = places.cos[:, None], places.sin[:, None]
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
+    return torch.cat([low * grid.cos - high * grid.sin, high * grid.cos + low * grid.sin], dim=-1).to(x.dtype)
 
 
 def _linear(weights: Weights, name: str, out: int, into: int) -> Linear:

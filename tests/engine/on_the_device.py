@@ -1,0 +1,26 @@
+"""Tensors without contents stand for those of a GPU: what would wait for it, or copy to it, fails."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.engine.recorded import READS_ON_THE_HOST
+
+
+class OnTheDevice(TorchDispatchMode):
+    """Fails where a program reads the device, or works on a tensor of the host. Notes what is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        assert not name.startswith(READS_ON_THE_HOST), f"{name} waits for the device"
+        result = function(*args, **(kwargs or {}))
+        given = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+        assert all(tensor.is_meta for tensor in given), f"{name} works on the host"
+        self.calls.append(name)
+        return result
