@@ -8,7 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgeflow.kernels import cases, greedy, int8_kv, linear, packed_attention, rms_norm, rope_write_kv, shift_kv, swiglu
+from edgeflow.kernels import (
+    cases,
+    greedy,
+    int8_kv,
+    layer_norm,
+    linear,
+    packed_attention,
+    rms_norm,
+    rope_write_kv,
+    shift_kv,
+    swiglu,
+)
 from edgeflow.kernels import varlen_attention as varlen
 from edgeflow.kernels.cases import Case, Heads
 from edgeflow.kernels.catalogue import small_cases
@@ -176,6 +187,15 @@ WRONG = {
     "add_rms_norm: sum not kept": (
         "add_rms_norm",
         lambda x, r, w, eps: (rms_norm.add_reference(x, r, w, eps)[0], x),
+    ),
+    "add_layer_norm: eps": ("add_layer_norm", lambda x, r, w, b, eps: layer_norm.add_reference(x, r, w, b, eps * 1.5)),
+    "add_layer_norm: mean left in": (
+        "add_layer_norm",
+        lambda x, r, w, b, eps: (rms_norm.reference(x + r, w, eps) + b, x + r),
+    ),
+    "add_layer_norm: sum not returned": (
+        "add_layer_norm",
+        lambda x, r, w, b, eps: (layer_norm.add_reference(x, r, w, b, eps)[0], r),
     ),
     "swiglu: halves exchanged": ("swiglu", lambda x: swiglu.reference(x.roll(x.shape[1] // 2, 1))),
     "swiglu: a block's last column": ("swiglu", lambda x: swiglu.reference(x).roll(1, 1)),
