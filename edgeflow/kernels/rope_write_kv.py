@@ -8,12 +8,15 @@ nowhere else. Returns q [L_Q, H, D].
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from edgeflow.kernels.layout import PackedLayout
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,14 @@ class RowPlaces:
     sin: Tensor
     minus_sin: Tensor
     flat: Tensor
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def kept(self, name: str, make: Callable[[], Made]) -> Made:
+        """What an operator derives from these numbers once, for all layers of the pass; computed again at a replay."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        kept: Made = self._kept[name]
+        return kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,17 @@ def test_one_plan_serves_all_layers_and_the_store_keeps_its_wrappers(library):
     assert (kept._longer.plans, kept._single.plans) == (1, 2)
 
 
+def test_the_table_of_rotations_is_made_once_per_pass(library, monkeypatch):
+    rows_of = importlib.import_module(f"{OURS}rows")
+    made: list[int] = []
+    plain = rows_of._table
+    monkeypatch.setattr(rows_of, "_table", lambda rows: made.append(1) or plain(rows))
+    problem = cases.rope_write_kv([Span(0, 0, 5), Span(1, 3, 1)], Heads(2, 2, 64)).problem(CPU, torch.bfloat16)
+    for _ in range(3):  # layers
+        rows_of.rope_write_kv(*problem.arguments)
+    assert len(made) == 1
+
+
 def test_one_plan_serves_all_passes_of_a_graph(library):
     """Slots and positions change on the device, under the same layout; the host is asked nothing."""
     heads, lengths = Heads(7, 1, 64), (17, 1, 2)

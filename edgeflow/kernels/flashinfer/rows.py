@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import flashinfer
 import torch
 from torch import Tensor
@@ -28,14 +30,20 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def rope_write_kv(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-    """FlashInfer looks cosines and sines up by position; the table it gets has one line a row of the pass, so that rows
-    of any positions (M-RoPE) turn. Keys and values are then copied to their places."""
+    """Rotated by FlashInfer; keys and values are then copied to their places."""
     count, width = qkv.shape[0], k_slots.shape[-1]
     q, k, v = torch.split(qkv, [heads * width, kv_heads * width, kv_heads * width], dim=1)
-    turns = torch.cat([rows.cos[:, 0, : width // 2], rows.sin[:, 0]], dim=1).float()
-    places = torch.arange(count, device=qkv.device)
-    q, k = flashinfer.apply_rope_with_cos_sin_cache(places, q, k, width, turns, True)
+    places, table = rows.kept("flashinfer table", partial(_table, rows))
+    q, k = flashinfer.apply_rope_with_cos_sin_cache(places, q, k, width, table, True)
     k_slots.flatten(0, 1).index_copy_(0, rows.flat, k.view(count, kv_heads, width))
     v_slots.flatten(0, 1).index_copy_(0, rows.flat, v.reshape(count, kv_heads, width))
     turned: Tensor = q.view(count, heads, width)
     return turned
+
+
+def _table(rows: RowPlaces) -> tuple[Tensor, Tensor]:
+    """FlashInfer looks up cosines and sines by position: here the position of a row is its number in the pass, so that
+    any positions (M-RoPE) are served. [L_Q] int64, and [L_Q, D] float32: cosines, then sines."""
+    half = rows.sin.shape[-1]
+    table = torch.cat([rows.cos[:, 0, :half], rows.sin[:, 0]], dim=1).float()
+    return torch.arange(len(table), device=table.device), table
