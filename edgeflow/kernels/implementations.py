@@ -182,7 +182,7 @@ BUILT_IN = (
         replayable=False,
     ),
     _triton("packed_attention", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4), apart=(0, 1)),
-    _flashinfer("packed_attention", "attention:packed_attention", {"d": 64}, tensor_cores=(1, 0)),
+    _flashinfer("packed_attention", "attention:packed_attention", {"d": 64}, tensor_cores=(1, 0), apart=(0, 1)),
     replace(
         _flashinfer("packed_attention", "attention:packed_attention_mixed", {"d": 64}, "flashinfer_mixed"),
         replayable=False,

@@ -37,7 +37,7 @@ class Paged:
         self.dtypes = given["q_data_type"], given["kv_data_type"]
         self.plans += 1
 
-    def attend(self, q, k_pages, v_pages):
+    def attend(self, q, k_pages, v_pages, into=None):
         heads, kv_heads, width = self.heads
         assert (q.dtype, k_pages.dtype) == self.dtypes and q.is_contiguous()
         assert q.shape == (self.rows[-1], heads, width)
@@ -53,7 +53,10 @@ class Paged:
             wide = [each.float()[None] for each in (queries, keys, values)]
             found = F.scaled_dot_product_attention(*wide, attn_mask=mask, enable_gqa=True)[0]
             out[rows] = found.transpose(0, 1).to(q.dtype)
-        return out
+        if into is None:
+            return out
+        assert into.shape == q.shape and into.dtype == q.dtype and into.is_contiguous()
+        return into.copy_(out)
 
 
 def ends_of(pages, last, size: int):
@@ -75,7 +78,7 @@ class Prefill(Paged):
         self.keep(rows, pages, indices, lambda: ends_of(pages, last, size), given, width, causal=given["causal"])
 
     def run(self, given: dict):
-        return self.attend(given["q"], *given["paged_kv_cache"])
+        return self.attend(given["q"], *given["paged_kv_cache"], given["out"])
 
 
 class Decode(Prefill):
@@ -98,7 +101,7 @@ class Mixed(Paged):
         self.keep(rows, pages, given["kv_indices"], lambda: ends, given, width, causal=causal)
 
     def run(self, given: dict):
-        return self.attend(given["q"], *given["kv_cache"]), torch.empty(0)
+        return self.attend(given["q"], *given["kv_cache"], given["out"]), torch.empty(0)
 
 
 def rmsnorm(given: dict):

@@ -59,8 +59,8 @@ def library(version, monkeypatch):
     monkeypatch.setattr(importlib.import_module(f"{OURS}attention"), "WORKSPACE_BYTES", 1 << 10)
 
 
-def off_by(case, impl_id: str, dtype: torch.dtype) -> float:
-    candidate = TABLE.implementation(case.op_name, impl_id).load()
+def off_by(case, impl_id: str, dtype: torch.dtype, **params: int) -> float:
+    candidate = partial(TABLE.implementation(case.op_name, impl_id).load(), **params)
     return deviation(case, candidate, TABLE.implementation(case.op_name, REFERENCE).load(), CPU, dtype)
 
 
@@ -102,8 +102,12 @@ def spans_of_a_pass(draw) -> list[Span]:
 )
 @given(spans=spans_of_a_pass(), heads=st.sampled_from([Heads(2, 2, 64), Heads(7, 1, 64), Heads(6, 2, 64)]))
 def test_attention_over_random_passes(library, impl_id, spans, heads):
-    case = cases.packed_attention(spans, heads)
-    assert off_by(case, impl_id, torch.bfloat16) <= tolerance(case, torch.bfloat16)
+    in_order = sorted(spans, key=lambda span: span.length == 1)
+    for params, order in [({}, spans)] + [
+        ({"apart": 1}, each) for each in (spans, in_order) if impl_id == "flashinfer"
+    ]:
+        case = cases.packed_attention(order, heads)
+        assert off_by(case, impl_id, torch.bfloat16, **params) <= tolerance(case, torch.bfloat16)
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 16, 24, 40, 41])
@@ -141,25 +145,30 @@ def test_the_table_of_rotations_is_made_once_per_pass(library, monkeypatch):
     assert len(made) == 1
 
 
-def test_one_plan_serves_all_passes_of_a_graph(library):
+@pytest.mark.parametrize(("lengths", "apart", "plans"), [((17, 1, 2), 0, 1), ((17, 1, 1), 1, 2), ((17, 1, 2), 1, 1)])
+def test_one_plan_serves_all_passes_of_a_graph(library, lengths, apart, plans):
     """Slots and positions change on the device, under the same layout; the host is asked nothing."""
-    heads, lengths = Heads(7, 1, 64), (17, 1, 2)
+    heads = Heads(7, 1, 64)
     kv = KVSlots(2, 4, 41, heads.kv, heads.width, torch.bfloat16, CPU)
     kv.data.normal_()
     plain = placed(lengths, [(0, 0), (1, 0), (2, 0)])
     layout = replace(plain, places=None, last_rows=plain.last_rows - torch.tensor([5, 0, 0]))  # 5 rows only pad
-    operators = [TABLE.implementation("packed_attention", name).load() for name in ("flashinfer", REFERENCE)]
+    candidate, reference = (TABLE.implementation("packed_attention", name).load() for name in ("flashinfer", REFERENCE))
     for places in ([(0, 0), (1, 0), (2, 0)], [(3, 9), (2, 40), (0, 39)], [(1, 24), (0, 31), (2, 1)]):
         now = placed(lengths, places)
         layout.row_slot.copy_(now.row_slot)
         layout.row_position.copy_(now.row_position)
         q = torch.randn(sum(lengths), heads.query, heads.width).bfloat16()
-        attend, reference = (operator(each, kv) for operator, each in zip(operators, (layout, now), strict=True))
+        attend, expected = candidate(layout, kv, apart=apart), reference(now, kv)
         for layer in range(2):
-            off = attend(q, *kv.layer(layer)).float() - reference(q.float(), *(x.float() for x in kv.layer(layer)))
+            off = attend(q, *kv.layer(layer)).float() - expected(q.float(), *(x.float() for x in kv.layer(layer)))
             assert off.norm(dim=-1).max() < 0.05
-    (wrapper,) = layout._kept.values()
-    assert wrapper._wrapper.plans == 1
+    made = [kept for part in parts_of(layout) for name, kept in part._kept.items() if name[0] == "flashinfer"]
+    assert [each._wrapper.plans for each in made] == [1] * plans
+
+
+def parts_of(layout: PackedLayout) -> list[PackedLayout]:
+    return [part for _, part in layout._kept.get("flashinfer parts", [(None, layout)])]
 
 
 def placed(lengths, places) -> PackedLayout:

@@ -1,13 +1,14 @@
 """Packed attention by FlashInfer over slots seen as pages, without a copy.
 
-A pass whose slots the host knows is planned when it is first asked to attend; the plan serves all layers and divides
-long slots among blocks. What a graph holds is planned once, for its shape: a slot is one page of which the device says
-how much is used, so nothing depends on where the rows go, and nothing divides a slot.
+A pass whose slots the host knows is planned when its first layer attends; the plan serves all layers and divides long
+slots among blocks. A pass that a graph captures is planned once, for its shape: a slot is one page of which the device
+says how much is used, so nothing depends on where the rows go, and nothing divides a slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -27,16 +28,20 @@ WIDTHS = (64, 128, 256)
 BACKEND = "fa2"  # runs everywhere from sm_80, compiles without further headers
 
 
-class Run(Protocol):
-    """A planned wrapper: q [L_Q, H, D] over pages of keys and of values → [L_Q, H, D]"""
+AttendInto = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+"""(q, k_slots, v_slots, out): attention of q is written to out"""
 
-    def __call__(self, q: Tensor, pages: tuple[Tensor, Tensor]) -> Tensor: ...
+
+class Run(Protocol):
+    """A planned wrapper: q [L_Q, H, D] over pages of keys and of values, written to out [L_Q, H, D]"""
+
+    def __call__(self, q: Tensor, pages: tuple[Tensor, Tensor], *, out: Tensor) -> object: ...
 
 
 class Paged:
-    """The wrappers of one store, kept as long as it lives: of passes with longer spans, and of decode rows alone.
+    """The wrappers of one store, for as long as it lives: one for passes with longer spans, one for decode rows alone.
 
-    A plan writes over the one before, so passes over a store run one after the other.
+    Each plan overwrites the one before, so passes over a store run one after the other.
     """
 
     def __init__(self, kv: KVSlots, *, tensor_cores: bool) -> None:
@@ -127,45 +132,97 @@ class Mixed:
             rows, pages, indices, ends, q.shape[1], kv_heads, width, width, page_size(self._capacity),
             causal=True, q_data_type=q.dtype, kv_data_type=q.dtype,
         )  # fmt: skip
-        return lambda q, pages: self._attention.run(q, pages)[0]
+        run: Run = self._attention.run
+        return run
 
 
-def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1) -> Attend:
-    """tensor_cores: of decode rows alone, where without them groups of 1, 2, 3, 4, 6 or 8 queries are taken."""
+def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1, apart: int = 0) -> Attend:
+    """tensor_cores: use them for decode rows alone; without them groups of 1, 2, 3, 4, 6 or 8 queries are served.
+
+    apart: decode rows that follow prefills are planned and launched by themselves, in a query tile of their own size.
+    """
+    parts = layout.kept("flashinfer parts", lambda: _divided(layout)) if apart else [(slice(None), layout)]
+    attends = [(rows, _part(part, kv, tensor_cores)) for rows, part in parts]
+
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        for rows, attend_part in attends:
+            attend_part(q[rows], k_slots, v_slots, out[rows])
+        return out
+
+    return attend
+
+
+def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
+    """Refused in a graph."""
+    attend_into = _attending(layout.spans, kv.kept("flashinfer mixed", Mixed))
+
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        attend_into(q, k_slots, v_slots, out)
+        return out
+
+    return attend
+
+
+def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
+    """Prefills and the decode rows behind them, as layouts over the same memory; one layout where the order differs."""
+    count = sum(length > 1 for length in layout.lengths)
+    rows = sum(layout.lengths[:count])
+    if not 0 < count < len(layout.lengths) or any(length > 1 for length in layout.lengths[count:]):
+        return [(slice(None), layout)]
+    single = len(layout.lengths) - count
+    lasts = layout.last_rows[:count], torch.arange(single, device=layout.last_rows.device)
+    cuts = (slice(rows), slice(count)), (slice(rows, None), slice(count, None))
+    return [
+        (
+            of_rows,
+            replace(
+                layout,
+                lengths=layout.lengths[of_spans],
+                row_slot=layout.row_slot[of_rows],
+                row_position=layout.row_position[of_rows],
+                rope_position=layout.rope_position[:, of_rows],
+                last_rows=last,
+                places=layout.places and layout.places[of_spans],
+            ),
+        )
+        for (of_rows, of_spans), last in zip(cuts, lasts, strict=True)
+    ]
+
+
+def _part(layout: PackedLayout, kv: KVSlots, tensor_cores: int) -> AttendInto:
     if layout.places is None:
         return _held(layout)
     planner = kv.kept(f"flashinfer {tensor_cores}", partial(Paged, tensor_cores=bool(tensor_cores)))
     return _attending(layout.places, planner)
 
 
-def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
-    """No graph holds it."""
-    return _attending(layout.spans, kv.kept("flashinfer mixed", Mixed))
-
-
-def _attending(spans: Sequence[Span], planner: Paged | Mixed) -> Attend:
+def _attending(spans: Sequence[Span], planner: Paged | Mixed) -> AttendInto:
     run: Run | None = None
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor, out: Tensor) -> None:
         nonlocal run
         if run is None:
             _check(q)
             run = planner.planned(spans, q, k_slots.shape[2])
-        return run(q.contiguous(), (as_pages(k_slots), as_pages(v_slots)))
+        run(q, (as_pages(k_slots), as_pages(v_slots)), out=out)
 
     return attend
 
 
-def _held(layout: PackedLayout) -> Attend:
+def _held(layout: PackedLayout) -> AttendInto:
     run: Run | None = None
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor, out: Tensor) -> None:
         nonlocal run
         if run is None:
             _check(q)
             name = "flashinfer", q.dtype, *q.shape[1:], *k_slots.shape
             run = layout.kept(name, lambda: OneShape(layout, q, k_slots)).placed(layout)
-        return run(q.contiguous(), (k_slots, v_slots))
+        run(q, (k_slots, v_slots), out=out)
 
     return attend
 
