@@ -75,5 +75,5 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
 
 def _batch(q: Tensor, k: Tensor, v: Tensor, length: int) -> Tensor:
     """Attention of sequences that all have `length` rows: [n length, H, D]"""
-    a, b, c = (each.unflatten(0, (-1, length)).transpose(1, 2) for each in (q, k, v))
+    a, b, c = (each.view(-1, length, *each.shape[1:]).transpose(1, 2) for each in (q, k, v))
     return F.scaled_dot_product_attention(a, b, c).transpose(1, 2).flatten(0, 1)
