@@ -6,6 +6,7 @@ LayerNorm eps 1e-6, exact GELU, fused qkv with bias; LayerScale and prefix token
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,8 +73,10 @@ class VisionTower:
         prefix = [weights.take(name, 1, None, self.width)[0] for name in ("cls_token", "reg_token") if name in weights]
         self._prefix = torch.cat([kernel.new_zeros(0, self.width), *prefix])
         self._blocks = [_Block.of(weights.under(f"blocks.{index}."), self.width) for index in range(blocks)]
-        self._attend: VarlenAttention = self._operator("varlen_attention", table)
-        self._add_norm: AddLayerNorm = self._operator("add_layer_norm", table)
+        operator = partial(self._operator, table or built_in_table())
+        self._attend: VarlenAttention = operator("varlen_attention", "full")
+        self._add_input_norm: AddLayerNorm = operator("add_layer_norm", "input")
+        self._add_post_norm: AddLayerNorm = operator("add_layer_norm", "post_attention")
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, side, side] → [B, patches, E]; class and register tokens, which have no position, are stripped."""
@@ -93,16 +96,16 @@ class VisionTower:
             if added is None:
                 normed = F.layer_norm(x, (self.width,), *block.norm1, LAYER_NORM_EPS)
             else:
-                normed, x = self._add_norm(added, x, *block.norm1, LAYER_NORM_EPS)
+                normed, x = self._add_input_norm(added, x, *block.norm1, LAYER_NORM_EPS)
             q, k, v = F.linear(normed, *block.qkv).view(len(x), 3, self._heads, -1).unbind(1)
             attended = F.linear(self._attend(q, k, v, sequences).flatten(1), *block.proj)
-            normed, x = self._add_norm(attended, x, *block.norm2, LAYER_NORM_EPS)
+            normed, x = self._add_post_norm(attended, x, *block.norm2, LAYER_NORM_EPS)
             added = F.linear(F.gelu(F.linear(normed, *block.fc1)), *block.fc2)
         return x if added is None else x + added
 
-    def _operator(self, name: str, table: OperatorTable | None) -> Any:
-        like = self._kernel
-        return (table or built_in_table()).resolve(OperatorKey(name, "vit"), like.device, like.dtype)
+    def _operator(self, table: OperatorTable, name: str, role: str) -> Any:
+        key = OperatorKey(name, "vit", layer_role=role, stage="prefill")
+        return table.resolve(key, self._kernel.device, self._kernel.dtype)
 
 
 def _unfold(pixels: Tensor, patch: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,9 +98,13 @@ class VisionTower:
         kernel = (width, 3, config.temporal_patch_size, config.patch_size, config.patch_size)
         self._kernel = weights.take("patch_embed.proj.weight", *kernel).flatten(1)
         self._blocks = [_Block.of(weights.under(f"blocks.{index}."), config) for index in range(config.depth)]
-        self._attend: VarlenAttention = self._operator("varlen_attention", table)
-        self._norm: RmsNorm = self._operator("rms_norm", table)
-        self._add_norm: AddRmsNorm = self._operator("add_rms_norm", table)
+        operator = partial(self._operator, table or built_in_table())
+        self._attend: dict[str, VarlenAttention] = {
+            role: operator("varlen_attention", role) for role in ("full", "window")
+        }
+        self._norm: RmsNorm = operator("rms_norm", "input")
+        self._add_post_norm: AddRmsNorm = operator("add_rms_norm", "post_attention")
+        self._add_input_norm: AddRmsNorm = operator("add_rms_norm", "input")
         self._merge_norm = weights.take("merger.ln_q.weight", width)
         self._merge = [
             _linear(weights, "merger.mlp.0", merged, merged),
@@ -114,21 +119,23 @@ class VisionTower:
         normed = self._norm(x, self._blocks[0].norm1, NORM_EPS)
         following = [*(block.norm1 for block in self._blocks[1:]), self._merge_norm]
         for index, (block, norm) in enumerate(zip(self._blocks, following, strict=True)):
-            sequences = grid.whole if index in self._config.full_blocks else grid.windows
-            x, normed = self._run(block, x, normed, norm, grid, sequences)
+            role = "full" if index in self._config.full_blocks else "window"
+            x, normed = self._run(block, x, normed, norm, grid, role)
         x = normed.view(-1, self._config.spatial_merge_size**2 * normed.shape[-1])
         return F.linear(F.gelu(F.linear(x, *self._merge[0])), *self._merge[1])[grid.back]
 
     def _run(
-        self, block: _Block, x: Tensor, normed: Tensor, norm: Tensor, grid: _Grid, sequences: Sequences
+        self, block: _Block, x: Tensor, normed: Tensor, norm: Tensor, grid: _Grid, role: str
     ) -> tuple[Tensor, Tensor]:
-        """x [n, E] and its norm → those after the block. norm: weight of what normalises the block's result."""
+        """x [n, E] and its norm → those after the block. norm: weight of the norm that follows it; role: of its
+        attention, "full" or "window"."""
+        sequences = grid.whole if role == "full" else grid.windows
         qkv = F.linear(normed, *block.qkv).view(len(x), 3, self._config.num_heads, -1)
         q, k = _rotated(qkv[:, :2], grid).unbind(1)
-        attended = F.linear(self._attend(q, k, qkv[:, 2], sequences).flatten(1), *block.proj)
-        normed, x = self._add_norm(attended, x, block.norm2, NORM_EPS)
+        attended = F.linear(self._attend[role](q, k, qkv[:, 2], sequences).flatten(1), *block.proj)
+        normed, x = self._add_post_norm(attended, x, block.norm2, NORM_EPS)
         gate, up = F.linear(normed, *block.gate_up).chunk(2, dim=-1)
-        normed, x = self._add_norm(F.linear(F.silu(gate) * up, *block.down), x, norm, NORM_EPS)
+        normed, x = self._add_input_norm(F.linear(F.silu(gate) * up, *block.down), x, norm, NORM_EPS)
         return x, normed
 
     def _grid(self, grid: tuple[int, int]) -> _Grid:
@@ -140,9 +147,9 @@ class VisionTower:
             self._grids.popitem(last=False)
         return self._grids[grid]
 
-    def _operator(self, name: str, table: OperatorTable | None) -> Any:
-        like = self._kernel
-        return (table or built_in_table()).resolve(OperatorKey(name, "qwen2_5_vl"), like.device, like.dtype)
+    def _operator(self, table: OperatorTable, name: str, role: str) -> Any:
+        key = OperatorKey(name, "qwen2_5_vl", layer_role=role, stage="prefill")
+        return table.resolve(key, self._kernel.device, self._kernel.dtype)
 
 
 def _coordinates(grid: tuple[int, int], merge: int) -> tuple[Tensor, Tensor]:
