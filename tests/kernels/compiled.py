@@ -93,7 +93,7 @@ def main() -> None:
                 case.problem(CPU, torch.bfloat16).given_to(partial(launch, **params))()
             for kernel in {kernel.hash: kernel for kernel in built}.values():
                 line = {"arch": arch, "op": case.op_name, "kernel": kernel.name, "warps": kernel.metadata.num_warps}
-                line["shared"] = kernel.metadata.shared
+                line |= {"shared": kernel.metadata.shared, "hash": kernel.hash}
                 print(json.dumps(line | usage(kernel.asm["cubin"])), flush=True)
 
 

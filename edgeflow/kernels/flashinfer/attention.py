@@ -55,7 +55,7 @@ class Paged:
         self._copied: torch.cuda.Event | None = None
 
     def planned(self, spans: Sequence[Span], q: Tensor, kv_heads: int) -> Run:
-        """The wrapper that serves a pass, planned for it."""
+        """The wrapper for these spans, planned."""
         table = PageTable.of(spans, self._capacity)
         pages, last = self._host(table.pages), self._host(table.last)
         indices = on_device(table.indices, self._device, torch.int32)
@@ -72,11 +72,11 @@ class Paged:
         return run
 
     def _host(self, values: list[int]) -> Tensor:
-        """Where the planner reads; pinned, so that its copy to the device does not wait for what runs there."""
+        """A tensor that the planner reads; pinned, so that its copy to the device does not wait for earlier work."""
         return torch.tensor(values, dtype=torch.int32, pin_memory=self._device.type == "cuda")
 
     def _wait(self) -> None:
-        """The planner writes into one pinned buffer: not before its last copy has left."""
+        """The planner writes into one pinned buffer: wait until its last copy has left it."""
         if self._copied is not None:
             self._copied.synchronize()
 
@@ -87,13 +87,13 @@ class Paged:
 
 
 class OneShape:
-    """A wrapper planned once for the lengths of a layout, with a page a slot; it must be made before a graph is."""
+    """A wrapper planned once for the lengths of a layout, with one page per slot; made before a graph is captured."""
 
     def __init__(self, layout: PackedLayout, q: Tensor, slots: Tensor) -> None:
         count, device = len(layout.lengths), q.device
         room, plan = (torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
         rows = torch.tensor([0, *layout.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
-        self._final = rows[1:].long() - 1  # of each span, rows that only pad it included
+        self._final = rows[1:].long() - 1  # the last row of each span, padding included
         pages = torch.arange(count + 1, dtype=torch.int32, device=device)
         self._slots = torch.zeros(count, dtype=torch.int32, device=device)
         self._ends = torch.ones(count, dtype=torch.int32, device=device)
@@ -105,7 +105,7 @@ class OneShape:
         )  # fmt: skip
 
     def placed(self, layout: PackedLayout) -> Run:
-        """For the slots and positions that the device holds now; the wrapper reads them from the same memory."""
+        """The wrapper over the slots and positions that the device holds now, read from the same memory each time."""
         self._slots.copy_(layout.row_slot[self._final])
         self._ends.copy_(layout.row_position[self._final] + 1)
         run: Run = self._wrapper.run
@@ -113,7 +113,7 @@ class OneShape:
 
 
 class Mixed:
-    """BatchAttention: one persistent kernel for prefills and decode rows. Its plan waits for the device."""
+    """BatchAttention: one persistent kernel for prefills and decode rows. Planning waits for the device."""
 
     def __init__(self, kv: KVSlots) -> None:
         self._device = kv.data.device

@@ -1,7 +1,8 @@
-"""Slots seen as pages: what FlashInfer's paged wrappers are planned with.
+"""Slots seen as pages: the tables that FlashInfer's paged wrappers are planned with.
 
 A store's slots of T positions are pages of P positions, P a divisor of T: page j of slot s is page s * T / P + j of the
-same memory. FlashInfer divides long slots among blocks by whole pages, so pages are short.
+same memory. FlashInfer divides long slots among blocks by whole pages, so pages are short; a capacity that is a
+multiple of LONGEST_PAGE gives the fewest.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ LONGEST_PAGE = 16
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """Of the N spans of a pass, in their order.
+    """The N spans of a pass, in their order.
 
-    rows [N + 1]: where the queries of each begin; pages [N + 1]: where its pages begin in `indices`;
-    last [N]: positions used of its last page, 1 .. P; ends [N]: keys it sees.
+    rows [N + 1]: the first query of each; pages [N + 1]: its first entry in `indices`; last [N]: positions used of its
+    last page, 1 .. P; ends [N]: keys that its last query sees.
     """
 
     rows: list[int]
@@ -33,7 +34,7 @@ class PageTable:
 
     @classmethod
     def of(cls, spans: Sequence[Span], capacity: int) -> PageTable:
-        """capacity: T."""
+        """capacity: T, positions per slot."""
         size = page_size(capacity)
         rows, pages, indices = [0], [0], list[int]()
         ends = [span.start + span.length for span in spans]

@@ -1,4 +1,4 @@
-"""Operators of single rows by FlashInfer: norms, SwiGLU and RoPE. Signatures as in the operators' own files."""
+"""Operators on single rows by FlashInfer: norms, SwiGLU and RoPE. Signatures as in the operators' own files."""
 
 from __future__ import annotations
 

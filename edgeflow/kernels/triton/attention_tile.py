@@ -14,18 +14,19 @@ def attend_tile(
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     QUANTISED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sums over keys low .. high-1 of one head: weighted values [BLOCK_M, BLOCK_D], largest score and sum of weights
-    [BLOCK_M].
+    """Online softmax over keys low .. high-1 of one head.
 
-    q [BLOCK_M, BLOCK_D], zero beyond D; position [BLOCK_M]: the last key a query sees; keys, values: where key 0 of the
-    head lies, `stride` apart; scale holds log2(e), so that powers are of two. WIDE: products in float32.
+    Returns weighted values [BLOCK_M, BLOCK_D], largest score [BLOCK_M] and sum of weights [BLOCK_M], all float32.
+    q [BLOCK_M, BLOCK_D], zero beyond D; position [BLOCK_M]: the last key that each query sees. keys, values: pointers
+    to key 0 of the head, keys `stride` numbers apart; key_scales, value_scales likewise, for int8 (QUANTISED). scale
+    includes log2(e), so that exp2 serves. WIDE: products in float32.
     """
     width = tl.arange(0, BLOCK_D)
     largest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for start in range(low, high, BLOCK_N):
-        place = start + tl.arange(0, BLOCK_N)
+        place = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         inside = place < high
         offset = place.to(tl.int64) * stride
         kept = inside[:, None] & (width < D)[None, :]
@@ -34,17 +35,17 @@ def attend_tile(
             k = k.to(tl.float32)
         else:
             k = k.to(q.dtype)
-        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [BLOCK_M, BLOCK_N]
         if QUANTISED:
             score *= tl.load(key_scales + place * scale_stride, mask=inside, other=0.0).to(tl.float32)[None, :]
         seen = inside[None, :] & (place[None, :] <= position[:, None])
         score = tl.where(seen, score, -float("inf"))
-        new_largest = tl.maximum(largest, tl.max(score, 1))
-        anchor = tl.where(new_largest == -float("inf"), 0.0, new_largest)  # a row that has seen nothing yet
+        new_largest = tl.maximum(largest, tl.max(score, 1))  # [BLOCK_M]
+        anchor = tl.where(new_largest == -float("inf"), 0.0, new_largest)  # the row has seen no key yet
         weight = tl.exp2(score - anchor[:, None])
         fade = tl.exp2(largest - anchor)
         total = total * fade + tl.sum(weight, 1)
-        v = tl.load(values + offset[:, None] + width[None, :], mask=kept, other=0.0)
+        v = tl.load(values + offset[:, None] + width[None, :], mask=kept, other=0.0)  # [BLOCK_N, BLOCK_D]
         if QUANTISED:
             weight *= tl.load(value_scales + place * scale_stride, mask=inside, other=0.0).to(tl.float32)[None, :]
         if WIDE:

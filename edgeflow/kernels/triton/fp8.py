@@ -1,4 +1,4 @@
-"""Rows in FP8, one program a row: its largest magnitude, then its numbers, in one launch."""
+"""Rows in FP8, one program per row: its largest magnitude, then its numbers, in one launch."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def _to_nearest(value):
 
 @triton.jit
 def _quantise_row(x, out, scales, stride, E, BLOCK: tl.constexpr, NEAREST: tl.constexpr):
+    """Grid [m]. x [m, E] with rows `stride` apart, out [m, E], scales [m, 1]; BLOCK: power of two that covers E."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     kept = column < E
@@ -50,5 +51,5 @@ def quantise_rows(x: Tensor, *, num_warps: int = 8) -> tuple[Tensor, Tensor]:
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> Fp8:
-    """Whose rows this kernel quantises."""
+    """An FP8 linear whose rows this kernel quantises."""
     return Fp8(weight, bias, quantise_rows)

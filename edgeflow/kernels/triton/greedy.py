@@ -15,6 +15,7 @@ from edgeflow.kernels.triton.launch import cdiv, power_of_two
 
 @triton.jit
 def _best_of_block(logits, best, where, sound, first, stop, V, BLOCK: tl.constexpr):
+    """Grid [N, blocks]. logits [N, V]; best, where, sound [N, blocks]: largest logit, its id, whether none is NaN."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     blocks = tl.num_programs(1)
@@ -32,6 +33,7 @@ def _best_of_block(logits, best, where, sound, first, stop, V, BLOCK: tl.constex
 
 @triton.jit
 def _best_of_blocks(best, where, sound, ids, finite, blocks, stop, BLOCK: tl.constexpr):
+    """Grid [N]. best, where, sound [N, blocks]; ids, finite [N]; BLOCK: power of two that covers `blocks`."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCK)
     kept = block < blocks

@@ -16,10 +16,11 @@ from edgeflow.kernels.triton.launch import cdiv
 BLOCK = 2048
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])  # one kernel for any number of moves: no compilation within a pass
 def _carry(data, moves, count, slot_size, row_size, plane_size, BLOCK: tl.constexpr):
+    """Grid [layers * 2, blocks of a slot]. data [layers, 2, S, T, KH, D]; moves [count, 3] int64; sizes in numbers."""
     plane = data + tl.program_id(0).to(tl.int64) * plane_size
-    place = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK], within a slot
     for index in range(0, count):
         source = tl.load(moves + 3 * index)
         target = tl.load(moves + 3 * index + 1)

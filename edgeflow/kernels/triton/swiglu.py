@@ -12,6 +12,7 @@ from edgeflow.kernels.triton.launch import cdiv
 
 @triton.jit
 def _gate(gate_up, out, F, BLOCK: tl.constexpr):
+    """Grid [L_Q, blocks of F]. gate_up [L_Q, 2F], out [L_Q, F]."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     kept = column < F

@@ -34,7 +34,7 @@ _TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
 class OpenVLAPolicy:
     """A token policy: a frame and an instruction in, K action tokens out.
 
-    K: action tokens. image_tokens: projected patches that enter after BOS.
+    K: action tokens per frame. image_tokens: projected patches, which follow BOS.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class OpenVLAPolicy:
         self._side = SideStream(weights.device)
         self.K = config.action_width
         for key in self.unnorm_keys:
-            self.action_schema(key)  # a wrong action block is told now, not when a robot connects
+            self.action_schema(key)  # a wrong action block fails now, not when a robot connects
 
     @classmethod
     def load(
         cls, path: Path, dtype: torch.dtype, device: torch.device, *, center_crop: bool = False, **decoder_options: Any
     ) -> OpenVLAPolicy:
-        """Read a checkpoint directory; CheckpointError says what is wrong with it."""
+        """The policy of a checkpoint directory; CheckpointError says what is wrong with it."""
         config = load_config(Path(path), center_crop=center_crop)
         prompter = Prompter(Path(path), vicuna=config.vicuna_prompt)
         return cls(config, Weights(Path(path), dtype, device), prompter, **decoder_options)
@@ -82,15 +82,15 @@ class OpenVLAPolicy:
 
     @property
     def pixel_shape(self) -> tuple[int, int, int]:
-        """C, h, w of what `preprocess` gives."""
+        """C, h, w of the tensors that `preprocess` returns."""
         return 3 * len(self.towers), self.config.image.side, self.config.image.side
 
     def prompt_ids(self, instruction: str) -> tuple[int, ...]:
-        """Text tokens of a prompt, BOS first."""
+        """Token ids of the prompt's text, BOS first."""
         return self._prompter.ids(instruction)
 
     def preprocess(self, image: NDArray[np.uint8]) -> Tensor:
-        """[H, W, 3] RGB → [3 * towers, side, side] float32, on the device where frames are preprocessed there."""
+        """[H, W, 3] RGB → [3 * towers, side, side] float32; on the device where frames are preprocessed there."""
         if self._on_device and max(image.shape) <= self._on_device.longest:
             return self._on_device(image)
         return torch.from_numpy(self._preprocessor(image))
@@ -118,24 +118,24 @@ class OpenVLAPolicy:
         return [torch.cat([text[:1], image, text[1:]]) for text, image in zip(texts, images, strict=True)]
 
     def embed_prefill(self, pixel_values: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
-        """As `embed_rows`, of prompts on the host."""
+        """`embed_rows` for prompts on the host."""
         return self.embed_rows(pixel_values, [on_device(prompt, self._device) for prompt in ids])
 
     def normalized_actions(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
-        """[K] in -1 .. 1"""
+        """[K], in -1 .. 1"""
         return self._actions.normalized(token_ids)
 
     def decode_actions(self, token_ids: Sequence[int], unnorm_key: str | None = None) -> NDArray[np.float64]:
-        """[K] in the units of the schema."""
+        """[K], in the units of the schema"""
         return self._actions.unnormalized(self._actions.normalized(token_ids), unnorm_key)
 
     def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
-        """Names, units and limits of the K numbers."""
+        """Names, units and limits of the K numbers of an action."""
         return self._actions.schema(unnorm_key)
 
 
 def _load_tower(weights: Weights, heads: int, side: int, table: OperatorTable | None) -> VisionTower:
-    """All blocks but the last: the features are the second-to-last block's output."""
+    """A tower without its last block: the features are the output of the second-to-last one."""
     depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
     if depth < 2:
         raise CheckpointError(f"a vision tower has {depth} blocks: one with a second-to-last block is needed")

@@ -30,7 +30,7 @@ Linear = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Weights and biases in pairs; gate_up [2F, E]."""
+    """Pairs of a weight and a bias; gate_up [2F, E]."""
 
     norm1: Tensor
     qkv: Linear
@@ -90,7 +90,7 @@ class _Grid:
 
 
 class VisionTower:
-    """weights: names below the tower's prefix (patch_embed.proj.weight, blocks.0.norm1.weight, …)."""
+    """The vision tower with its merger. weights: names below its prefix (patch_embed.proj.weight, …)."""
 
     def __init__(self, weights: Weights, config: VisionConfig, table: OperatorTable | None = None) -> None:
         self._config = config
