@@ -111,5 +111,5 @@ def test_recordings_are_bounded():
 def test_an_operator_that_reads_places_on_the_host_is_refused(policy, tmp_path):
     plain = OpenVLAPolicy.load(write_checkpoint(tmp_path / "tiny", TinySize(kv_heads=2)), torch.float32, CPU)
     engine = PolicyEngine(plain, plain.K, 128, CPU, graphs=True, record=record)
-    with pytest.raises(Exception, match="packed_attention: what serves it reads slots on the host"):
+    with pytest.raises(Exception, match="packed_attention: this implementation reads slots on the host"):
         decode_serially(engine, make_frames(plain, 1, seed=0))

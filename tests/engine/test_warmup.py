@@ -57,7 +57,7 @@ def test_whatever_one_session_does_is_recorded(checkpoint, shift: Shift):
 def test_passes_that_cannot_be_recorded_run_eagerly_unless_graphs_are_required(checkpoint):
     policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU)
     engine = PolicyEngine(policy, policy.K, CAPACITY, CPU, graphs=True, record=record)
-    with pytest.raises(ConfigError, match="graphs: packed_attention: what serves it reads slots on the host"):
+    with pytest.raises(ConfigError, match="graphs: packed_attention: this implementation reads slots on the host"):
         record_passes(engine, Shift.ROTATE, quiet, required=True)
     told = record_passes(engine, Shift.ROTATE, quiet, required=False)
     assert told.startswith("no graphs: packed_attention") and engine.graphs is None
