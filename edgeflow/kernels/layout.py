@@ -80,5 +80,10 @@ class PackedLayout:
 
 
 def on_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
-    """Integers of the host as a tensor; on CUDA copied from pinned memory, so that the host does not wait."""
-    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    """Integers of the host as a tensor, uploaded."""
+    return uploaded(torch.tensor(values, dtype=dtype), device)
+
+
+def uploaded(values: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on `device`; on CUDA copied from pinned memory, so that the host does not wait."""
+    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)

@@ -170,11 +170,7 @@ class Tuning:
     apart: int = 0
 
 
-def packed_attention(
-    layout: PackedLayout,
-    kv: KVSlots,  # noqa: ARG001 - the layout says all
-    **tuning: int,
-) -> Attend:
+def packed_attention(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend:  # noqa: ARG001 - the layout says all
     """tuning: fields of `Tuning`."""
     run = _Launch(layout, Tuning(**tuning))
 
@@ -184,11 +180,7 @@ def packed_attention(
     return attend
 
 
-def packed_attention_int8(
-    layout: PackedLayout,
-    kv: KVSlots,  # noqa: ARG001 - the layout says all
-    **tuning: int,
-) -> Int8Attend:
+def packed_attention_int8(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Int8Attend:  # noqa: ARG001 - the layout says all
     """Over int8 slots and their scales; products in the dtype of the queries. tuning: fields of `Tuning`."""
     return _Launch(layout, Tuning(**tuning))
 

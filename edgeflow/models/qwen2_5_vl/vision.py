@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeflow.kernels.layout import uploaded
 from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention
@@ -80,12 +81,12 @@ class _Grid:
         angles = torch.cat([place[order, None] * frequencies for place in (rows, columns)], dim=-1)[:, None, None]
         merged = order[:: config.spatial_merge_size**2] // config.spatial_merge_size**2
         return cls(
-            cos=angles.cos().to(device),
-            sin=angles.sin().to(device),
+            cos=uploaded(angles.cos(), device),
+            sin=uploaded(angles.sin(), device),
             windows=Sequences.of(lengths, device),
             whole=Sequences.of([len(rows)], device),
-            order=order.to(device),
-            back=merged.argsort().to(device),
+            order=uploaded(order, device),
+            back=uploaded(merged.argsort(), device),
         )
 
 
