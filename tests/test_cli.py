@@ -164,7 +164,8 @@ def test_verify_names_what_is_off(tmp_path):
         ["[b]econd", "action tokens"],
     ]
     assert "2 of 3 comparisons are off" in result.stdout
-    rows = json.loads(run("verify", str(directory), "--json").stdout, parse_constant=pytest.fail)
+    told = CliRunner().invoke(app, ["verify", str(directory), "--json"])
+    rows = json.loads(told.stdout, parse_constant=pytest.fail)
     assert len(rows) == 6 and rows[0]["deviation"] is None and not rows[0]["ok"]
 
 
