@@ -155,7 +155,7 @@ def test_pushing_never_waits_for_a_service_that_does_not_read(serve, connect):
 
 def test_results_of_an_old_epoch_are_never_given_out(serve, connect, eventually):
     def stale(talk: Talk) -> None:
-        talk.open()
+        talk.open(valid_for_ms=60_000)  # a reader that is late still sees each
         frames = talk.frames()
         talk.epoch = 5
         talk.act(next(frames))
