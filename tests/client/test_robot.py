@@ -161,6 +161,7 @@ def test_results_of_an_old_epoch_are_never_given_out(serve, connect, eventually)
         talk.act(next(frames))
         talk.act(next(frames), epoch=4)
         talk.act(next(frames), epoch=5)
+        talk.stall()  # the end of the stream would be a HOLD that a late reader sees instead
 
     seen = []
     with connect(serve(stale), on_action=seen.append) as client:
