@@ -201,6 +201,7 @@ def limited(model: ChatModel, monkeypatch: pytest.MonkeyPatch, **limits: object)
 
 def test_the_kernel_ends_what_uses_the_processor_for_too_long(model: ChatModel, monkeypatch: pytest.MonkeyPatch):
     """Also when nobody is left to kill it."""
+    monkeypatch.setattr(grammar_module, "PATIENCE_S", 240)
     grammars = limited(model, monkeypatch, COMPILE_S=1)
     with pytest.raises(InvalidArgument, match="needs more than 5 s of processor time"):
         compiled(grammars, PRODUCT)
