@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,10 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from edgeflow import doctor
+from edgeflow.cli import app
 from edgeflow.doctor import Verdict
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import decode_serially
@@ -30,6 +32,12 @@ START_LIMIT_S = 5.0
 def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edgeflow.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=cwd, check=False)
+
+
+def computed_s() -> float:
+    """CPU time of all processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 COMMANDS = [
@@ -49,9 +57,14 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_there(command: str):
-    result = run(*command.split(), "--help")
-    assert result.returncode == 0
-    assert "Usage" in result.stdout
+    result = CliRunner().invoke(app, [*command.split(), "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout and command.split()[-1] in result.stdout
+
+
+def test_the_program_lists_its_commands():
+    told = run("--help").stdout
+    assert all(command.split()[0] in told for command in COMMANDS)
 
 
 def test_the_schema_names_every_key():
@@ -102,9 +115,9 @@ def test_a_bad_start_is_one_line_and_exit_code_2(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     ports = ["--grpc-port", "0", "--http-port", "0"]
-    started = time.monotonic()
+    before_s = computed_s()
     result = run("serve", *ports, *arguments, cwd=tmp_path)
-    assert time.monotonic() - started < START_LIMIT_S * 4, "far beyond the limit, even on a busy machine"
+    assert computed_s() - before_s < START_LIMIT_S
     assert result.returncode == 2
     (told,) = [line for line in result.stderr.splitlines() if not line.startswith("{")]  # but for the log
     assert told.startswith("edgeflow: ")
@@ -151,12 +164,13 @@ def test_verify_names_what_is_off(tmp_path):
         ["[b]econd", "action tokens"],
     ]
     assert "2 of 3 comparisons are off" in result.stdout
-    rows = json.loads(run("verify", str(directory), "--json").stdout, parse_constant=pytest.fail)
+    told = CliRunner().invoke(app, ["verify", str(directory), "--json"])
+    rows = json.loads(told.stdout, parse_constant=pytest.fail)
     assert len(rows) == 6 and rows[0]["deviation"] is None and not rows[0]["ok"]
 
 
 def test_doctor_speaks_json():
-    findings = json.loads(run("doctor", "--json").stdout)
+    findings = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
     assert {"Python", "torch", "FlashInfer", "headless rendering"} <= {finding["subject"] for finding in findings}
 
 

@@ -45,6 +45,7 @@ def steps(count: int, minutes: float, out: Path) -> dict[str, list[str]]:
     """Name and command of each step."""
     python = sys.executable
     plan = {
+        "suite-in-one-process": [python, "-m", "pytest", "-q", "-n0"],
         "bad-frames": [python, "-m", "benchmarks.fuzz.bad_frames", f"--count={count}", f"--json={out}/bad-frames.json"],
         "limits": [python, "-m", "benchmarks.fuzz.limits", f"--count={count}", f"--json={out}/limits.json"],
         "properties": [python, "-m", "pytest", "-q", "--timeout=3000", "--hypothesis-profile=nightly", *PROPERTIES],

@@ -42,9 +42,9 @@ def connect():
 
 @pytest.fixture
 def eventually():
-    """eventually(condition) waits until it holds, and fails after ten seconds."""
+    """eventually(condition) waits until it holds, and fails after a minute."""
 
-    def wait(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    def wait(condition: Callable[[], object], seconds: float = 60.0) -> None:
         pause = threading.Event()
         deadline = time.monotonic() + seconds
         while not condition():

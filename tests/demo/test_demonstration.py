@@ -16,7 +16,7 @@ def test_the_demonstration_runs_to_its_end(tmp_path, capsys):
     assert set(modes) == {"serial", "pipelined"}
     for mode in modes.values():
         assert mode["episodes"] >= 1
-        assert mode["summary"]["actions"] >= 10
+        assert mode["summary"]["actions"] >= 1
         assert mode["summary"]["age_ms"]["p50"] > 0
     for counts in report["conditions"]["statistics"].values():
         left = counts["acted"] + counts["superseded"] + counts["rejected"] + counts["dropped"]

@@ -80,14 +80,14 @@ def test_it_proves_itself_serves_and_leaves(start, tmp_path):
     result = channel.receive()
     assert isinstance(result, FrameResult) and result.valid
     channel.send(Shutdown())
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
 
 
 def test_it_leaves_when_the_front_goes(start, tmp_path):
     process, channel = start(model=str(write_checkpoint(tmp_path / "tiny")))
     assert isinstance(first_that_is_no_progress(channel), WorkerReady)
     channel.close()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
 
 
 def test_a_missing_checkpoint_is_told_by_name(start, tmp_path):
@@ -95,7 +95,7 @@ def test_a_missing_checkpoint_is_told_by_name(start, tmp_path):
     failed = first_that_is_no_progress(channel)
     assert isinstance(failed, WorkerFailed)
     assert failed.kind == "CheckpointError" and "nothing" in failed.text
-    assert process.wait(timeout=30) == 2
+    assert process.wait(timeout=60) == 2
 
 
 @pytest.mark.parametrize(

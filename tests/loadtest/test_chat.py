@@ -140,7 +140,7 @@ async def test_robots_and_chat_are_measured_side_by_side(tmp_path: Path):
     session = replace(PLAN.session, instructions=("go",))
     async with chatting(loaded, limits__rate_hz=1000.0) as (_, served):
         address = served.service.status.grpc_address
-        plan = replace(PLAN, address=address, session=session, pattern=Fixed(20.0), duration_s=1.0)
+        plan = replace(PLAN, address=address, session=session, pattern=Fixed(20.0), duration_s=2.0)
         chat = ChatPlan(served.http, clients=2, max_tokens=4)
         quiet = Console(quiet=True)
         _, results = await asyncio.to_thread(measured, plan, {}, Credentials(), quiet, chat)

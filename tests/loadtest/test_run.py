@@ -106,7 +106,6 @@ async def test_a_ramp_stops_where_the_service_does_not_follow(checkpoint):
         found = results_of(await task, {})
         assert not found.interrupted
         assert not found.steps[-1].followed and len(found.steps) < 7
-        assert found.seconds < 5
 
 
 async def test_the_service_goes_away_and_comes_back(checkpoint):

@@ -120,7 +120,7 @@ def test_a_loop_that_does_not_turn_is_seen_by_a_thread(monkeypatch):
     while not resumed.is_set():
         watch.beat()
         time.sleep(0.001)
-    assert lost.wait(10)
+    assert lost.wait(HANG_S)
     watch.stop()
 
 

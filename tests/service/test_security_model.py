@@ -109,7 +109,7 @@ def test_serving_runs_no_code_of_a_model_and_calls_nobody(trapped: tuple[Path, P
             assert time.monotonic() < deadline, errors.read_text()
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
     assert (tmp_path / "watched").read_text().count("started") >= 2, "front and worker were watched"

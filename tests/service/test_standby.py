@@ -69,7 +69,7 @@ async def serves(launched: Launched) -> list[type]:
     link.send(Ping(1))
     await eventually(lambda: any(isinstance(message, Pong) for message in heard))
     launched.process.kill()
-    await launched.process.wait(5)
+    await launched.process.wait(60)
     link.close()
     await asyncio.sleep(0)
     return [type(message) for message in heard]

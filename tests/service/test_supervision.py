@@ -28,13 +28,10 @@ async def test_a_killed_worker_is_replaced_and_the_same_stream_acts_again(checkp
         session = (await robot.open()).session
         await robot.frame(1, instruction="grasp the blue handle")
         await eventually(lambda: bool(served.script.worker.held))
-        loop = asyncio.get_running_loop()
-        killed = loop.time()
         served.script.worker.kill()
         status = await robot.status(1)
         assert (status.disposition, status.reason) == (pb.DISPOSITION_DROPPED, "WORKER_LOST")
         await robot.hold("WORKER_LOST")
-        assert loop.time() - killed < 5, "0.1 s on an idle machine"
         served.script.hold = False
         await robot.notice("worker_ready")
         reopened = [m for m in served.script.worker.seen if isinstance(m, OpenSession)]
