@@ -30,12 +30,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def rope_write_kv(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-<<<<<<< HEAD
     """FlashInfer looks cosines and sines up by position. Its table has one line per row of the pass, so that rows of
     any positions (M-RoPE) rotate; keys and values are then copied to their places."""
-=======
-    """Rotated by FlashInfer; keys and values are then copied to their places."""
->>>>>>> gpu-kernels
     count, width = qkv.shape[0], k_slots.shape[-1]
     q, k, v = torch.split(qkv, [heads * width, kv_heads * width, kv_heads * width], dim=1)
     places, table = rows.kept("flashinfer table", partial(_table, rows))

@@ -8,11 +8,7 @@ import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "") in ("1", "true", "on")
 """Read once, as Triton does when a kernel is defined; products of bfloat16 are wrong there, so it gets float32."""
-<<<<<<< HEAD
-ELSEWHERE = 64
-=======
 ELSEWHERE = 16
->>>>>>> gpu-kernels
 """Multiprocessors assumed of a device that has none: in the interpreter, and where kernels are compiled for others."""
 
 

@@ -15,10 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-<<<<<<< HEAD
 from edgeflow.kernels.dimensions import ROLES
-=======
->>>>>>> gpu-kernels
 from edgeflow.kernels.layout import uploaded
 from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
@@ -105,11 +102,7 @@ class VisionTower:
         self._blocks = [_Block.of(weights.under(f"blocks.{index}."), config) for index in range(config.depth)]
         operator = partial(self._operator, table or built_in_table())
         self._attend: dict[str, VarlenAttention] = {
-<<<<<<< HEAD
             role: operator("varlen_attention", role) for role in ROLES["varlen_attention"]
-=======
-            role: operator("varlen_attention", role) for role in ("full", "window")
->>>>>>> gpu-kernels
         }
         self._norm: RmsNorm = operator("rms_norm", "input")
         self._add_post_norm: AddRmsNorm = operator("add_rms_norm", "post_attention")
