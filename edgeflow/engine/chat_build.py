@@ -18,6 +18,7 @@ from edgeflow.engine.chat_graphs import replayed
 from edgeflow.engine.chat_numbers import choose_chat_dtype, choose_weights, row_error
 from edgeflow.engine.generate import FixedPrefix, Prefill, RunPass, run_pass
 from edgeflow.engine.grammar import Grammars
+from edgeflow.engine.graphs import Record
 from edgeflow.engine.memory import activation_bytes, free_bytes
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.messages import ChatReady, Message
@@ -107,8 +108,11 @@ def chat_bytes(config: ServiceConfig) -> int:
     return numbers * itemsize + kv + activation_bytes(text, chat.prefill_chunk, dtype)
 
 
-def load_chat(config: ServiceConfig, progress: Progress) -> BuiltChat | None:
-    """Load the configured chat model; None where there is none. Typed StartErrors."""
+def load_chat(config: ServiceConfig, progress: Progress, record: Record | None = None) -> BuiltChat | None:
+    """Load the configured chat model; None where there is none. Typed StartErrors.
+
+    record: shared with the control engine, whose graphs are on the same device; CUDA graphs of its own if not given.
+    """
     path = config.chat_path
     if path is None:
         return None
@@ -123,7 +127,7 @@ def load_chat(config: ServiceConfig, progress: Progress) -> BuiltChat | None:
     built = build_chat(config.chat, model, fingerprint(path), progress, decode, weights.told)
     if not choose_graphs(config.graphs, device, dtype):
         return built
-    run, told = replayed(model, decode, built.kv, chat.prefill_chunk, required=config.graphs == "on")
+    run, told = replayed(model, decode, built.kv, chat.prefill_chunk, required=config.graphs == "on", record=record)
     return replace(built, run=run, numbers=f"{built.numbers}, {told}")
 
 

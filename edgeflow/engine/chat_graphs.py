@@ -1,7 +1,7 @@
-"""Chat passes replayed: a decode row or a whole chunk of a prompt is one launch (engine/graphs.py).
+"""Chat passes as replays: a decode row, or a whole chunk of a prompt, is one launch (engine/graphs.py).
 
-A shape is a number of rows and how far their slot may be read, in powers of two. What is left of a prompt after its
-whole chunks runs eagerly.
+A shape is a number of rows and a bound on how far their slot is read, a power of two. The rest of a prompt, after its
+whole chunks, runs eagerly.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LEAST_REACH = 256
 def replayed(
     model: ChatModel, decode: ChatModel, kv: KVSlots, chunk: int, *, required: bool, record: Record | None = None
 ) -> tuple[RunPass, str]:
-    """What runs the passes of a model and of the one that decodes, recorded now; what to tell at start.
+    """Record the passes of a model and of the one that decodes; returns what runs them, and a line for the start.
 
-    required: ConfigError where passes cannot be recorded; else they are run.
+    required: raise ConfigError where passes cannot be recorded; otherwise they run eagerly.
     """
     passes = ReplayedPasses(kv, record)
     try:
@@ -48,7 +48,7 @@ def replayed(
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """components: of a position; reach: no row sees beyond."""
+    """components: numbers per position (3 for M-RoPE). reach: positions of the slot that may be read."""
 
     decoder: Decoder
     rows: int
@@ -57,33 +57,33 @@ class _Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """What a recording keeps besides its whole numbers: rows that enter [n, E], logits of the last one [V]."""
+class _Memory:
+    """Memory of a recording besides its integers: hidden [n, E] enters, logits [V] of the last row leave."""
 
     hidden: Tensor
     logits: Tensor
 
 
 class ReplayedPasses:
-    """Called as `run_pass` is. Shapes are recorded by `record`, which writes slot 0: call it before that is used."""
+    """A stand-in for `run_pass` that replays. `record` writes into slot 0: call it before the slot is in use."""
 
     def __init__(self, kv: KVSlots, record: Record | None = None) -> None:
         self._kv = kv
-        self._graphs: Graphs[_Held] = Graphs(record or CudaRecord(kv.data.device))
+        self._graphs: Graphs[_Memory] = Graphs(record or CudaRecord(kv.data.device))
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     @torch.inference_mode()
     def record(self, decoder: Decoder, rows: Sequence[int], components: int) -> None:
-        """Passes of so many rows, at every reach."""
+        """Record passes of each number of rows, at every reach."""
         for count in rows:
             for reach in self._reaches():
                 shape = _Shape(decoder, count, components, reach)
                 self._graphs.find(shape, partial(self._harmless, shape))
 
     def seal(self) -> None:
-        """Nothing more is recorded."""
+        """Record nothing from now on."""
         self._graphs.seal()
 
     @torch.inference_mode()
@@ -100,17 +100,17 @@ class ReplayedPasses:
         held = recording.run(numbers.pin_memory() if device.type == "cuda" else numbers)
         return [held.logits.clone() if step.samples else None]
 
-    def _harmless(self, shape: _Shape) -> tuple[Tensor, Callable[[], _Held]]:
-        """All rows are row 0 of slot 0."""
+    def _harmless(self, shape: _Shape) -> tuple[Tensor, Callable[[], _Memory]]:
+        """Inputs in which all rows are row 0 of slot 0, and the program over them."""
         device = self._kv.data.device
         numbers = torch.zeros(2 + shape.components, shape.rows, dtype=torch.long, device=device)
         hidden = shape.decoder.embed(numbers[0])
         last = numbers.new_full((1,), shape.rows - 1)
         layout = PackedLayout((shape.rows,), shape.reach, numbers[0], numbers[1], numbers[2:], last)
 
-        def program() -> _Held:
+        def program() -> _Memory:
             rows = shape.decoder.forward(hidden, layout, self._kv)
-            return _Held(hidden, shape.decoder.logits(rows[last], stage_of(layout.lengths))[0])
+            return _Memory(hidden, shape.decoder.logits(rows[last], stage_of(layout.lengths))[0])
 
         return numbers, program
 

@@ -51,8 +51,8 @@ class PolicyEngine:
 
     launch_ahead: how many passes may be launched before the oldest is collected: 0 where launching computes (CPU), 1
     where it enqueues (CUDA), so that no launch waits for a host copy.
-    graphs: replay recordings of passes; shapes are recorded as they come until `graphs.seal()`. record: what makes
-    them, CUDA graphs if not given.
+    graphs: replay recordings of passes; shapes are recorded as they come until `graphs.seal()`. record: makes the
+    recordings, as CUDA graphs if not given.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class PolicyEngine:
         self.policy = policy
         self.capacity = capacity
         self.launch_ahead = 1 if device.type == "cuda" else 0
-        self.graphs: Graphs[PassOutputs] | None = Graphs(record or CudaRecord(device)) if graphs else None
+        self.record: Record | None = (record or CudaRecord(device)) if graphs else None
+        self.graphs: Graphs[PassOutputs] | None = None if self.record is None else Graphs(self.record)
         self.kv = policy.decoder.kv_slots(slots + graphs, capacity)  # the last one is what a recording's warm-up writes
         self._scratch = slots
         self._device = device

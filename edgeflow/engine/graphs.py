@@ -1,12 +1,14 @@
-"""Programs recorded once a shape and replayed: a pass becomes one launch (docs/architecture.md).
+"""Programs recorded once per shape and replayed: a pass becomes one launch (docs/architecture.md).
 
-A recording holds the addresses of its inputs and outputs and every number the host chose; what differs from replay to
-replay lies in memory. Recordings share one pool of memory for what lies between, so they are replayed one after the
-other, on one stream.
+A recording consists of addresses and of every number chosen by the host; whatever differs between replays lies in
+memory. It does not own the memory that existed before the capture, so each `Recording` keeps its program, and with it
+all tensors that the program refers to. Recordings share one memory pool for intermediate results, so they are replayed
+one after the other, on one stream.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,41 +22,64 @@ WARM_UPS = 2  # the first compiles and reserves, the second shows that nothing i
 
 
 class Record(Protocol):
-    """Records what a program launches; the replay, and what it left where every replay will leave it."""
+    """Records what a program launches; returns the replay, and the outputs that every replay overwrites."""
 
     def __call__(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]: ...
 
 
 class CudaRecord:
-    """By CUDA graphs. The program is run on a stream of its own before it is captured there."""
+    """Recordings as CUDA graphs. A program runs on a side stream first and is then captured there.
 
-    def __init__(self, device: torch.device) -> None:
+    One per device and process, shared by control and chat: destroying a graph clears the cuBLAS workspace of its
+    stream, which the other graphs of the stream still address (pytorch issue 193402). So no graph, nor one whose
+    capture failed, is destroyed before all of them.
+    check_inputs: have torch verify at each replay that the inputs of its own operators are still allocated, where it
+    can (2.13). That walks over every weight at every replay and does not see the arguments of Triton's kernels, so it
+    is for tests on a GPU, not for serving.
+    """
+
+    def __init__(self, device: torch.device, *, check_inputs: bool = False) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        checkable = "check_input_liveness" in inspect.signature(torch.cuda.CUDAGraph.capture_begin).parameters
+        self._options = {"check_input_liveness": True} if check_inputs and checkable else {}
 
     def __call__(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        graph = torch.cuda.CUDAGraph()
+        self._graphs.append(graph)
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 program()
-        self._stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            outputs = program()
+            self._stream.synchronize()
+            outputs = self._capture(graph, program)
         return graph.replay, outputs
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, program: Callable[[], Any]) -> Any:
+        """Without torch.cuda.graph, which empties the allocator's caches before each capture."""
+        graph.capture_begin(self._pool, capture_error_mode="thread_local", **self._options)
+        try:
+            return program()
+        finally:
+            graph.capture_end()
 
 
 @dataclass(frozen=True, slots=True)
 class Recording(Generic[Outputs]):
-    """One shape. inputs: the buffer that is filled before a replay."""
+    """The recording of one shape.
+
+    inputs: the buffer that is filled before a replay. program: kept for the memory that its replays address.
+    """
 
     inputs: Tensor
+    program: Callable[[], Outputs]
     replay: Callable[[], None]
     outputs: Outputs
 
     def run(self, *staged: Tensor) -> Outputs:
-        """Enqueue copies, one piece behind the other, and a replay. The outputs hold until this shape's next replay."""
+        """Enqueue copies of the pieces, end to end, and a replay. The outputs last until this shape's next replay."""
         for place, piece in zip(torch.split(self.inputs, [len(piece) for piece in staged]), staged, strict=True):
             place.copy_(piece, non_blocking=True)
         self.replay()
@@ -62,9 +87,9 @@ class Recording(Generic[Outputs]):
 
 
 class Graphs(Generic[Outputs]):
-    """Recordings by shape: made when a shape is first asked for, until `seal`; then others run eagerly and are counted.
+    """Recordings by shape, at most `most`: a new shape is recorded until `seal`, from then on it runs eagerly.
 
-    most: recordings that are kept, at most.
+    eager_passes: passes that found no recording since `seal`.
     """
 
     def __init__(self, record: Record, most: int = MOST_GRAPHS) -> None:
@@ -78,7 +103,7 @@ class Graphs(Generic[Outputs]):
         return len(self._by_shape)
 
     def seal(self) -> None:
-        """From now on nothing is recorded: nobody waits for it."""
+        """Record nothing from now on: a capture would hold up a robot."""
         self._sealed = True
         self.eager_passes = 0
 
@@ -87,11 +112,11 @@ class Graphs(Generic[Outputs]):
     ) -> Recording[Outputs] | None:
         """The recording of a shape; None where the pass must run eagerly.
 
-        make: a buffer of inputs with which the program does no harm, and the program over it.
+        make: returns a buffer of inputs that is safe to run the program with, and the program over that buffer.
         """
         if shape not in self._by_shape and not self._sealed and len(self._by_shape) < self._most:
             inputs, program = make()
-            self._by_shape[shape] = Recording(inputs, *self._record(program))
+            self._by_shape[shape] = Recording(inputs, program, *self._record(program))
         recording = self._by_shape.get(shape)
         self.eager_passes += recording is None
         return recording

@@ -55,7 +55,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
     progress("warm-up", 1, 2)
     told = record_passes(built.engine, built.limits.shift, progress, required=config.graphs == "on")
     warm_up(built.engine, built.limits.shift, progress)
-    chat = load_chat(config, progress)
+    chat = load_chat(config, progress, built.engine.record)
     clock = MonotonicClock()
     pacer = Pacer(profile.times(built.engine.policy.K), clock) if profile else None
     times = known or calibrate(built.engine, row_budget=config.row_budget, pacer=pacer, clock=clock)

@@ -1,0 +1,113 @@
+"""A recording keeps alive the memory that its replays address, whatever the program that was recorded allocated."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from edgeflow.engine import chat_graphs
+from edgeflow.engine.chat_graphs import ReplayedPasses
+from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.graphs import Graphs
+from edgeflow.engine.offline import decode_serially
+from edgeflow.kernels import packed_attention
+from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, Implementation
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.layout import PackedLayout
+from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable
+from edgeflow.models.chat import load_chat_model
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from tests.chat_checkpoint import write_chat_checkpoint
+from tests.engine.recorded import FreedMemoryError, record
+from tests.engine.test_lossless import make_engine, make_frames
+from tests.tiny_checkpoint import TinySize, write_checkpoint
+
+CPU = torch.device("cpu")
+
+
+class Tiled:
+    """Attention that keeps a table with the layout, as the kernels of a GPU do."""
+
+    def __init__(self) -> None:
+        self.tables: list[StorageWeakRef] = []
+
+    def __call__(self, layout: PackedLayout, kv: KVSlots) -> Any:
+        attend = packed_attention.masked(layout, kv)
+
+        def attend_by_table(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            table = layout.kept("tiles", lambda: self._make(len(q)))
+            return attend(q[table], k, v)
+
+        return attend_by_table
+
+    def _make(self, rows: int) -> Tensor:
+        table = torch.arange(rows)
+        self.tables.append(StorageWeakRef(table.untyped_storage()))
+        return table
+
+    def table(self) -> OperatorTable:
+        implementations = [*BUILT_IN, Implementation("packed_attention", "tiled", self)]
+        entries = [
+            Entry(OperatorKey(name, hw_profile=profile), impl_id)
+            for profile, defaults in DEFAULTS.items()
+            for name, impl_id in defaults.items()
+        ]
+        table = OperatorTable(implementations, entries)
+        return table.forcing(packed_attention="tiled", shift_kv_chain="indexed", linear="gemm")
+
+
+def alive(references: list[StorageWeakRef]) -> list[bool]:
+    gc.collect()
+    return [not reference.expired() for reference in references]
+
+
+def test_a_policy_engine_keeps_what_its_recordings_address(tmp_path):
+    torch.set_num_threads(1)
+    tiled = Tiled()
+    path = write_checkpoint(tmp_path / "tiny", TinySize(kv_heads=2))
+    policy = OpenVLAPolicy.load(path, torch.float32, CPU, table=tiled.table())
+    engine = PolicyEngine(policy, policy.K, 128, CPU, table=tiled.table(), graphs=True, record=record)
+    frames = make_frames(policy, 4, seed=2)
+    results = decode_serially(engine, frames)
+    assert len(tiled.tables) == len(engine.graphs) > 1 and all(alive(tiled.tables))
+    plain = OpenVLAPolicy.load(path, torch.float32, CPU)
+    expected = decode_serially(make_engine(plain, 1), frames)
+    assert [each.sampled for each in results] == [each.sampled for each in expected]
+    del engine
+    assert not any(alive(tiled.tables)), "nothing else kept them"
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen2_5_vl"])
+def test_chat_keeps_what_its_recordings_address(tmp_path, kind: str, monkeypatch):
+    torch.set_num_threads(1)
+    write_chat_checkpoint(tmp_path, kind)
+    tiled = Tiled()
+    model = load_chat_model(tmp_path, torch.float32, CPU, table=tiled.table())
+    indices: list[StorageWeakRef] = []
+
+    def noted(*arguments: Any) -> PackedLayout:
+        layout = PackedLayout(*arguments)
+        indices.extend(StorageWeakRef(each.untyped_storage()) for each in (layout.row_slot, layout.last_rows))
+        return layout
+
+    monkeypatch.setattr(chat_graphs, "PackedLayout", noted)
+    passes = ReplayedPasses(model.decoder.kv_slots(1, 300), record)
+    passes.record(model.decoder, (1, 4), 1)
+    assert len(passes) == len(tiled.tables) == len(indices) / 2 == 4
+    assert all(alive(tiled.tables + indices))
+
+
+def test_the_recorder_of_these_tests_sees_memory_that_is_gone():
+    graphs: Graphs[Tensor] = Graphs(lambda program: record(lambda: program() + torch.ones(1)))
+    buffer = torch.zeros(1)
+    outside = [torch.ones(1)]
+    recording = graphs.find("shape", lambda: (buffer, lambda: buffer + outside[0]))
+    assert recording is not None and recording.run(torch.ones(1)).item() == 3.0
+    outside.clear()
+    with pytest.raises(FreedMemoryError, match=r"\[1\] of torch.float32"):
+        recording.run(torch.ones(1))
