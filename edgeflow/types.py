@@ -96,10 +96,11 @@ class StageTimings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
-    """Pass times as the worker's loop sees them, in nanoseconds.
+    """Pass times in nanoseconds: on the device where that runs behind the host, else in the worker's loop.
 
     stages: K. prefill_ns: one prefill. two_prefills_ns: the prefills of two sessions. packed_ns: one prefill and K-1
-    decode rows. decode_ns: one decode row. decodes_ns: K-1 decode rows.
+    decode rows. decode_ns: one decode row. decodes_ns: K-1 decode rows. launch_ns: host time before the device can
+    begin a pass, which is launched while the one before it runs; 0 where launching computes.
     """
 
     stages: int
@@ -108,6 +109,12 @@ class PassTimes:
     packed_ns: int
     decode_ns: int
     decodes_ns: int
+    launch_ns: int = 0
+
+    @property
+    def launch_ahead(self) -> int:
+        """How many passes may be under way while the next one is planned."""
+        return int(self.launch_ns > 0)
 
     def pass_ns(self, prefills: int, decodes: int) -> int:
         """The time of a pass of any shape: prefills and rows add up at the slopes of the corners, which never fall."""
@@ -119,6 +126,6 @@ class PassTimes:
         return self.prefill_ns + more + max(self.packed_ns - self.prefill_ns, 0) * decodes // others
 
     def scaled(self, percent: int) -> PassTimes:
-        """All five times multiplied by percent / 100; none falls below 1 ns."""
+        """The times of all passes multiplied by percent / 100, none below 1 ns; launch_ns stays."""
         times = {each.name: max(getattr(self, each.name) * percent // 100, 1) for each in fields(self)}
-        return PassTimes(**(times | {"stages": self.stages}))
+        return PassTimes(**(times | {"stages": self.stages, "launch_ns": self.launch_ns}))

@@ -121,4 +121,5 @@ def _corners(samples: list[PassSample], stages: int) -> PassTimes:
         packed_ns=typical(1, stages - 1, prefill_ns),
         decode_ns=decode_ns,
         decodes_ns=typical(0, stages - 1, decode_ns),
+        launch_ns=round(median(sample.lead_ns for sample in samples if sample.prefills == 1)),
     )

@@ -13,6 +13,7 @@ from edgeflow.clock import Clock
 from edgeflow.engine.engine import LaunchedPass, PolicyEngine, Sampled
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.profile import Pacer
+from edgeflow.engine.stamps import Stamp
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.ipc.messages import (
     CloseSession,
@@ -59,6 +60,18 @@ class _Track:
 
 
 @dataclass(frozen=True, slots=True)
+class _Running:
+    """A pass that is not committed yet. begun: before its frames were preprocessed. lead_ns: host time from the start
+    of the turn until the device could begin. queued: the device was still at work on other things after the launch.
+    """
+
+    launched: LaunchedPass
+    begun: Stamp | None
+    lead_ns: int = 0
+    queued: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class _Opened:
     """What a session was opened with. deadline_ns: from a frame's arrival."""
 
@@ -87,24 +100,24 @@ class ControlPlane:
         self._opened: dict[int, _Opened] = {}
         self._waiting: dict[FrameRef, SubmitFrame] = {}
         self._tracks: dict[FrameRef, _Track] = {}
-        self._launched: deque[LaunchedPass] = deque()
+        self._running: deque[_Running] = deque()
         self._passes: deque[PassSample] = deque(maxlen=KEPT_PASSES)
         self._prompt_ids = lru_cache(maxsize=64)(engine.policy.prompt_ids)
 
     def step(self, started_ns: int) -> bool:
-        """Plan and launch a pass, commit what was launched before; False when there was none. started_ns: of this turn
-        of the loop.
+        """Plan and launch a pass, and commit the one before it; False when there was none to launch.
+
+        started_ns: when this turn of the loop started.
         """
         planned = self._scheduler.plan(self._clock.now_ns())
         if planned is not None:
-            self._launch(planned)
-        while len(self._launched) > (self._engine.launch_ahead if planned else 0):
-            self._commit(self._launched.popleft())
-        if planned is None:
-            return False
-        elapsed_ns = self._clock.now_ns() - started_ns
-        self._passes.append(PassSample(len(planned.prefills), len(planned.decodes), elapsed_ns))
-        return True
+            self._launch(planned, started_ns)
+        while len(self._running) > (self._ahead if planned else 0):
+            self._commit(self._running.popleft())
+        if planned is not None and not self._on_device:
+            elapsed_ns = self._clock.now_ns() - started_ns
+            self._passes.append(PassSample(len(planned.prefills), len(planned.decodes), elapsed_ns))
+        return planned is not None
 
     def wake_at_ns(self) -> int | None:
         """When there will be a pass though nothing arrives."""
@@ -121,7 +134,9 @@ class ControlPlane:
         return graphs.eager_passes if graphs else 0
 
     def take_passes(self) -> list[PassSample]:
-        """Every pass since the last call: its shape and the time of its turn of the loop."""
+        """Every pass since the last call: its shape and its time, on the device where that runs behind the host, else
+        the time of its turn of the loop.
+        """
         passes = list(self._passes)
         self._passes.clear()
         return passes
@@ -195,15 +210,28 @@ class ControlPlane:
             )
         return policy.image_tokens + tokens
 
-    def _launch(self, planned: Pass) -> None:
+    @property
+    def _on_device(self) -> bool:
+        """Whether the device decides what a pass takes: launching only enqueues, and no pacer holds the host."""
+        return self._pacer is None and self._engine.launch_ahead > 0
+
+    @property
+    def _ahead(self) -> int:
+        """Passes that may be under way while the next one is planned."""
+        return self._engine.launch_ahead if self._pacer is None else 0
+
+    def _launch(self, planned: Pass, turn_ns: int) -> None:
         started_ns = self._clock.now_ns()
+        begun = self._engine.stamp()
         observations = {}
         for segment in planned.prefills:
             observations[segment.frame] = self._prepare(self._waiting.pop(segment.frame))
             self._tracks[segment.frame].started_ns = started_ns
         for segment in planned.segments:
             self._tracks[segment.frame].passes += 1
-        self._launched.append(self._engine.launch(planned, observations))
+        launched = self._engine.launch(planned, observations)
+        lead_ns = launched.started.recorded_ns - turn_ns if launched.started else 0
+        self._running.append(_Running(launched, begun, lead_ns, begun is not None and not begun.reached))
         if self._pacer:
             self._pacer.hold(planned, started_ns)
 
@@ -211,9 +239,12 @@ class ControlPlane:
         pixels = np.frombuffer(message.payload, np.uint8).reshape(message.height, message.width, 3)
         return PreparedFrame(self._engine.policy.preprocess(pixels), self._prompt_ids(message.instruction))
 
-    def _commit(self, launched: LaunchedPass) -> None:
-        sampled = {result.frame: result for result in self._engine.collect(launched)}
-        for departure in self._scheduler.commit(launched.planned.number):
+    def _commit(self, running: _Running) -> None:
+        planned = running.launched.planned
+        sampled = {result.frame: result for result in self._engine.collect(running.launched)}
+        if self._on_device:
+            self._passes.append(_sample(running))
+        for departure in self._scheduler.commit(planned.number):
             self._answer(sampled[departure.frame])
 
     def _answer(self, sampled: Sampled) -> None:
@@ -239,6 +270,18 @@ class ControlPlane:
             self._waiting.pop(departure.frame, None)
             self._tracks.pop(departure.frame, None)
             self._publish(_dropped(departure.frame, *_DEPARTURES[departure.why]))
+
+
+def _sample(running: _Running) -> PassSample:
+    """What a collected pass took on the device: from the end of earlier work if it had to queue behind that, else from
+    when its inputs were staged.
+    """
+    launched, planned = running.launched, running.launched.planned
+    since = running.begun if running.queued else launched.started
+    if launched.done is None or since is None:
+        raise RuntimeError("an engine that launches ahead gave a pass without stamps")
+    elapsed_ns = launched.done.since_ns(since)
+    return PassSample(len(planned.prefills), len(planned.decodes), elapsed_ns, running.lead_ns)
 
 
 def _ref(message: SubmitFrame) -> FrameRef:

@@ -16,6 +16,7 @@ from torch import Tensor
 from edgeflow.engine.graphs import CudaRecord, Graphs, Record
 from edgeflow.engine.passes import PassInputs, PassOutputs, PassProgram, PassShape, input_bytes, stage
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
+from edgeflow.engine.stamps import CudaStamp, Stamp
 from edgeflow.kernels.layout import Span
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.scheduler.plan import FrameRef, Pass
@@ -35,15 +36,17 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedPass:
-    """A pass on its way. results [N, K + 1] as in PassOutputs; logits [N, V] if kept.
+    """A pass on its way. results [N, K + 1] as in PassOutputs; logits [N, V] if requested.
 
-    done: when they are there; None where launching computes.
+    started, done: before its first copy to the device and behind its last one to the host; None where launching
+    computes.
     """
 
     planned: Pass
     results: Tensor
     logits: Tensor | None
-    done: torch.cuda.Event | None
+    started: Stamp | None
+    done: Stamp | None
 
 
 class PolicyEngine:
@@ -86,22 +89,24 @@ class PolicyEngine:
         """Start a pass: stage its inputs, run or replay it, fetch what it gives."""
         shape = PassShape.of(planned, self._padded)
         staged = stage(planned, observations, shape, self.policy, self._device.type == "cuda")
+        started = self.stamp()
         outputs = self._run(planned, shape, staged)
-        return LaunchedPass(
-            planned,
-            outputs.results.to("cpu", non_blocking=True, copy=True),
-            None if outputs.logits is None else outputs.logits.clone(),
-            self._event(),
-        )
+        results = outputs.results.to("cpu", non_blocking=True, copy=True)
+        logits = None if outputs.logits is None else outputs.logits.clone()
+        return LaunchedPass(planned, results, logits, started, self.stamp())
 
     def collect(self, ticket: LaunchedPass) -> list[Sampled]:
-        """Wait for a pass; the action tokens of the frames it finished."""
+        """Wait for a pass, also for one that finishes no frame; the action tokens of the frames it finished."""
+        if ticket.done is not None:
+            ticket.done.wait()
         if not ticket.planned.finished:
             return []
-        if ticket.done is not None:
-            ticket.done.synchronize()
         rows = dict(zip(ticket.planned.segments, ticket.results.tolist(), strict=True))
         return [Sampled(each.frame, tuple(rows[each][:-1]), bool(rows[each][-1])) for each in ticket.planned.finished]
+
+    def stamp(self) -> Stamp | None:
+        """A mark behind everything enqueued so far; None where launching computes."""
+        return CudaStamp(self._device) if self._device.type == "cuda" else None
 
     def _padded(self, rows: int) -> int:
         return rows if self.graphs is None else min(-(-rows // ROW_STEP) * ROW_STEP, self.capacity)
@@ -131,10 +136,3 @@ class PolicyEngine:
 
     def _upload(self, staged: list[Tensor]) -> Tensor:
         return torch.cat([piece.to(self._device, non_blocking=True) for piece in staged])
-
-    def _event(self) -> torch.cuda.Event | None:
-        if self._device.type != "cuda":
-            return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event

@@ -14,11 +14,12 @@ DRIFT_SAMPLES = 20
 
 @dataclass(frozen=True, slots=True)
 class PassSample:
-    """One pass that ran."""
+    """One pass that ran. lead_ns: as PassTimes.launch_ns, of this pass."""
 
     prefills: int
     decodes: int
     ns: int
+    lead_ns: int = 0
 
 
 class CostModel:

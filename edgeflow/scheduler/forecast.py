@@ -6,11 +6,12 @@ same scheduler. Time is an integer; nothing is measured here.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgeflow.scheduler.depth import depths_of
-from edgeflow.scheduler.plan import Frame, FrameRef, Leaving
+from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import PassTimes
 
@@ -91,6 +92,23 @@ class _Tally:
         return Forecast(len(ages) - 1, counted[-1][0] - counted[0][0], sum(ages) // len(ages), max(ages))
 
 
+class _Device:
+    """Runs passes in order. running: number and end of each that is launched and not collected."""
+
+    def __init__(self, times: PassTimes) -> None:
+        self.running: deque[tuple[int, int]] = deque()
+        self._times = times
+        self._free_ns = 0
+
+    def launch(self, planned: Pass, now_ns: int) -> int:
+        """When the host has launched the pass."""
+        launched_ns = now_ns + self._times.launch_ns
+        lasts_ns = self._times.pass_ns(len(planned.prefills), len(planned.decodes))
+        self._free_ns = max(self._free_ns, launched_ns) + lasts_ns
+        self.running.append((planned.number, self._free_ns))
+        return launched_ns
+
+
 def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> list[Forecast]:
     """Each robot's steady state when all of them share the device; the second half of the run counts."""
     scheduler = Scheduler(replace(limits, max_sessions=len(robots)))
@@ -98,6 +116,7 @@ def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot])
     tallies = [_Tally([]) for _ in robots]
     for feed in feeds:
         scheduler.open(feed.session, 1, feed.robot.depth)
+    device = _Device(times)
     now_ns, passes = 0, 0
     horizon_ns = _horizon_ns(times, robots)
     while now_ns < horizon_ns and passes < MAX_PASSES:
@@ -106,17 +125,21 @@ def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot])
             if frame is not None:
                 scheduler.offer(frame)
         planned = scheduler.plan(now_ns)
-        if planned is None:
+        if planned is None and not device.running:
             waits = [feed.next_ns for feed in feeds]
             wake_ns = scheduler.wake_at_ns()
             now_ns = max(now_ns + 1, min(waits if wake_ns is None else [*waits, wake_ns]))
             continue
-        passes += 1
-        now_ns += times.pass_ns(len(planned.prefills), len(planned.decodes))
-        for departure in scheduler.commit(planned.number):
-            if departure.why is Leaving.DONE:
-                ref = departure.frame
-                tallies[ref.session].done.append((now_ns, now_ns - feeds[ref.session].stamps.pop(ref.seq)))
+        if planned is not None:
+            passes += 1
+            now_ns = device.launch(planned, now_ns)
+        while len(device.running) > (times.launch_ahead if planned else 0):
+            number, ended_ns = device.running.popleft()
+            now_ns = max(now_ns, ended_ns)
+            for departure in scheduler.commit(number):
+                if departure.why is Leaving.DONE:
+                    ref = departure.frame
+                    tallies[ref.session].done.append((now_ns, now_ns - feeds[ref.session].stamps.pop(ref.seq)))
     return [tally.forecast(now_ns // 2, now_ns) for tally in tallies]
 
 

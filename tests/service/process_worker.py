@@ -86,7 +86,7 @@ def run() -> None:
         parser.add_argument(name, type=int)
     parser.add_argument("--config")
     parser.add_argument("--standby", action="store_true")
-    parser.add_argument("--pass-times", nargs=6)
+    parser.add_argument("--pass-times", nargs="+")
     arguments = parser.parse_args()
     bind_to_front(arguments.parent, arguments.fd, arguments.stacks)
     if arguments.standby:
