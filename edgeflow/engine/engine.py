@@ -21,9 +21,6 @@ from edgeflow.kernels.layout import Span
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.scheduler.plan import FrameRef, Pass
 
-ROW_STEP = 16
-"""Rows of a prefill are padded to a multiple of it where passes are replayed: few shapes for prompts of any length."""
-
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -54,6 +51,7 @@ class PolicyEngine:
 
     launch_ahead: how many passes may be launched before the oldest is collected: 0 where launching computes (CPU), 1
     where it enqueues (CUDA), so that no launch waits for a host copy.
+    keep_logits: copy the logits of each pass into its ticket; may be switched while it runs.
     graphs: replay recordings of passes; shapes are recorded as they come until `graphs.seal()`. record: makes the
     recordings, as CUDA graphs if not given.
     """
@@ -72,6 +70,7 @@ class PolicyEngine:
     ) -> None:
         self.policy = policy
         self.capacity = capacity
+        self.keep_logits = keep_logits
         self.launch_ahead = 1 if device.type == "cuda" else 0
         self.record: Record | None = (record or CudaRecord(device)) if graphs else None
         self.graphs: Graphs[PassOutputs] | None = None if self.record is None else Graphs(self.record)
@@ -82,17 +81,17 @@ class PolicyEngine:
         name = policy.decoder.name
         greedy = operators.resolve_stages(OperatorKey("greedy", name), device, dtype)
         shift = operators.resolve_stages(OperatorKey("shift_kv_chain", name), device, dtype)
-        self._program = PassProgram(policy, self.kv, greedy, shift, keep_logits=keep_logits)
+        self._program = PassProgram(policy, self.kv, greedy, shift)
 
     @torch.inference_mode()
     def launch(self, planned: Pass, observations: Mapping[FrameRef, PreparedFrame]) -> LaunchedPass:
         """Start a pass: stage its inputs, run or replay it, fetch what it gives."""
-        shape = PassShape.of(planned, self._padded)
+        shape = PassShape.of(planned, None if self.graphs is None else self.capacity)
         staged = stage(planned, observations, shape, self.policy, self._device.type == "cuda")
         started = self.stamp()
         outputs = self._run(planned, shape, staged)
         results = outputs.results.to("cpu", non_blocking=True, copy=True)
-        logits = None if outputs.logits is None else outputs.logits.clone()
+        logits = outputs.logits.clone() if self.keep_logits else None
         return LaunchedPass(planned, results, logits, started, self.stamp())
 
     def collect(self, ticket: LaunchedPass) -> list[Sampled]:
@@ -107,9 +106,6 @@ class PolicyEngine:
     def stamp(self) -> Stamp | None:
         """A mark behind everything enqueued so far; None where launching computes."""
         return CudaStamp(self._device) if self._device.type == "cuda" else None
-
-    def _padded(self, rows: int) -> int:
-        return rows if self.graphs is None else min(-(-rows // ROW_STEP) * ROW_STEP, self.capacity)
 
     def _run(self, planned: Pass, shape: PassShape, staged: list[Tensor]) -> PassOutputs:
         if self.graphs is None:

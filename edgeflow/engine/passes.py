@@ -7,12 +7,13 @@ moves) lies in one buffer. So the program can be run, or recorded once a shape a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from edgeflow.engine.padding import padded_prefills
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.kernels.greedy import Greedy
 from edgeflow.kernels.kv import KVSlots
@@ -31,10 +32,12 @@ class PassShape:
     moves: int
 
     @classmethod
-    def of(cls, planned: Pass, padded: Callable[[int], int]) -> PassShape:
-        """padded: the rows that a prefill of so many is run as."""
-        prefills = tuple(padded(segment.length) for segment in planned.prefills)
-        return cls(prefills, len(planned.decodes), len(planned.moves))
+    def of(cls, planned: Pass, capacity: int | None = None) -> PassShape:
+        """capacity: positions of a slot, where prefills are padded; None where they run as they are."""
+        prefills, decodes = tuple(segment.length for segment in planned.prefills), len(planned.decodes)
+        if capacity is not None:
+            prefills = padded_prefills(prefills, decodes, capacity)
+        return cls(prefills, decodes, len(planned.moves))
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -130,11 +133,11 @@ def _filled(values: Sequence[int], count: int) -> list[int]:
 class PassOutputs:
     """results [N, K + 1] int64: of each segment its frame's tokens so far, and 1 while all their logits were finite.
 
-    logits [N, V], if kept.
+    logits [N, V] that the last of those tokens were sampled from.
     """
 
     results: Tensor
-    logits: Tensor | None
+    logits: Tensor
 
 
 class PassProgram:
@@ -144,19 +147,12 @@ class PassProgram:
     """
 
     def __init__(
-        self,
-        policy: TokenPolicy,
-        kv: KVSlots,
-        greedy: Mapping[str, Greedy],
-        shift: Mapping[str, ShiftKVChain],
-        *,
-        keep_logits: bool,
+        self, policy: TokenPolicy, kv: KVSlots, greedy: Mapping[str, Greedy], shift: Mapping[str, ShiftKVChain]
     ) -> None:
         self._policy = policy
         self._kv = kv
         self._greedy = greedy
         self._shift_kv = shift
-        self._keep_logits = keep_logits
         device = kv.data.device
         self._token_ids = torch.zeros(kv.slots, policy.K, dtype=torch.long, device=device)
         self._finite = torch.ones(kv.slots, dtype=torch.bool, device=device)
@@ -170,7 +166,7 @@ class PassProgram:
         finite = self._finite[inputs.slots, None]
         results = torch.cat([self._token_ids[inputs.slots], finite.long()], dim=1)
         self._shift(shape, inputs, self._shift_kv[stage])
-        return PassOutputs(results, logits if self._keep_logits else None)
+        return PassOutputs(results, logits)
 
     def _embed(self, shape: PassShape, inputs: PassInputs) -> Tensor:
         """H [L_Q, E] (ActionFlow equation 1): prefills, then the last token of each frame under way."""

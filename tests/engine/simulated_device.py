@@ -73,7 +73,8 @@ class AsynchronousEngine(PolicyEngine):
         self._clock.advance_ns(ENQUEUEING_NS)
         lasts_ns = self.times.pass_ns(len(shape.prefills), shape.decodes)
         self._free_ns = max(self._free_ns, self._clock.now_ns()) + lasts_ns
-        return PassOutputs(torch.ones(len(planned.segments), self.policy.K + 1, dtype=torch.long), None)
+        ones = torch.ones(len(planned.segments), self.policy.K + 1, dtype=torch.long)
+        return PassOutputs(ones, ones[:, :1].float())
 
 
 @dataclass

@@ -64,7 +64,7 @@ def program(capacity: int = CAPACITY) -> tuple[Any, PassProgram]:
     greedy, shift = (
         table.resolve_stages(OperatorKey(name, "llama"), META, torch.bfloat16) for name in ("greedy", "shift_kv_chain")
     )
-    return policy, PassProgram(policy, kv, greedy, shift, keep_logits=False)
+    return policy, PassProgram(policy, kv, greedy, shift)
 
 
 SHAPES = [

@@ -1,0 +1,168 @@
+"""Checks of a pipeline in 16 bits: they pass whatever rounding does and fail for every fault of a pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgeflow.bench.order import Order
+from edgeflow.bench.random_policy import SIZES, PolicySize, TowerSize, random_policy
+from edgeflow.bench.setting import OffError, Setting
+from edgeflow.bench.token_checks import compared, tokens
+from edgeflow.engine import engine, passes
+from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.warmup import warm_up
+from edgeflow.errors import WorkerError
+from edgeflow.kernels import packed_attention
+from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, Implementation
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.layout import PackedLayout
+from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable
+from edgeflow.models.llama import LlamaConfig
+from edgeflow.scheduler.ring import Shift
+
+CPU = torch.device("cpu")
+TEXT = LlamaConfig(
+    hidden_size=128,
+    intermediate_size=344,
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    vocab_size=1024,
+)
+MEDIUM = PolicySize("medium", TEXT, (TowerSize(32, 64, 3, 2, 5, True), TowerSize(32, 64, 3, 2)), 56, 14)
+SHAPES = {"tiny": SIZES["tiny"], "medium": MEDIUM}
+FAULTS = ("position", "slot", "key", "nan")
+
+
+def lone_rows(layout: PackedLayout) -> list[int]:
+    """Decode rows of packed passes; serial passes, which hold one span, stay right."""
+    if len(layout.lengths) == 1:
+        return []
+    return [int(last) for last, length in zip(layout.last_rows, layout.lengths, strict=True) if length == 1]
+
+
+class Faulty:
+    """Attention with a fault in the decode rows of packed passes; without one, packed passes only round otherwise."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def __call__(self, layout: PackedLayout, kv: KVSlots) -> Any:
+        rows = lone_rows(layout)
+        slot, position = layout.row_slot.clone(), layout.row_position.clone()
+        if self.fault == "slot":
+            slot[rows] = (slot[rows] + 1) % 7
+        if self.fault == "position":
+            position[rows] -= 1
+        attend = packed_attention.masked(replace(layout, row_slot=slot, row_position=position), kv)
+        if self.fault == "key":
+            attend = all_but_one(layout, rows)
+        if not self.fault and len(layout.lengths) > 1:
+            return lambda q, k, v: attend(q.float(), k.float(), v.float()).to(q.dtype)
+        if self.fault != "nan":
+            return attend
+
+        def poisoned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = attend(q, k, v)
+            out[rows] = torch.nan
+            return out
+
+        return poisoned
+
+    def table(self) -> OperatorTable:
+        implementations = [*BUILT_IN, Implementation("packed_attention", "faulty", self)]
+        entries = [
+            Entry(OperatorKey(name, hw_profile=profile), impl_id)
+            for profile, defaults in DEFAULTS.items()
+            for name, impl_id in defaults.items()
+        ]
+        return OperatorTable(implementations, entries).forcing(packed_attention="faulty")
+
+
+def all_but_one(layout: PackedLayout, rows: list[int]) -> Any:
+    """Rows see all keys before them but the one at position 5."""
+    seen = torch.arange(layout.reach) <= layout.row_position[:, None]
+    seen[rows, 5] = False
+
+    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+        read = (each[layout.row_slot, : layout.reach] for each in (k_slots, v_slots))
+        k, v = (each.masked_fill(~seen[..., None, None], 0).transpose(1, 2) for each in read)
+        grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
+        return F.scaled_dot_product_attention(grouped, k, v, attn_mask=seen[:, None, None]).reshape(q.shape)
+
+    return attend
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+
+
+def warmed(size: PolicySize, dtype: torch.dtype, fault: str = "") -> None:
+    table = Faulty(fault).table()
+    policy = random_policy(size, CPU, dtype, table=table)
+    served = PolicyEngine(policy, policy.K, size.rows + policy.K, CPU, table=table)
+    warm_up(served, Shift.ROTATE, lambda *_: None)
+    assert not served.keep_logits, "the service does not copy logits"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_healthy_model_starts(name: str, dtype: torch.dtype):
+    warmed(SHAPES[name], dtype)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_pipeline_at_fault_does_not_start(name: str, fault: str):
+    with pytest.raises(WorkerError, match="not finite" if fault == "nan" else "off, at most .* rounding accounts for"):
+        warmed(SHAPES[name], torch.bfloat16, fault)
+
+
+def setting(size: PolicySize, table: OperatorTable, monkeypatch, tmp_path) -> Setting:
+    monkeypatch.setattr(Setting, "table", lambda *_: table)
+    made = Setting.of(Order("", "cpu", "tiny", 10, 600.0, str(tmp_path), (3e10, 3e10)), lambda _: None)
+    return replace(made, size=size, dtype=torch.bfloat16)
+
+
+def test_the_suite_passes_a_healthy_machine_in_16_bits(monkeypatch, tmp_path):
+    rows = tokens(setting(MEDIUM, Faulty("").table(), monkeypatch, tmp_path))["tokens that differ"]
+    assert {row["fault"] for row in rows} == {""}
+    for row in rows:
+        if row["policy"].endswith("bfloat16"):
+            assert 0.001 < row["by rounding"] < 0.05
+            assert row["logits off"] > row["by rounding"] / 5, "these passes do round otherwise"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_suite_fails_a_fault_in_16_bits(fault: str, monkeypatch, tmp_path):
+    rows = compared(setting(MEDIUM, Faulty(fault).table(), monkeypatch, tmp_path), 2)
+    assert all(row["fault"] for row in rows)
+
+
+def test_the_suite_ends_with_an_error_when_a_row_is_at_fault(monkeypatch, tmp_path):
+    with pytest.raises(OffError, match="tokens differ"):
+        tokens(setting(SIZES["tiny"], Faulty("slot").table(), monkeypatch, tmp_path))
+
+
+def test_a_wrong_row_is_a_fault(monkeypatch, tmp_path):
+    """Packed passes sample a frame's first token from the row before the last one of its prefill."""
+
+    def wrong(planned, observations, shape, policy, pinned):
+        numbers, *pixels = passes.stage(planned, observations, shape, policy, pinned)
+        if shape.prefills and shape.decodes:
+            inputs = passes.PassInputs.over(torch.cat([numbers, *pixels]), shape, policy)
+            numbers.view(torch.long)[inputs.last_rows.storage_offset()] -= 1
+        return [numbers, *pixels]
+
+    monkeypatch.setattr(engine, "stage", wrong)
+    rows = compared(setting(MEDIUM, Faulty("").table(), monkeypatch, tmp_path), 2)
+    assert all("first tokens" in row["fault"] for row in rows)
