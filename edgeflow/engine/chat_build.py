@@ -16,6 +16,7 @@ from edgeflow.engine.build import choose_device, choose_graphs, fingerprint
 from edgeflow.engine.chat import ChatPlane, Prefix, StepCost
 from edgeflow.engine.chat_graphs import replayed
 from edgeflow.engine.chat_numbers import choose_chat_dtype, choose_weights, row_error
+from edgeflow.engine.chat_warmup import run_each_kind
 from edgeflow.engine.generate import FixedPrefix, Prefill, RunPass, run_pass
 from edgeflow.engine.grammar import Grammars
 from edgeflow.engine.graphs import Record
@@ -154,6 +155,8 @@ def build_chat(
         for done in fixed.compute(model, kv, config.prefill_chunk):
             progress(f"prefix {slot.id}", done, len(prompt))
         prefixes.append(Prefix(slot.id, fixed))
+    if model.device.type == "cuda":
+        run_each_kind(model, kv, decode, config.prefill_chunk)
     cost = measure_step(model, kv, decode)
     off = row_error(decode, kv, _probe(decode, min(PROBE_ROWS, capacity)))
     numbers = f"{_name(kv.dtype)}, {weights}{_told(off)}, KV in {_name(kv.data.dtype)}"

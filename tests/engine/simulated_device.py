@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,25 +55,34 @@ class AsynchronousEngine(PolicyEngine):
     all tokens are 1.
     """
 
-    def __init__(self, policy: TokenPolicy, slots: int, clock: ManualClock, times: PassTimes = TRUTH) -> None:
-        super().__init__(policy, slots, 80, torch.device("cpu"))
+    def __init__(
+        self,
+        policy: TokenPolicy,
+        slots: int,
+        clock: ManualClock,
+        times: PassTimes = TRUTH,
+        *,
+        capacity: int = 80,
+        **options: Any,
+    ) -> None:
+        super().__init__(policy, slots, capacity, torch.device("cpu"), **options)
         self.launch_ahead = 1
         self.times = times
-        self._clock = clock
+        self.clock = clock
         self._free_ns = 0
 
     def stamp(self) -> Stamp:
-        now_ns = self._clock.now_ns()
-        return SimulatedStamp(self._clock, now_ns, max(now_ns, self._free_ns))
+        now_ns = self.clock.now_ns()
+        return SimulatedStamp(self.clock, now_ns, max(now_ns, self._free_ns))
 
     def launch(self, planned: Pass, observations: Mapping[FrameRef, PreparedFrame]) -> LaunchedPass:
-        self._clock.advance_ns(STAGING_NS)
+        self.clock.advance_ns(STAGING_NS)
         return super().launch(planned, observations)
 
     def _run(self, planned: Pass, shape: PassShape, staged: list[Tensor]) -> PassOutputs:
-        self._clock.advance_ns(ENQUEUEING_NS)
+        self.clock.advance_ns(ENQUEUEING_NS)
         lasts_ns = self.times.pass_ns(len(shape.prefills), shape.decodes)
-        self._free_ns = max(self._free_ns, self._clock.now_ns()) + lasts_ns
+        self._free_ns = max(self._free_ns, self.clock.now_ns()) + lasts_ns
         ones = torch.ones(len(planned.segments), self.policy.K + 1, dtype=torch.long)
         return PassOutputs(ones, ones[:, :1].float())
 

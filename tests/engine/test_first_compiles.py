@@ -1,0 +1,166 @@
+"""After warm-up no pass makes Triton compile a kernel again: that takes seconds, inside the loop that serves robots."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from edgeflow.bench.random_chat import CHAT_SIZES, TINY, random_chat
+from edgeflow.bench.random_policy import SIZES, PolicySize, random_policy
+from edgeflow.bench.random_weights import RandomTensors
+from edgeflow.clock import ManualClock
+from edgeflow.engine.calibrate import calibrate
+from edgeflow.engine.chat_warmup import run_each_kind
+from edgeflow.engine.generate import StepRows, run_pass
+from edgeflow.engine.passes import PassInputs, PassOutputs, PassProgram, PassShape, input_bytes
+from edgeflow.engine.warmup import record_passes, warm_up
+from edgeflow.kernels.layout import Span
+from edgeflow.kernels.table import OperatorKey
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.plan import Pass
+from edgeflow.scheduler.ring import Shift
+from tests.engine.recorded import record
+from tests.engine.simulated_device import AsynchronousEngine
+from tests.kernels.interpreted_engine import in_triton
+
+META = torch.device("meta")
+SIZE = SIZES["tiny"]
+CAPACITY = 64
+CHUNK = 256
+
+Signature = tuple[Any, ...]
+
+
+def specialised(value: Any) -> Any:
+    """What Triton compiles for: alignment of pointers; integers that are 1, divisible by 16, or wide."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.storage_offset() * value.element_size() % 16 == 0
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value == 1, value % 16 == 0, value >= 1 << 31
+    return type(value)
+
+
+def signature(kernel: JITFunction, given: tuple[Any, ...], options: dict[str, Any]) -> Signature:
+    names = {param.name: param for param in kernel.params}
+    values = dict(zip(names, given, strict=False)) | {name: options[name] for name in names if name in options}
+    rest = {name: value for name, value in options.items() if name not in names and name not in ("grid", "warmup")}
+    told = [(name, _told(names[name], value)) for name, value in values.items()]
+    return kernel.__name__, *told, *sorted(rest.items())
+
+
+def _told(param: Any, value: Any) -> Any:
+    if param.is_constexpr:
+        return value
+    return type(value) if param.do_not_specialize else specialised(value)
+
+
+@pytest.fixture
+def compiled(monkeypatch) -> set[Signature]:
+    """Signatures of the kernels that were launched; nothing is compiled or run."""
+    seen: set[Signature] = set()
+
+    def launch(kernel: JITFunction, *given: Any, **options: Any) -> None:
+        seen.add(signature(kernel, given, options))
+
+    monkeypatch.setattr(JITFunction, "run", launch)
+    monkeypatch.setattr(
+        RandomTensors, "__getitem__", lambda self, name: torch.empty(self._shapes[name], device=self._device)
+    )
+    with torch.inference_mode():
+        yield seen
+
+
+class ShapeNoting(AsynchronousEngine):
+    """Notes the shapes of its passes and runs none."""
+
+    def __init__(self, policy: OpenVLAPolicy, *, graphs: bool) -> None:
+        super().__init__(policy, 2 * policy.K, ManualClock(), graphs=graphs, record=record, capacity=CAPACITY)
+        self.shapes: set[PassShape] = set()
+
+    def _run(self, planned: Pass, shape: PassShape, staged: list[Tensor]) -> PassOutputs:
+        self.shapes.add(shape)
+        return super()._run(planned, shape, staged)
+
+
+class MetaProgram:
+    """Passes of a policy over tensors without contents, with the operators of a GPU."""
+
+    def __init__(self, size: PolicySize) -> None:
+        table = in_triton()
+        self.policy = random_policy(size, META, torch.bfloat16, table=table)
+        kv = self.policy.decoder.kv_slots(2 * self.policy.K, CAPACITY)
+        greedy, shift = (
+            table.resolve(OperatorKey(name, "llama"), META, torch.bfloat16) for name in ("greedy", "shift_kv_chain")
+        )
+        self._run = PassProgram(self.policy, kv, greedy, shift)
+
+    def run(self, shape: PassShape) -> None:
+        buffer = torch.zeros(input_bytes(shape, self.policy), dtype=torch.uint8, device=META)
+        inputs = PassInputs.over(buffer, shape, self.policy)
+        self._run(shape, inputs, inputs.layout(shape, CAPACITY))
+
+
+def warmed_shapes(shift: Shift, *, graphs: bool) -> set[PassShape]:
+    """Those that a worker runs before it is ready."""
+    policy = random_policy(SIZE, torch.device("cpu"), torch.float32)
+    engine = ShapeNoting(policy, graphs=graphs)
+    record_passes(engine, shift, lambda *_: None, required=True)
+    warm_up(engine, shift, lambda *_: None)
+    calibrate(engine, clock=engine.clock)
+    return engine.shapes
+
+
+def any_shape(dice: random.Random, shift: Shift, policy: OpenVLAPolicy) -> PassShape:
+    """A pass of several sessions: prompts of any length, decode rows and moves of all of them."""
+    longest = CAPACITY - policy.K
+    prefills = tuple(dice.randint(policy.image_tokens + 2, longest) for _ in range(dice.randint(0, 4)))
+    decodes = dice.randint(0 if prefills else 1, 48)
+    return PassShape(prefills, decodes, dice.randint(0, 40) if shift is Shift.COPY else 0)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("shift", Shift)
+def test_control_compiles_nothing_after_warm_up(compiled: set[Signature], shift: Shift, graphs: bool):
+    program = MetaProgram(SIZE)
+    for shape in warmed_shapes(shift, graphs=graphs):
+        program.run(shape)
+    warm = set(compiled)
+    assert {each[0] for each in warm} >= {"_attend", "_turn", "_norm_row", "_gate", "_best_of_block"}
+    dice = random.Random(3)
+    for _ in range(150):
+        program.run(any_shape(dice, shift, program.policy))
+    assert compiled - warm == set()
+
+
+def any_step(dice: random.Random, width: int, components: int, capacity: int) -> StepRows:
+    """A chunk of a prompt or a decode row, anywhere in a slot."""
+    rows = dice.choice((1, dice.randint(1, CHUNK)))
+    start = dice.randint(0, capacity - rows)
+    positions = torch.arange(start, start + rows).expand(components, -1)
+    hidden = torch.empty(rows, width, dtype=torch.bfloat16, device=META)
+    return StepRows(Span(dice.randrange(3), start, rows), hidden, positions, samples=True)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("components", [1, 3])
+def test_chat_compiles_nothing_after_warm_up(compiled: set[Signature], components: int, int8: bool):
+    config = CHAT_SIZES[TINY]
+    if components == 3:
+        config = replace(config, rope=replace(config.rope, sections=(2, 3, 3)))
+    model = random_chat(config, META, torch.bfloat16, table=in_triton())
+    if components == 3:
+        model.vision = object()
+    kv = model.decoder.kv_slots(3, 3000, int8=int8)
+    run_each_kind(model, kv, model, CHUNK)
+    warm = set(compiled)
+    assert {each[0] for each in warm} >= {"_turn", "_norm_row", "_gate", "_join"}
+    dice = random.Random(4)
+    for _ in range(200):
+        run_pass(model.decoder, kv, [any_step(dice, config.hidden_size, dice.choice((1, components)), kv.capacity)])
+    assert compiled - warm == set()
