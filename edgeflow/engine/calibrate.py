@@ -1,4 +1,4 @@
-"""Pass times at start, measured on the worker's own loop, so that all it does for a pass is in them."""
+"""Pass times measured at start in the worker's own loop, so that they contain everything it does for a pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CAMERA = 224  # pixels a side
 
 
 class _Driver:
-    """Feeds a worker and keeps what its passes took."""
+    """Feeds a worker and collects its pass times."""
 
     def __init__(self, engine: PolicyEngine, row_budget: int, pacer: Pacer | None, clock: Clock, text: str) -> None:
         self.samples: list[PassSample] = []
@@ -78,7 +78,7 @@ class _Driver:
             pass
 
     def _ignore(self, message: Message) -> None:
-        """Nobody waits for these actions."""
+        """Discard: nobody waits for these actions."""
 
 
 def calibrate(
@@ -89,7 +89,7 @@ def calibrate(
     clock: Clock | None = None,
     instruction: str = INSTRUCTION,
 ) -> PassTimes:
-    """Medians at the corners of the cost model: serial, pipelined and drained, and two sessions side by side."""
+    """Measure medians at the corners of the cost model: serial, pipelined and drained, two sessions side by side."""
     driver = _Driver(engine, row_budget, pacer, clock or MonotonicClock(), instruction)
     stages = engine.policy.K
     for sessions in range(1, driver.sessions + 1):

@@ -1,4 +1,4 @@
-"""Every way in which a chat model answers: alone, in chunks, after a fixed prefix, packed with others. For checks."""
+"""The ways in which a chat model answers: alone, in chunks, after a fixed prefix, packed with others. For checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREFIX_CHUNK = 16
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A prompt, and how many tokens are wanted."""
+    """A prompt and the number of tokens to generate."""
 
     prompt: Prompt
     tokens: int
@@ -31,18 +31,18 @@ class Asked:
 
 
 Answer = tuple[list[int], list[Tensor]]
-"""Greedy tokens, and the logits [V] that each was taken from."""
+"""Greedy tokens, and the logits [V] from which each was taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """int8: keys and values are kept in 8 bits."""
+    """Runs a model in each way. int8: keys and values are cached in 8 bits."""
 
     model: ChatModel
     int8: bool = False
 
     def all(self) -> dict[str, Callable[[Sequence[Asked]], list[Answer]]]:
-        """By name; answers in the order of what was asked."""
+        """Answers of each way, by name, in the order of the requests."""
         chunked = {
             f"chunks of {size}": lambda asked, size=size: [self.alone(each, size) for each in asked] for size in CHUNKS
         }

@@ -73,14 +73,14 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What a session was opened with. deadline_ns: from a frame's arrival."""
+    """The parameters of a session. deadline_ns: from a frame's arrival."""
 
     unnorm_key: str | None
     deadline_ns: int
 
 
 class ControlPlane:
-    """Robots' sessions over one engine. `step` runs the next pass, if there is one."""
+    """The robots' sessions on one engine. `step` runs the next pass, if there is one."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class ControlPlane:
         return planned is not None
 
     def wake_at_ns(self) -> int | None:
-        """When there will be a pass though nothing arrives."""
+        """When there will be a pass even if no frame arrives."""
         return self._scheduler.wake_at_ns()
 
     @property
@@ -129,7 +129,7 @@ class ControlPlane:
 
     @property
     def eager_passes(self) -> int:
-        """Those whose shape no graph was recorded for."""
+        """Passes whose shape has no recorded graph."""
         graphs = self._engine.graphs
         return graphs.eager_passes if graphs else 0
 
@@ -144,7 +144,7 @@ class ControlPlane:
     # What the front says.
 
     def open(self, message: OpenSession) -> bool:
-        """Give a session its ring, or say why not; whether it has one."""
+        """Give a session its ring, or publish why not; returns whether it has one."""
         key = message.unnorm_key or self._default_unnorm_key or None
         try:
             self._check_unnorm_key(key)
@@ -159,25 +159,25 @@ class ControlPlane:
         return True
 
     def reset(self, message: ResetSession) -> None:
-        """A new epoch begins."""
+        """Begin a new epoch."""
         self._leave(self._scheduler.reset(message.session, message.epoch))
 
     def close(self, message: CloseSession) -> None:
-        """The ring is free."""
+        """Free the session's ring."""
         self._leave(self._scheduler.close(message.session))
         self._opened.pop(message.session, None)
 
     def change_depth(self, session: int, depth: int) -> None:
-        """From the session's next frame on."""
+        """Change the depth from the session's next frame on."""
         self._scheduler.change_depth(session, depth)
 
     def supersede(self, frames: Sequence[SubmitFrame]) -> None:
-        """Newer ones came before the loop saw them."""
+        """Report frames that newer ones replaced before the loop saw them."""
         for frame in frames:
             self._publish(_dropped(_ref(frame), *_DEPARTURES[Leaving.SUPERSEDED]))
 
     def accept(self, message: SubmitFrame, arrived_ns: int) -> None:
-        """A frame; the newest of a session wins."""
+        """Offer a frame to the scheduler; the newest of a session wins."""
         ref = _ref(message)
         try:
             rows = self._rows(message.instruction)

@@ -25,7 +25,7 @@ from edgeflow.reasons import Reason
 
 
 class Finish(str, Enum):
-    """Why an answer ended: a stop token or string, or no more room."""
+    """The reason an answer ended: a stop token or string, or no more room."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -33,7 +33,7 @@ class Finish(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """Rows that enter a pass. hidden [n, E]; positions [C, n]; samples: whether the last row's logits are wanted."""
+    """Rows that enter a pass. hidden [n, E]; positions [C, n]; samples: whether the last row's logits are needed."""
 
     span: Span
     hidden: Tensor
@@ -42,12 +42,12 @@ class StepRows:
 
 
 RunPass = Callable[[Decoder, KVSlots, Sequence[StepRows]], "list[Tensor | None]"]
-"""What runs a pass: `run_pass`, or what replays it."""
+"""Runs a pass: `run_pass`, or a replay of it."""
 
 
 @torch.inference_mode()
 def run_pass(decoder: Decoder, kv: KVSlots, steps: Sequence[StepRows]) -> list[Tensor | None]:
-    """One packed forward; logits [V] of each step that samples."""
+    """Run one packed forward; returns the logits [V] of each step that samples."""
     components = max(len(step.positions) for step in steps)
     positions = torch.cat([step.positions.expand(components, -1) for step in steps], dim=1)
     hidden = torch.cat([step.hidden for step in steps])
@@ -63,7 +63,7 @@ def run_pass(decoder: Decoder, kv: KVSlots, steps: Sequence[StepRows]) -> list[T
 
 
 class Prefill:
-    """A prompt on its way into a slot. place: the next row."""
+    """A prompt that enters a slot chunk by chunk. place: its next row."""
 
     def __init__(self, model: ChatModel, prompt: Prompt, slot: int, *, known: int = 0) -> None:
         self._prompt = prompt
@@ -78,7 +78,7 @@ class Prefill:
 
     @torch.inference_mode()
     def rows(self, most: int, *, samples: bool) -> StepRows:
-        """The next chunk, of `most` rows at most. samples: of the prompt's last row."""
+        """The next chunk, of at most `most` rows. samples: whether the logits of the prompt's last row are needed."""
         start, stop = self.place, min(self.place + most, len(self._prompt))
         self.place = stop
         span = Span(self._slot, start, stop - start)
@@ -124,11 +124,11 @@ class Generation:
 
     @property
     def decoder(self) -> Decoder:
-        """What runs the next pass."""
+        """The decoder that runs the next pass."""
         return self._model.decoder if self._prefill.left else self._decode.decoder
 
     def rows(self, most: int) -> StepRows:
-        """What the next pass computes: at most `most` rows of the prompt, or the decode row of the last token."""
+        """Rows of the next pass: at most `most` of the prompt, or the decode row of the last token."""
         if self._prefill.left:
             return self._prefill.rows(most, samples=True)
         place = len(self._prompt) + len(self.tokens) - 1
@@ -136,7 +136,7 @@ class Generation:
         return StepRows(Span(self._slot, place, 1), self._decode.embed(self.tokens[-1:]), position, True)
 
     def take(self, logits: Tensor | None) -> SampledToken | None:
-        """What the pass gave; a token, unless it only carried a chunk of the prompt. Stop tokens are tokens too."""
+        """Sample from a pass's logits; None where the pass held only part of the prompt. Stop tokens count."""
         if logits is None:
             return None
         sampled = self._sampler.sample(logits)
@@ -148,12 +148,12 @@ class Generation:
         return sampled
 
     def stop(self) -> None:
-        """The text has met a stop string."""
+        """End the answer: its text has met a stop string."""
         self.finish = Finish.STOP
 
 
 def generate(model: ChatModel, kv: KVSlots, generation: Generation, chunk: int) -> Iterator[SampledToken | None]:
-    """The request by itself, one item a pass: a token, or None for a chunk of the prompt."""
+    """Run the request by itself; one item per pass: a token, or None for a chunk of the prompt."""
     while generation.finish is None:
         (logits,) = run_pass(model.decoder, kv, [generation.rows(chunk)])
         yield generation.take(logits)
@@ -161,20 +161,20 @@ def generate(model: ChatModel, kv: KVSlots, generation: Generation, chunk: int) 
 
 @dataclass(frozen=True, slots=True)
 class FixedPrefix:
-    """Rows that many prompts begin with; their KV lies in `slot`."""
+    """A beginning that many prompts share; its KV lies in `slot`."""
 
     prompt: Prompt
     slot: int
 
     def compute(self, model: ChatModel, kv: KVSlots, chunk: int) -> Iterator[int]:
-        """Fill the slot, one pass an item: rows that are in."""
+        """Fill the slot; one item per pass: the number of rows computed so far."""
         prefill = Prefill(model, self.prompt, self.slot)
         while prefill.left:
             run_pass(model.decoder, kv, [prefill.rows(chunk, samples=False)])
             yield prefill.place
 
     def lend(self, kv: KVSlots, prompt: Prompt, slot: int) -> int:
-        """Bring what `prompt` shares with this prefix into its slot; how many rows are known then.
+        """Bring what `prompt` shares with this prefix into its slot; returns how many rows are known then.
 
         In the prefix's own slot nothing moves; there the whole prefix must be shared, as the rest is written over.
         """

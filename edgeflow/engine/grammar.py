@@ -44,7 +44,7 @@ MAX_BYTES = 1 << 20  # of a mask: eight million tokens
 
 
 class Grammar:
-    """Where one answer is in its schema. wake: called, from another thread, whenever `ready` has become true."""
+    """The place of one answer in its schema. wake: called, from another thread, whenever `ready` has become true."""
 
     def __init__(self, grammars: Grammars, handle: int, mask: bytes, wake: Callable[[], None]) -> None:
         self._grammars = grammars
@@ -55,7 +55,7 @@ class Grammar:
 
     @property
     def ready(self) -> bool:
-        """Whether `allowed` answers at once."""
+        """Whether `allowed` can answer without waiting."""
         return self._mask.done()
 
     def allowed(self) -> Tensor:
@@ -65,13 +65,13 @@ class Grammar:
         return torch.from_numpy(mask).to(self._grammars.device)
 
     def accept(self, token: int) -> None:
-        """The token was chosen."""
+        """Move on by the token that was chosen."""
         self._mask = self._grammars.after(self._handle, token)
         self._mask.add_done_callback(lambda _: self._wake())
 
 
 class Grammars:
-    """Of one tokenizer. `compile` returns at once; the result is a new Grammar or an InvalidArgument."""
+    """Grammars of one tokenizer. `compile` returns at once; the result is a new Grammar or an InvalidArgument."""
 
     def __init__(
         self, tokenizer: TextTokenizer, vocab_size: int, stop_ids: Iterable[int], device: torch.device
@@ -84,7 +84,7 @@ class Grammars:
         self._last = 0
 
     def compile(self, schema: str, wake: Callable[[], None] = lambda: None) -> Future[Grammar]:
-        """schema: JSON. wake: called when it is done, and whenever the grammar is ready again."""
+        """Start to compile a JSON schema. wake: called when it is done, and whenever the grammar is ready again."""
         self._last += 1
         future = self._thread.submit(self._compile, schema, self._last, wake)
         future.add_done_callback(lambda _: wake())
@@ -105,7 +105,7 @@ class Grammars:
 
 
 class _Process:
-    """One grammar process after another: what broke its limits is ended, and the next question starts a new one."""
+    """One grammar process after another: one that breaks its limits is killed, the next question starts a new one."""
 
     def __init__(self, first: bytes) -> None:
         self._first = first

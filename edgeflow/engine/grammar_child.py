@@ -36,7 +36,7 @@ LIMITS = LLParserLimits(initial_lexer_fuel=500_000, step_lexer_fuel=100_000, ste
 
 
 class Compiler:
-    """Of one tokenizer. Answers are bytes to send; ValueError says what is wrong with a schema or a token."""
+    """Grammars of one tokenizer. Answers are bytes to send; ValueError says what is wrong with a schema or a token."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -44,7 +44,7 @@ class Compiler:
         self._answers: OrderedDict[int, LLMatcher] = OrderedDict()
 
     def answer(self, message: bytes) -> bytes:
-        """To COMPILE or NEXT: the mask."""
+        """The answer to COMPILE or NEXT: the mask."""
         (handle,) = HANDLE.unpack_from(message, 1)
         rest = message[1 + HANDLE.size :]
         if message[:1] == COMPILE:
@@ -72,7 +72,7 @@ class Compiler:
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Answer questions until standard input ends."""
     _step_back()
     stream, out = sys.stdin.buffer, sys.stdout.buffer
     first = receive(stream)
@@ -97,13 +97,13 @@ def main() -> None:
 
 
 def send(stream: BinaryIO, message: bytes) -> None:
-    """A length, then the bytes."""
+    """Write a length, then the bytes."""
     stream.write(LENGTH.pack(len(message)) + message)
     stream.flush()
 
 
 def receive(stream: BinaryIO) -> bytes | None:
-    """One message; None at the end."""
+    """Read one message; None at the end."""
     head = stream.read(LENGTH.size)
     return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
 
@@ -125,14 +125,14 @@ def _bound(kept: OrderedDict[str, LLMatcher] | OrderedDict[int, LLMatcher], most
 
 
 def _step_back() -> None:
-    """The worker's priority is for robots."""
+    """Give up the worker's priority, which is for robots."""
     if hasattr(os, "sched_setscheduler"):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
 
 
 def _limit_memory() -> None:
-    """Address space: what is used now, and MEMORY_BYTES more (where /proc tells what is used)."""
+    """Limit address space to what is used now and MEMORY_BYTES more (where /proc says what is used)."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -142,7 +142,7 @@ def _limit_memory() -> None:
 
 
 def _limit_time() -> None:
-    """Processor time: what was used until now, and COMPILE_S more."""
+    """Limit processor time to what was used so far and COMPILE_S more."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used.ru_utime + used.ru_stime) + COMPILE_S, hard))

@@ -1,4 +1,4 @@
-"""What has arrived from the front and waits for the loop: in order, but only the newest frame of a session."""
+"""Messages from the front that wait for the loop: in order, but only the newest frame of each session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Drained(NamedTuple):
 
 
 class Inbox:
-    """Filled by the reader thread, emptied by the loop. Bounded by one frame a session."""
+    """A queue filled by the reader thread and emptied by the loop, with at most one frame per session."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()
@@ -35,7 +35,7 @@ class Inbox:
         self._woken = False
 
     def put(self, message: Message) -> None:
-        """A frame takes the place of an older one of its session that was not drained yet."""
+        """Add a message; a frame replaces an older one of its session that was not drained yet."""
         with self._changed:
             if isinstance(message, SubmitFrame):
                 older = self._frames.get(message.session)
@@ -50,13 +50,13 @@ class Inbox:
             self._changed.notify()
 
     def close(self) -> None:
-        """The front has gone; a waiting loop wakes."""
+        """Note that the front has gone, and wake a waiting loop."""
         with self._changed:
             self._closed = True
             self._changed.notify()
 
     def wake(self) -> None:
-        """Something else became ready: the loop looks again. From any thread."""
+        """Make a waiting loop look again, because something else became ready. From any thread."""
         with self._changed:
             self._woken = True
             self._changed.notify()
@@ -66,14 +66,14 @@ class Inbox:
         return self._closed
 
     def wait(self, timeout_s: float | None) -> None:
-        """Until something is here, the front goes, or the timeout."""
+        """Wait until a message is here, the front goes, or the timeout ends."""
         with self._changed:
             if not self._messages and not self._superseded and not self._closed and not self._woken:
                 self._changed.wait(timeout_s)
             self._woken = False
 
     def drain(self) -> Drained:
-        """Empty it."""
+        """Take everything that waits."""
         with self._changed:
             messages = [self._frames.pop(each) if isinstance(each, int) else each for each in self._messages]
             drained = Drained(messages, self._superseded, self._arrived_ns)

@@ -1,4 +1,4 @@
-"""What binds a worker process to its front. It loads nothing slow: a worker is on the leash before it loads torch."""
+"""The bond of a worker process to its front. It imports nothing slow: it is in place before torch is loaded."""
 
 from __future__ import annotations
 

@@ -29,8 +29,9 @@ from edgeflow.types import PassTimes
 
 
 def main(fd: int, config: Path, known: PassTimes | None = None) -> int:
-    """Build, prove, serve; the exit code of the process. fd: of the socket to the front. known: times measured by the
-    worker before, which this one takes over: the sooner robots act again.
+    """Build, check and serve; returns the exit code of the process.
+
+    fd: of the socket to the front. known: pass times of the worker before, taken over so that robots act sooner.
     """
     torch.set_grad_enabled(False)
     channel = BlockingChannel(socket.socket(fileno=fd))

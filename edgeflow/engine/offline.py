@@ -1,4 +1,4 @@
-"""Frames through the real scheduler and engine without sockets: verification, tests, benchmarks, warm-up."""
+"""Runs of the real scheduler and engine without sockets: verification, tests, benchmarks, warm-up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgeflow.types import Mode
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A frame's action tokens; logits [K, V] when the engine keeps them."""
+    """A frame's action tokens, and its logits [K, V] if the engine keeps them."""
 
     sampled: Sampled
     logits: list[Tensor]
@@ -27,12 +27,12 @@ class Decoded:
 def limits_for(
     stages: int, *, sessions: int = 1, shift: Shift = Shift.ROTATE, row_budget: int = 1 << 30
 ) -> SchedulerLimits:
-    """A scheduler that drains at once and, unless told otherwise, packs whatever is ready."""
+    """Limits of a scheduler that drains at once and, by default, packs whatever is ready."""
     return SchedulerLimits(stages, sessions, row_budget, drain_after_ns=0, shift=shift)
 
 
 class OfflineRun:
-    """One session a mode, all fed in lockstep: a frame a session is offered before each pass of that session."""
+    """One session per mode, all fed in lockstep: before each pass every session is offered its next frame."""
 
     def __init__(self, engine: PolicyEngine, scheduler: Scheduler, modes: list[Mode], depth: int = 0) -> None:
         self.engine = engine
@@ -44,7 +44,7 @@ class OfflineRun:
             scheduler.open(session, epoch=1, depth=depth_of(mode, engine.policy.K, depth))
 
     def decode(self, streams: Sequence[Iterable[PreparedFrame]]) -> list[list[Decoded]]:
-        """Every frame of every stream, one stream a session; results in the order of the frames."""
+        """Decode every frame of every stream, one stream per session; results in the order of the frames."""
         sources = [iter(stream) for stream in streams]
         results: list[list[Decoded]] = [[] for _ in streams]
         counts = [0] * len(streams)
@@ -58,7 +58,7 @@ class OfflineRun:
                 results[decoded.sampled.frame.session].append(decoded)
 
     def decode_arrivals(self, arrivals: Sequence[tuple[int, PreparedFrame]]) -> list[Decoded]:
-        """Frames of session 0, each offered after a number of further passes and when the one before has started."""
+        """Decode frames of session 0, each offered after a number of further passes, once the one before has started."""
         results: list[Decoded] = []
         for seq, (passes, frame) in enumerate(arrivals, start=1):
             while passes > 0 or self.waiting(0):
@@ -76,7 +76,7 @@ class OfflineRun:
         return [Decoded(result, self._logits.pop(result.frame, [])) for result in sampled]
 
     def step(self) -> LaunchedPass | None:
-        """One pass; None when nothing is left to run."""
+        """Launch one pass; None when nothing is left to run."""
         planned = self.scheduler.plan(0)
         if planned is None:
             return None
@@ -114,6 +114,6 @@ class OfflineRun:
 
 
 def decode_serially(engine: PolicyEngine, frames: Iterable[PreparedFrame]) -> list[Decoded]:
-    """Each frame by itself, one pass a token: what every other mode must equal."""
+    """Decode each frame by itself, one pass per token: the reference of every other mode."""
     scheduler = Scheduler(limits_for(engine.policy.K))
     return OfflineRun(engine, scheduler, [Mode.SERIAL]).decode([frames])[0]

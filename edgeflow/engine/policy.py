@@ -43,7 +43,7 @@ class Decoder(Protocol):
         ...
 
     def kv_slots(self, slots: int, capacity: int) -> KVSlots:
-        """A store of this decoder's layers, heads and dtype."""
+        """A KV store with this decoder's layers, heads and dtype."""
         ...
 
 
@@ -67,11 +67,11 @@ class TokenPolicy(Protocol):
     def prompt_ids(self, instruction: str) -> tuple[int, ...]: ...
 
     def preprocess(self, image: NDArray[np.uint8]) -> Tensor:
-        """[H, W, 3] RGB → [C, h, w] float32, on the host or, without waiting for it, on the device"""
+        """[H, W, 3] RGB → [C, h, w] float32, on the host, or on the device without waiting for it."""
         ...
 
     def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
-        """[B, C, h, w] and B prompts [t] on the device → B tensors [L_P, E], without a word to the host."""
+        """[B, C, h, w] and B prompts [t] on the device → B tensors [L_P, E], without reading anything on the host."""
         ...
 
     def decode_actions(self, token_ids: Sequence[int], unnorm_key: str | None = None) -> NDArray[np.float64]:

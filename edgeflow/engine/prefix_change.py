@@ -1,4 +1,4 @@
-"""A slot's prefix, changed while the worker serves: a job among the chat plane's requests, a chunk of it a step."""
+"""A change of a slot's prefix while the worker serves: a job among the chat plane's requests, one chunk per step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PrefixChange:
         return self._prefill.left if self._prefill is not None else 0
 
     def begin(self, model: ChatModel, capacity: int) -> None:
-        """InvalidArgument for a prefix that is none or does not fit, as long as nothing was touched."""
+        """Raise InvalidArgument for an empty prefix or one that does not fit, before anything is changed."""
         if not self.message.ids:
             return
         prompt = model.prompt(self.message.ids)
@@ -40,7 +40,7 @@ class PrefixChange:
         self._prefill = Prefill(model, prompt, self._slot)
 
     def step(self, model: ChatModel, kv: KVSlots, most: int) -> int:
-        """The next chunk, of `most` rows at most; how many there were."""
+        """Compute the next chunk, of at most `most` rows; returns how many."""
         if self._prefill is None:
             return 0
         rows = self._prefill.rows(most, samples=False)

@@ -1,10 +1,10 @@
-"""Holding each pass to the pace of a named device.
+"""Device profiles: passes held to the pace of a named device.
 
-The embedded policy takes milliseconds a pass, far less than a 7B model on the device one means to use; a profile
+The embedded policy takes milliseconds per pass, far less than a 7B model on the device one means to use; a profile
 makes its passes last as long as theirs, so that rate and age can be seen at their true size.
 
-Published totals, ActionFlow Table 1 (OpenVLA-7B): the baseline's time a frame, T_prefill + 6 T_decode, and the
-pipelined time a frame, T_packed. The split is ours: T_prefill is taken equal to T_packed (a packed pass adds six
+Published totals, ActionFlow Table 1 (OpenVLA-7B): the baseline's time per frame, T_prefill + 6 T_decode, and
+the pipelined time per frame, T_packed. The split is ours: T_prefill is taken equal to T_packed (a packed pass adds six
 rows to a prefill of about 280), hence T_decode = (baseline - T_packed) / 6.
 """
 
@@ -70,7 +70,7 @@ def load_profile(name: str) -> DeviceProfile | None:
 
 
 class Pacer:
-    """Makes a pass last as long as it would elsewhere, by waiting for what is missing."""
+    """Makes a pass last as long as it would on another device, by waiting for the rest of that time."""
 
     def __init__(self, times: PassTimes, clock: Clock, wait: Callable[[float], None] = time.sleep) -> None:
         self._times = times
@@ -78,7 +78,7 @@ class Pacer:
         self._wait = wait
 
     def hold(self, planned: Pass, started_ns: int) -> None:
-        """Return no earlier than that pass time after `started_ns`."""
+        """Wait until the pass has lasted its time since `started_ns`."""
         lasts_ns = self._times.pass_ns(len(planned.prefills), len(planned.decodes))
         missing_ns = started_ns + lasts_ns - self._clock.now_ns()
         if missing_ns > 0:

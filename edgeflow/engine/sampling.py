@@ -32,7 +32,7 @@ BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """temperature 0: greedy; top_k 0: off; seed None: another answer each time.
+    """Parameters of one request. temperature 0: greedy; top_k 0: off; seed None: another answer each time.
 
     logprobs: None, or how many alternatives are told beside the token's own.
     """
@@ -69,7 +69,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """logprob: of the token, None unless asked for. top: (id, log probability), the best first."""
+    """A token that was drawn. logprob: its own, None unless requested. top: (id, log probability), best first."""
 
     token: int
     logprob: float | None = None
@@ -77,7 +77,7 @@ class SampledToken:
 
 
 class Constraint(Protocol):
-    """What an answer must keep to. allowed: [V] bool; accept: the token that was chosen."""
+    """A constraint on an answer. allowed: [V] bool; accept: called with each token that was chosen."""
 
     def allowed(self) -> Tensor: ...
 
@@ -85,7 +85,7 @@ class Constraint(Protocol):
 
 
 class Sampler:
-    """Of one request: remembers what was said. The same seed and logits give the same tokens."""
+    """The sampler of one request, which remembers its tokens. The same seed and logits give the same tokens."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Sampler:
 
 
 def probabilities(scores: Tensor, params: SamplingParams) -> Tensor:
-    """[V] → [V] float64, 0 where a token is not to be drawn. Not for temperature 0."""
+    """Weights: [V] → [V] float64, 0 where a token must not be drawn. Not for temperature 0."""
     scores = scores.double() / params.temperature
     if params.min_p:
         scores = scores.masked_fill(scores < scores.max() + math.log(params.min_p), -math.inf)

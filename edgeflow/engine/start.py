@@ -23,7 +23,7 @@ from edgeflow.types import PassTimes
 
 
 def run() -> NoReturn:
-    """The whole life of the process."""
+    """Run the process from start to exit."""
     parser = argparse.ArgumentParser(description="edgeflow worker process; started by `edgeflow serve`")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the front")
     parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
@@ -87,7 +87,7 @@ def _load() -> None:
 
 
 def _be_idle() -> None:
-    """This thread runs when no other wants to."""
+    """Let this thread run only when no other needs the processor."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE | os.SCHED_RESET_ON_FORK, os.sched_param(0))

@@ -56,7 +56,7 @@ class Worker:
             chat.wake = self.inbox.wake
 
     def run(self) -> None:
-        """Until told to shut down or the front goes."""
+        """Serve until the front sends Shutdown or goes."""
         while self.running and not self.inbox.closed:
             if not self.step() and self.running:
                 self.inbox.wait(self._idle_timeout_s())
@@ -69,11 +69,11 @@ class Worker:
         return self._step_chat(idle=not passed) or passed
 
     def take_passes(self) -> list[PassSample]:
-        """Every pass since the last call: its shape and the time of its turn of the loop."""
+        """Every pass since the last call: its shape and its time (ControlPlane.take_passes)."""
         return self._control.take_passes()
 
     def wake_at_ns(self) -> int | None:
-        """When there will be something to run though nothing arrives."""
+        """When there will be something to run even if no message arrives."""
         pass_at_ns = self._control.wake_at_ns()
         if self._chat is None or not self._chat.busy:
             return pass_at_ns
@@ -81,7 +81,7 @@ class Worker:
         return chat_at_ns if pass_at_ns is None else min(pass_at_ns, chat_at_ns)
 
     def _step_chat(self, idle: bool) -> bool:
-        """Control first: a step of chat fits before the next frame is expected, or chat has waited too long."""
+        """Run a step of chat if it fits before the next frame is expected, or if chat has waited too long."""
         if self._chat is None or not self._chat.busy:
             return False
         now_ns = self._clock.now_ns()
