@@ -58,7 +58,7 @@ class OfflineRun:
                 results[decoded.sampled.frame.session].append(decoded)
 
     def decode_arrivals(self, arrivals: Sequence[tuple[int, PreparedFrame]]) -> list[Decoded]:
-        """Decode frames of session 0, each offered after a number of further passes, once the one before has started."""
+        """Decode frames of session 0, each offered after so many further passes, once the one before has started."""
         results: list[Decoded] = []
         for seq, (passes, frame) in enumerate(arrivals, start=1):
             while passes > 0 or self.waiting(0):
