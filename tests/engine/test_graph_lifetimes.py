@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from edgeflow.engine import chat_graphs
 from edgeflow.engine.chat_graphs import ReplayedPasses
 from edgeflow.engine.engine import PolicyEngine
-from edgeflow.engine.graphs import Graphs
+from edgeflow.engine.graphs import CudaRecord, Graphs
 from edgeflow.engine.offline import decode_serially
 from edgeflow.kernels import packed_attention
 from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, Implementation
@@ -111,3 +114,70 @@ def test_the_recorder_of_these_tests_sees_memory_that_is_gone():
     outside.clear()
     with pytest.raises(FreedMemoryError, match=r"\[1\] of torch.float32"):
         recording.run(torch.ones(1))
+
+
+class NewGraph:
+    """torch.cuda.CUDAGraph of torch 2.13 without a GPU: notes how it is captured."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {}
+        self.ended = False
+
+    def capture_begin(self, pool: Any, capture_error_mode: str = "", check_input_liveness: bool = False) -> None:
+        self.options = {"pool": pool, "mode": capture_error_mode, "checked": check_input_liveness}
+
+    def capture_end(self) -> None:
+        self.ended = True
+
+    def replay(self) -> None: ...
+
+
+class OldGraph(NewGraph):
+    """That of torch 2.6, which cannot check inputs."""
+
+    def capture_begin(self, pool: Any, capture_error_mode: str = "") -> None:  # type: ignore[override]
+        super().capture_begin(pool, capture_error_mode)
+
+
+@pytest.fixture(params=[NewGraph, OldGraph])
+def graph_type(request, monkeypatch) -> type[NewGraph]:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", request.param)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: MagicMock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    return request.param
+
+
+def test_inputs_are_checked_where_torch_can_and_only_on_request(graph_type: type[NewGraph]):
+    for wanted in (False, True):
+        replay, outputs = CudaRecord(CPU, check_inputs=wanted)(lambda: "outputs")
+        checked = wanted and graph_type is NewGraph
+        assert replay.__self__.options == {"pool": "pool", "mode": "thread_local", "checked": checked}
+        assert outputs == "outputs" and replay.__self__.ended
+
+
+def test_no_graph_is_destroyed_before_its_record_not_even_a_failed_one(graph_type: type[NewGraph], monkeypatch):
+    made: list[weakref.ref[NewGraph]] = []
+    runs: list[int] = []
+
+    def program() -> None:
+        runs.append(1)
+        if len(runs) % 3 == 0:  # the capture, behind two warm-ups
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    class Noted(graph_type):  # type: ignore[valid-type, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Noted)
+    record = CudaRecord(CPU)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        record(program)
+    record(lambda: None)
+    gc.collect()
+    assert len(made) == 2 and all(each() is not None and each().ended for each in made)
+    del record
+    gc.collect()
+    assert all(each() is None for each in made)
