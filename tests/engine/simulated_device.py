@@ -16,16 +16,18 @@ from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.engine.stamps import Stamp
 from edgeflow.engine.worker import Worker
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
-from edgeflow.scheduler.cost import PassTimes
 from edgeflow.scheduler.forecast import Robot
 from edgeflow.scheduler.plan import FrameRef, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.types import PassTimes
 
 STAGING_NS = 200_000
 ENQUEUEING_NS = 100_000
 LAUNCH_NS = STAGING_NS + ENQUEUEING_NS
 MS = 1_000_000
-TRUTH = PassTimes(7, 10 * MS, 20 * MS, 12 * MS, 5 * MS, 5 * MS)
+TRUTH = PassTimes(
+    stages=7, prefill_ns=10 * MS, two_prefills_ns=20 * MS, packed_ns=12 * MS, decode_ns=5 * MS, decodes_ns=5 * MS
+)
 SIDE = 8
 
 
@@ -125,7 +127,9 @@ class ClosedLoop:
         self._next_ns = [robot.offset_ns for robot in robots]
         self._captured: list[list[int]] = [[] for _ in robots]
         for session, robot in enumerate(robots):
-            self.worker.inbox.put(OpenSession(session, 1, robot.depth, policy.unnorm_keys[0]))
+            self.worker.inbox.put(
+                OpenSession(session=session, epoch=1, depth=robot.depth, unnorm_key=policy.unnorm_keys[0])
+            )
 
     def run(self, actions: int) -> list[Delivered]:
         """Until each robot has so many actions."""
@@ -147,9 +151,16 @@ class ClosedLoop:
             captured_ns = now_ns - (now_ns - self._next_ns[session]) % period_ns
             self._next_ns[session] = captured_ns + period_ns
             self._captured[session].append(captured_ns)
-            payload = bytes(SIDE * SIDE * 3)
-            seq = len(self._captured[session])
-            self.worker.inbox.put(SubmitFrame(session, 1, seq, SIDE, SIDE, "go", payload))
+            frame = SubmitFrame(
+                session=session,
+                epoch=1,
+                seq=len(self._captured[session]),
+                height=SIDE,
+                width=SIDE,
+                instruction="go",
+                payload=bytes(SIDE * SIDE * 3),
+            )
+            self.worker.inbox.put(frame)
 
     def _receive(self, message: Message) -> None:
         if isinstance(message, FrameResult):

@@ -11,13 +11,13 @@ from edgeflow.engine.calibrate import calibrate
 from edgeflow.errors import FailedPrecondition, ResourceExhausted
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.models.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.cost import CostModel, PassTimes
+from edgeflow.scheduler.cost import CostModel
 from edgeflow.scheduler.depth import depths_of
 from edgeflow.scheduler.forecast import Forecast, Robot, forecast
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.service.admission import OVERHEAD_NS, Admission
 from edgeflow.service.requests import OpenRequest
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, PassTimes
 from tests.engine.simulated_device import LAUNCH_NS, MS, TRUTH, AsynchronousEngine, ClosedLoop, Delivered
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -104,14 +104,32 @@ def test_drift_of_the_device_is_seen_and_corrected(policy, times):
 
 def admission(times: PassTimes, mode: Mode = Mode.AUTO) -> Admission:
     made = Admission(ServiceConfig.model_validate({"mode": mode.value}))
-    five = (times.prefill_ns, times.two_prefills_ns, times.packed_ns, times.decode_ns, times.decodes_ns)
-    made.worker_ready(WorkerReady("demo", "f", K, 8, "sim", [], ["a"], 0, 55, *five, launch_ns=times.launch_ns))
+    ready = WorkerReady(
+        model="demo",
+        model_fingerprint="f",
+        max_sessions=8,
+        device="simulated",
+        schema=ActionSchema(names=(), units=(), low=(), high=(), relative=()),
+        unnorm_keys=["a"],
+        kv_bytes=0,
+        prefill_rows=55,
+        pass_times=times,
+    )
+    made.worker_ready(ready)
     return made
 
 
 def request(period_ms: int, age_ms: int = 0) -> OpenRequest:
     camera = CameraSpec("front", 64, 64, ImageFormat.JPEG)
-    return OpenRequest((camera,), (), "go", period_ms * MS, age_ms * MS or None, None, "", 0)
+    return OpenRequest(
+        cameras=(camera,),
+        proprio_names=(),
+        instruction="go",
+        control_period_ns=period_ms * MS,
+        max_action_age_ns=age_ms * MS or None,
+        mode=None,
+        unnorm_key="",
+    )
 
 
 @pytest.mark.parametrize("age_ms", [65, 75, 85, 95, 105, 120])
@@ -127,7 +145,7 @@ def test_auto_keeps_the_age_and_takes_no_needless_loss_of_rate(policy, times, ag
 
 def test_an_age_that_the_device_cannot_keep_is_refused(policy, times):
     best = min(ClosedLoop(policy, [Robot(depth, 7 * MS)]).run(60)[0].worst_age_ns for depth in depths_of(K))
-    with pytest.raises(FailedPrecondition, match="the least age within reach"):
+    with pytest.raises(FailedPrecondition, match="cannot be kept"):
         admission(times).plan(request(7, round(best / MS) - 2), ())
     assert admission(times).plan(request(7, round(best * (1 + CLOSE) / MS) + 4), ())
 
@@ -157,6 +175,14 @@ def test_a_pong_of_this_device_changes_nothing(policy, times):
     loop.run(60)
     samples = loop.worker.take_passes()
     front = admission(times)
-    ns, prefills, decodes = ([getattr(each, name) for each in samples] for name in ("ns", "prefills", "decodes"))
-    assert not front.observe(Pong(1, len(samples), 0, 0, ns, prefills, decodes))
+    pong = Pong(
+        nonce=1,
+        passes=len(samples),
+        rows=0,
+        full_passes=0,
+        pass_ns=[each.ns for each in samples],
+        pass_prefills=[each.prefills for each in samples],
+        pass_decodes=[each.decodes for each in samples],
+    )
+    assert not front.observe(pong)
     assert front.pass_times == times
