@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -129,7 +130,8 @@ def test_a_pipeline_at_fault_does_not_start(name: str, fault: str):
 
 def setting(size: PolicySize, table: OperatorTable, monkeypatch, tmp_path) -> Setting:
     monkeypatch.setattr(Setting, "table", lambda *_: table)
-    made = Setting.of(Order("", "cpu", "tiny", 10, 600.0, str(tmp_path), (3e10, 3e10)), lambda _: None)
+    order = Order(section="", device="cpu", size="tiny", frames=10, ends=monotonic() + 600, out=str(tmp_path))
+    made = Setting.of(order, lambda _: None)
     return replace(made, size=size, dtype=torch.bfloat16)
 
 
