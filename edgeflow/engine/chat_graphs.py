@@ -109,8 +109,8 @@ class ReplayedPasses:
         layout = PackedLayout((shape.rows,), shape.reach, numbers[0], numbers[1], numbers[2:], last)
 
         def program() -> _Memory:
-            rows = shape.decoder.forward(hidden, layout, self._kv)
-            return _Memory(hidden, shape.decoder.logits(rows[last], stage_of(layout.lengths))[0])
+            rows = shape.decoder.forward_sampled(hidden, layout, self._kv)
+            return _Memory(hidden, shape.decoder.logits(rows, stage_of(layout.lengths))[0])
 
         return numbers, program
 

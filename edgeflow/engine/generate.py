@@ -52,11 +52,11 @@ def run_pass(decoder: Decoder, kv: KVSlots, steps: Sequence[StepRows]) -> list[T
     positions = torch.cat([step.positions.expand(components, -1) for step in steps], dim=1)
     hidden = torch.cat([step.hidden for step in steps])
     layout = PackedLayout.of([step.span for step in steps], hidden.device, positions)
-    hidden = decoder.forward(hidden, layout, kv)
+    hidden = decoder.forward_sampled(hidden, layout, kv)
     sampling = [index for index, step in enumerate(steps) if step.samples]
     logits: list[Tensor | None] = [None] * len(steps)
     if sampling:
-        rows = hidden[layout.last_rows[sampling]]
+        rows = hidden[sampling]
         for index, row in zip(sampling, decoder.logits(rows, stage_of(layout.lengths)), strict=True):
             logits[index] = row
     return logits

@@ -159,9 +159,9 @@ class PassProgram:
 
     def __call__(self, shape: PassShape, inputs: PassInputs, layout: PackedLayout) -> PassOutputs:
         decoder = self._policy.decoder
-        hidden = decoder.forward(self._embed(shape, inputs), layout, self._kv)
+        hidden = decoder.forward_sampled(self._embed(shape, inputs), layout, self._kv)
         stage = stage_of(shape.lengths)
-        logits = decoder.logits(hidden[inputs.last_rows], stage)
+        logits = decoder.logits(hidden, stage)
         self._sample(inputs, logits, self._greedy[stage])
         finite = self._finite[inputs.slots, None]
         results = torch.cat([self._token_ids[inputs.slots], finite.long()], dim=1)

@@ -38,6 +38,10 @@ class Decoder(Protocol):
         """[L_Q, E] → [L_Q, E]; writes the rows' keys and values into their slots."""
         ...
 
+    def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
+        """[L_Q, E] → [N, E]; as `forward`, but only the last row of each span."""
+        ...
+
     def logits(self, hidden: Tensor, stage: str) -> Tensor:
         """[n, E] → [n, V]; stage: of the pass (kernels/shapes.stage_of)"""
         ...

@@ -64,6 +64,19 @@ class PackedLayout:
         reach = max((span.start + span.length for span in spans), default=0)
         return cls(lengths, reach, row_slot, row_position, rotation, on_device(last, device), tuple(spans))
 
+    def of_last_rows(self) -> PackedLayout:
+        """The last row of each span as a span of its own, over everything that the pass has written.
+
+        Its index tensors are gathered anew per call, so that a graph gathers them per replay; cached values are shared.
+        """
+        last, singles = self.last_rows, (1,) * len(self.lengths)
+        places = self.places and tuple(Span(span.slot, span.start + span.length - 1, 1) for span in self.places)
+        rows = torch.arange(len(singles), device=last.device)
+        gathered = self.row_slot[last], self.row_position[last], self.rope_position[:, last]
+        alone = PackedLayout(singles, self.reach, *gathered, rows, places)
+        object.__setattr__(alone, "_kept", self.kept("last rows", dict))
+        return alone
+
     @property
     def spans(self) -> tuple[Span, ...]:
         """Slots and positions on the host; ConfigError while a graph is captured, which replays with other ones."""

@@ -149,6 +149,14 @@ def _head_norms(weights: Weights, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
+class _LastRows:
+    """The last row of each span. rows [N]; shared: the operators of a pass that consists of them."""
+
+    rows: Tensor
+    shared: PassOperators
+
+
+@dataclass(frozen=True, slots=True)
 class _Stage:
     """The model as the passes of one stage run it."""
 
@@ -157,27 +165,35 @@ class _Stage:
     layers: tuple[_Layer, ...]
     head: Linear
 
-    def forward(self, hidden: Tensor, shared: PassOperators, stores: Callable[[int], Store]) -> Tensor:
-        """All layers. The sum of a layer's input and output is formed by the norm that reads it."""
+    def forward(
+        self, hidden: Tensor, shared: PassOperators, stores: Callable[[int], Store], last: _LastRows | None = None
+    ) -> Tensor:
+        """All layers. The sum of a layer's input and output is formed by the norm that reads it.
+
+        last: the rows that the last layer computes beyond their keys and values; None for all.
+        """
         eps, operators = self.config.rms_norm_eps, self.operators
         residual = hidden.clone()  # sums replace it from here on
         x = operators.input_norm(hidden, self.layers[0].input_norm, eps)
         for index, layer in enumerate(self.layers):
             if index:
                 x, residual = operators.add_input_norm(x, residual, layer.input_norm, eps)
-            x = self._attend(layer, x, shared, stores(index))
+            q = self._write(layer, x, shared, stores(index))
+            if last is not None and layer is self.layers[-1]:
+                q, residual, shared = q[last.rows], residual[last.rows], last.shared
+            x = layer.output(shared.attend(q, *stores(index)).flatten(1))
             x, residual = operators.add_post_norm(x, residual, layer.post_norm, eps)
             x = layer.down(operators.swiglu(layer.gate_up(x)))
         return residual.add_(x)
 
-    def _attend(self, layer: _Layer, x: Tensor, shared: PassOperators, store: Store) -> Tensor:
+    def _write(self, layer: _Layer, x: Tensor, shared: PassOperators, store: Store) -> Tensor:
+        """Rotated queries [L_Q, H, D]; keys and values are written to the slots."""
         config = self.config
         qkv = layer.qkv(x)
         if layer.head_norms is not None:
             qkv = self._norm_heads(qkv, *layer.head_norms)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        q = shared.write(qkv, heads, kv_heads, shared.rows, *store)
-        return layer.output(shared.attend(q, *store).flatten(1))
+        return shared.write(qkv, heads, kv_heads, shared.rows, *store)
 
     def _norm_heads(self, qkv: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
         """Each head's query and key by itself; values unchanged."""
@@ -253,9 +269,25 @@ class LlamaDecoder:
 
     def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
         """[L_Q, E] → [L_Q, E] after the last layer, before the final norm (ActionFlow algorithm 2)."""
+        stage, shared = self._over(layout, kv)
+        return stage.forward(hidden, shared, kv.layer)
+
+    def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
+        """[L_Q, E] → [N, E]: the rows of `forward` that are sampled, the last of each span.
+
+        The other rows are done when the last layer has written their keys and values: nobody reads what follows.
+        """
+        stage, shared = self._over(layout, kv)
+        if len(hidden) == len(layout.lengths):
+            return stage.forward(hidden, shared, kv.layer)
+        alone = stage.operators.over(shared.rows, layout.of_last_rows(), kv)
+        return stage.forward(hidden, shared, kv.layer, _LastRows(layout.last_rows, alone))
+
+    def _over(self, layout: PackedLayout, kv: KVSlots) -> tuple[_Stage, PassOperators]:
+        """What runs a pass, and the operators its layers share."""
         rows = self._rotary_of(kv.capacity).places(layout, kv.capacity)
         stage = self._stages[stage_of(layout.lengths)]
-        return stage.forward(hidden, stage.operators.over(rows, layout, kv), kv.layer)
+        return stage, stage.operators.over(rows, layout, kv)
 
     def logits(self, hidden: Tensor, stage: str) -> Tensor:
         """Final norm and head of some rows of a pass: [n, E] → [n, V]. stage: of the pass."""

@@ -121,6 +121,22 @@ def test_a_packed_pass_equals_one_span_at_a_time(name: str, history, order):
     assert torch.equal(found.argmax(-1), torch.cat(expected).argmax(-1))
 
 
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.inference_mode()
+def test_the_sampled_rows_are_the_last_ones_and_the_slots_the_same(name: str, int8: bool):
+    model = decoder(VARIANTS[name])
+    spans = [Span(3, 0, 9), Span(0, 4, 1), Span(2, 3, 5), Span(1, 7, 1)]
+    layout = PackedLayout.of(spans, CPU)
+    hidden = torch.randn(16, SIZE["hidden_size"], generator=torch.Generator().manual_seed(5))
+    stores = [model.kv_slots(4, 40, int8=int8) for _ in range(2)]
+    for kv in stores:
+        model.forward(hidden, PackedLayout.of([Span(slot, 0, 4) for slot in (3, 2, 1, 0)], CPU), kv)
+    every, sampled = model.forward(hidden, layout, stores[0]), model.forward_sampled(hidden, layout, stores[1])
+    assert (sampled - every[layout.last_rows]).abs().max() <= 1e-5 * every.abs().max()
+    assert torch.equal(stores[0].data, stores[1].data)
+
+
 @pytest.mark.parametrize("op_name", ["rms_norm", "rope_write_kv", "packed_attention", "swiglu"])
 def test_any_operator_can_be_forced(op_name: str):
     spans, ids = [Span(0, 0, 6), Span(2, 0, 3), Span(1, 0, 1)], list(range(10))
@@ -132,15 +148,28 @@ def test_any_operator_can_be_forced(op_name: str):
 
 
 class Called(TorchDispatchMode):
-    """Notes the operators of torch that a pass calls."""
+    """Notes the operators of torch that a pass calls, and the rows of their first argument."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self.rows: list[tuple[str, int]] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.overloadpacket.__name__)
+        name = function.overloadpacket.__name__
+        self.names.append(name)
+        if args and isinstance(args[0], torch.Tensor) and args[0].dim():
+            self.rows.append((name, len(args[0])))
         return function(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def test_the_last_layer_computes_only_the_rows_that_are_sampled():
+    model = decoder(VARIANTS["gqa"])
+    kv, layout = model.kv_slots(2, 40), PackedLayout.of([Span(0, 0, 9), Span(1, 0, 1)], CPU)
+    with Called() as called:
+        model.forward_sampled(torch.randn(10, SIZE["hidden_size"]), layout, kv)
+    assert [rows for name, rows in called.rows if name == "silu"] == [10, 10, 2]
 
 
 @torch.inference_mode()
