@@ -107,7 +107,7 @@ def _devices() -> str:
         [each.name, f"{each.bandwidth:g}", f"{each.bf16:g}", _or_dash(each.fp8, "g"), _knee(each), each.source]
         for each in DEVICES
     ]
-    return _table(["device", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "FLOP a byte", "from"], rows)
+    return _table(["device", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "FLOP/byte", "from"], rows)
 
 
 def _knee(device: Device) -> str:
@@ -126,7 +126,7 @@ def _policy_work() -> str:
         "a frame, serial, K = 32": _serial_work(LONG),
         "a frame, pipelined, K = 32": vision_work(LONG) + decoder_work(LONG, pipelined_spans(LONG)),
     }
-    return _table(["OpenVLA-7B, bf16", "GFLOP", "GB", "FLOP a byte"], [_work_row(*each) for each in passes.items()])
+    return _table(["OpenVLA-7B, bf16", "GFLOP", "GB", "FLOP/byte"], [_work_row(*each) for each in passes.items()])
 
 
 def _serial_work(size: PolicySize) -> Work:
@@ -147,7 +147,7 @@ def _policy_floors() -> str:
         rows.append([*row, _or_dash(small and small * 1e3, ".1f")])
     heads = ["serial ms", "pipelined ms", "frames/s", "ratio"]
     names = [f"K = {size.stages}: {head}" for size in (OPENVLA, LONG) for head in heads]
-    return _table(["predicted floor", *names, "K = 7, fp8: pipelined ms"], rows)
+    return _table(["predicted bound", *names, "K = 7, fp8: pipelined ms"], rows)
 
 
 def _actionflow() -> str:
@@ -157,7 +157,7 @@ def _actionflow() -> str:
             floors = [floor(OPENVLA, device.ceilings) * 1e3 for floor in (serial_floor_s, pipelined_floor_s)]
             for name, ms, floor in zip(("serial", "pipelined"), ACTIONFLOW_MS[device.name], floors, strict=True):
                 rows.append([f"{device.name}, {name}", f"{ms:.1f}", f"{floor:.1f}", f"{floor / ms:.0%}"])
-    return _table(["OpenVLA-7B, K = 7", "ActionFlow, ms", "floor, ms", "share of the floor"], rows)
+    return _table(["OpenVLA-7B, K = 7", "ActionFlow, ms", "bound, ms", "share of the bound"], rows)
 
 
 def _chat_work() -> str:
@@ -165,7 +165,7 @@ def _chat_work() -> str:
     for name, text in CHATS.items():
         decode, prefill = text_work(text, [Span(0, 1024, 1)]), text_work(text, [Span(0, 0, 1024)])
         rows += [_work_row(f"{name}, decode at 1024", decode), _work_row(f"{name}, prefill 1024", prefill)]
-    return _table(["bf16, one request", "GFLOP", "GB", "FLOP a byte"], rows)
+    return _table(["bf16, one request", "GFLOP", "GB", "FLOP/byte"], rows)
 
 
 def _chat_floors() -> str:
@@ -174,7 +174,7 @@ def _chat_floors() -> str:
         for prompt in PREFILL_ROWS:
             floors = [_chat_floor_s(name, prompt, device.ceilings) for device in DEVICES]
             rows.append([name, f"{prompt}/{DECODE_STEPS}", *(f"{_ms(first)} + {_ms(rest)}" for first, rest in floors)])
-    return _table(["predicted floor, prefill + decode, ms", "shape", *NAMES], rows)
+    return _table(["predicted bound, prefill + decode, ms", "shape", *NAMES], rows)
 
 
 def _chat_floor_s(name: str, prompt: int, ceilings: Ceilings) -> tuple[float, float]:
@@ -194,7 +194,7 @@ def _edgefm() -> str:
             first, rest = (floor * 1e3 for floor in _chat_floor_s(name, prompt, A800))
             share = f"{first / prefill:.0%} + {rest / decode:.0%}"
             rows.append([name, f"{prompt}/{DECODE_STEPS}", f"{prefill:.1f} + {decode:.0f}", share, *cells])
-    head = ["EdgeFM, prefill + decode, ms", "shape", "A800, its authors measured", "share of the A800's floor"]
+    head = ["EdgeFM, prefill + decode, ms", "shape", "A800, its authors measured", "share of the A800's bound"]
     return _table([*head, *NAMES], rows)
 
 
