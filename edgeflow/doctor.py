@@ -59,7 +59,7 @@ def examine() -> list[Finding]:
 
 
 def healthy(findings: list[Finding]) -> bool:
-    """Whether nothing needed is missing."""
+    """True when nothing needed is missing."""
     return all(finding.verdict is not Verdict.MISSING for finding in findings)
 
 
@@ -183,7 +183,7 @@ def _loader_folders() -> list[Path]:
 
 
 def _kernel() -> list[Finding]:
-    """A Triton kernel, compiled and run where there is a GPU; in a process of its own."""
+    """A Triton kernel, compiled and run in a separate process where there is a GPU."""
     try:
         import torch
     except ImportError:
@@ -211,13 +211,13 @@ def _flashinfer() -> list[Finding]:
 
 
 def _rendering() -> list[Finding]:
-    """A frame of the simulated robot, in a process of its own: a bad driver may take it down."""
+    """A frame of the simulated robot, in a separate process, which a bad driver may crash."""
     code = "from edgeflow.demo.sim import RobotSim; RobotSim(0).capture()"
     return [_run_apart("headless rendering", code, RENDER_TIMEOUT_S, "a frame was drawn", RENDER_ADVICE)]
 
 
 def _run_apart(subject: str, code: str, limit_s: int, done: str, advice: str) -> Finding:
-    """Run code in a process of its own; its last line of errors tells what went wrong."""
+    """Run code in a separate process; the last line of its errors describes a failure."""
     try:
         result = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit_s, check=False

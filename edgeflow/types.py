@@ -113,7 +113,7 @@ class PassTimes:
 
     @property
     def launch_ahead(self) -> int:
-        """How many passes may be under way while the next one is planned."""
+        """Passes that may be in flight while the next one is planned."""
         return int(self.launch_ns > 0)
 
     def pass_ns(self, prefills: int, decodes: int) -> int:

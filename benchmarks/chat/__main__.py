@@ -2,7 +2,7 @@
 
 Ours (one packed forward; float32, bfloat16, and 8-bit weights) against `transformers` eager in float32 and bfloat16,
 and, where an interpreter with them is named, OpenVINO and llama.cpp with 8-bit weights (GGUF Q8_0). Systems take
-turns, every round has a prompt of its own; medians over rounds, ratios of times within a round.
+turns, and every round has its own prompt. Times are medians over rounds, ratios are of times within a round.
 
     .venv/bin/python -m benchmarks.chat --openvino PYTHON --llama-cpp PYTHON --json benchmarks/results/chat-cpu.json
 

@@ -97,7 +97,7 @@ def jitter(runs: Sequence[Timed]) -> float:
 
 
 def bytes_a_token(weight_bytes: float, kv_item_bytes: int, positions: int) -> float:
-    """What one decode step must read: every matrix once, and the KV of all positions before it."""
+    """Bytes that one decode step must read: every matrix once, and the KV of all positions before it."""
     head_dim = SHAPE["hidden_size"] // SHAPE["num_attention_heads"]
     kv = 2 * SHAPE["num_hidden_layers"] * SHAPE["num_key_value_heads"] * head_dim * kv_item_bytes * positions
     return weight_bytes + kv

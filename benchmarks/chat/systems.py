@@ -1,4 +1,4 @@
-"""The systems that are compared: each answers a prompt greedily, one token after the other, and tells when."""
+"""The systems that are compared: each answers a prompt greedily, one token after the other, with the time of each."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def transformers_eager(model: torch.nn.Module) -> Answer:
 
 
 class Peer:
-    """Another system in a process of its own, with an interpreter that has it; `peers/<name>.py` answers lines."""
+    """Another system in a separate process, with an interpreter that has it; `peers/<name>.py` answers lines."""
 
     def __init__(self, python: Path, script: str, gguf: Path, threads: int) -> None:
         command = [str(python), str(PEERS / f"{script}.py"), str(gguf), str(threads)]

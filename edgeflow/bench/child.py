@@ -1,4 +1,4 @@
-"""One section of the GPU suite, in a process of its own: whatever breaks or hangs the device harms no other section.
+"""One section of the GPU suite in a separate process, so that a broken or hung device does not harm other sections.
 
     python -m edgeflow.bench.child ORDER RESULT
 

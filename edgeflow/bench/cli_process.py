@@ -1,4 +1,4 @@
-"""The `edgeflow` command in processes of their own, as a person starts it."""
+"""Runs the `edgeflow` command in separate processes, as a user starts it."""
 
 from __future__ import annotations
 

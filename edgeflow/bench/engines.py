@@ -24,7 +24,7 @@ def engine_of(
     graphs: bool,
     kind: type[PolicyEngine] = PolicyEngine,
 ) -> PolicyEngine:
-    """An engine with one slot per frame under way."""
+    """An engine with one slot per frame in flight."""
     return kind(
         policy, size.stages, size.rows + size.stages, setting.device, table=setting.table(size.name), graphs=graphs
     )

@@ -29,7 +29,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What a device reaches: bytes per second of a copy, read and written, and FLOP/s of a matrix product."""
+    """Rates that a device reaches: bytes per second of a copy, read and written, and FLOP/s of a matrix product."""
 
     bandwidth: float
     matrix_rate: float

@@ -18,7 +18,7 @@ SIZES = ("openvla-7b", "tiny")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What one section's process is given.
+    """The parameters of one section's process.
 
     section: its name. device: cpu or cuda. size: the policy's name, one of SIZES. frames: frames per timing.
     ends: the second on the monotonic clock of this machine at which the process is killed. out: the suite's folder.

@@ -75,7 +75,7 @@ def fp8(setting: Setting) -> Found:
 
 
 def ways(setting: Setting) -> tuple[bool, ...]:
-    """Whether passes are replayed: with graphs first, where there are graphs."""
+    """The values of `graphs` to measure: with graphs first, where the device has them."""
     return (True, False) if setting.graphs else (False,)
 
 

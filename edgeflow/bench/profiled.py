@@ -34,7 +34,7 @@ class MarkedEngine(PolicyEngine):
 
 
 def passes(setting: Setting) -> Found:
-    """What the trace says; the trace itself is not kept where it is larger than MOST_BYTES."""
+    """Findings from the trace; the trace itself is deleted if it is larger than MOST_BYTES."""
     size = setting.size
     model = policy_of(setting, size)
     engine = engine_of(model, size, setting, graphs=ways(setting)[0], kind=MarkedEngine)

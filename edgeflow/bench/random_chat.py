@@ -68,7 +68,7 @@ def random_request(model: ChatModel, kv: KVSlots, rows: int, params: SamplingPar
 
 
 def runner(kv: KVSlots, *, graphs: bool) -> RunPass:
-    """What runs passes one by one; with graphs, a shape is recorded when it first comes."""
+    """The function that runs passes one by one; with graphs, a shape is recorded when it first occurs."""
     return ReplayedPasses(kv) if graphs else run_pass
 
 

@@ -64,7 +64,7 @@ def _checkpoint(setting: Setting, folder: Path) -> Path:
 
 @contextmanager
 def _serving(setting: Setting, model: str, folder: Path) -> Iterator[tuple[Found, float]]:
-    """A service of its own: what it said when it was ready, and the seconds until then. Its end is checked too."""
+    """Starts a separate service: its output when ready, and the seconds until then. Its exit is checked too."""
     config = {
         "model": model,
         "device": setting.device.type,
@@ -181,7 +181,8 @@ def _report(setting: Setting, address: str, mode: str, rate: float, seconds: flo
 
 
 def _row(report: Found, mode: str, rate: float) -> Found:
-    """What is foretold has no value where frames come as fast as they are answered: there it is for another pace."""
+    """One row of the table. Forecasts are left out where frames come as fast as they are answered: they are for
+    another rate."""
     total, frames = report["total"], report["total"]["frames"]
     (foretold,) = report["predictions"]
     row = {

@@ -1,4 +1,4 @@
-"""What a section of the GPU suite works with, and the ways it may end other than well."""
+"""The setting of a section of the GPU suite, and the errors by which it may end early."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Setting:
 
     @property
     def cuda(self) -> bool:
-        """Whether the device is a GPU."""
+        """True when the device is a GPU."""
         return self.device.type == "cuda"
 
     @property
     def graphs(self) -> bool:
-        """Whether passes can be recorded and replayed."""
+        """True when passes can be recorded and replayed."""
         return self.cuda
 
     @property
@@ -73,7 +73,7 @@ class Setting:
 
     @property
     def small(self) -> bool:
-        """Whether this is the suite's own test: every section runs, on shapes that say nothing about speed."""
+        """True in the suite's own test: every section runs, on shapes that say nothing about speed."""
         return self.size.name == "tiny"
 
     def overlay(self, model: str) -> Path:

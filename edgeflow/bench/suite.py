@@ -1,8 +1,8 @@
-"""The GPU suite: what a machine is, whether the kernels, the engine and the service are right on it, and how fast.
+"""The GPU suite: identifies a machine, checks kernels, engine and service on it, and measures their speed.
 
 One command, no network. Python with torch, triton and numpy suffices; everything else comes from a folder of wheels
-(scripts/gpu-wheels). Each section is a process of its own with a share of the time, the most important first; what it
-finds is written at once, and a section that fails, hangs or breaks the device stops no other.
+(scripts/gpu-wheels). Each section is a separate process with a share of the time, the most important first. Its
+findings are written at once, and a section that fails, hangs or breaks the device does not stop the others.
 
     scripts/gpu-suite --out gpu-results --wheels wheels
 """
@@ -41,8 +41,8 @@ Run = Callable[[Order], Found]
 def main(arguments: Sequence[str] | None = None, run: Run | None = None, started: float | None = None) -> int:
     """Run the sections and write the report; exit code 1 when a section failed or was cut off.
 
-    started: when the call's time began, monotonic seconds; now, if not given. run: what runs a section; a process of
-    its own, if not given.
+    started: when the call's time began, monotonic seconds; now, if not given. run: the function that runs a section;
+    in a separate process, if not given.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -99,7 +99,7 @@ def _section(order: Order, shares: Mapping[str, float], run: Run, ends: float) -
 
 
 def in_child(installed: Path | None) -> Run:
-    """What runs a section in a process of its own. installed: a folder of packages that the process can import."""
+    """The function that runs a section in a separate process. installed: folder of packages for that process."""
     environment = {**os.environ, "PYTHONPATH": python_path(installed)}
 
     def run(order: Order) -> Found:
@@ -126,7 +126,7 @@ def python_path(installed: Path | None) -> str:
 
 
 def _ended(child: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Whether a process ended by itself; after `limit_s`, or on an interrupt, it and all it started are killed."""
+    """True when a process ended by itself; after `limit_s`, or on an interrupt, it and its children are killed."""
     try:
         child.wait(limit_s)
         return True
@@ -202,7 +202,7 @@ def _shares() -> str:
 
 
 def _problem(options: argparse.Namespace) -> str:
-    """What is wrong with the options, or an empty string."""
+    """The error in the options, or an empty string."""
     if options.frames < FEWEST_FRAMES:
         return f"--frames: at least {FEWEST_FRAMES}"
     if options.wheels and not [*Path(options.wheels).glob("*.whl")]:

@@ -64,7 +64,7 @@ def _one_after_the_other(policy: OpenVLAPolicy, pixels: Tensor) -> list[Tensor]:
 
 
 def _both_at_once(policy: OpenVLAPolicy, pixels: Tensor, aside: torch.cuda.Stream) -> list[Tensor]:
-    """The second tower on a stream of its own, which starts and ends with the current one."""
+    """Both towers, the second on a separate stream that forks from the current one and joins it."""
     here = torch.cuda.current_stream(pixels.device)
     aside.wait_stream(here)
     with torch.cuda.stream(aside):

@@ -1,4 +1,4 @@
-"""What a profiler's trace says about passes: waits of the host, launches ahead, gaps and kinds of kernels.
+"""Reads a profiler's trace of passes: waits of the host, launches ahead, gaps and kinds of kernels.
 
 Events are those of a Chrome trace: `ts` and `dur` in microseconds, `cat` for their kind; a kernel carries the
 `correlation` of the call that launched it. A pass is the host's time in `launch`, marked PASS.
@@ -40,7 +40,7 @@ class Interval:
 
 
 def analysed(events: Iterable[Event], skipped: int) -> Found:
-    """What the steady passes show: those after the `skipped` that fill the pipe and before those that drain it."""
+    """Findings of the steady passes: after the `skipped` that fill the pipe and before those that drain it."""
     timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
     marks = sorted((_interval(each) for each in timed if each["name"] == PASS), key=lambda each: each.start)
     steady = marks[skipped : len(marks) - skipped + 1]

@@ -1,4 +1,4 @@
-"""Whether two decodings of the same frames agree, in dtypes where tokens need not be equal.
+"""Compares two decodings of the same frames in dtypes where tokens need not be equal.
 
 In 16 bits every sum in another order gives another rounding, and a near tie between two tokens another winner. How far
 apart correct decodings may be depends on the model, so it is measured: frames whose pixels are moved by one rounding
@@ -41,7 +41,7 @@ class Deviations:
         return _mean((*self.prefills, *self.decodes))
 
     def objection(self, rounding: Deviations, dtype: torch.dtype) -> str:
-        """What is wrong, given the deviations that rounding causes; "" when nothing is."""
+        """The fault, given the deviations that rounding causes; "" when there is none."""
         if self.unfinished:
             return f"{self.unfinished} rows of logits are not finite"
         if self.unsampled:

@@ -144,14 +144,14 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_graphs(name: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether passes are replayed as CUDA graphs; `auto`: on CUDA in half precision. ConfigError for `on` elsewhere."""
+    """True when passes are replayed as CUDA graphs; `auto`: on CUDA in half precision. `on` on a CPU: ConfigError."""
     if name == "on" and device.type != "cuda":
         raise ConfigError("graphs: on needs a CUDA device; run `edgeflow doctor`, or use auto")
     return name == "on" or (name == "auto" and device.type == "cuda" and dtype != torch.float32)
 
 
 def choose_preprocess(name: str, device: torch.device) -> bool:
-    """Whether frames are preprocessed on the device; `auto` does so on CUDA."""
+    """True when frames are preprocessed on the device; `auto` does so on CUDA."""
     return name == "device" or (name == "auto" and device.type == "cuda")
 
 

@@ -1,8 +1,8 @@
 """The chat plane of the worker: one request at a time, in steps that fit the gaps between control passes.
 
-Slot 0 is for prompts without a fixed prefix; each declared prefix has a slot of its own, filled at start. A request
-that begins with a whole prefix runs in that prefix's slot, after it: the prefix's rows are never written again, but by
-a change of the prefix, which waits for its turn as a request does.
+Slot 0 is for prompts without a fixed prefix; each declared prefix has its own slot, filled at start. A request that
+begins with a whole prefix runs in that prefix's slot, after it. Only a change of the prefix writes the prefix's rows
+again; it is queued like a request.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Request:
 
     @property
     def ready(self) -> bool:
-        """Whether its next step can run: its images are resized, its grammar knows the next tokens."""
+        """True when the next step can run: images are resized, and the grammar knows the next tokens."""
         if self.prompt is not None and not self.prompt.done():
             return False
         grammar = self.grammar
@@ -109,7 +109,7 @@ class ChatPlane:
 
     @property
     def busy(self) -> bool:
-        """Whether there is a step to run; the first request may wait for its images or its grammar."""
+        """True when there is a step to run; the first request may wait for its images or its grammar."""
         if not self._waiting:
             return False
         first = self._waiting[0]
@@ -238,7 +238,7 @@ def _longest_first(prefixes: Sequence[Prefix]) -> list[Prefix]:
 
 
 def _begins_with(prompt: Prompt, prefix: Prompt) -> bool:
-    """Whether a prompt begins with the whole prefix and has at least one row more."""
+    """True when a prompt begins with the whole prefix and has at least one more row."""
     return len(prefix) < len(prompt) and prefix.common(prompt) == len(prefix)
 
 

@@ -72,7 +72,7 @@ class BuiltChat:
         )
 
     def ready(self) -> ChatReady:
-        """The message that tells the front what this model can take."""
+        """The message to the front with the limits and capabilities of this model."""
         defaults = self.model.generation
         return ChatReady(
             model=self.name,
@@ -112,7 +112,7 @@ def chat_bytes(config: ServiceConfig) -> int:
 def load_chat(config: ServiceConfig, progress: Progress, record: Record | None = None) -> BuiltChat | None:
     """Load the configured chat model; None where there is none. Typed StartErrors.
 
-    record: shared with the control engine, whose graphs are on the same device; CUDA graphs of its own if not given.
+    record: shared with the control engine, whose graphs are on the same device; separate CUDA graphs if not given.
     """
     path = config.chat_path
     if path is None:

@@ -42,7 +42,7 @@ def choose_chat_dtype(name: str, path: Path, device: torch.device) -> torch.dtyp
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The operator table of a model. told: which weights it uses and why, in one line for a person."""
+    """The operator table of a model. `told` is the line shown at start: which weights, and why."""
 
     table: OperatorTable
     told: str
@@ -92,7 +92,7 @@ def _gain(precision: str, shape: ModelShape, dtype: torch.dtype, device: torch.d
 def _chosen(
     table: OperatorTable, case: Case, family: str, dtype: torch.dtype, device: torch.device
 ) -> Callable[..., Any]:
-    """What serves a projection of a decode row."""
+    """The implementation that serves a projection of a decode row."""
     role, shape_sig = case.layer_role, case.signed()[1]
     key = OperatorKey(case.op_name, family, layer_role=role, stage="decode", shape_sig=shape_sig)
     return table.choose(key, Hardware.of(device), dtype).load()

@@ -90,8 +90,8 @@ def open_conversation(
 
 
 def converse(conversation: Conversation, read: Callable[[], str], write: Callable[[str], None]) -> None:
-    """Until `read` raises EOFError or KeyboardInterrupt. An answer that cannot be is told and the conversation goes on;
-    so does it after Ctrl-C in an answer, which ends there.
+    """Converse until `read` raises EOFError or KeyboardInterrupt. After a refused request, which is printed, or Ctrl-C
+    in an answer, which ends there, the conversation continues.
     """
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The control half of the worker: sessions, frames under way, and the passes that turn them into actions."""
+"""The control half of the worker: sessions, frames in flight, and the passes that turn them into actions."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ class ControlPlane:
         self._prompt_ids = lru_cache(maxsize=64)(engine.policy.prompt_ids)
 
     def step(self, started_ns: int) -> bool:
-        """Plan and launch a pass, and commit the one before it; False when there was none to launch.
+        """Plan and launch the next pass and commit the one before it; False when there was none to launch.
 
-        started_ns: when this turn of the loop started.
+        started_ns: when this iteration of the loop started.
         """
         planned = self._scheduler.plan(self._clock.now_ns())
         if planned is not None:
@@ -212,12 +212,12 @@ class ControlPlane:
 
     @property
     def _on_device(self) -> bool:
-        """Whether the device decides what a pass takes: launching only enqueues, and no pacer holds the host."""
+        """True when the device determines the time of a pass: launching only enqueues, and no pacer delays the host."""
         return self._pacer is None and self._engine.launch_ahead > 0
 
     @property
     def _ahead(self) -> int:
-        """Passes that may be under way while the next one is planned."""
+        """Passes that may be in flight while the next one is planned."""
         return self._engine.launch_ahead if self._pacer is None else 0
 
     def _launch(self, planned: Pass, turn_ns: int) -> None:
@@ -273,7 +273,7 @@ class ControlPlane:
 
 
 def _sample(running: _Running) -> PassSample:
-    """What a collected pass took on the device: from the end of earlier work if it had to queue behind that, else from
+    """The time of a collected pass on the device: from the end of earlier work if it had to queue behind that, else from
     when its inputs were staged.
     """
     launched, planned = running.launched, running.launched.planned

@@ -1,8 +1,9 @@
-"""JSON schemas as grammars over tokens: which token may come next, and a process that finds it out.
+"""JSON schemas as grammars over tokens: the tokens that may come next, computed in a separate process.
 
-Schemas are a client's, so llguidance works in a process of its own (grammar_child.py): compiling and every step are
-killed at their limits, and no schema can hold the interpreter of the worker's loop. One thread talks to the process;
-the mask after a token is computed while the loop does something else. The process starts with the first schema.
+Schemas are a client's, so llguidance runs in a separate process (grammar_child.py): compiling and every step are killed
+at their limits, and no schema can hold the interpreter of the worker's loop. One thread communicates with the
+process; the mask after a token is computed while the loop does something else. The process starts with the
+first schema.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Grammar:
 
     @property
     def ready(self) -> bool:
-        """Whether `allowed` can answer without waiting."""
+        """True when `allowed` can answer without waiting."""
         return self._mask.done()
 
     def allowed(self) -> Tensor:

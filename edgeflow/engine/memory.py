@@ -66,7 +66,7 @@ def choose_sessions(wanted: int | None, need: KVNeed, free_bytes: int) -> int:
 
 
 def describe(sessions: int, need: KVNeed, free_bytes: int) -> str:
-    """The line that a start tells: `KV: 3 sessions x 7 slots x 400 positions = 4.1 GiB of 6.8 GiB free`."""
+    """The line shown at start: `KV: 3 sessions x 7 slots x 400 positions = 4.1 GiB of 6.8 GiB free`."""
     spare = f" + {need.spare} spare slot" if need.spare else ""
     plural = "s" if sessions > 1 else ""
     return (

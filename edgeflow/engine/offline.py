@@ -91,7 +91,7 @@ class OfflineRun:
         return launched
 
     def waiting(self, session: int) -> bool:
-        """Whether a frame of this session was offered and is not started yet."""
+        """True when a frame of this session was offered and is not started yet."""
         return session in self._waiting
 
     def offer(self, session: int, seq: int, frame: PreparedFrame) -> None:

@@ -82,7 +82,7 @@ class PassInputs:
 
 
 def input_bytes(shape: PassShape, policy: TokenPolicy) -> int:
-    """Of the buffer behind PassInputs."""
+    """Size of the buffer behind PassInputs."""
     pixels = len(shape.prefills) * math.prod(policy.pixel_shape)
     return 8 * sum(map(_even, _counts(shape, policy))) + 4 * pixels
 
@@ -169,7 +169,7 @@ class PassProgram:
         return PassOutputs(results, logits)
 
     def _embed(self, shape: PassShape, inputs: PassInputs) -> Tensor:
-        """H [L_Q, E] (ActionFlow equation 1): prefills, then the last token of each frame under way."""
+        """H [L_Q, E] (ActionFlow equation 1): prefills, then the last token of each frame in flight."""
         parts: list[Tensor] = []
         prefills = len(shape.prefills)
         if prefills:

@@ -1,4 +1,4 @@
-"""What the engine asks of a policy: the token-generation contract (docs/architecture.md)."""
+"""The interface between engine and policy: the token-generation contract (docs/architecture.md)."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ BOUNDS = {
 class SamplingParams:
     """Parameters of one request. temperature 0: greedy; top_k 0: off; seed None: another answer each time.
 
-    logprobs: None, or how many alternatives are told beside the token's own.
+    logprobs: None, or how many alternatives are returned beside the token's own.
     """
 
     max_tokens: int

@@ -1,6 +1,6 @@
 """Entry of the worker process, started by the front with `--fd N --config FILE`.
 
-With `--standby` it is a reserve: it loads everything in time that nobody else needs, and begins when it is told.
+With `--standby` it is a reserve: it loads its libraries at low priority, and begins when it receives `Begin`.
 """
 
 from __future__ import annotations

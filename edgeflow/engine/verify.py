@@ -81,8 +81,8 @@ def verify_checkpoint(
 ) -> list[tuple[str, CheckResult]]:
     """Every comparison of a bundle of any family, with the mode it was made in.
 
-    modes: of control policies, empty for all; chat models are checked in modes of their own. int8_kv: what 8-bit keys
-    and values cost instead, of a chat model. overlay: of operators, which serve a control policy. device: cpu, cuda or
+    modes: of control policies, empty for all; chat models have other modes. int8_kv: measure the errors of 8-bit keys
+    and values of a chat model instead. overlay: operators for a control policy. device: cpu, cuda or
     auto; ConfigError where it is not available.
     """
     place = choose_device(device)
@@ -101,7 +101,7 @@ def _verify(
     family = read_json(directory / "config.json").get("model_type")
     if isinstance(family, str) and family in FAMILIES:
         if modes:
-            raise ConfigError(f"mode: {family} is no control policy; it is checked in modes of its own")
+            raise ConfigError(f"mode: {family} is not a control policy, so it has no such modes")
         check = verify_int8_kv if int8_kv else verify_chat
         return check(directory, progress, device)
     if int8_kv:

@@ -59,7 +59,7 @@ class _Case:
 def verify_chat(
     directory: Path, progress: Callable[[str, int, int], None] = lambda *_: None, device: torch.device = CPU
 ) -> list[tuple[str, CheckResult]]:
-    """Every comparison with its mode; CheckpointError when the directory is no bundle."""
+    """Every comparison with its mode; CheckpointError when the directory is not a bundle."""
     model = load_chat_model(directory, torch.float32, device)
     cases = _prepared_cases(directory, model)
     modes = Ways(model).all()

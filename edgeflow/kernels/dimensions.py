@@ -139,5 +139,5 @@ def only_role(op_name: str) -> str:
 
 
 def covers(signed: str, shape_sig: str) -> bool:
-    """Whether an entry's signature names no size that a call's signature has otherwise or not at all."""
+    """True when every size in an entry's signature is in the call's signature with the same value."""
     return set(signed.split("|")) <= set(shape_sig.split("|")) if signed else True

@@ -58,6 +58,6 @@ def _rounded(rows: Tensor) -> Tensor:
 
 
 def missing() -> str:
-    """What this build of torch lacks; "" when it lacks nothing."""
+    """The feature that this build of torch lacks; "" when it lacks nothing."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     return "" if version >= LEAST_TORCH else f"needs torch {LEAST_TORCH[0]}.{LEAST_TORCH[1]}"

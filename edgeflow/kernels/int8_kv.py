@@ -31,7 +31,7 @@ def quantised(rows: Tensor) -> Pair:
 
 
 def write(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, slots: Pair, scales: Pair) -> Tensor:
-    """The plain write into rows of their own, then each quantised to its place."""
+    """The plain write into temporary rows, which are then quantised into their slots."""
     return _written(rope_write_kv.reference, qkv, heads, kv_heads, rows, slots, scales)
 
 
@@ -51,7 +51,7 @@ def attention(layout: PackedLayout, kv: KVSlots) -> Int8Attend:  # noqa: ARG001 
 
 
 def attention_widened(layout: PackedLayout, kv: KVSlots) -> Int8Attend:
-    """What the pass reads is made wide, layer after layer in one room: the slots of its spans up to their ends."""
+    """Widens the slots that the pass reads, up to the ends of its spans; all layers share one buffer."""
     ends: dict[int, int] = {}
     for span in sorted(layout.spans, key=lambda span: span.slot):
         ends[span.slot] = max(ends.get(span.slot, 0), span.start + span.length)

@@ -83,7 +83,7 @@ class KVSlots:
             self._shift(self.scales, source, target, length)
 
     def kept(self, name: str, make: Callable[[KVSlots], Kept]) -> Kept:
-        """What an operator keeps from pass to pass over this store, such as a workspace; made when first asked for."""
+        """A value that an operator caches across passes over this store, such as a workspace; made at first use."""
         if name not in self._kept:
             self._kept[name] = make(self)
         kept: Kept = self._kept[name]

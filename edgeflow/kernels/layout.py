@@ -65,7 +65,7 @@ class PackedLayout:
         return cls(lengths, reach, row_slot, row_position, rotation, on_device(last, device), tuple(spans))
 
     def of_last_rows(self) -> PackedLayout:
-        """The last row of each span as a span of its own, over everything that the pass has written.
+        """The last row of each span as a separate span, over everything that the pass has written.
 
         Its index tensors are gathered anew per call, so that a graph gathers them per replay; cached values are shared.
         """

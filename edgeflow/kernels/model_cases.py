@@ -85,7 +85,7 @@ PRESETS = {
 def preset(name: str) -> ModelShape:
     """The shape of that name; ConfigError lists those known."""
     if name not in PRESETS:
-        raise ConfigError(f"model {name!r} is no directory and none of {', '.join(PRESETS)}")
+        raise ConfigError(f"model {name!r} is not a directory or one of {', '.join(PRESETS)}")
     return PRESETS[name]
 
 

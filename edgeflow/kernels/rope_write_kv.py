@@ -33,7 +33,7 @@ class RowPlaces:
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def kept(self, name: str, make: Callable[[], Made]) -> Made:
-        """What an operator derives from these numbers once, for all layers of the pass; computed again at a replay."""
+        """A value that an operator derives from these tensors once for all layers; computed again at a replay."""
         if name not in self._kept:
             self._kept[name] = make()
         kept: Made = self._kept[name]

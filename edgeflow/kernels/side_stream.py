@@ -1,6 +1,6 @@
-"""Two independent programs at once: on CUDA the second runs on a stream of its own, elsewhere they run in order.
+"""Two independent programs at once: on CUDA the second runs on a separate stream, elsewhere they run in order.
 
-Numbers do not depend on it. The side stream forks from the caller's stream and joins it again by events, so that a
+Results do not depend on it. The side stream forks from the caller's stream and joins it again by events, so that a
 graph captured on the caller's stream holds both branches.
 """
 

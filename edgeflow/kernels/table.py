@@ -41,7 +41,7 @@ class OperatorKey:
     shape_sig: str = ""
 
     def matches(self, context: OperatorKey) -> bool:
-        """Whether an entry of this key serves a lookup of that context."""
+        """True when an entry with this key serves a lookup of that context."""
         pairs = zip(self.values()[:-1], context.values()[:-1], strict=True)
         named = all(mine in ("", theirs) for mine, theirs in pairs) and covers(self.shape_sig, context.shape_sig)
         return named or (
@@ -210,7 +210,7 @@ class OperatorTable:
         return sorted(matching, key=lambda entry: entry.key.specificity)[::-1]  # the last of equals first
 
     def _depends_on_the_call(self, context: OperatorKey) -> bool:
-        """Whether entries distinguish what the context leaves open."""
+        """True when entries distinguish stages or shapes that the context leaves open."""
 
         def open_to(entry: Entry) -> bool:
             key = entry.key

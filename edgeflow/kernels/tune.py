@@ -53,7 +53,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A case made ready: what is right, computed once, and operands in memory of their own to time calls on."""
+    """A prepared case: the expected result, computed once, and separate copies of the operands for timing."""
 
     case: Case
     expected: Expected
@@ -111,7 +111,7 @@ class Tuner:
 
     @torch.inference_mode()
     def check(self, case: Case, impl_id: str, params: Params) -> Verdict:
-        """Whether a choice is still right and not slower than the built-in one."""
+        """Check that a choice is still correct and not slower than the built-in one."""
         key = self.key(case)
         implementation = self.table.implementation(case.op_name, impl_id)
         complaint = self.table.objection(implementation, Hardware.of(self.device), self.dtype, key.shape_sig)

@@ -284,7 +284,7 @@ class LlamaDecoder:
         return stage.forward(hidden, shared, kv.layer, _LastRows(layout.last_rows, alone))
 
     def _over(self, layout: PackedLayout, kv: KVSlots) -> tuple[_Stage, PassOperators]:
-        """What runs a pass, and the operators its layers share."""
+        """The stage of a pass, and the operators its layers share."""
         rows = self._rotary_of(kv.capacity).places(layout, kv.capacity)
         stage = self._stages[stage_of(layout.lengths)]
         return stage, stage.operators.over(rows, layout, kv)
@@ -294,7 +294,7 @@ class LlamaDecoder:
         return self._stages[stage].head(self.final_norm(hidden, stage))
 
     def final_norm(self, hidden: Tensor, stage: str) -> Tensor:
-        """What the head reads: [n, E] → [n, E]"""
+        """The final norm, before the head: [n, E] → [n, E]"""
         return self._stages[stage].operators.final_norm(hidden, self._norm, self.config.rms_norm_eps)
 
     def _rotary_of(self, capacity: int) -> RotaryTable:

@@ -35,8 +35,8 @@ CALLS = {
 
 @dataclass(frozen=True, slots=True)
 class PassOperators:
-    """What all layers of a pass share: where rows go, what writes them there, what reads. The last two take a layer's
-    store."""
+    """Shared by all layers of a pass: the places of its rows, and the functions that write KV and attend. Both take a
+    layer's store."""
 
     rows: RowPlaces
     write: Callable[..., Tensor]

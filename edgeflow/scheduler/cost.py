@@ -1,4 +1,4 @@
-"""What a pass costs: measured at a few corners, straight lines between them."""
+"""The cost of a pass: measured at a few corners, interpolated linearly between them."""
 
 from __future__ import annotations
 

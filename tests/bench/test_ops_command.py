@@ -111,5 +111,5 @@ def test_regress_refuses_what_was_not_tuned(tmp_path):
 
 
 def test_an_unknown_model_is_told():
-    with pytest.raises(ConfigError, match="none of openvla-7b"):
+    with pytest.raises(ConfigError, match="not a directory or one of openvla-7b"):
         run("ops", "--model", "gpt-9")

@@ -111,7 +111,7 @@ def test_a_right_bundle_passes(bundle: Path):
 
 
 def test_modes_of_control_policies_are_refused(bundle: Path):
-    with pytest.raises(ConfigError, match="qwen2 is no control policy"):
+    with pytest.raises(ConfigError, match="qwen2 is not a control policy"):
         verify_checkpoint(bundle, [Mode.SERIAL], lambda *_: None)
 
 

@@ -132,7 +132,7 @@ def test_shapes_come_from_a_configuration():
     assert ModelShape.of_config({}, rows=280) == PRESETS["openvla-7b"]
     with pytest.raises(ConfigError, match="hidden must be a whole number"):
         ModelShape.of_config({"hidden_size": "big", "head_dim": 8}, rows=9)
-    with pytest.raises(ConfigError, match="none of openvla-7b"):
+    with pytest.raises(ConfigError, match="not a directory or one of openvla-7b"):
         preset("gpt")
 
 

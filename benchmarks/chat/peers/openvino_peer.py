@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _model(model: Path) -> openvino.Model:
-    """What GenAI makes of the file; it leaves it beside the file before it compiles it."""
+    """The model that GenAI converts from the file and saves beside it; its head computes the last row only."""
     with contextlib.suppress(RuntimeError):
         openvino_genai.LLMPipeline(str(model), "CPU", enable_save_ov_model=True)
     folder = model.parent / "openvino"

@@ -2,8 +2,8 @@
 
     PYTHON write_gguf.py CHECKPOINT OUT      # PYTHON: an environment with gguf and safetensors
 
-Formats: GGUF v3; tensor names and metadata keys as llama.cpp knows them for `qwen2`. Every vocabulary entry gets a text
-of its own, since a checkpoint with random weights has no tokenizer.
+Formats: GGUF v3; tensor names and metadata keys as llama.cpp knows them for `qwen2`. Every vocabulary entry gets its
+own text, since a checkpoint with random weights has no tokenizer.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Mixed:
 def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1, apart: int = 0) -> Attend:
     """tensor_cores: use them for decode rows alone; without them groups of 1, 2, 3, 4, 6 or 8 queries are served.
 
-    apart: decode rows that follow prefills are planned and launched by themselves, in a query tile of their own size.
+    apart: decode rows that follow prefills are planned and launched separately, in a query tile of their size.
     """
     parts = layout.kept("flashinfer parts", lambda: _divided(layout)) if apart else [(slice(None), layout)]
     attends = [(rows, _part(part, kv, tensor_cores)) for rows, part in parts]

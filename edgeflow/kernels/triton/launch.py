@@ -1,4 +1,4 @@
-"""What the wrappers of Triton kernels share: block sizes, and whether the interpreter runs them."""
+"""Helpers of the wrappers of Triton kernels: block sizes, and a check for the interpreter."""
 
 from __future__ import annotations
 

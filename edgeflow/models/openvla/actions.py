@@ -44,7 +44,7 @@ class ActionDecoder:
         return self._statistics[key]
 
     def normalized(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
-        """Bin centres [K] in -1 .. 1; ids that are no actions clip to the last bin."""
+        """Bin centres [K] in -1 .. 1; ids that are not actions clip to the last bin."""
         bins = np.clip(self._vocab - np.asarray(token_ids) - 1, 0, len(self._centers) - 1)
         centers: NDArray[np.float64] = self._centers[bins]
         return centers
@@ -57,7 +57,7 @@ class ActionDecoder:
         return np.where(stats.mask, 0.5 * (values + 1.0) * (high - low) + low, values)
 
     def schema(self, key: str | None) -> ActionSchema:
-        """Names and units from the checkpoint where it tells them; limits are what the bins can express."""
+        """Names and units from the checkpoint where it has them; limits are what the bins can express."""
         count = len(self.statistics(key).q01)
         ends = [self.unnormalized(np.full(count, self._centers[end]), key) for end in (0, -1)]
         seven = count == len(_SEVEN)

@@ -29,7 +29,7 @@ INTERPOLATIONS = ("bicubic", "bilinear", "lanczos")
 
 @dataclass(frozen=True, slots=True)
 class TowerImage:
-    """What one tower sees: normalisation of the [0, 1] image, channel by channel, and how it is resized."""
+    """Preprocessing of one tower: normalisation of the [0, 1] image per channel, and how it is resized."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -57,9 +57,9 @@ class ActionStatistics:
 
 @dataclass(frozen=True, slots=True)
 class OpenVLAConfig:
-    """tower_heads: one entry a vision tower. action_vocab: V without padding; action ids end there.
+    """tower_heads: one entry per vision tower. action_vocab: V without padding; action ids end there.
 
-    action_block: names, units, relative, frame, rotation of the action, where the checkpoint tells them.
+    action_block: names, units, relative, frame, rotation of the action, where the checkpoint has them.
     vicuna_prompt: the chat prompt of the first release.
     """
 
@@ -119,7 +119,7 @@ def _config(
 
 
 def _is_vicuna(values: Mapping[str, Any], name: str) -> bool:
-    """By the language model named, or as the published server tells it: by the directory's name."""
+    """True for the first release, by its language model or, as in the published server, the directory's name."""
     return "v01" in name or str(values.get("llm_backbone_id", "")).startswith("vicuna")
 
 
@@ -189,7 +189,7 @@ def _tower_heads(values: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _known_heads(names: Sequence[str], index: int) -> int:
-    """Of a tower that is used with its library's own sizes; the tag after the dot names only its training."""
+    """Heads of a tower that has its library's default sizes; the tag after the dot names only its training."""
     name = names[index].partition(".")[0]
     if name not in TOWER_HEADS:
         raise ValueError(f"vision tower {name} is not known; add timm_model_kwargs with its num_heads")

@@ -102,8 +102,8 @@ class _Crop:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What frames of one size share. taps: of each interpolation, those of the columns [3 side, W] and of the rows
-    [3 side, H], None where an axis has its size already.
+    """The plan for frames of one size. taps: per interpolation, those of the columns [3 side, W] and of the rows
+    [3 side, H]; None where an axis already has its size.
     """
 
     crop: tuple[_Crop, _Crop] | None

@@ -58,7 +58,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """What all images of one size share. Rows are patches, window by window, windows of one size side by side.
+    """Shared by all images of one size. Rows are patches, window by window, windows of one size side by side.
 
     cos, sin [n, 1, 1, D/2]: rotation of each row. windows, whole: which rows attend to each other, within windows and
     in the whole image. order [n]: the patch that each row is. back [n / 4]: the merged row of each place in the image.
