@@ -273,8 +273,8 @@ class ControlPlane:
 
 
 def _sample(running: _Running) -> PassSample:
-    """The time of a collected pass on the device: from the end of earlier work if it had to queue behind that, else from
-    when its inputs were staged.
+    """The time of a collected pass on the device: from the end of earlier work if it queued behind that, else from when
+    its inputs were staged.
     """
     launched, planned = running.launched, running.launched.planned
     since = running.begun if running.queued else launched.started

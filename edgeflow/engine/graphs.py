@@ -33,7 +33,7 @@ class CudaRecord:
     One per device and process, shared by control and chat: destroying a graph clears the cuBLAS workspace of its
     stream, which the other graphs of the stream still address (pytorch issue 193402). So no graph, nor one whose
     capture failed, is destroyed before all of them.
-    check_inputs: have torch verify at each replay that the inputs of its own operators are still allocated, where it
+    check_inputs: have torch verify at each replay that the inputs of torch's operators are still allocated, where it
     can (2.13). That walks over every weight at every replay and does not see the arguments of Triton's kernels, so it
     is for tests on a GPU, not for serving.
     """
