@@ -153,7 +153,7 @@ def _alone(ours: Ours, name: str, token_ms: float, arguments: argparse.Namespace
 
 
 def _prefill_shares(system: Answer, prompt: int) -> dict[str, float]:
-    """Where the time to the first token goes, as the profiler sees operators."""
+    """The time to the first token by operator, as the profiler reports it."""
     from torch.profiler import ProfilerActivity, profile
 
     ids = np.random.default_rng(2).integers(0, SHAPE["vocab_size"], prompt).tolist()
@@ -168,7 +168,7 @@ def _prefill_shares(system: Answer, prompt: int) -> dict[str, float]:
 
 
 def _copy_bytes_per_s() -> float:
-    """Read and written, of a block that no cache holds."""
+    """Bytes per second, read and written, of a block larger than any cache."""
     source = torch.empty(2**28, dtype=torch.uint8)
     target = torch.empty_like(source)
     copy: Callable[[], torch.Tensor] = lambda: target.copy_(source)  # noqa: E731

@@ -1,4 +1,4 @@
-"""From times to the figures of the table, each beside its bar."""
+"""Computes the figures of the table from times, each beside its target."""
 
 from __future__ import annotations
 

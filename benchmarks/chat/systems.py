@@ -85,11 +85,11 @@ class Ours:
         return Timed(at, tokens)
 
     def keep_prefix(self, prefix: list[int]) -> None:
-        """Its KV in slot 1."""
+        """Compute a prefix's KV in slot 1."""
         self._rows(1, prefix, 0)
 
     def after_prefix(self, prefix: int, prompt: list[int], count: int) -> Timed:
-        """With the first `prefix` rows lent from slot 1; lending is part of the time."""
+        """Answer with the first `prefix` rows copied from slot 1; the copy is part of the time."""
         started = time.perf_counter()
         self.kv.copy_rows(1, 0, prefix)
         lent_s = time.perf_counter() - started

@@ -63,7 +63,7 @@ if sum(SECTIONS.values()) > TOTAL_S:
 
 
 def end_of(section: str, shares: Mapping[str, float], now: float, ends: float) -> float:
-    """When a section must be over: it has all the time up to `ends` but the shares of those after it in `shares`.
+    """The end of a section's time: it has everything up to `ends` but the shares of those after it in `shares`.
 
     So a section always has its share and what the ones before it left unused. Where less time than the shares is left,
     each gives up the same part.

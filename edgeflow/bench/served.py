@@ -102,7 +102,7 @@ def _ready(setting: Setting, process: Popen[bytes], log: Path) -> Found:
 
 
 def _step(log: Path) -> str:
-    """Where the service's start was, by its last status."""
+    """The progress of the service's start, by its last status."""
     states = [json.loads(line) for line in log.read_text().splitlines() if '"phase": ' in line]
     return f"; it was at: {states[-1]['phase']}, {states[-1]['step']}" if states else ""
 

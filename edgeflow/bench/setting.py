@@ -102,7 +102,7 @@ class Setting:
 
 
 class OffError(Exception):
-    """A check failed; `found` holds what was seen."""
+    """A check failed; `found` has its findings."""
 
     def __init__(self, message: str, found: Found) -> None:
         super().__init__(message)

@@ -213,7 +213,7 @@ def _problem(options: argparse.Namespace) -> str:
 
 
 def _process_started() -> float:
-    """When this process was started, monotonic seconds; now, where the system does not say."""
+    """The start of this process in monotonic seconds; now, where the system does not report it."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:

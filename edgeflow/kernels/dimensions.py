@@ -78,7 +78,7 @@ CLASSED = ("m", "t")
 """Sizes that change from call to call: they count as the next power of two."""
 
 REST = "..."
-"""At the end of an entry's signature: any other sizes, which is so without it too."""
+"""End of an entry's signature that stands for any other sizes; it may be left out."""
 
 _LETTERS = {name: letter for letter, names in SIZES.items() for name in (letter, *names)}
 

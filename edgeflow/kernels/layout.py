@@ -1,4 +1,4 @@
-"""How the rows of a pass lie over KV slots: the one description that models and kernels share."""
+"""The placement of a pass's rows in KV slots: the one description that models and kernels share."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class ModelShape:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any], rows: int, stages: int = 7, family: str = "llama") -> ModelShape:
-        """From the decoder's part of a config.json; what it leaves out is as in Llama 7B."""
+        """The shape in the decoder's part of a config.json; what it leaves out is as in Llama 7B."""
         given = {mine: config[theirs] for mine, theirs in NAMES.items() if config.get(theirs) is not None}
         plain = {"kv_heads": given.get("heads", 32), **given}
         if "head_dim" not in plain and isinstance(plain.get("heads"), int) and plain["heads"] > 0:

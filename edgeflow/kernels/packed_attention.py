@@ -235,7 +235,7 @@ def _clear_beyond(spans: Sequence[Span], batches: Sequence[_Batch], kv: KVSlots)
 
 
 def _row_order(rows: list[int], device: torch.device) -> Tensor | None:
-    """Where each row of the pass lies in the parts, one after the other; None where they are in order."""
+    """The index of each row of the pass in the concatenated parts; None where they are in order."""
     if rows == list(range(len(rows))):
         return None
     order = [0] * len(rows)

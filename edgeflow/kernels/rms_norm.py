@@ -17,7 +17,7 @@ AddRmsNorm = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """In float32, rounded once to the dtype of x before the weight, as Llama does."""
+    """RMSNorm in float32, rounded once to the dtype of x before the weight, as Llama does."""
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 

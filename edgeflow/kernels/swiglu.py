@@ -1,4 +1,4 @@
-"""SwiGLU: silu(gate) * up. gate_up [L_Q, 2F] holds gate and up side by side; out [L_Q, F]."""
+"""SwiGLU: silu(gate) * up. gate_up [L_Q, 2F] has gate and up side by side; out [L_Q, F]."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class OperatorKey:
 
     @property
     def specificity(self) -> tuple[int, int, int]:
-        """How many dimensions are named; of equals, an architecture counts more than a kind of device, then the number
+        """The number of dimensions named; of equals, an architecture counts more than a kind of device, then the number
         of sizes."""
         sizes = len(self.shape_sig.split("|")) if self.shape_sig else 0
         return sum(value != "" for value in self.values()), self.hw_profile.count("_"), sizes
@@ -156,7 +156,7 @@ class OperatorTable:
         return OperatorTable(self._implementations.values(), entries, kept)
 
     def objection(self, candidate: Implementation, hardware: Hardware, dtype: torch.dtype, shape_sig: str = "") -> str:
-        """Why a candidate may not serve there, in a few words; "" when it may."""
+        """The reason why a candidate may not serve there, in a few words; "" when it may."""
         if candidate.precision and candidate.precision not in self._precisions:
             return f"{candidate.precision} is not allowed"
         return candidate.objection(hardware, dtype, shape_sig)

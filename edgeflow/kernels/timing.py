@@ -37,7 +37,7 @@ def last_level_cache(device: torch.device) -> int:
 
 
 def ring_size(cold_bytes: int, cache_bytes: int) -> int:
-    """How many sets of operands, each with that many bytes that must come from memory, do not stay in a cache."""
+    """The number of operand sets, each with that many bytes from memory, that together exceed the cache."""
     if not cold_bytes:
         return 1
     wanted = TIMES_CACHE * min(cache_bytes, MOST_CACHE_BYTES)

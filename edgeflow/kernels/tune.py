@@ -166,7 +166,7 @@ class Tuner:
         return best, ""
 
     def _compare(self, trial: _Trial, implementation: Implementation, params: Params) -> str:
-        """Why it is not right, "" when it is; a candidate that fails to run is not right either."""
+        """Compare with the expected result: the complaint if a candidate deviates or does not run, otherwise ""."""
         try:
             off = trial.expected.deviation(partial(implementation.load(), **params))
         except Exception as error:  # whatever a compiler or a device says, another candidate serves

@@ -19,7 +19,7 @@ from edgeflow.kernels.layout import on_device
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """How rows are divided into N sequences.
+    """The division of rows into N sequences.
 
     lengths: host integers, so that nothing reads the device to find them; a sequence may be empty. starts [N + 1]:
     int32 on the device.

@@ -18,7 +18,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """In place, as FlashInfer does it: the sum into `residual`, its norm into `x`."""
+    """FlashInfer's fused add, in place: the sum into `residual`, its norm into `x`."""
     flashinfer.fused_add_rmsnorm(x, residual, weight, eps)
     return x, residual
 

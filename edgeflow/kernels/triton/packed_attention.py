@@ -181,7 +181,7 @@ def packed_attention(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend
 
 
 def packed_attention_int8(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Int8Attend:  # noqa: ARG001 - the layout says all
-    """Over int8 slots and their scales; products in the dtype of the queries. tuning: fields of `Tuning`."""
+    """Attention over int8 slots and their scales; products in the dtype of the queries. tuning: fields of `Tuning`."""
     return _Launch(layout, Tuning(**tuning))
 
 

@@ -38,7 +38,7 @@ class TowerImage:
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """How a frame becomes pixel values of `side` x `side`, three channels a tower."""
+    """Preprocessing of a frame to pixel values of `side` x `side`, three channels per tower."""
 
     side: int
     strategy: str

@@ -80,7 +80,7 @@ def scaled_size(config: ImageConfig, width: int, height: int) -> tuple[int, int]
 
 
 def middle(length: int, side: int) -> int:
-    """Where the middle `side` of so many pixels begins."""
+    """The start of the middle `side` of so many pixels."""
     return round((length - side) / 2)
 
 

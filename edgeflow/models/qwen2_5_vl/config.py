@@ -83,7 +83,7 @@ class VisionConfig:
 
 @dataclass(frozen=True, slots=True)
 class ImageRules:
-    """How pixels become patches: bounds of the resized area in pixels, normalisation of 0 .. 255 channel by channel."""
+    """Preprocessing of an image: bounds of the resized area in pixels, normalisation of 0 .. 255 per channel."""
 
     min_pixels: int
     max_pixels: int
