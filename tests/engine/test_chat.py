@@ -98,8 +98,12 @@ class Bench:
 
 
 def start(chat: ChatModel, text: str = PROMPT, request: int = 1, **changes: object) -> ChatStart:
-    ids = list(chat.text_prompt(text).ids)
-    message = ChatStart(
+    return replace(request_of(list(chat.text_prompt(text).ids), request), **changes)
+
+
+def request_of(ids: list[int], request: int = 1) -> ChatStart:
+    """A greedy request of 8 tokens."""
+    return ChatStart(
         request=request,
         model="small",
         ids=ids,
@@ -117,7 +121,6 @@ def start(chat: ChatModel, text: str = PROMPT, request: int = 1, **changes: obje
         schema="",
         payload=b"",
     )
-    return replace(message, **changes)
 
 
 def frame(seq: int) -> SubmitFrame:

@@ -77,7 +77,8 @@ def test_a_policy_engine_keeps_what_its_recordings_address(tmp_path):
     engine = PolicyEngine(policy, policy.K, 128, CPU, table=tiled.table(), graphs=True, record=record)
     frames = make_frames(policy, 4, seed=2)
     results = decode_serially(engine, frames)
-    assert len(tiled.tables) == len(engine.graphs) > 1 and all(alive(tiled.tables))
+    assert len(tiled.tables) > len(engine.graphs) > 1, "a pass with a prefill has one table more, for its last layer"
+    assert all(alive(tiled.tables))
     plain = OpenVLAPolicy.load(path, torch.float32, CPU)
     expected = decode_serially(make_engine(plain, 1), frames)
     assert [each.sampled for each in results] == [each.sampled for each in expected]
@@ -101,7 +102,8 @@ def test_chat_keeps_what_its_recordings_address(tmp_path, kind: str, monkeypatch
     monkeypatch.setattr(chat_graphs, "PackedLayout", noted)
     passes = ReplayedPasses(model.decoder.kv_slots(1, 300), record)
     passes.record(model.decoder, (1, 4), 1)
-    assert len(passes) == len(tiled.tables) == len(indices) / 2 == 4
+    assert len(passes) == len(indices) / 2 == 4
+    assert len(tiled.tables) == 4 + 2, "a chunk has one table more, for its last layer"
     assert all(alive(tiled.tables + indices))
 
 

@@ -17,7 +17,7 @@ from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor
 from tests.chat_checkpoint import IMAGE_TOKEN, write_chat_checkpoint
-from tests.engine.test_chat import CPU, Bench, K, built, frame
+from tests.engine.test_chat import CPU, Bench, K, built, frame, request_of
 from tests.tiny_checkpoint import write_checkpoint
 
 SIDE = 2000
@@ -46,7 +46,7 @@ def asking(*images: np.ndarray, ids: tuple[int, ...] = (97, 98)) -> ChatStart:
     sizes = [side for image in images for side in image.shape[:2]]
     payload = b"".join(image.tobytes() for image in images)
     places = [*ids, *[IMAGE_TOKEN] * len(images), *ids]
-    return ChatStart(1, "small", places, sizes, 4, 0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, -1, -1, "", payload)
+    return replace(request_of(places), sizes=sizes, max_tokens=4, payload=payload)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def run_until(bench: Bench, kind: type, frames: int = 0) -> None:
 
 def test_robots_are_served_while_an_image_is_resized(policy, model, gate):
     bench = Bench(policy, built(model))
-    bench.tell(OpenSession(1, 1, K, "", period_ns=50_000_000), asking(picture(60)))
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key="", period_ns=50_000_000), asking(picture(60)))
     for seq in range(1, 4):
         bench.tell(frame(seq))
         for _ in range(20):

@@ -179,5 +179,5 @@ def test_the_headers_foretell_what_chat_takes(chat_directory: Path, taken: dict[
 
 def test_the_line_is_printed_at_start(capsys: pytest.CaptureFixture[str]):
     told = "KV: 3 sessions x 7 slots x 400 positions = 4.1 GiB of 6.8 GiB free"
-    ServicePrinter(Console(width=200))(ServiceStatus(Phase.READY, memory=told))
+    ServicePrinter(Console(width=200))(ServiceStatus(phase=Phase.READY, memory=told))
     assert told in capsys.readouterr().out

@@ -200,7 +200,7 @@ async def test_there_are_as_many_places_as_the_worker_has_memory_for(checkpoint)
     async with serving(checkpoint, Script(max_sessions=1)) as served:
         await served.robot().open()
         second = served.robot()
-        with pytest.raises(AssertionError, match="all 1 sessions are taken"):
+        with pytest.raises(AssertionError, match="all 1 sessions are in use"):
             await second.open()
 
 

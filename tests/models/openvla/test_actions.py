@@ -49,7 +49,7 @@ def test_masked_dimensions_stay_as_they_are():
 
 def test_a_key_is_needed_where_there_are_several():
     decoder = actions({"bridge": MASKED, "fractal": NARROW})
-    with pytest.raises(CheckpointError, match="name one of bridge, fractal"):
+    with pytest.raises(CheckpointError, match="choose one of bridge, fractal"):
         decoder.statistics(None)
     with pytest.raises(CheckpointError, match="'other' is not one of bridge, fractal"):
         decoder.statistics("other")
