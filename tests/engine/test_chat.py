@@ -41,6 +41,7 @@ from tests.tiny_checkpoint import write_checkpoint
 
 CPU = torch.device("cpu")
 CAPACITY = 96
+PATIENCE_S = 30.0
 K = 7
 PASS_NS = 5_000_000
 PREFIX = "the arm is at rest and "
@@ -94,6 +95,8 @@ class Bench:
                 return
             if not self.worker.step():
                 self.clock.advance_ns(1_000_000)
+                if self.worker.wake_at_ns() is None:
+                    self.worker.inbox.wait(PATIENCE_S)  # a thread prepares an image, or compiles a schema
         raise AssertionError(f"no {until.__name__} in {steps} steps: {self.said[-3:]}")
 
 
