@@ -126,7 +126,7 @@ def test_no_turn_takes_as_long_as_the_images_of_a_request(policy, model):
     resizing_s = time.perf_counter() - started
     rows = sum(patch.merged_grid[0] * patch.merged_grid[1] for patch in patches)
     bench = Bench(policy, built(model, capacity=96))
-    bench.tell(OpenSession(1, 1, K, "", period_ns=50_000_000), asking(*images))
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key="", period_ns=50_000_000), asking(*images))
     turns, seq = [], 0
     while not bench.of(ChatRefused):
         seq += 1
