@@ -35,13 +35,18 @@ def main() -> None:
     """Measure and print; exit code 1 when a target is missed."""
     arguments = _arguments()
     camera = CameraSpec("camera", *parse_size(arguments.camera), ImageFormat.JPEG)
-    session = Session(camera, ("grasp the red handle",), 1 / arguments.rate, Mode(arguments.mode))
+    session = Session(
+        camera=camera,
+        instructions=("grasp the red handle",),
+        control_period_s=1 / arguments.rate,
+        mode=Mode(arguments.mode),
+    )
     chat = {"model": arguments.chat_model} if arguments.chat_model else {}
     with serving({"chat": chat}) as service:
         plan = LoadPlan(
-            service.address,
-            session,
-            Fixed(arguments.rate),
+            address=service.address,
+            session=session,
+            pattern=Fixed(arguments.rate),
             warm_up_s=arguments.warm_up,
             duration_s=arguments.seconds,
         )

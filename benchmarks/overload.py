@@ -62,8 +62,10 @@ def _config(folder: Path, pass_ms: float) -> dict[str, Any]:
 
 def _run(address: str, offered_hz: float, rate_hz: float, seconds: float, size: str) -> Results:
     camera = CameraSpec("camera", *parse_size(size), ImageFormat.JPEG)
-    session = Session(camera, ("grasp the red handle",), 1 / rate_hz, Mode.PIPELINED)
-    plan = LoadPlan(address, session, Fixed(offered_hz), warm_up_s=3.0, duration_s=seconds)
+    session = Session(
+        camera=camera, instructions=("grasp the red handle",), control_period_s=1 / rate_hz, mode=Mode.PIPELINED
+    )
+    plan = LoadPlan(address=address, session=session, pattern=Fixed(offered_hz), warm_up_s=3.0, duration_s=seconds)
     return results_of(run_plan(plan, frames_for(camera, None, plan.distinct, plan.seed), None), {})
 
 

@@ -34,8 +34,16 @@ def main() -> None:
     arguments = _arguments()
     camera = CameraSpec("camera", *parse_size(arguments.camera), ImageFormat(arguments.format))
     with serving({"model": arguments.model, "chat": {"enabled": False}}) as service:
-        session = Session(camera, ("grasp the red handle",), 0.05, Mode.SERIAL)
-        plan = LoadPlan(service.address, session, Closed(), warm_up_s=arguments.warm_up, count=arguments.frames)
+        session = Session(
+            camera=camera, instructions=("grasp the red handle",), control_period_s=0.05, mode=Mode.SERIAL
+        )
+        plan = LoadPlan(
+            address=service.address,
+            session=session,
+            pattern=Closed(),
+            warm_up_s=arguments.warm_up,
+            count=arguments.frames,
+        )
         run = run_plan(plan, frames_for(camera, arguments.images, plan.distinct, plan.seed), None)
     parts = parts_ms(received_of(run, run.ledgers[0]))
     figures = {

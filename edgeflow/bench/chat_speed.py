@@ -31,8 +31,8 @@ PREFILL_CHUNK, SMALL_CHUNK = 256, 16
 UNEVEN = 1000  # rows that leave something after their whole chunks
 GROWTH = 2.0  # what a model may take longer than the one before it
 TOKENS = DECODE_STEPS + 1  # the first comes with the prefill
-GREEDY = SamplingParams(TOKENS)
-SAMPLED = SamplingParams(TOKENS, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05, seed=1)
+GREEDY = SamplingParams(max_tokens=TOKENS)
+SAMPLED = SamplingParams(max_tokens=TOKENS, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05, seed=1)
 """as Qwen2.5's instruction-tuned checkpoints ask for"""
 
 

@@ -26,7 +26,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 PROCESSES = 8  # Triton compiles for seconds a kernel and dtype
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """Every `of`-th check from `index` on, until `ends` (monotonic seconds)."""
 
@@ -41,8 +41,17 @@ class Part:
 def kernels(setting: Setting) -> Found:
     """OffError names what deviates; a part that an error of the device ended is reported too."""
     count = min(PROCESSES, max(1, (os.cpu_count() or 1) // 2)) if setting.cuda else 1
-    common = setting.device.type, setting.size.name, setting.dtype
-    parts = [Part(*common, index, count, setting.ends) for index in range(count)]
+    parts = [
+        Part(
+            device=setting.device.type,
+            size=setting.size.name,
+            dtype=setting.dtype,
+            index=index,
+            of=count,
+            ends=setting.ends,
+        )
+        for index in range(count)
+    ]
     rows: list[Found] = []
     broken: list[Found] = []
     late: list[str] = []
@@ -67,8 +76,17 @@ def policy_shape(size: PolicySize) -> ModelShape:
 
 def model_shape(text: LlamaConfig, rows: int, stages: int, family: str = "llama") -> ModelShape:
     """A decoder as the operator table sees it. family: its model_name."""
-    sizes = text.hidden_size, text.intermediate_size, text.num_attention_heads, text.num_key_value_heads
-    return ModelShape(family, *sizes, text.head_dim, text.vocab_size, rows, stages)
+    return ModelShape(
+        family=family,
+        hidden=text.hidden_size,
+        inner=text.intermediate_size,
+        heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        head_dim=text.head_dim,
+        vocabulary=text.vocab_size,
+        rows=rows,
+        stages=stages,
+    )
 
 
 @torch.inference_mode()

@@ -38,5 +38,5 @@ def long_context(setting: Setting) -> Found:
 
 
 def _step_s(setting: Setting, model: ChatModel, kv: KVSlots, context: int) -> float:
-    request = random_request(model, kv, context, SamplingParams(STEPS + WARM_UP), known=context - 1)
+    request = random_request(model, kv, context, SamplingParams(max_tokens=STEPS + WARM_UP), known=context - 1)
     return median(pass_times(runner(kv, graphs=setting.graphs), kv, request)[WARM_UP:])

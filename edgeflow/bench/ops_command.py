@@ -63,7 +63,9 @@ def tune_command(
     if again:
         return _regress_command(path, here, number, samples, as_json=as_json)
     with reporting(Console(stderr=True)) as report:
-        overlay = tune(model_shape(model, rows), here, number, path, samples, report, weights)
+        overlay = tune(
+            model_shape(model, rows), here, number, out=path, samples=samples, report=report, weights=weights
+        )
     if as_json:
         print(overlay.model_dump_json(indent=2))
         return 0

@@ -86,7 +86,7 @@ def _serial_tokens(model: TokenPolicy, setting: Setting, frames: list[PreparedFr
 
 def _fp8_table(setting: Setting) -> OperatorTable:
     table = setting.table(setting.size.name, "fp8")
-    context = OperatorKey("linear", "llama", layer_role="gate_up")
+    context = OperatorKey(op_name="linear", model_name="llama", layer_role="gate_up")
     chosen = table.choose(context, Hardware.of(setting.device), setting.dtype)
     if chosen.implementation.precision != "fp8":
         raise SkipError("; ".join(chosen.passed_over) or "no FP8 implementation serves this device")

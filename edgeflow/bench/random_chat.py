@@ -21,7 +21,9 @@ TINY = "tiny-chat"
 FAMILY = "qwen2"
 
 
-def _qwen(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool) -> LlamaConfig:
+def _qwen(
+    *, hidden: int, inner: int, layers: int, heads: int, kv_heads: int = 2, vocabulary: int = 151936, tied: bool = True
+) -> LlamaConfig:
     return LlamaConfig(
         hidden_size=hidden,
         intermediate_size=inner,
@@ -37,11 +39,11 @@ def _qwen(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocab
 
 
 CHAT_SIZES = {
-    TINY: _qwen(64, 96, 2, 4, 2, 300, True),
-    "qwen2.5-0.5b": _qwen(896, 4864, 24, 14, 2, 151936, True),
-    "qwen2.5-1.5b": _qwen(1536, 8960, 28, 12, 2, 151936, True),
-    "qwen2.5-3b": _qwen(2048, 11008, 36, 16, 2, 151936, True),
-    "qwen2.5-7b": _qwen(3584, 18944, 28, 28, 4, 152064, False),
+    TINY: _qwen(hidden=64, inner=96, layers=2, heads=4, vocabulary=300),
+    "qwen2.5-0.5b": _qwen(hidden=896, inner=4864, layers=24, heads=14),
+    "qwen2.5-1.5b": _qwen(hidden=1536, inner=8960, layers=28, heads=12),
+    "qwen2.5-3b": _qwen(hidden=2048, inner=11008, layers=36, heads=16),
+    "qwen2.5-7b": _qwen(hidden=3584, inner=18944, layers=28, heads=28, kv_heads=4, vocabulary=152064, tied=False),
 }
 
 
@@ -55,7 +57,7 @@ def random_chat(config: LlamaConfig, device: torch.device, dtype: torch.dtype, *
         decoder=decoder,
         tokenizer=no_tokenizer,
         template=None,
-        generation=GenerationConfig(frozenset()),
+        generation=GenerationConfig(stop_ids=frozenset()),
         vision=None,
         device=device,
     )

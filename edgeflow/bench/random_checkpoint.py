@@ -14,8 +14,8 @@ from edgeflow.bench.random_policy import BINS, PADDING, PolicySize, TowerSize, p
 from edgeflow.models.llama import LlamaConfig
 
 SERVED = PolicySize(
-    "openvla-0.28b",
-    LlamaConfig(
+    name="openvla-0.28b",
+    text=LlamaConfig(
         hidden_size=1024,
         intermediate_size=2816,
         num_hidden_layers=8,
@@ -23,9 +23,12 @@ SERVED = PolicySize(
         num_key_value_heads=8,
         vocab_size=32064,
     ),
-    (TowerSize(1024, 4096, 3, 16, 5, True), TowerSize(1152, 4304, 3, 16)),
-    224,
-    14,
+    towers=(
+        TowerSize(width=1024, inner=4096, depth=3, heads=16, prefix=5, scaled=True),
+        TowerSize(width=1152, inner=4304, depth=3, heads=16),
+    ),
+    side=224,
+    patch=14,
 )
 """OpenVLA's layout and image size at about 560 MB in 16 bits: written, read and warmed up in seconds."""
 

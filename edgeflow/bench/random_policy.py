@@ -21,7 +21,7 @@ PADDING = 64
 BOS = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TowerSize:
     """Sizes of a vision tower. prefix: class and register tokens; scaled: whether it has LayerScale."""
 
@@ -33,7 +33,7 @@ class TowerSize:
     scaled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySize:
     """Sizes of a policy. side, patch: pixels; stages: action tokens K; text_tokens: of a prompt, BOS included."""
 
@@ -64,13 +64,25 @@ _TINY_TEXT = LlamaConfig(
     vocab_size=448,
 )
 SIZES = {
-    "tiny": PolicySize("tiny", _TINY_TEXT, (TowerSize(24, 48, 3, 2, 5, True), TowerSize(24, 48, 3, 2)), 28, 14),
+    "tiny": PolicySize(
+        name="tiny",
+        text=_TINY_TEXT,
+        towers=(
+            TowerSize(width=24, inner=48, depth=3, heads=2, prefix=5, scaled=True),
+            TowerSize(width=24, inner=48, depth=3, heads=2),
+        ),
+        side=28,
+        patch=14,
+    ),
     "openvla-7b": PolicySize(
-        "openvla-7b",
-        LlamaConfig(vocab_size=32064),
-        (TowerSize(1024, 4096, 24, 16, 5, True), TowerSize(1152, 4304, 27, 16)),
-        224,
-        14,
+        name="openvla-7b",
+        text=LlamaConfig(vocab_size=32064),
+        towers=(
+            TowerSize(width=1024, inner=4096, depth=24, heads=16, prefix=5, scaled=True),
+            TowerSize(width=1152, inner=4304, depth=27, heads=16),
+        ),
+        side=224,
+        patch=14,
     ),
 }
 

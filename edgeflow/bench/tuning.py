@@ -33,7 +33,8 @@ def tune_models(setting: Setting) -> Found:
         path = setting.overlay(name)
         path.unlink(missing_ok=True)
         with suppress(_TimeOver):
-            tune(shape, setting.device, setting.dtype, path, SAMPLES, partial(_stop_after, ends))
+            report = partial(_stop_after, ends)
+            tune(shape, setting.device, setting.dtype, out=path, samples=SAMPLES, report=report)
         rows += _tuned(setting, name)
         setting.tell({"tuned": rows})
     totals = {name: len(model_cases(shape)) for name, shape in shapes.items()}

@@ -30,7 +30,7 @@ _UPDATE_EVERY_NS: Final = 250_000_000
 _IMAGES_KEPT: Final = 64  # frames under way whose picture may still be wanted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """The plan of a run. episodes: how many; seconds: no episode begins later. The first limit met ends the run.
 

@@ -67,7 +67,7 @@ class ConditionResult:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPlan:
     """The grid to run. period_s: between camera frames. depth: for Mode.DEPTH only."""
 

@@ -64,7 +64,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         table=table,
         preprocess_on_device=choose_preprocess(config.preprocess, device),
     )
-    engine, limits, memory = _reserve(policy, config, need, device, table, graphs)
+    engine, limits, memory = _reserve(policy, config, need, device, table=table, graphs=graphs)
     return BuiltEngine(engine, limits, _device_name(device), fingerprint(path), memory)
 
 
@@ -105,6 +105,7 @@ def _reserve(
     config: ServiceConfig,
     need: KVNeed,
     device: torch.device,
+    *,
     table: OperatorTable,
     graphs: bool,
 ) -> tuple[PolicyEngine, SchedulerLimits, str]:

@@ -25,7 +25,7 @@ TENSORS_FILE = "expected.safetensors"
 VARIANTS_FILE = "expected_resize_variants.safetensors"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A recorded case. A quantity that is None, or has no tensor of its name, was not recorded.
 

@@ -49,7 +49,7 @@ class Prefix:
     fixed: FixedPrefix
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Request:
     """A request and its times in nanoseconds on the worker's clock; 0 = not yet."""
 
@@ -117,7 +117,7 @@ class ChatPlane:
 
     def start(self, message: ChatStart) -> None:
         """A request arrives. The front sends one at a time, so few prompts with images are in memory at once."""
-        request = _Request(message, self._clock.now_ns())
+        request = _Request(message=message, arrived_ns=self._clock.now_ns())
         if message.sizes:
             request.prompt = self._image_prompts.build(self._model, message, lambda: self.wake())
         if message.schema:

@@ -125,7 +125,7 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
     if chat.decode_model:
         decode = load_chat_model(resolve_model(chat.decode_model), dtype, device, table=weights.table)
         _check_decode(model, decode)
-    built = build_chat(config.chat, model, fingerprint(path), progress, decode, weights.told)
+    built = build_chat(config.chat, model, fingerprint(path), progress, decode=decode, weights=weights.told)
     if not choose_graphs(config.graphs, device, dtype):
         return built
     run, told = replayed(model, decode, built.kv, chat.prefill_chunk, required=config.graphs == "on", record=record)
@@ -137,6 +137,7 @@ def build_chat(
     model: ChatModel,
     fingerprint: str,
     progress: Progress,
+    *,
     decode: ChatModel | None = None,
     weights: str = "float weights",
 ) -> BuiltChat:

@@ -25,7 +25,7 @@ from edgeflow.text.checkpoint_json import read_json, read_json_value
 ORACLE_FILE = "oracle.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCase:
     """A recorded case: a plain prompt, or messages with images and the text they render to.
 

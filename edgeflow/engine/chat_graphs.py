@@ -106,7 +106,14 @@ class ReplayedPasses:
         numbers = torch.zeros(2 + shape.components, shape.rows, dtype=torch.long, device=device)
         hidden = shape.decoder.embed(numbers[0])
         last = numbers.new_full((1,), shape.rows - 1)
-        layout = PackedLayout((shape.rows,), shape.reach, numbers[0], numbers[1], numbers[2:], last)
+        layout = PackedLayout(
+            lengths=(shape.rows,),
+            reach=shape.reach,
+            row_slot=numbers[0],
+            row_position=numbers[1],
+            rope_position=numbers[2:],
+            last_rows=last,
+        )
 
         def program() -> _Memory:
             rows = shape.decoder.forward_sampled(hidden, layout, self._kv)

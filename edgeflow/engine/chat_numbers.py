@@ -94,7 +94,7 @@ def _chosen(
 ) -> Callable[..., Any]:
     """The implementation that serves a projection of a decode row."""
     role, shape_sig = case.layer_role, case.signed()[1]
-    key = OperatorKey(case.op_name, family, layer_role=role, stage="decode", shape_sig=shape_sig)
+    key = OperatorKey(op_name=case.op_name, model_name=family, layer_role=role, stage="decode", shape_sig=shape_sig)
     return table.choose(key, Hardware.of(device), dtype).load()
 
 

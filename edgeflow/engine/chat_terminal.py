@@ -79,12 +79,12 @@ def open_conversation(
     model = load_chat_model(path, choose_chat_dtype("auto", path, where), where)
     defaults = model.generation
     params = SamplingParams(
-        max_tokens,
-        defaults.temperature if temperature is None else temperature,
-        defaults.top_p,
-        defaults.top_k,
-        defaults.min_p,
-        defaults.repetition_penalty,
+        max_tokens=max_tokens,
+        temperature=defaults.temperature if temperature is None else temperature,
+        top_p=defaults.top_p,
+        top_k=defaults.top_k,
+        min_p=defaults.min_p,
+        repetition_penalty=defaults.repetition_penalty,
     )
     return Conversation(model, min(capacity, model.config.max_position_embeddings), params, system)
 

@@ -88,6 +88,7 @@ class ControlPlane:
         scheduler: Scheduler,
         clock: Clock,
         publish: Callable[[Message], None],
+        *,
         default_unnorm_key: str,
         pacer: Pacer | None,
     ) -> None:

@@ -79,8 +79,8 @@ class PolicyEngine:
         self._device = device
         operators, dtype = table or built_in_table(), self.kv.data.dtype
         name = policy.decoder.name
-        greedy = operators.resolve_stages(OperatorKey("greedy", name), device, dtype)
-        shift = operators.resolve_stages(OperatorKey("shift_kv_chain", name), device, dtype)
+        greedy = operators.resolve_stages(OperatorKey(op_name="greedy", model_name=name), device, dtype)
+        shift = operators.resolve_stages(OperatorKey(op_name="shift_kv_chain", model_name=name), device, dtype)
         self._program = PassProgram(policy, self.kv, greedy, shift)
 
     @torch.inference_mode()

@@ -37,7 +37,7 @@ TOWERS_OWN = "varlen_attention"
 DIMENSIONS = ("op_kind", "op_name", "model_name", "hw_profile", "layer_role", "stage", "shape_sig")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """One line of `edgeflow ops`."""
 
@@ -76,7 +76,7 @@ def serving(
 ) -> list[Serving]:
     """Every operator as it is looked up for a model, then each problem of its passes."""
     table = _table(overlay, dtype, weights)
-    keys = [OperatorKey(name, shape.family) for name in table.operators]
+    keys = [OperatorKey(op_name=name, model_name=shape.family) for name in table.operators]
     return [_serving(table, key, hardware, dtype) for key in (*keys, *_calls(shape))]
 
 
@@ -96,8 +96,8 @@ def _calls(shape: ModelShape) -> list[OperatorKey]:
     """The contexts of a decoder's calls."""
     return [
         OperatorKey(
-            case.op_name,
-            shape.family,
+            op_name=case.op_name,
+            model_name=shape.family,
             layer_role=case.layer_role or only_role(case.op_name),
             stage=stage,
             shape_sig=case.signed()[1],
@@ -110,6 +110,7 @@ def tune(
     shape: ModelShape,
     device: torch.device,
     dtype: torch.dtype,
+    *,
     out: Path,
     samples: int,
     report: Report,
@@ -164,9 +165,16 @@ def _table(overlay: Path | None, dtype: torch.dtype, weights: str) -> OperatorTa
 
 def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> Serving:
     chosen = table.choose(key, hardware, dtype)
-    impl_id = chosen.implementation.impl_id
-    named = key.op_name, key.layer_role, key.stage, key.shape_sig
-    return Serving(*named, impl_id, dict(chosen.params), chosen.why, chosen.passed_over)
+    return Serving(
+        op_name=key.op_name,
+        layer_role=key.layer_role,
+        stage=key.stage,
+        shape_sig=key.shape_sig,
+        impl_id=chosen.implementation.impl_id,
+        impl_params=dict(chosen.params),
+        why=chosen.why,
+        passed_over=chosen.passed_over,
+    )
 
 
 def _begun(out: Path, stamp: Stamp, sizes: Shape) -> Overlay:

@@ -45,7 +45,7 @@ class PassShape:
         return (*self.prefills, *(1,) * self.decodes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PassInputs:
     """Views of one buffer of bytes on the device.
 
@@ -73,12 +73,29 @@ class PassInputs:
             part[:count] for part, count in zip(parts, counts, strict=True)
         )
         pixels = buffer[len(numbers) :].view(torch.float32).view(-1, *policy.pixel_shape)
-        return cls(row_slot, row_position, last_rows, slots, stages, moves.view(-1, 3), tuple(texts), pixels)
+        return cls(
+            row_slot=row_slot,
+            row_position=row_position,
+            last_rows=last_rows,
+            slots=slots,
+            stages=stages,
+            moves=moves.view(-1, 3),
+            texts=tuple(texts),
+            pixels=pixels,
+        )
 
     def layout(self, shape: PassShape, reach: int, places: tuple[Span, ...] | None = None) -> PackedLayout:
         """places: where the host may branch on them."""
         turn = self.row_position[None]
-        return PackedLayout(shape.lengths, reach, self.row_slot, self.row_position, turn, self.last_rows, places)
+        return PackedLayout(
+            lengths=shape.lengths,
+            reach=reach,
+            row_slot=self.row_slot,
+            row_position=self.row_position,
+            rope_position=turn,
+            last_rows=self.last_rows,
+            places=places,
+        )
 
 
 def input_bytes(shape: PassShape, policy: TokenPolicy) -> int:

@@ -30,7 +30,7 @@ BOUNDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Parameters of one request. temperature 0: greedy; top_k 0: off; seed None: another answer each time.
 

@@ -87,13 +87,14 @@ def verify_checkpoint(
     """
     place = choose_device(device)
     with exact_float32(place):
-        return _verify(directory, modes, progress, int8_kv, overlay, place)
+        return _verify(directory, modes, progress, int8_kv=int8_kv, overlay=overlay, device=place)
 
 
 def _verify(
     directory: Path,
     modes: Sequence[Mode],
     progress: Progress,
+    *,
     int8_kv: bool,
     overlay: Path | None,
     device: torch.device,

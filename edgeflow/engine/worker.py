@@ -47,7 +47,9 @@ class Worker:
     ) -> None:
         self.inbox = Inbox(clock)
         self.running = True
-        self._control = ControlPlane(engine, scheduler, clock, publish, default_unnorm_key, pacer)
+        self._control = ControlPlane(
+            engine, scheduler, clock, publish, default_unnorm_key=default_unnorm_key, pacer=pacer
+        )
         self._chat = chat
         self._clock = clock
         self._publish = publish

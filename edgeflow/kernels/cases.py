@@ -259,8 +259,16 @@ def packed_attention_int8(spans: Sequence[Span], heads: Heads) -> Case:
     def build(make: Numbers) -> Problem:
         layout, wide = _filled(make, spans, heads, 1)
         q = make.normal(len(layout.row_slot), heads.query, heads.width)
-        sizes = wide.slots, wide.capacity, heads.kv, heads.width
-        kv = KVSlots(1, *sizes, make.dtype, make.device, int8=True)
+        kv = KVSlots(
+            layers=1,
+            slots=wide.slots,
+            capacity=wide.capacity,
+            kv_heads=heads.kv,
+            head_dim=heads.width,
+            dtype=make.dtype,
+            device=make.device,
+            int8=True,
+        )
         numbers, scales = quantised(wide.data.nan_to_num(7.0))
         kv.data.copy_(numbers)
         if kv.scales is not None:
@@ -313,7 +321,15 @@ def _filled(make: Numbers, spans: Sequence[Span], heads: Heads, layers: int) -> 
     """Slots with numbers where the spans may look, NaN everywhere else."""
     slots = 1 + max(span.slot for span in spans)
     capacity = max(span.start + span.length for span in spans) + 3
-    kv = KVSlots(layers, slots, capacity, heads.kv, heads.width, make.dtype, make.device)
+    kv = KVSlots(
+        layers=layers,
+        slots=slots,
+        capacity=capacity,
+        kv_heads=heads.kv,
+        head_dim=heads.width,
+        dtype=make.dtype,
+        device=make.device,
+    )
     kv.data.fill_(torch.nan)
     ends: dict[int, int] = {}
     for span in spans:

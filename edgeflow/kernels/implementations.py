@@ -55,7 +55,7 @@ class Hardware:
         return f"{self.device_type}_sm{self.arch}" if self.arch else self.device_type
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
     """A candidate. function: itself, or where it is ("module:name"), imported when it is first chosen.
 
@@ -135,7 +135,15 @@ def _triton(op_name: str, file: str, limits: Mapping[str, int], **choices: tuple
     where = f"edgeflow.kernels.triton.{file}:{op_name}"
     dtypes = _FLOATS - {torch.float32} if KINDS[op_name] == "attention" else _FLOATS
     return Implementation(
-        op_name, "triton", where, frozenset({"cuda"}), dtypes, 80, ("triton",), limits, choices=choices
+        op_name=op_name,
+        impl_id="triton",
+        function=where,
+        devices=frozenset({"cuda"}),
+        dtypes=dtypes,
+        least_arch=80,
+        needs=("triton",),
+        limits=limits,
+        choices=choices,
     )
 
 
@@ -149,35 +157,50 @@ def _flashinfer(
     """An adapter of kernels/flashinfer/ to the library."""
     where, devices, dtypes = f"edgeflow.kernels.flashinfer.{where}", frozenset({"cuda"}), _FLOATS - {torch.float32}
     limits = {"d": 256} if "d" in multiples else {}
-    return Implementation(op_name, impl_id, where, devices, dtypes, 80, ("flashinfer",), limits, multiples, choices)
+    return Implementation(
+        op_name=op_name,
+        impl_id=impl_id,
+        function=where,
+        devices=devices,
+        dtypes=dtypes,
+        least_arch=80,
+        needs=("flashinfer",),
+        limits=limits,
+        multiples=multiples,
+        choices=choices,
+    )
 
 
 BUILT_IN = (
-    Implementation("rms_norm", REFERENCE, rms_norm.reference),
-    Implementation("rms_norm", "fused", rms_norm.fused),
+    Implementation(op_name="rms_norm", impl_id=REFERENCE, function=rms_norm.reference),
+    Implementation(op_name="rms_norm", impl_id="fused", function=rms_norm.fused),
     _triton("rms_norm", "rms_norm", {"e": 1 << 16}, num_warps=(4, 8, 16)),
     _flashinfer("rms_norm", "rows:rms_norm", {}),
-    Implementation("add_rms_norm", REFERENCE, rms_norm.add_reference),
-    Implementation("add_rms_norm", "fused", rms_norm.add_fused),
+    Implementation(op_name="add_rms_norm", impl_id=REFERENCE, function=rms_norm.add_reference),
+    Implementation(op_name="add_rms_norm", impl_id="fused", function=rms_norm.add_fused),
     _triton("add_rms_norm", "rms_norm", {"e": 1 << 16}, num_warps=(4, 8, 16)),
     _flashinfer("add_rms_norm", "rows:add_rms_norm", {}),
-    Implementation("add_layer_norm", REFERENCE, layer_norm.add_reference),
-    Implementation("add_layer_norm", "fused", layer_norm.add_fused),
+    Implementation(op_name="add_layer_norm", impl_id=REFERENCE, function=layer_norm.add_reference),
+    Implementation(op_name="add_layer_norm", impl_id="fused", function=layer_norm.add_fused),
     _triton("add_layer_norm", "layer_norm", {"e": 1 << 14}, num_warps=(4, 8, 2)),
-    Implementation("rope_write_kv", REFERENCE, rope_write_kv.reference),
-    Implementation("rope_write_kv", "indexed", rope_write_kv.indexed),
+    Implementation(op_name="rope_write_kv", impl_id=REFERENCE, function=rope_write_kv.reference),
+    Implementation(op_name="rope_write_kv", impl_id="indexed", function=rope_write_kv.indexed),
     _triton("rope_write_kv", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
     _flashinfer("rope_write_kv", "rows:rope_write_kv", {"d": 64}),
-    Implementation("rope_write_kv_int8", REFERENCE, int8_kv.write),
-    Implementation("rope_write_kv_int8", "indexed", int8_kv.write_indexed),
+    Implementation(op_name="rope_write_kv_int8", impl_id=REFERENCE, function=int8_kv.write),
+    Implementation(op_name="rope_write_kv_int8", impl_id="indexed", function=int8_kv.write_indexed),
     _triton("rope_write_kv_int8", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
-    Implementation("packed_attention", REFERENCE, packed_attention.reference, replayable=False),
-    Implementation("packed_attention", "masked", packed_attention.masked),
-    Implementation("packed_attention", "naive_gather", packed_attention.naive_gather, replayable=False),
     Implementation(
-        "packed_attention",
-        "slots_in_place",
-        packed_attention.slots_in_place,
+        op_name="packed_attention", impl_id=REFERENCE, function=packed_attention.reference, replayable=False
+    ),
+    Implementation(op_name="packed_attention", impl_id="masked", function=packed_attention.masked),
+    Implementation(
+        op_name="packed_attention", impl_id="naive_gather", function=packed_attention.naive_gather, replayable=False
+    ),
+    Implementation(
+        op_name="packed_attention",
+        impl_id="slots_in_place",
+        function=packed_attention.slots_in_place,
         choices={"tile": (packed_attention.TILE, 0, 128)},
         replayable=False,
     ),
@@ -187,51 +210,71 @@ BUILT_IN = (
         _flashinfer("packed_attention", "attention:packed_attention_mixed", {"d": 64}, "flashinfer_mixed"),
         replayable=False,
     ),
-    Implementation("packed_attention_int8", REFERENCE, int8_kv.attention, replayable=False),
-    Implementation("packed_attention_int8", "widened", int8_kv.attention_widened, replayable=False),
+    Implementation(op_name="packed_attention_int8", impl_id=REFERENCE, function=int8_kv.attention, replayable=False),
+    Implementation(
+        op_name="packed_attention_int8", impl_id="widened", function=int8_kv.attention_widened, replayable=False
+    ),
     _triton("packed_attention_int8", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4), apart=(0, 1)),
-    Implementation("varlen_attention", REFERENCE, varlen_attention.reference),
-    Implementation("varlen_attention", "sdpa", varlen_attention.sdpa),
+    Implementation(op_name="varlen_attention", impl_id=REFERENCE, function=varlen_attention.reference),
+    Implementation(op_name="varlen_attention", impl_id="sdpa", function=varlen_attention.sdpa),
     _triton("varlen_attention", "varlen_attention", {"d": 256}, **_TILES),
-    Implementation("swiglu", REFERENCE, swiglu.reference),
-    Implementation("swiglu", "fused", swiglu.fused),
+    Implementation(op_name="swiglu", impl_id=REFERENCE, function=swiglu.reference),
+    Implementation(op_name="swiglu", impl_id="fused", function=swiglu.fused),
     _triton("swiglu", "swiglu", {}, block=(1024, 512, 2048)),
     _flashinfer("swiglu", "rows:swiglu", {"f": 8}),
-    Implementation("shift_kv", REFERENCE, shift_kv.reference),
-    Implementation("shift_kv", "strided", shift_kv.strided),
+    Implementation(op_name="shift_kv", impl_id=REFERENCE, function=shift_kv.reference),
+    Implementation(op_name="shift_kv", impl_id="strided", function=shift_kv.strided),
     _triton("shift_kv", "shift_kv", {}),
-    Implementation("shift_kv_chain", REFERENCE, shift_kv.chain_reference, replayable=False),
-    Implementation("shift_kv_chain", "strided", shift_kv.chain_strided, replayable=False),
-    Implementation("shift_kv_chain", "indexed", shift_kv.chain_indexed),
+    Implementation(op_name="shift_kv_chain", impl_id=REFERENCE, function=shift_kv.chain_reference, replayable=False),
+    Implementation(op_name="shift_kv_chain", impl_id="strided", function=shift_kv.chain_strided, replayable=False),
+    Implementation(op_name="shift_kv_chain", impl_id="indexed", function=shift_kv.chain_indexed),
     _triton("shift_kv_chain", "shift_kv", {}),
-    Implementation("greedy", REFERENCE, greedy.reference),
-    Implementation("greedy", "reduced", greedy.reduced),
+    Implementation(op_name="greedy", impl_id=REFERENCE, function=greedy.reference),
+    Implementation(op_name="greedy", impl_id="reduced", function=greedy.reduced),
     _triton("greedy", "greedy", {}, block=(4096, 2048, 8192)),
-    Implementation("linear", REFERENCE, linear.Reference),
-    Implementation("linear", "gemm", linear.Gemm),
+    Implementation(op_name="linear", impl_id=REFERENCE, function=linear.Reference),
+    Implementation(op_name="linear", impl_id="gemm", function=linear.Gemm),
     Implementation(
-        "linear", "packed", linear.Packed, frozenset({"cpu"}), linear.packed_dtypes(), absent=linear.no_onednn()
+        op_name="linear",
+        impl_id="packed",
+        function=linear.Packed,
+        devices=frozenset({"cpu"}),
+        dtypes=linear.packed_dtypes(),
+        absent=linear.no_onednn(),
     ),
-    Implementation("linear", "int8", linear.Int8, frozenset({"cpu"}), limits={"m": 1}, precision="int8"),
-    Implementation("linear", "fp8_emulated", fp8_linear.Emulated, frozenset({"cpu"}), precision="fp8"),
     Implementation(
-        "linear",
-        "fp8",
-        "edgeflow.kernels.triton.fp8:linear",
-        frozenset({"cuda"}),
-        frozenset({torch.bfloat16}),
-        89,
-        ("triton",),
-        {"e": 1 << 16},
-        {"n": 16, "e": 16},
+        op_name="linear",
+        impl_id="int8",
+        function=linear.Int8,
+        devices=frozenset({"cpu"}),
+        limits={"m": 1},
+        precision="int8",
+    ),
+    Implementation(
+        op_name="linear",
+        impl_id="fp8_emulated",
+        function=fp8_linear.Emulated,
+        devices=frozenset({"cpu"}),
+        precision="fp8",
+    ),
+    Implementation(
+        op_name="linear",
+        impl_id="fp8",
+        function="edgeflow.kernels.triton.fp8:linear",
+        devices=frozenset({"cuda"}),
+        dtypes=frozenset({torch.bfloat16}),
+        least_arch=89,
+        needs=("triton",),
+        limits={"e": 1 << 16},
+        multiples={"n": 16, "e": 16},
         precision="fp8",
         absent=fp8_linear.missing(),
     ),
     Implementation(
-        "linear",
-        "cublasLt",
-        "",
-        frozenset({"cuda"}),
+        op_name="linear",
+        impl_id="cublasLt",
+        function="",
+        devices=frozenset({"cuda"}),
         choices={"algo_index": (0,)},
         absent="edgeflow has no binding of cuBLASLt",
     ),

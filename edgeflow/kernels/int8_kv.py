@@ -32,12 +32,12 @@ def quantised(rows: Tensor) -> Pair:
 
 def write(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, slots: Pair, scales: Pair) -> Tensor:
     """The plain write into temporary rows, which are then quantised into their slots."""
-    return _written(rope_write_kv.reference, qkv, heads, kv_heads, rows, slots, scales)
+    return _written(rope_write_kv.reference, qkv, heads, kv_heads, rows, slots=slots, scales=scales)
 
 
 def write_indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, slots: Pair, scales: Pair) -> Tensor:
     """All rows turn together."""
-    return _written(rope_write_kv.indexed, qkv, heads, kv_heads, rows, slots, scales)
+    return _written(rope_write_kv.indexed, qkv, heads, kv_heads, rows, slots=slots, scales=scales)
 
 
 def attention(layout: PackedLayout, kv: KVSlots) -> Int8Attend:  # noqa: ARG001 - the layout says all
@@ -57,7 +57,15 @@ def attention_widened(layout: PackedLayout, kv: KVSlots) -> Int8Attend:
         ends[span.slot] = max(ends.get(span.slot, 0), span.start + span.length)
     place = {slot: index for index, slot in enumerate(ends)}
     kv_heads, width = kv.data.shape[4:]
-    room = KVSlots(1, len(ends), max(ends.values()), kv_heads, width, kv.dtype, kv.data.device)
+    room = KVSlots(
+        layers=1,
+        slots=len(ends),
+        capacity=max(ends.values()),
+        kv_heads=kv_heads,
+        head_dim=width,
+        dtype=kv.dtype,
+        device=kv.data.device,
+    )
     spans = [replace(span, slot=place[span.slot]) for span in layout.spans]
     attend_wide = slots_in_place(PackedLayout.of(spans, kv.data.device), room)
 
@@ -71,7 +79,7 @@ def attention_widened(layout: PackedLayout, kv: KVSlots) -> Int8Attend:
 
 
 def _written(
-    write_wide: RopeWriteKV, qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, slots: Pair, scales: Pair
+    write_wide: RopeWriteKV, qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, *, slots: Pair, scales: Pair
 ) -> Tensor:
     count, width = qkv.shape[0], slots[0].shape[-1]
     keys, values = torch.empty(2, count, 1, kv_heads, width, dtype=torch.float32, device=qkv.device)

@@ -32,6 +32,7 @@ class KVSlots:
 
     def __init__(
         self,
+        *,
         layers: int,
         slots: int,
         capacity: int,
@@ -39,7 +40,6 @@ class KVSlots:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
-        *,
         shift: ShiftKV = strided,
         int8: bool = False,
     ) -> None:

@@ -23,7 +23,7 @@ class Span:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedLayout:
     """The rows of a pass, in the order of its spans.
 
@@ -62,7 +62,15 @@ class PackedLayout:
         rotation = row_position[None] if rope_position is None else rope_position.to(device, non_blocking=True)
         lengths = tuple(span.length for span in spans)
         reach = max((span.start + span.length for span in spans), default=0)
-        return cls(lengths, reach, row_slot, row_position, rotation, on_device(last, device), tuple(spans))
+        return cls(
+            lengths=lengths,
+            reach=reach,
+            row_slot=row_slot,
+            row_position=row_position,
+            rope_position=rotation,
+            last_rows=on_device(last, device),
+            places=tuple(spans),
+        )
 
     def of_last_rows(self) -> PackedLayout:
         """The last row of each span as a separate span, over everything that the pass has written.
@@ -72,8 +80,15 @@ class PackedLayout:
         last, singles = self.last_rows, (1,) * len(self.lengths)
         places = self.places and tuple(Span(span.slot, span.start + span.length - 1, 1) for span in self.places)
         rows = torch.arange(len(singles), device=last.device)
-        gathered = self.row_slot[last], self.row_position[last], self.rope_position[:, last]
-        alone = PackedLayout(singles, self.reach, *gathered, rows, places)
+        alone = PackedLayout(
+            lengths=singles,
+            reach=self.reach,
+            row_slot=self.row_slot[last],
+            row_position=self.row_position[last],
+            rope_position=self.rope_position[:, last],
+            last_rows=rows,
+            places=places,
+        )
         object.__setattr__(alone, "_kept", self.kept("last rows", dict))
         return alone
 

@@ -38,7 +38,7 @@ Staged = tuple[str, Case]
 """(stage of the pass, case)"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """Sizes of a model and of its passes. family: the model_name by which its operators are looked up.
 
@@ -75,10 +75,50 @@ class ModelShape:
 
 PRESETS = {
     "openvla-7b": ModelShape(),
-    "qwen2.5-0.5b": ModelShape("qwen2", 896, 4864, 14, 2, 64, 151936, 1024, 1),
-    "qwen2.5-1.5b": ModelShape("qwen2", 1536, 8960, 12, 2, 128, 151936, 1024, 1),
-    "qwen2.5-3b": ModelShape("qwen2", 2048, 11008, 16, 2, 128, 151936, 1024, 1),
-    "qwen2.5-7b": ModelShape("qwen2", 3584, 18944, 28, 4, 128, 152064, 1024, 1),
+    "qwen2.5-0.5b": ModelShape(
+        family="qwen2",
+        hidden=896,
+        inner=4864,
+        heads=14,
+        kv_heads=2,
+        head_dim=64,
+        vocabulary=151936,
+        rows=1024,
+        stages=1,
+    ),
+    "qwen2.5-1.5b": ModelShape(
+        family="qwen2",
+        hidden=1536,
+        inner=8960,
+        heads=12,
+        kv_heads=2,
+        head_dim=128,
+        vocabulary=151936,
+        rows=1024,
+        stages=1,
+    ),
+    "qwen2.5-3b": ModelShape(
+        family="qwen2",
+        hidden=2048,
+        inner=11008,
+        heads=16,
+        kv_heads=2,
+        head_dim=128,
+        vocabulary=151936,
+        rows=1024,
+        stages=1,
+    ),
+    "qwen2.5-7b": ModelShape(
+        family="qwen2",
+        hidden=3584,
+        inner=18944,
+        heads=28,
+        kv_heads=4,
+        head_dim=128,
+        vocabulary=152064,
+        rows=1024,
+        stages=1,
+    ),
 }
 
 

@@ -87,7 +87,13 @@ class OverlayEntry(_Strict):
     @property
     def key(self) -> OperatorKey:
         return OperatorKey(
-            self.op_name, self.model_name, self.hw_profile, self.op_kind, self.layer_role, self.stage, self.shape_sig
+            op_name=self.op_name,
+            model_name=self.model_name,
+            hw_profile=self.hw_profile,
+            op_kind=self.op_kind,
+            layer_role=self.layer_role,
+            stage=self.stage,
+            shape_sig=self.shape_sig,
         )
 
 

@@ -129,7 +129,7 @@ class _Block:
         return [_attend_one(rows, k_slots[self.slot, : self.end], v_slots[self.slot, : self.end], self.mask)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
     """Decode rows of slots first .. last as one batch.
 
@@ -159,14 +159,14 @@ class _Batch:
         source = [row_of.get(slot, rows[0]) for slot in range(first, last + 1)]
         in_line = source == list(range(rows[0], rows[0] + len(source)))
         return cls(
-            rows,
-            first,
-            last,
-            longest,
-            None if in_line else torch.tensor(source, device=data.device),
-            _busy_runs([slot - first for slot in ends]),
-            mask[:, None, None],
-            ends,
+            rows=rows,
+            first=first,
+            last=last,
+            longest=longest,
+            source=None if in_line else torch.tensor(source, device=data.device),
+            kept=_busy_runs([slot - first for slot in ends]),
+            mask=mask[:, None, None],
+            ends=ends,
         )
 
     def attend(self, q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Sequence[Tensor]:

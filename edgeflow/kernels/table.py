@@ -24,7 +24,7 @@ from edgeflow.kernels.shapes import SIGNATURES
 Params = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorKey:
     """A context (EdgeFM table 1). In an entry, "" stands for any; in a lookup, for not known.
 
@@ -139,7 +139,7 @@ class OperatorTable:
         if not mine:
             raise ConfigError(f"no implementation has precision {precision!r}")
         entries = [
-            Entry(OperatorKey(each.op_name, hw_profile=device), each.impl_id, origin=f"{precision} is allowed")
+            Entry(OperatorKey(op_name=each.op_name, hw_profile=device), each.impl_id, origin=f"{precision} is allowed")
             for each in mine
             for device in each.devices
         ]
@@ -148,7 +148,7 @@ class OperatorTable:
     def forcing(self, **impl_ids: str) -> OperatorTable:
         """A table in which each operator named has one entry: that implementation, everywhere."""
         others = [entry for entry in self._entries if entry.key.op_name not in impl_ids]
-        forced = [Entry(OperatorKey(name), impl_id, origin="forced") for name, impl_id in impl_ids.items()]
+        forced = [Entry(OperatorKey(op_name=name), impl_id, origin="forced") for name, impl_id in impl_ids.items()]
         return self._with([*others, *forced])
 
     def _with(self, entries: Iterable[Entry], precisions: frozenset[str] | None = None) -> OperatorTable:
@@ -253,7 +253,7 @@ def _named_as(entry: Entry, context: OperatorKey) -> OperatorKey:
 def built_in_table() -> OperatorTable:
     """The table of the implementations and defaults in this package."""
     entries = [
-        Entry(OperatorKey(op_name, hw_profile=profile), impl_id)
+        Entry(OperatorKey(op_name=op_name, hw_profile=profile), impl_id)
         for profile, defaults in DEFAULTS.items()
         for op_name, impl_id in defaults.items()
     ]

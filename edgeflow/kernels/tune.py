@@ -28,7 +28,7 @@ SLOWER = 1.10  # an overlay's choice that takes more than this share of the defa
 Params = dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
     """The best implementation of a case. rejected: candidates that could not be taken, and why."""
 
@@ -85,7 +85,15 @@ class Tuner:
         stage, shape_sig = case.signed()
         role = case.layer_role or only_role(case.op_name)
         profile = Hardware.of(self.device).profile
-        return OperatorKey(case.op_name, self.model_name, profile, KINDS[case.op_name], role, stage, shape_sig)
+        return OperatorKey(
+            op_name=case.op_name,
+            model_name=self.model_name,
+            hw_profile=profile,
+            op_kind=KINDS[case.op_name],
+            layer_role=role,
+            stage=stage,
+            shape_sig=shape_sig,
+        )
 
     @torch.inference_mode()
     def tune(self, case: Case) -> Tuned:
@@ -94,7 +102,7 @@ class Tuner:
         trial = self._trial(case)
         served = self.table.choose(key, Hardware.of(self.device), self.dtype)
         default = trial.call(served.load())
-        best = served.implementation.impl_id, dict(served.params)
+        impl_id, best = served.implementation.impl_id, dict(served.params)
         default_us = best_us = self._time({"default": default})["default"]
         rejected: list[str] = []
         for implementation in self._candidates(key):
@@ -106,8 +114,9 @@ class Tuner:
             rival = trial.call(partial(implementation.load(), **params))
             times = self._time({"default": default, "rival": rival})
             if times["rival"] < GAIN * times["default"] and times["rival"] < best_us:
-                best, best_us, default_us = (implementation.impl_id, params), times["rival"], times["default"]
-        return Tuned(key, *best, best_us, default_us, tuple(rejected))
+                impl_id, best = implementation.impl_id, params
+                best_us, default_us = times["rival"], times["default"]
+        return Tuned(key=key, impl_id=impl_id, params=best, us=best_us, default_us=default_us, rejected=tuple(rejected))
 
     @torch.inference_mode()
     def check(self, case: Case, impl_id: str, params: Params) -> Verdict:

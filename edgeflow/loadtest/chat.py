@@ -67,8 +67,16 @@ class ChatClients:
     """The chat clients of a plan; call `check` first, which raises StartError where no chat is served."""
 
     def __init__(self, plan: ChatPlan, credentials: Credentials, seed: int) -> None:
-        files = [str(path or "") for path in (credentials.ca, credentials.cert, credentials.key)]
-        self._job = Job(plan.address, plan.clients, plan.max_tokens, seed, credentials.token, *files)
+        self._job = Job(
+            address=plan.address,
+            clients=plan.clients,
+            max_tokens=plan.max_tokens,
+            seed=seed,
+            token=credentials.token,
+            ca=str(credentials.ca or ""),
+            cert=str(credentials.cert or ""),
+            key=str(credentials.key or ""),
+        )
 
     def check(self) -> None:
         """Raise StartError unless a chat model is served at the address."""

@@ -28,7 +28,7 @@ SUBJECTS = ("the arm", "the gripper", "the red cup", "the table", "the camera", 
 ASKED = ("Where is {}?", "What is {} doing?", "Tell me about {}.", "Is {} near the edge?", "How far away is {}?")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The clients' work. ca, cert, key: paths, or "" for none."""
 

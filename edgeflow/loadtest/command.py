@@ -29,6 +29,7 @@ def loadtest_command(
     plan: LoadPlan,
     limits: Mapping[str, float],
     credentials: Credentials,
+    *,
     as_json: bool,
     out: Path | None,
     chat: ChatPlan | None = None,

@@ -29,7 +29,13 @@ def hear(ledger: Ledger, message: pb.ServerMessage, first: int, now_ns: int) -> 
 def _hear_action(ledger: Ledger, action: pb.Action, first: int, now_ns: int) -> None:
     command = COMMANDS.get(action.command, Command.HOLD)
     if command is Command.ACT:
-        timings = timings_of(action.timings)
-        ledger.act(action.seq + first, action.stamp_ns, now_ns, action.valid_for_ms, action.timings.server_ns, timings)
+        ledger.act(
+            action.seq + first,
+            stamp_ns=action.stamp_ns,
+            received_ns=now_ns,
+            valid_for_ms=action.valid_for_ms,
+            server_ns=action.timings.server_ns,
+            timings=timings_of(action.timings),
+        )
     else:
         ledger.happen(now_ns, command.value, action.reason)

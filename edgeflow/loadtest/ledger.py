@@ -26,7 +26,7 @@ class Fate(str, Enum):
     UNANSWERED = "unanswered"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class FrameRecord:
     """Times in nanoseconds on the client's monotonic clock, 0 = not yet or never.
 
@@ -80,17 +80,17 @@ class Ledger:
 
     def offer(self, scheduled_ns: int, sent_ns: int) -> FrameRecord:
         """Record that a frame is sent."""
-        record = FrameRecord(len(self.frames) + 1, scheduled_ns, sent_ns)
+        record = FrameRecord(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, sent_ns=sent_ns)
         self.frames.append(record)
         self._open[record.number] = record
         return record
 
     def offer_in_vain(self, scheduled_ns: int) -> None:
         """Record a frame that was due while there was no stream."""
-        self.frames.append(FrameRecord(len(self.frames) + 1, scheduled_ns, reason=DISCONNECTED))
+        self.frames.append(FrameRecord(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, reason=DISCONNECTED))
 
     def act(
-        self, number: int, stamp_ns: int, received_ns: int, valid_for_ms: int, server_ns: int, timings: StageTimings
+        self, number: int, *, stamp_ns: int, received_ns: int, valid_for_ms: int, server_ns: int, timings: StageTimings
     ) -> bool:
         """Record an action for a frame; False when no such frame waits for one."""
         record = self._open.get(number)

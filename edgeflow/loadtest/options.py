@@ -111,23 +111,25 @@ def loadtest(
     from edgeflow.loadtest.chat import ChatPlan, default_address
     from edgeflow.loadtest.command import credentials_of, loadtest_command
 
-    pattern = pattern_of(window, rate, burst, burst_period, ramp, ramp_step)
+    pattern = pattern_of(
+        window=window, rate_hz=rate, burst=burst, burst_period_s=burst_period, ramp=ramp, ramp_step_s=ramp_step
+    )
     spec = CameraSpec("camera", *parse_size(camera), image_format)
     period_s = control_period or period_s_of(pattern)
     session = Session(
-        spec,
-        tuple(instruction),
-        period_s,
-        mode,
+        camera=spec,
+        instructions=tuple(instruction),
+        control_period_s=period_s,
+        mode=mode,
         depth=depth,
         max_action_age_s=max_action_age,
         model=model,
         unnorm_key=unnorm_key,
     )
     plan = LoadPlan(
-        address,
-        session,
-        pattern,
+        address=address,
+        session=session,
+        pattern=pattern,
         robots=robots,
         connections=connections or robots,
         warm_up_s=warm_up,
@@ -162,7 +164,7 @@ def loadtest(
         chat = ChatPlan(where, chat_clients, chat_tokens)
     elif max_jitter_ratio is not None:
         raise ConfigError("max-jitter-ratio: needs --with-chat")
-    raise typer.Exit(loadtest_command(plan, given, credentials, as_json, out, chat))
+    raise typer.Exit(loadtest_command(plan, given, credentials, as_json=as_json, out=out, chat=chat))
 
 
 def _ms(seconds: float | None) -> float | None:

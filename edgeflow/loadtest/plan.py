@@ -59,7 +59,7 @@ class Ramp:
 Pattern: TypeAlias = Closed | Fixed | Bursts | Ramp
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """The session that every robot opens; robot i uses instruction i modulo their number."""
 
@@ -74,7 +74,7 @@ class Session:
     unnorm_key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
     """A run: warm-up, then frames are counted for `duration_s` or until each robot has offered `count` of them.
 
@@ -123,7 +123,13 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def pattern_of(
-    window: int, rate_hz: float | None, burst: int | None, burst_period_s: float, ramp: str, ramp_step_s: float
+    *,
+    window: int = 1,
+    rate_hz: float | None = None,
+    burst: int | None = None,
+    burst_period_s: float = 1.0,
+    ramp: str = "",
+    ramp_step_s: float = 5.0,
 ) -> Pattern:
     """The sending pattern that the options describe; ConfigError when they describe several."""
     asked = [name for name, given in (("rate", rate_hz), ("burst", burst), ("ramp", ramp)) if given]

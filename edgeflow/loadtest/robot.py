@@ -45,6 +45,7 @@ class LoadRobot:
         number: int,
         session: Session,
         images: Sequence[bytes],
+        *,
         connection: Connection,
         clock: Clock,
         random: Random,

@@ -40,7 +40,7 @@ class Forecast:
     age_ms: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Measurement:
     """The raw record of a run. begin_ns, end_ns: frames due and actions received between them count.
 
@@ -88,7 +88,9 @@ class LoadRun:
             for number in range(self._plan.robots):
                 connection = connections[number % len(connections)]
                 random = Random(self._random.random())
-                robot = LoadRobot(number, self._plan.session, self._images, connection, self._clock, random)
+                robot = LoadRobot(
+                    number, self._plan.session, self._images, connection=connection, clock=self._clock, random=random
+                )
                 self._robots.append(robot)
             try:
                 await self._begin(stop)
@@ -129,7 +131,9 @@ class LoadRun:
         self._paces.append(asyncio.create_task(robot.pace(pattern, begin_ns)))
 
     async def _run(self, stop: asyncio.Event) -> Measurement:
-        run = Measurement(self._plan, [robot.ledger for robot in self._robots], self._clock.now_ns())
+        run = Measurement(
+            plan=self._plan, ledgers=[robot.ledger for robot in self._robots], begin_ns=self._clock.now_ns()
+        )
         run.begin_ns += round(self._plan.warm_up_s * 1e9)
         probe = asyncio.create_task(self._probe(run))
         try:

@@ -66,10 +66,10 @@ def _rope(scaling: Mapping[str, Any]) -> Rope:
         return Rope(sections=sections) if sections else PLAIN
     if kind == "llama3":
         return Rope(
-            kind,
-            scaling["factor"],
-            scaling["low_freq_factor"],
-            scaling["high_freq_factor"],
-            scaling["original_max_position_embeddings"],
+            kind=kind,
+            factor=scaling["factor"],
+            low=scaling["low_freq_factor"],
+            high=scaling["high_freq_factor"],
+            trained=scaling["original_max_position_embeddings"],
         )
-    return Rope(kind, scaling.get("factor", 1.0), sections=sections)
+    return Rope(kind=kind, factor=scaling.get("factor", 1.0), sections=sections)

@@ -10,7 +10,7 @@ from typing import Any
 BOUNDS = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "repetition_penalty": (0.01, 10.0)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationConfig:
     """Sampling defaults of a checkpoint; temperature 0 is greedy, top_k 0 is off."""
 
@@ -39,4 +39,4 @@ class GenerationConfig:
                 raise ValueError(f"generation_config {name} must be {least} to {most}, got {value!r}")
         if type(given.get("top_k", 0)) is not int or given.get("top_k", 0) < 0:
             raise ValueError(f"generation_config top_k must be a whole number, at least 0, got {given['top_k']!r}")
-        return cls(frozenset(ids), **given)
+        return cls(stop_ids=frozenset(ids), **given)

@@ -35,7 +35,7 @@ BindLinear = Callable[[str, Tensor, "Tensor | None"], Mapping[str, Linear]]
 """(role, weight, bias) → the linear of each stage"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
     """The fields of `text_config` that matter; defaults are those of the Llama family's configuration class.
 
@@ -102,7 +102,7 @@ class LlamaConfig:
         return self.num_key_value_heads * self.head_dim
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     """qkv: [(H + 2 KH) D, E]; head_norms: of queries and keys [D]; gate_up: [2F, E]; others as published."""
 
@@ -224,7 +224,7 @@ class LlamaDecoder:
         table = table or built_in_table()
 
         def linear(role: str, weight: Tensor, bias: Tensor | None) -> Mapping[str, Linear]:
-            return bind_linear(table, OperatorKey("linear", model_name=name, layer_role=role), weight, bias)
+            return bind_linear(table, OperatorKey(op_name="linear", model_name=name, layer_role=role), weight, bias)
 
         self.config = config
         self.name = name
@@ -248,15 +248,25 @@ class LlamaDecoder:
             )
             for stage in STAGES
         }
-        self._shift_kv: ShiftKV = find("prefill", OperatorKey("shift_kv"))  # brings a fixed prefix before a prompt
+        # brings a fixed prefix before a prompt
+        self._shift_kv: ShiftKV = find("prefill", OperatorKey(op_name="shift_kv"))
         self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
 
     def kv_slots(self, slots: int, capacity: int, *, int8: bool = False) -> KVSlots:
         """A store of this model's shape, in its dtype or in 8 bits."""
         self._rotary_of(capacity)
         config, like = self.config, self._embedding
-        shape = (config.num_hidden_layers, slots, capacity, config.num_key_value_heads, config.head_dim)
-        return KVSlots(*shape, like.dtype, like.device, shift=self._shift_kv, int8=int8)
+        return KVSlots(
+            layers=config.num_hidden_layers,
+            slots=slots,
+            capacity=capacity,
+            kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            dtype=like.dtype,
+            device=like.device,
+            shift=self._shift_kv,
+            int8=int8,
+        )
 
     @property
     def dtype(self) -> torch.dtype:

@@ -62,7 +62,7 @@ class Operators:
     @classmethod
     def of(cls, find: Callable[[OperatorKey], Any], attention: PackedAttention | None) -> Operators:
         """find: looks an operator up. attention: serves instead of what is found, where given."""
-        found = {name: find(OperatorKey(op_name, layer_role=role)) for name, (op_name, role) in CALLS.items()}
+        found = {name: find(OperatorKey(op_name=op_name, layer_role=role)) for name, (op_name, role) in CALLS.items()}
         if attention is not None:
             found["packed_attention"] = attention
         return cls(**found)

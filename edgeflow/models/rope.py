@@ -21,7 +21,7 @@ from edgeflow.kernels.rope_write_kv import plain_frequencies
 KINDS = ("default", "linear", "dynamic", "llama3")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
     """Scaling of a rotary embedding. sections: D/2 frequencies by component of the position (M-RoPE), or empty.
 

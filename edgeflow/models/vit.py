@@ -24,7 +24,7 @@ from edgeflow.models.checkpoint import Weights
 LAYER_NORM_EPS = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
     """Pairs of a weight and a bias. LayerScale is folded into the projections that it scales."""
 
@@ -106,7 +106,7 @@ class VisionTower:
         return x if added is None else x + added
 
     def _operator(self, table: OperatorTable, name: str, role: str) -> Any:
-        key = OperatorKey(name, "vit", layer_role=role, stage="prefill")
+        key = OperatorKey(op_name=name, model_name="vit", layer_role=role, stage="prefill")
         return table.resolve(key, self._kernel.device, self._kernel.dtype)
 
 

@@ -28,7 +28,7 @@ class Frame:
     deadline_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """A run of rows of one frame in one pass.
 

@@ -22,7 +22,7 @@ class Shift(str, Enum):
     COPY = "copy"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Flight:
     """A frame in flight. stage: the one to run next. length: rows of its KV in the slot."""
 

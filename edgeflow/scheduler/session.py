@@ -96,14 +96,23 @@ class SessionQueue:
 
     def _admit(self, frame: Frame) -> None:
         slot, generation = self.ring.claim()
-        self._flights.append(Flight(frame.ref, frame.rows, slot, generation, frame.deadline_ns))
+        self._flights.append(
+            Flight(frame=frame.ref, rows=frame.rows, slot=slot, generation=generation, deadline_ns=frame.deadline_ns)
+        )
         self._waiting = None
         self._rounds_left = self._rounds - 1
         self._idle_since_ns = None
 
     def _advance(self, flight: Flight) -> Segment:
         length = flight.rows if flight.stage == 0 else 1
-        segment = Segment(flight.frame, flight.slot, flight.generation, flight.length, length, flight.stage)
+        segment = Segment(
+            frame=flight.frame,
+            slot=flight.slot,
+            generation=flight.generation,
+            start=flight.length,
+            length=length,
+            stage=flight.stage,
+        )
         flight.length += length
         flight.stage += 1
         return segment

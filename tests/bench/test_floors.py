@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -35,7 +37,7 @@ def test_work_counts_weights_once_and_rows_twice():
         num_key_value_heads=1,
         vocab_size=10,
     )
-    size = type(TINY)("one", text, TINY.towers, 28, 14)
+    size = replace(TINY, name="one", text=text)
     weights = 8 * (8 + 4 + 4 + 8 + 3 * 16)
     assert decoder_work(size, [Span(0, 4, 1)]) == Work(
         2 * weights + 2 * 80 + 4 * 5 * 8, 2 * (weights + 80 + (4 + 2) * 2 * 4)

@@ -114,7 +114,7 @@ def test_transformers_loads_it_and_computes_the_same(model):
         ids = tokenizer.encode(text, add_special_tokens=False)
         prompt = model.chat_prompt(text)
         assert tuple(ids) == prompt.ids
-        generation = Generation(model, prompt, SamplingParams(1), 0, 1024)
+        generation = Generation(model, prompt, SamplingParams(max_tokens=1), 0, 1024)
         (logits,) = run_pass(model.decoder, model.decoder.kv_slots(1, 1024), [generation.rows(1024)])
         with torch.inference_mode():
             expected = theirs(torch.tensor([ids])).logits[0, -1]

@@ -115,46 +115,46 @@ def play(plan: RunPlan, directive: Directive, outcomes=(Outcome.SUCCESS,)):
 
 @pytest.mark.parametrize(("anchored", "goal"), [(True, 1.1), (False, 2.1)])
 def test_an_action_is_resolved_against_its_frame_or_against_now(anchored, goal):
-    run, world, _ = play(RunPlan(Mode.SERIAL, episodes=1, anchored=anchored), acting())
+    run, world, _ = play(RunPlan(mode=Mode.SERIAL, episodes=1, anchored=anchored), acting())
     assert world.goals == [(pytest.approx(goal), 0.0)], "commanded once, not every tick"
     assert run.summary.actions == 1
     assert run.ages_ms.tolist() == [7.0]
 
 
 def test_hold_holds_and_a_long_silence_is_reset():
-    _, world, client = play(RunPlan(Mode.SERIAL, episodes=1), Directive(Command.HOLD, "SILENCE", needs_reset=True))
+    _, world, client = play(RunPlan(mode=Mode.SERIAL, episodes=1), Directive(Command.HOLD, "SILENCE", needs_reset=True))
     assert world.holds == 1 and world.goals == []
     assert client.resets == ["grasp", None]
 
 
 def test_stop_is_not_reset():
-    _, world, client = play(RunPlan(Mode.SERIAL, episodes=1), Directive(Command.STOP, "FAULT", needs_reset=True))
+    _, world, client = play(RunPlan(mode=Mode.SERIAL, episodes=1), Directive(Command.STOP, "FAULT", needs_reset=True))
     assert world.holds == 1
     assert client.resets == ["grasp"]
 
 
 def test_episodes_have_consecutive_seeds_and_all_count():
     outcomes = (Outcome.SUCCESS, Outcome.TIMEOUT, Outcome.WRONG_TARGET)
-    run, world, client = play(RunPlan(Mode.SERIAL, episodes=3, seed=40), acting(), outcomes)
+    run, world, client = play(RunPlan(mode=Mode.SERIAL, episodes=3, seed=40), acting(), outcomes)
     assert world.seeds == [40, 41, 42]
     assert run.outcomes == outcomes and run.successes == 1
     assert client.resets == ["grasp"] * 3
 
 
 def test_time_that_is_up_lets_the_episode_finish():
-    run, _, _ = play(RunPlan(Mode.SERIAL, seconds=0.12), acting())
+    run, _, _ = play(RunPlan(mode=Mode.SERIAL, seconds=0.12), acting())
     assert len(run.outcomes) == 3
     assert run.summary.seconds >= 0.15
 
 
 def test_frames_come_at_their_rate():
-    _, _, client = play(RunPlan(Mode.SERIAL, episodes=20, frame_hz=50.0), acting())
+    _, _, client = play(RunPlan(mode=Mode.SERIAL, episodes=20, frame_hz=50.0), acting())
     assert len(client.pushed) == pytest.approx(60, abs=20)  # 1 s of stub time: 0, 20, 40 ms of each 50 ms
 
 
 def test_a_plan_needs_an_end():
     with pytest.raises(ValueError, match="episodes or of seconds"):
-        RunPlan(Mode.SERIAL)
+        RunPlan(mode=Mode.SERIAL)
 
 
 def test_a_model_of_another_robot_is_refused():
@@ -168,7 +168,7 @@ def test_a_model_of_another_robot_is_refused():
     server = Server(other)
     try:
         with pytest.raises(FailedPrecondition, match="gripper"):
-            run_robot(server.address, RunPlan(Mode.SERIAL, episodes=1), lambda progress: None, StubWorld())
+            run_robot(server.address, RunPlan(mode=Mode.SERIAL, episodes=1), lambda progress: None, StubWorld())
     finally:
         server.stop()
 
@@ -186,7 +186,7 @@ def test_the_simulated_robot_works_through_a_socket():
 
     server, seen = Server(expert), []
     try:
-        run = run_robot(server.address, RunPlan(Mode.SERIAL, episodes=3, seed=1), seen.append, sim)
+        run = run_robot(server.address, RunPlan(mode=Mode.SERIAL, episodes=3, seed=1), seen.append, sim)
     finally:
         server.stop()
         sim.close()

@@ -38,7 +38,7 @@ def run(mode: Mode, interval_ms: int, age_ms: int) -> RobotRun:
     outcomes = (Outcome.SUCCESS,) * 9 + (Outcome.TIMEOUT,)
     snapshot = Snapshot(np.zeros((96, 96, 3), np.uint8), (0.01, 0.02), "grasp")
     return RobotRun(
-        plan=RunPlan(mode, seconds=6.0),
+        plan=RunPlan(mode=mode, seconds=6.0),
         mode=mode,
         model="demo",
         summary=recorder.summary(6 * SECOND),

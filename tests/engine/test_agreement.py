@@ -36,7 +36,16 @@ TEXT = LlamaConfig(
     num_key_value_heads=4,
     vocab_size=1024,
 )
-MEDIUM = PolicySize("medium", TEXT, (TowerSize(32, 64, 3, 2, 5, True), TowerSize(32, 64, 3, 2)), 56, 14)
+MEDIUM = PolicySize(
+    name="medium",
+    text=TEXT,
+    towers=(
+        TowerSize(width=32, inner=64, depth=3, heads=2, prefix=5, scaled=True),
+        TowerSize(width=32, inner=64, depth=3, heads=2),
+    ),
+    side=56,
+    patch=14,
+)
 SHAPES = {"tiny": SIZES["tiny"], "medium": MEDIUM}
 FAULTS = ("position", "slot", "key", "nan")
 
@@ -77,9 +86,9 @@ class Faulty:
         return poisoned
 
     def table(self) -> OperatorTable:
-        implementations = [*BUILT_IN, Implementation("packed_attention", "faulty", self)]
+        implementations = [*BUILT_IN, Implementation(op_name="packed_attention", impl_id="faulty", function=self)]
         entries = [
-            Entry(OperatorKey(name, hw_profile=profile), impl_id)
+            Entry(OperatorKey(op_name=name, hw_profile=profile), impl_id)
             for profile, defaults in DEFAULTS.items()
             for name, impl_id in defaults.items()
         ]

@@ -133,7 +133,7 @@ def frame(seq: int) -> SubmitFrame:
 
 def alone(model: ChatModel, text: str = PROMPT, **params: object) -> list[int]:
     kv = model.decoder.kv_slots(1, CAPACITY)
-    generation = Generation(model, model.text_prompt(text), SamplingParams(8, **params), 0, CAPACITY)
+    generation = Generation(model, model.text_prompt(text), SamplingParams(max_tokens=8, **params), 0, CAPACITY)
     return [sampled.token for sampled in generate(model, kv, generation, 1000) if sampled is not None]
 
 

@@ -84,7 +84,7 @@ def test_greedy_answers_and_penalties_keep_to_it_too(model: ChatModel, grammars:
 def test_without_the_schema_the_model_says_something_else(model: ChatModel, grammars: Grammars):
     """That the tests above can fail."""
     kv = model.decoder.kv_slots(1, CAPACITY)
-    generation = Generation(model, model.text_prompt("go"), SamplingParams(20), 0, CAPACITY)
+    generation = Generation(model, model.text_prompt("go"), SamplingParams(max_tokens=20), 0, CAPACITY)
     tokens = [each.token for each in generate(model, kv, generation, 100) if each is not None]
     with pytest.raises(ValueError):
         json.loads(model.tokenizer.decode(tokens))

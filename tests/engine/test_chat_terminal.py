@@ -30,7 +30,7 @@ def model(chat_directory) -> ChatModel:
 
 
 def conversation(model: ChatModel, capacity: int = 200, max_tokens: int = 6, system: str = "") -> Conversation:
-    return Conversation(model, capacity, SamplingParams(max_tokens), system)
+    return Conversation(model, capacity, SamplingParams(max_tokens=max_tokens), system)
 
 
 def talk(conversation: Conversation, *said: str | type[BaseException]) -> list[str]:
@@ -50,7 +50,7 @@ def talk(conversation: Conversation, *said: str | type[BaseException]) -> list[s
 
 def answer_to(model: ChatModel, messages: list[dict[str, str]]) -> str:
     prompt = model.chat_prompt(model.render(messages))
-    generation = Generation(model, prompt, SamplingParams(6), 0, 200)
+    generation = Generation(model, prompt, SamplingParams(max_tokens=6), 0, 200)
     kv = model.decoder.kv_slots(1, 200)
     tokens = [each.token for each in generate(model, kv, generation, 500) if each is not None]
     return model.tokenizer.decode(tokens)

@@ -96,7 +96,7 @@ class MetaProgram:
         self.policy = random_policy(size, META, torch.bfloat16, table=table)
         kv = self.policy.decoder.kv_slots(2 * self.policy.K, CAPACITY)
         greedy, shift = (
-            table.resolve_stages(OperatorKey(name, "llama"), META, torch.bfloat16)
+            table.resolve_stages(OperatorKey(op_name=name, model_name="llama"), META, torch.bfloat16)
             for name in ("greedy", "shift_kv_chain")
         )
         self._run = PassProgram(self.policy, kv, greedy, shift)

@@ -62,7 +62,8 @@ def program(capacity: int = CAPACITY) -> tuple[Any, PassProgram]:
     policy = random_policy(SIZE, META, torch.bfloat16, table=table)
     kv = policy.decoder.kv_slots(2 * policy.K, capacity)
     greedy, shift = (
-        table.resolve_stages(OperatorKey(name, "llama"), META, torch.bfloat16) for name in ("greedy", "shift_kv_chain")
+        table.resolve_stages(OperatorKey(op_name=name, model_name="llama"), META, torch.bfloat16)
+        for name in ("greedy", "shift_kv_chain")
     )
     return policy, PassProgram(policy, kv, greedy, shift)
 

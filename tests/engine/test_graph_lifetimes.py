@@ -54,9 +54,9 @@ class Tiled:
         return table
 
     def table(self) -> OperatorTable:
-        implementations = [*BUILT_IN, Implementation("packed_attention", "tiled", self)]
+        implementations = [*BUILT_IN, Implementation(op_name="packed_attention", impl_id="tiled", function=self)]
         entries = [
-            Entry(OperatorKey(name, hw_profile=profile), impl_id)
+            Entry(OperatorKey(op_name=name, hw_profile=profile), impl_id)
             for profile, defaults in DEFAULTS.items()
             for name, impl_id in defaults.items()
         ]
@@ -94,8 +94,8 @@ def test_chat_keeps_what_its_recordings_address(tmp_path, kind: str, monkeypatch
     model = load_chat_model(tmp_path, torch.float32, CPU, table=tiled.table())
     indices: list[StorageWeakRef] = []
 
-    def noted(*arguments: Any) -> PackedLayout:
-        layout = PackedLayout(*arguments)
+    def noted(**fields: Any) -> PackedLayout:
+        layout = PackedLayout(**fields)
         indices.extend(StorageWeakRef(each.untyped_storage()) for each in (layout.row_slot, layout.last_rows))
         return layout
 

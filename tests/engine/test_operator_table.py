@@ -60,7 +60,7 @@ def test_an_overlay_serves_the_policy(tmp_path, overlay):
 def test_an_overlay_serves_the_chat_model(overlay):
     config = load_config(None, {"chat.operators": str(overlay)}).chat
     table = choose_weights(config, Path(), torch.float32, CPU).table
-    chosen = table.choose(OperatorKey("rms_norm", "llama"), Hardware("cpu"), torch.float32)
+    chosen = table.choose(OperatorKey(op_name="rms_norm", model_name="llama"), Hardware("cpu"), torch.float32)
     assert (chosen.implementation.impl_id, chosen.why) == ("reference", "mine.json: everywhere")
 
 
@@ -139,10 +139,10 @@ def noting(calls: set[tuple[str, str, str]], model: str) -> OperatorTable:
     table = built_in_table()
     implementations, entries = list(BUILT_IN), []
     for op_name, role, stage in ((name, role, stage) for name in ROLES for role in ROLES[name] for stage in STAGES):
-        serves = table.choose(OperatorKey(op_name), Hardware("cpu"), torch.float32).load()
+        serves = table.choose(OperatorKey(op_name=op_name), Hardware("cpu"), torch.float32).load()
         function = _noted(serves, calls, (op_name, role, stage))
-        implementations.append(Implementation(op_name, f"{role} {stage}", function))
-        key = OperatorKey(op_name, model, layer_role=role, stage=stage)
+        implementations.append(Implementation(op_name=op_name, impl_id=f"{role} {stage}", function=function))
+        key = OperatorKey(op_name=op_name, model_name=model, layer_role=role, stage=stage)
         entries.append(
             Entry(replace(key, model_name="vit") if op_name == "varlen_attention" else key, f"{role} {stage}")
         )

@@ -11,7 +11,10 @@ from edgeflow.scheduler.plan import FrameRef, Pass, Segment
 
 
 def planned(stages: list[int]) -> Pass:
-    segments = tuple(Segment(FrameRef(0, 1, 9 - stage), stage, 1, 0, 1, stage) for stage in stages)
+    segments = tuple(
+        Segment(frame=FrameRef(0, 1, 9 - stage), slot=stage, generation=1, start=0, length=1, stage=stage)
+        for stage in stages
+    )
     return Pass(0, segments, ())
 
 

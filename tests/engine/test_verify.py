@@ -47,9 +47,19 @@ def recorded(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("recorded")
     size = TinySize()
     write_checkpoint(directory, size)
-    tower = network.TowerSize(size.side, size.patch, size.depth, size.tower, size.tower_heads)
+    tower = network.TowerSize(
+        img_size=size.side, patch_size=size.patch, depth=size.depth, embed_dim=size.tower, num_heads=size.tower_heads
+    )
     plain = network.PolicyNetwork(
-        network.NetworkSize((tower, tower), size.hidden, size.layers, size.heads, size.mlp, vocab=448, pad=64)
+        network.NetworkSize(
+            towers=(tower, tower),
+            hidden=size.hidden,
+            layers=size.layers,
+            heads=size.heads,
+            mlp=size.mlp,
+            vocab=448,
+            pad=64,
+        )
     ).eval()
     wanted = set(plain.state_dict())
     weights = {name: tensor for name, tensor in load_file(directory / "model.safetensors").items() if name in wanted}

@@ -30,7 +30,9 @@ def in_triton() -> OperatorTable:
     names = {each.op_name: "triton" for each in anywhere if each.impl_id == "triton"}
     table = OperatorTable(anywhere, []).forcing(**names)
     for name in names:
-        assert table.choose(OperatorKey(name), Hardware("cpu"), torch.float32).implementation.impl_id == "triton"
+        assert (
+            table.choose(OperatorKey(op_name=name), Hardware("cpu"), torch.float32).implementation.impl_id == "triton"
+        )
     return table
 
 

@@ -114,7 +114,7 @@ def test_attention_over_random_passes(library, impl_id, spans, heads):
 def test_slots_become_pages_without_a_copy(capacity):
     pages_of = importlib.import_module(f"{OURS}pages")
     as_pages, page_size = pages_of.as_pages, pages_of.page_size
-    store = KVSlots(1, 3, capacity, 1, 4, torch.float32, CPU)
+    store = KVSlots(layers=1, slots=3, capacity=capacity, kv_heads=1, head_dim=4, dtype=torch.float32, device=CPU)
     keys, _ = store.layer(0)
     pages = as_pages(keys)
     assert pages.data_ptr() == keys.data_ptr() and capacity % page_size(capacity) == 0
@@ -124,7 +124,7 @@ def test_slots_become_pages_without_a_copy(capacity):
 
 
 def test_one_plan_serves_all_layers_and_the_store_keeps_its_wrappers(library):
-    kv = KVSlots(3, 2, 32, 1, 64, torch.bfloat16, CPU)
+    kv = KVSlots(layers=3, slots=2, capacity=32, kv_heads=1, head_dim=64, dtype=torch.bfloat16, device=CPU)
     attention = TABLE.implementation("packed_attention", "flashinfer").load()
     for spans in ([Span(0, 0, 5), Span(1, 3, 1)], [Span(0, 5, 1), Span(1, 4, 1)], [Span(0, 6, 1), Span(1, 5, 1)]):
         attend = attention(PackedLayout.of(spans, CPU), kv)
@@ -149,7 +149,9 @@ def test_the_table_of_rotations_is_made_once_per_pass(library, monkeypatch):
 def test_one_plan_serves_all_passes_of_a_graph(library, lengths, apart, plans):
     """Slots and positions change on the device, under the same layout; the host is asked nothing."""
     heads = Heads(7, 1, 64)
-    kv = KVSlots(2, 4, 41, heads.kv, heads.width, torch.bfloat16, CPU)
+    kv = KVSlots(
+        layers=2, slots=4, capacity=41, kv_heads=heads.kv, head_dim=heads.width, dtype=torch.bfloat16, device=CPU
+    )
     kv.data.normal_()
     plain = placed(lengths, [(0, 0), (1, 0), (2, 0)])
     layout = replace(plain, places=None, last_rows=plain.last_rows - torch.tensor([5, 0, 0]))  # 5 rows only pad
@@ -176,7 +178,7 @@ def placed(lengths, places) -> PackedLayout:
 
 
 def test_what_waits_for_the_device_is_not_held_by_a_graph(library):
-    kv = KVSlots(1, 1, 8, 1, 64, torch.bfloat16, CPU)
+    kv = KVSlots(layers=1, slots=1, capacity=8, kv_heads=1, head_dim=64, dtype=torch.bfloat16, device=CPU)
     attention = TABLE.implementation("packed_attention", "flashinfer_mixed").load()
     with pytest.raises(ConfigError, match="a graph cannot hold it"):
         attention(replace(placed([1], [(0, 0)]), places=None), kv)
@@ -185,7 +187,7 @@ def test_what_waits_for_the_device_is_not_held_by_a_graph(library):
 def test_without_tensor_cores_the_decode_wrapper_takes_only_some_groups(library):
     attention = partial(TABLE.implementation("packed_attention", "flashinfer").load(), tensor_cores=0)
     for query, taken in ((6, True), (7, False)):
-        kv = KVSlots(1, 1, 16, 1, 64, torch.bfloat16, CPU)
+        kv = KVSlots(layers=1, slots=1, capacity=16, kv_heads=1, head_dim=64, dtype=torch.bfloat16, device=CPU)
         attend = attention(placed([1], [(0, 3)]), kv)
         with contextlib.nullcontext() if taken else pytest.raises(AssertionError):
             attend(torch.zeros(1, query, 64, dtype=torch.bfloat16), *kv.layer(0))
@@ -193,7 +195,7 @@ def test_without_tensor_cores_the_decode_wrapper_takes_only_some_groups(library)
 
 @pytest.mark.parametrize("impl_id", ATTENTION)
 def test_heads_of_another_width_are_told(library, impl_id):
-    kv = KVSlots(1, 1, 8, 1, 80, torch.bfloat16, CPU)
+    kv = KVSlots(layers=1, slots=1, capacity=8, kv_heads=1, head_dim=80, dtype=torch.bfloat16, device=CPU)
     attend = TABLE.implementation("packed_attention", impl_id).load()(PackedLayout.of([Span(0, 0, 1)], CPU), kv)
     with pytest.raises(ConfigError, match="heads of 64, 128 or 256 numbers, not 80"):
         attend(torch.zeros(1, 1, 80, dtype=torch.bfloat16), *kv.layer(0))

@@ -96,10 +96,10 @@ def test_it_takes_half_the_memory():
     ],
 )
 def test_who_serves(hardware, dtype, shape, serves, objection):
-    chosen = TABLE.choose(OperatorKey("linear", shape_sig=shape), hardware, dtype)
+    chosen = TABLE.choose(OperatorKey(op_name="linear", shape_sig=shape), hardware, dtype)
     assert chosen.implementation.impl_id == serves
     assert [each for each in chosen.passed_over if each.startswith("fp8:")] == [objection] * bool(objection)
-    plain = built_in_table().choose(OperatorKey("linear", shape_sig=shape), hardware, dtype)
+    plain = built_in_table().choose(OperatorKey(op_name="linear", shape_sig=shape), hardware, dtype)
     assert not plain.implementation.precision
 
 

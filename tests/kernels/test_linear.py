@@ -49,14 +49,14 @@ def test_rows_keep_their_dtype(make, dtype: torch.dtype):
 
 
 def bound(table: OperatorTable, weight: torch.Tensor, role: str = "", stage: str = "packed") -> Linear:
-    return bind_linear(table, OperatorKey("linear", "llama", layer_role=role), weight, None)[stage]
+    return bind_linear(table, OperatorKey(op_name="linear", model_name="llama", layer_role=role), weight, None)[stage]
 
 
 def test_only_the_precision_of_the_dtype_serves_unless_another_is_allowed():
     x, weight, _ = problem(4, 256, 64, bias=False, seed=1)
     wanted = Reference(weight, None)
     assert type(bound(built_in_table(), weight)) is Packed
-    asked = built_in_table().overlaid(Entry(OperatorKey("linear"), "int8"))
+    asked = built_in_table().overlaid(Entry(OperatorKey(op_name="linear"), "int8"))
     assert error(bound(asked, weight)(x[:1]), wanted(x[:1])) < 1e-6
     assert 1e-3 < error(bound(built_in_table().allowing("int8"), weight)(x[:1]), wanted(x[:1])) < 0.02
 
@@ -86,27 +86,32 @@ def test_entries_for_rows_and_roles_are_kept_to():
             calls.append(f"make {name}")
             return lambda x: calls.append(name)
 
-        return Implementation("linear", name, make)
+        return Implementation(op_name="linear", impl_id=name, function=make)
 
-    entries = [Entry(OperatorKey("linear"), "a"), Entry(OperatorKey("linear", shape_sig="m=4|n=8|e=16"), "b")]
+    entries = [
+        Entry(OperatorKey(op_name="linear"), "a"),
+        Entry(OperatorKey(op_name="linear", shape_sig="m=4|n=8|e=16"), "b"),
+    ]
     table = OperatorTable([named("reference"), named("a"), named("b")], entries)
     made = bound(table, weight)
     for rows in (1, 2, 3, 4, 5, 40):
         made(x[:rows])
     assert calls == ["make a", "make b", "a", "a", "b", "b", "a", "a"]
     calls.clear()
-    table = table.overlaid(Entry(OperatorKey("linear", layer_role="head"), "reference"))
-    bound(table.overlaid(Entry(OperatorKey("linear", layer_role="head"), "b")), weight, "head")(x)
+    table = table.overlaid(Entry(OperatorKey(op_name="linear", layer_role="head"), "reference"))
+    bound(table.overlaid(Entry(OperatorKey(op_name="linear", layer_role="head"), "b")), weight, "head")(x)
     assert calls == ["make b", "b"]
 
 
 def test_a_stage_has_what_its_entries_name_and_shares_the_rest():
     _, weight, _ = problem(1, 16, 8, bias=False, seed=1)
-    decode = Entry(OperatorKey("linear", stage="decode", shape_sig="m=1"), "gemm")
-    made = bind_linear(built_in_table().overlaid(decode), OperatorKey("linear", "llama"), weight, None)
+    decode = Entry(OperatorKey(op_name="linear", stage="decode", shape_sig="m=1"), "gemm")
+    made = bind_linear(
+        built_in_table().overlaid(decode), OperatorKey(op_name="linear", model_name="llama"), weight, None
+    )
     assert isinstance(made["prefill"], Packed) and made["prefill"] is made["packed"]
     assert isinstance(made["decode"], ByRows) and made["prefill"] in made["decode"]._by_class
-    plain = bind_linear(built_in_table(), OperatorKey("linear", "llama"), weight, None)
+    plain = bind_linear(built_in_table(), OperatorKey(op_name="linear", model_name="llama"), weight, None)
     assert plain["prefill"] is plain["packed"] is plain["decode"]
 
 

@@ -26,7 +26,7 @@ def written(path, **changes):
 def test_a_file_written_by_hand_serves_everywhere(tmp_path):
     path = written(tmp_path / "mine.json")
     table = built_in_table().overlaid(*load_entries(path, CPU, torch.float32))
-    chosen = table.choose(OperatorKey("swiglu"), HARDWARE, torch.float32)
+    chosen = table.choose(OperatorKey(op_name="swiglu"), HARDWARE, torch.float32)
     assert (chosen.implementation.impl_id, chosen.why) == ("reference", "mine.json: everywhere")
 
 
@@ -93,7 +93,15 @@ PAPER = {
 def test_the_papers_row_is_matched_by_its_call_and_the_next_best_serves(tmp_path, signature):
     path = written(tmp_path / "paper.json", entries=[PAPER | {"shape_sig": signature}])
     table = built_in_table().overlaid(*load_entries(path, CPU, torch.float32))
-    call = OperatorKey("linear", "qwen2", "", "", "qkv", "decode", "m=1|n=2048|e=1536")
+    call = OperatorKey(
+        op_name="linear",
+        model_name="qwen2",
+        hw_profile="",
+        op_kind="",
+        layer_role="qkv",
+        stage="decode",
+        shape_sig="m=1|n=2048|e=1536",
+    )
     chosen = table.choose(call, Hardware("cuda", 80), torch.bfloat16)
     assert chosen.implementation.impl_id == "gemm"
     assert chosen.passed_over == ("cublasLt: edgeflow has no binding of cuBLASLt",)

@@ -31,7 +31,9 @@ def span_lists(draw) -> list[Span]:
 def store(spans: list[Span], kv_heads: int, seed: int, dtype: torch.dtype = torch.float32) -> KVSlots:
     """Random keys and values where the spans may look, NaN everywhere else; two layers."""
     generator = torch.Generator().manual_seed(seed)
-    kv = KVSlots(2, SLOTS, CAPACITY, kv_heads, HEAD_DIM, dtype, CPU)
+    kv = KVSlots(
+        layers=2, slots=SLOTS, capacity=CAPACITY, kv_heads=kv_heads, head_dim=HEAD_DIM, dtype=dtype, device=CPU
+    )
     kv.data.fill_(torch.nan)
     for span in spans:
         used = kv.data[:, :, span.slot, : span.start + span.length]
@@ -92,7 +94,9 @@ def test_low_precision_stays_near_the_wide_reference(name: str):
 def test_a_row_sees_its_own_slot_up_to_itself(name: str):
     """With equal keys attention is the mean of the values seen: their positions tell which were."""
     spans = [Span(5, 0, 3), Span(4, 6, 1), Span(1, 2, 2)]
-    kv = KVSlots(1, SLOTS, CAPACITY, 1, HEAD_DIM, torch.float32, CPU)
+    kv = KVSlots(
+        layers=1, slots=SLOTS, capacity=CAPACITY, kv_heads=1, head_dim=HEAD_DIM, dtype=torch.float32, device=CPU
+    )
     kv.data[:, 1] = torch.arange(CAPACITY)[:, None, None] + 100.0 * torch.arange(SLOTS)[:, None, None, None]
     found = attend(name, spans, kv, torch.randn(6, 1, HEAD_DIM))
     assert found[:, 0, 0].tolist() == pytest.approx([500.0, 500.5, 501.0, 403.0, 101.0, 101.5])

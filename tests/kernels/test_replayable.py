@@ -40,7 +40,7 @@ def test_attention_is_replayable_where_the_host_reads_no_place(implementation: I
 def test_on_a_gpu_the_tuner_takes_what_graphs_may_hold(monkeypatch):
     monkeypatch.setattr(Hardware, "of", lambda _: Hardware.named("cuda_sm90"))
     monkeypatch.setattr(Implementation, "objection", lambda *_: "")
-    key = OperatorKey("packed_attention")
+    key = OperatorKey(op_name="packed_attention")
     taken = {
         device: {
             each.impl_id

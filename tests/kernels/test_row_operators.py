@@ -73,7 +73,10 @@ def test_rope_write_kv(function, places, heads):
     layout = PackedLayout.of(spans, CPU)
     qkv = torch.randn(len(places), (heads[0] + 2 * heads[1]) * 8)
     rows = RotaryTable.of(20, 8, 10000.0, qkv).places(layout, capacity=20)
-    stores = [KVSlots(1, 5, 20, heads[1], 8, torch.float32, CPU) for _ in range(2)]
+    stores = [
+        KVSlots(layers=1, slots=5, capacity=20, kv_heads=heads[1], head_dim=8, dtype=torch.float32, device=CPU)
+        for _ in range(2)
+    ]
     for kv in stores:
         kv.data.fill_(torch.nan)
     expected = reference("rope_write_kv")(qkv, *heads, rows, *stores[0].layer(0))
@@ -86,7 +89,7 @@ def test_rope_write_kv(function, places, heads):
 def test_rotation_depends_on_the_distance_only():
     table = RotaryTable.of(64, 16, 10000.0, torch.ones(1, dtype=torch.float64))
     q, k = torch.randn(2, 16, dtype=torch.float64)
-    kv = KVSlots(1, 1, 64, 1, 16, torch.float64, CPU)
+    kv = KVSlots(layers=1, slots=1, capacity=64, kv_heads=1, head_dim=16, dtype=torch.float64, device=CPU)
 
     def score(position: int, distance: int) -> float:
         layout = PackedLayout.of([Span(0, position, 1), Span(0, position + distance, 1)], CPU)
@@ -130,7 +133,7 @@ def test_index_tensors_of_a_layout_are_aligned_at_any_number_of_rows(rows: int):
 
 
 def test_kv_slots_say_what_they_take():
-    kv = KVSlots(3, 5, 7, 2, 4, torch.bfloat16, CPU)
+    kv = KVSlots(layers=3, slots=5, capacity=7, kv_heads=2, head_dim=4, dtype=torch.bfloat16, device=CPU)
     assert (kv.slots, kv.capacity, kv.nbytes) == (5, 7, 3 * 2 * 5 * 7 * 2 * 4 * 2)
     keys, values = kv.layer(1)
     keys[2, 3] = 1

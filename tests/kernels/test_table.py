@@ -16,7 +16,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def named(name: str, **constraints) -> Implementation:
-    return Implementation("op", name, lambda: name, **constraints)
+    return Implementation(op_name="op", impl_id=name, function=lambda: name, **constraints)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def table() -> OperatorTable:
         named("gpu", devices=frozenset({"cuda"})),
         named("half", dtypes=frozenset({torch.bfloat16})),
     ]
-    return OperatorTable(implementations, [Entry(OperatorKey("op"), "plain")])
+    return OperatorTable(implementations, [Entry(OperatorKey(op_name="op"), "plain")])
 
 
 def serving(table: OperatorTable, context: OperatorKey, device=CPU, dtype=torch.float32) -> str:
@@ -35,91 +35,97 @@ def serving(table: OperatorTable, context: OperatorKey, device=CPU, dtype=torch.
 
 
 def test_the_default_serves_any_context(table):
-    assert serving(table, OperatorKey("op", model_name="llama", stage="decode", shape_sig="m=1")) == "plain"
+    assert serving(table, OperatorKey(op_name="op", model_name="llama", stage="decode", shape_sig="m=1")) == "plain"
 
 
 def test_a_more_specific_entry_wins_wherever_it_stands(table):
-    specific = Entry(OperatorKey("op", model_name="llama", stage="decode"), "reference")
-    table = OperatorTable([named("reference"), named("plain")], [specific, Entry(OperatorKey("op"), "plain")])
-    assert serving(table, OperatorKey("op", model_name="llama", stage="decode")) == "reference"
-    assert serving(table, OperatorKey("op", model_name="llama", stage="prefill")) == "plain"
-    assert serving(table, OperatorKey("op", model_name="llama")) == "plain"
+    specific = Entry(OperatorKey(op_name="op", model_name="llama", stage="decode"), "reference")
+    table = OperatorTable([named("reference"), named("plain")], [specific, Entry(OperatorKey(op_name="op"), "plain")])
+    assert serving(table, OperatorKey(op_name="op", model_name="llama", stage="decode")) == "reference"
+    assert serving(table, OperatorKey(op_name="op", model_name="llama", stage="prefill")) == "plain"
+    assert serving(table, OperatorKey(op_name="op", model_name="llama")) == "plain"
 
 
 def test_an_overlay_wins_over_an_equal_entry_and_leaves_the_table(table):
-    changed = table.overlaid(Entry(OperatorKey("op"), "reference"))
-    assert (serving(changed, OperatorKey("op")), serving(table, OperatorKey("op"))) == ("reference", "plain")
+    changed = table.overlaid(Entry(OperatorKey(op_name="op"), "reference"))
+    assert (serving(changed, OperatorKey(op_name="op")), serving(table, OperatorKey(op_name="op"))) == (
+        "reference",
+        "plain",
+    )
 
 
 def test_hardware_is_the_device_unless_named(table):
-    changed = table.overlaid(Entry(OperatorKey("op", hw_profile="cuda"), "gpu"))
-    assert serving(changed, OperatorKey("op"), CUDA) == "gpu"
-    assert serving(changed, OperatorKey("op"), CPU) == "plain"
-    assert serving(changed, OperatorKey("op", hw_profile="cuda_sm87"), CUDA) == "gpu"
-    assert serving(changed, OperatorKey("op", hw_profile="cudax"), CUDA) == "plain"
+    changed = table.overlaid(Entry(OperatorKey(op_name="op", hw_profile="cuda"), "gpu"))
+    assert serving(changed, OperatorKey(op_name="op"), CUDA) == "gpu"
+    assert serving(changed, OperatorKey(op_name="op"), CPU) == "plain"
+    assert serving(changed, OperatorKey(op_name="op", hw_profile="cuda_sm87"), CUDA) == "gpu"
+    assert serving(changed, OperatorKey(op_name="op", hw_profile="cudax"), CUDA) == "plain"
 
 
 def test_a_candidate_that_cannot_run_is_passed_over(table):
-    changed = table.overlaid(Entry(OperatorKey("op", model_name="llama"), "half"))
-    assert serving(changed, OperatorKey("op", model_name="llama"), dtype=torch.bfloat16) == "half"
-    assert serving(changed, OperatorKey("op", model_name="llama")) == "plain"
+    changed = table.overlaid(Entry(OperatorKey(op_name="op", model_name="llama"), "half"))
+    assert serving(changed, OperatorKey(op_name="op", model_name="llama"), dtype=torch.bfloat16) == "half"
+    assert serving(changed, OperatorKey(op_name="op", model_name="llama")) == "plain"
 
 
 def test_the_reference_serves_where_no_entry_does(table):
-    assert serving(table.forcing(op="gpu"), OperatorKey("op")) == "reference"
+    assert serving(table.forcing(op="gpu"), OperatorKey(op_name="op")) == "reference"
 
 
 def test_forcing_beats_specific_entries(table):
-    changed = table.overlaid(Entry(OperatorKey("op", model_name="llama"), "reference")).forcing(op="plain")
-    assert serving(changed, OperatorKey("op", model_name="llama")) == "plain"
+    changed = table.overlaid(Entry(OperatorKey(op_name="op", model_name="llama"), "reference")).forcing(op="plain")
+    assert serving(changed, OperatorKey(op_name="op", model_name="llama")) == "plain"
 
 
 def test_unknown_names_are_told(table):
     with pytest.raises(ConfigError, match="no implementation 'fast'; known: reference, plain, gpu, half"):
-        table.overlaid(Entry(OperatorKey("op"), "fast"))
+        table.overlaid(Entry(OperatorKey(op_name="op"), "fast"))
     with pytest.raises(ConfigError, match="no operator of this name"):
         table.forcing(other="plain")
 
 
 def test_an_architecture_wins_over_a_kind_of_device(table):
-    entries = [Entry(OperatorKey("op", hw_profile=profile), name) for profile, name in
+    entries = [Entry(OperatorKey(op_name="op", hw_profile=profile), name) for profile, name in
                (("cuda_sm87", "gpu"), ("cuda", "half"))]  # fmt: skip
     changed = table.overlaid(*entries)
-    assert serving(changed, OperatorKey("op", hw_profile="cuda_sm87"), CUDA, torch.bfloat16) == "gpu"
-    assert serving(changed, OperatorKey("op", hw_profile="cuda_sm90"), CUDA, torch.bfloat16) == "half"
+    assert serving(changed, OperatorKey(op_name="op", hw_profile="cuda_sm87"), CUDA, torch.bfloat16) == "gpu"
+    assert serving(changed, OperatorKey(op_name="op", hw_profile="cuda_sm90"), CUDA, torch.bfloat16) == "half"
 
 
 def test_an_entry_without_an_operator_serves_all_of_a_kind():
-    table = built_in_table().overlaid(Entry(OperatorKey("", op_kind="norm"), "reference"))
-    chosen = table.choose(OperatorKey("rms_norm"), Hardware("cpu"), torch.float32)
+    table = built_in_table().overlaid(Entry(OperatorKey(op_name="", op_kind="norm"), "reference"))
+    chosen = table.choose(OperatorKey(op_name="rms_norm"), Hardware("cpu"), torch.float32)
     assert (chosen.implementation.impl_id, chosen.why) == ("reference", "built in: op_kind=norm")
-    assert table.choose(OperatorKey("swiglu"), Hardware("cpu"), torch.float32).implementation.impl_id == "fused"
+    assert table.choose(OperatorKey(op_name="swiglu"), Hardware("cpu"), torch.float32).implementation.impl_id == "fused"
 
 
 def test_parameters_reach_the_implementation(table):
-    implementations = [Implementation("op", "reference", lambda size=1: size, choices={"size": (1, 2)})]
-    tuned = OperatorTable(implementations, [Entry(OperatorKey("op"), "reference", {"size": 2})])
-    assert serving(tuned, OperatorKey("op")) == 2
+    implementations = [
+        Implementation(op_name="op", impl_id="reference", function=lambda size=1: size, choices={"size": (1, 2)})
+    ]
+    tuned = OperatorTable(implementations, [Entry(OperatorKey(op_name="op"), "reference", {"size": 2})])
+    assert serving(tuned, OperatorKey(op_name="op")) == 2
     with pytest.raises(ConfigError, match="reference has no parameter color"):
-        OperatorTable(implementations, [Entry(OperatorKey("op"), "reference", {"color": 2})])
+        OperatorTable(implementations, [Entry(OperatorKey(op_name="op"), "reference", {"color": 2})])
 
 
 def test_entries_for_shapes_are_looked_up_when_a_shape_is_first_seen():
     calls: list[str] = []
     implementations = [
-        Implementation("swiglu", name, lambda x, name=name: calls.append(name)) for name in ("reference", "small")
+        Implementation(op_name="swiglu", impl_id=name, function=lambda x, name=name: calls.append(name))
+        for name in ("reference", "small")
     ]
-    table = OperatorTable(implementations, [Entry(OperatorKey("swiglu", shape_sig="m=4|f=8"), "small")])
-    function = table.resolve(OperatorKey("swiglu"), CPU, torch.float32)
+    table = OperatorTable(implementations, [Entry(OperatorKey(op_name="swiglu", shape_sig="m=4|f=8"), "small")])
+    function = table.resolve(OperatorKey(op_name="swiglu"), CPU, torch.float32)
     for rows in (3, 4, 5, 3):
         function(torch.empty(rows, 16))
     assert calls == ["small", "small", "reference", "small"]
 
 
 def test_entries_for_stages_follow_the_spans():
-    table = built_in_table().overlaid(Entry(OperatorKey("packed_attention", stage="decode"), "reference"))
-    function = table.resolve(OperatorKey("packed_attention"), CPU, torch.float32)
-    kv = KVSlots(1, 2, 4, 1, 8, torch.float32, CPU)
+    table = built_in_table().overlaid(Entry(OperatorKey(op_name="packed_attention", stage="decode"), "reference"))
+    function = table.resolve(OperatorKey(op_name="packed_attention"), CPU, torch.float32)
+    kv = KVSlots(layers=1, slots=2, capacity=4, kv_heads=1, head_dim=8, dtype=torch.float32, device=CPU)
     names = [
         function(PackedLayout.of(spans, CPU), kv).__qualname__.split(".")[0]
         for spans in ([Span(0, 2, 1)], [Span(0, 0, 3), Span(1, 3, 1)])
@@ -128,25 +134,34 @@ def test_entries_for_stages_follow_the_spans():
 
 
 def test_an_entry_may_name_some_sizes_and_the_one_that_names_more_wins():
-    implementations = [Implementation("swiglu", name, lambda x: None) for name in ("reference", "wide", "small")]
+    implementations = [
+        Implementation(op_name="swiglu", impl_id=name, function=lambda x: None)
+        for name in ("reference", "wide", "small")
+    ]
     entries = [
-        Entry(OperatorKey("swiglu", shape_sig=text), name) for text, name in (("m=4|f=8", "small"), ("f=8", "wide"))
+        Entry(OperatorKey(op_name="swiglu", shape_sig=text), name)
+        for text, name in (("m=4|f=8", "small"), ("f=8", "wide"))
     ]
     table = OperatorTable(implementations, entries)
     chosen = [
-        table.choose(OperatorKey("swiglu", shape_sig=text), Hardware("cpu"), torch.float32).implementation.impl_id
+        table.choose(
+            OperatorKey(op_name="swiglu", shape_sig=text), Hardware("cpu"), torch.float32
+        ).implementation.impl_id
         for text in ("m=4|f=8", "m=8|f=8", "m=8|f=9")
     ]
     assert chosen == ["small", "wide", "reference"]
 
 
 def test_the_only_role_of_an_operator_need_not_be_named():
-    table = built_in_table().overlaid(Entry(OperatorKey("swiglu", layer_role="mlp"), "reference"))
-    assert table.choose(OperatorKey("swiglu"), Hardware("cpu"), torch.float32).implementation.impl_id == "reference"
+    table = built_in_table().overlaid(Entry(OperatorKey(op_name="swiglu", layer_role="mlp"), "reference"))
+    assert (
+        table.choose(OperatorKey(op_name="swiglu"), Hardware("cpu"), torch.float32).implementation.impl_id
+        == "reference"
+    )
 
 
 def test_a_choice_says_what_was_passed_over():
-    chosen = built_in_table().choose(OperatorKey("rms_norm"), Hardware("cuda", 75), torch.bfloat16)
+    chosen = built_in_table().choose(OperatorKey(op_name="rms_norm"), Hardware("cuda", 75), torch.bfloat16)
     assert chosen.implementation.impl_id == "fused"
     assert chosen.passed_over == ("triton: needs sm_80",)
 
@@ -169,7 +184,7 @@ def test_constraints(hardware, dtype, shape, objection):
 
 
 def test_a_library_that_is_missing_is_told():
-    candidate = Implementation("op", "fast", "nowhere:fast", needs=("no_such_library",))
+    candidate = Implementation(op_name="op", impl_id="fast", function="nowhere:fast", needs=("no_such_library",))
     assert candidate.objection(Hardware("cpu"), torch.float32) == "no_such_library is not installed"
 
 
@@ -190,5 +205,5 @@ def test_every_built_in_operator_has_a_reference_and_a_default(device):
     assert set(table.operators) == set(KINDS)
     for name in table.operators:
         assert "reference" in table.candidates(name)
-        chosen = table.choose(OperatorKey(name), Hardware(device.type), torch.bfloat16).implementation.impl_id
+        chosen = table.choose(OperatorKey(op_name=name), Hardware(device.type), torch.bfloat16).implementation.impl_id
         assert chosen != "reference"

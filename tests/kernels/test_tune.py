@@ -55,20 +55,20 @@ def broken(x):
 
 def tuner(work: Work, *candidates: Implementation, default: str = "slow") -> Tuner:
     implementations = [
-        Implementation("swiglu", "reference", swiglu.reference),
-        Implementation("swiglu", "slow", work.slow, choices={"steps": (20, 2)}),
+        Implementation(op_name="swiglu", impl_id="reference", function=swiglu.reference),
+        Implementation(op_name="swiglu", impl_id="slow", function=work.slow, choices={"steps": (20, 2)}),
         *candidates,
     ]
-    table = OperatorTable(implementations, [Entry(OperatorKey("swiglu"), default)])
+    table = OperatorTable(implementations, [Entry(OperatorKey(op_name="swiglu"), default)])
     return Tuner(table=table, model_name="llama", device=CPU, dtype=torch.float32, samples=3, clock=work)
 
 
 def test_the_fastest_right_candidate_is_taken(work):
     found = tuner(
         work,
-        Implementation("swiglu", "quick", work.quick),
-        Implementation("swiglu", "wrong", wrong),
-        Implementation("swiglu", "broken", broken),
+        Implementation(op_name="swiglu", impl_id="quick", function=work.quick),
+        Implementation(op_name="swiglu", impl_id="wrong", function=wrong),
+        Implementation(op_name="swiglu", impl_id="broken", function=broken),
     ).tune(CASE)
     assert (found.impl_id, found.params) == ("quick", {})
     assert found.us < found.default_us
@@ -82,18 +82,28 @@ def test_parameters_are_searched(work):
 
 
 def test_what_served_stays_where_nothing_is_faster(work):
-    found = tuner(work, Implementation("swiglu", "quick", work.quick), default="quick").tune(CASE)
+    found = tuner(work, Implementation(op_name="swiglu", impl_id="quick", function=work.quick), default="quick").tune(
+        CASE
+    )
     assert (found.impl_id, found.params, found.us) == ("quick", {}, found.default_us)
 
 
 def test_a_key_holds_all_that_is_known(work):
     key = tuner(work).key(CASE)
-    assert key == OperatorKey("swiglu", "llama", "cpu", "activation", "mlp", "", "m=4|f=8")
+    assert key == OperatorKey(
+        op_name="swiglu",
+        model_name="llama",
+        hw_profile="cpu",
+        op_kind="activation",
+        layer_role="mlp",
+        stage="",
+        shape_sig="m=4|f=8",
+    )
 
 
 def test_check_complains_of_what_is_wrong_or_slower(work):
-    quick = Implementation("swiglu", "quick", work.quick)
-    checked = tuner(work, quick, Implementation("swiglu", "wrong", wrong), default="quick")
+    quick = Implementation(op_name="swiglu", impl_id="quick", function=work.quick)
+    checked = tuner(work, quick, Implementation(op_name="swiglu", impl_id="wrong", function=wrong), default="quick")
     assert checked.check(CASE, "quick", {}).complaint == ""
     assert checked.check(CASE, "slow", {}).complaint.startswith("slower than the default by")
     verdict = checked.check(CASE, "wrong", {})
@@ -105,7 +115,7 @@ def test_an_entry_of_the_tuner_serves_its_shape():
     case = cases.packed_attention([Span(0, 0, 5), Span(1, 7, 1)], Heads(2, 2, 8))
     tuned = Tuner(table=built_in_table(), model_name="llama", device=CPU, dtype=torch.float32, samples=1)
     table = built_in_table().overlaid(Entry(tuned.key(case), "naive_gather"))
-    function = table.resolve(OperatorKey("packed_attention", "llama"), CPU, torch.float32)
+    function = table.resolve(OperatorKey(op_name="packed_attention", model_name="llama"), CPU, torch.float32)
     problem = case.problem(CPU, torch.float32)
     assert function(*problem.arguments).__qualname__.startswith("naive_gather")
     other = cases.packed_attention([Span(0, 0, 50), Span(1, 7, 1)], Heads(2, 2, 8)).problem(CPU, torch.float32)
@@ -113,7 +123,9 @@ def test_an_entry_of_the_tuner_serves_its_shape():
 
 
 def test_problems_of_a_model_cover_its_passes():
-    shape = ModelShape("llama", 64, 96, 4, 2, 16, 100, rows=20, stages=3)
+    shape = ModelShape(
+        family="llama", hidden=64, inner=96, heads=4, kv_heads=2, head_dim=16, vocabulary=100, rows=20, stages=3
+    )
     assert passes(shape) == [
         [Span(0, 20, 1)],
         [Span(0, 0, 20)],
@@ -147,9 +159,10 @@ def test_weights_are_timed_in_as_many_copies_as_leave_the_cache(cache_bytes, cop
         bound = linear.Reference(weight, bias)
         return lambda x: (called.append(weight.data_ptr()), bound(x))[1]
 
-    reference = Implementation("linear", "reference", linear.Reference)
+    reference = Implementation(op_name="linear", impl_id="reference", function=linear.Reference)
     table = OperatorTable(
-        [reference, Implementation("linear", "noting", make)], [Entry(OperatorKey("linear"), "noting")]
+        [reference, Implementation(op_name="linear", impl_id="noting", function=make)],
+        [Entry(OperatorKey(op_name="linear"), "noting")],
     )
     options = {"table": table, "model_name": "llama", "device": CPU, "dtype": torch.float32, "cache_bytes": cache_bytes}
     Tuner(**options, samples=9).tune(cases.linear(1, 32, 32))
@@ -171,18 +184,20 @@ def test_the_reference_runs_once_per_problem(work):
         return swiglu.reference(x)
 
     implementations = [
-        Implementation("swiglu", "reference", reference),
-        Implementation("swiglu", "slow", work.slow, choices={"steps": (20, 2, 3)}),
-        Implementation("swiglu", "quick", work.quick),
+        Implementation(op_name="swiglu", impl_id="reference", function=reference),
+        Implementation(op_name="swiglu", impl_id="slow", function=work.slow, choices={"steps": (20, 2, 3)}),
+        Implementation(op_name="swiglu", impl_id="quick", function=work.quick),
     ]
-    table = OperatorTable(implementations, [Entry(OperatorKey("swiglu"), "slow")])
+    table = OperatorTable(implementations, [Entry(OperatorKey(op_name="swiglu"), "slow")])
     found = Tuner(table=table, model_name="llama", device=CPU, dtype=torch.float32, samples=3, clock=work).tune(CASE)
     assert found.impl_id == "quick" and len(runs) == 1
 
 
 def test_problems_are_in_the_order_of_priority():
     """EdgeFM section 3.4: attention, KV writes and RoPE of prefills; projections; decoding; norms and the rest."""
-    shape = ModelShape("qwen3", 64, 96, 4, 2, 16, 100, rows=20, stages=3)
+    shape = ModelShape(
+        family="qwen3", hidden=64, inner=96, heads=4, kv_heads=2, head_dim=16, vocabulary=100, rows=20, stages=3
+    )
     groups: list[set[str]] = [set() for _ in range(5)]
     bounds = iter(groups)
     group, seen = next(bounds), ""

@@ -17,8 +17,10 @@ __all__ = ["no_collecting"]  # a fixture here too
 
 MS = 1_000_000
 CAMERA = CameraSpec("camera", 32, 24, ImageFormat.JPEG)
-SESSION = Session(CAMERA, ("grasp the red handle",), 0.05)
-PLAN = LoadPlan("127.0.0.1:0", SESSION, Closed(), warm_up_s=0.1, duration_s=0.5, ramp_up_s=0.05, grace_s=5.0)
+SESSION = Session(camera=CAMERA, instructions=("grasp the red handle",), control_period_s=0.05)
+PLAN = LoadPlan(
+    address="127.0.0.1:0", session=SESSION, pattern=Closed(), warm_up_s=0.1, duration_s=0.5, ramp_up_s=0.05, grace_s=5.0
+)
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +33,14 @@ def acted(ledger: Ledger, due_ms: float, age_ms: float, valid_ms: int = 250, pas
     number = ledger.offer(round(due_ms * MS), round(due_ms * MS)).number
     received_ns = round((due_ms + age_ms) * MS)
     timings = StageTimings(1 * MS, 2 * MS, passes * MS, passes)
-    assert ledger.act(number, round(due_ms * MS), received_ns, valid_ms, round(age_ms * MS) // 2, timings)
+    assert ledger.act(
+        number,
+        stamp_ns=round(due_ms * MS),
+        received_ns=received_ns,
+        valid_for_ms=valid_ms,
+        server_ns=round(age_ms * MS) // 2,
+        timings=timings,
+    )
 
 
 def disposed(ledger: Ledger, due_ms: float, disposition: Disposition, reason: str) -> None:
@@ -42,6 +51,6 @@ def disposed(ledger: Ledger, due_ms: float, disposition: Disposition, reason: st
 def measured(ledgers: list[Ledger], end_ms: float = 1000, **changes) -> Measurement:
     """A run whose measured time is 0 to end_ms."""
     plan = replace(PLAN, robots=len(ledgers), connections=1, **changes)
-    run = Measurement(plan, ledgers, 0, round(end_ms * MS))
+    run = Measurement(plan=plan, ledgers=ledgers, begin_ns=0, end_ns=round(end_ms * MS))
     run.forecasts, run.refusals = [None] * len(ledgers), [""] * len(ledgers)
     return run

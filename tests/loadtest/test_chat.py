@@ -40,7 +40,14 @@ def started(late_ms: list[float]) -> Ledger:
         due_ns = index * 50 * MS
         number = ledger.offer(due_ns, due_ns).number
         server_ns = round((late + 10) * MS)
-        assert ledger.act(number, due_ns, due_ns + server_ns, 250, server_ns, StageTimings(0, 0, 10 * MS, 1))
+        assert ledger.act(
+            number,
+            stamp_ns=due_ns,
+            received_ns=due_ns + server_ns,
+            valid_for_ms=250,
+            server_ns=server_ns,
+            timings=StageTimings(0, 0, 10 * MS, 1),
+        )
     return ledger
 
 
@@ -54,7 +61,14 @@ def test_frames_that_are_no_neighbours_have_no_interval():
     ledger = started([1, 1])
     disposed(ledger, 100, Disposition.SUPERSEDED, "SUPERSEDED")
     number = ledger.offer(150 * MS, 150 * MS).number
-    ledger.act(number, 150 * MS, 180 * MS, 250, 30 * MS, StageTimings(0, 0, 10 * MS, 1))
+    ledger.act(
+        number,
+        stamp_ns=150 * MS,
+        received_ns=180 * MS,
+        valid_for_ms=250,
+        server_ns=30 * MS,
+        timings=StageTimings(0, 0, 10 * MS, 1),
+    )
     run = by_hand([ledger])
     assert summarise(run, run.ledgers).start_jitter_ms.count == 1
 

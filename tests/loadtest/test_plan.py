@@ -64,18 +64,18 @@ def test_a_duration_needs_its_unit(text):
 
 
 def test_one_pattern_at_a_time():
-    assert pattern_of(3, None, None, 1.0, "", 5.0) == Closed(3)
-    assert pattern_of(1, 20.0, None, 1.0, "", 5.0) == Fixed(20.0)
-    assert pattern_of(1, None, 5, 0.5, "", 5.0) == Bursts(5, 0.5)
-    assert pattern_of(1, None, None, 1.0, "5:60", 2.0) == Ramp(5.0, 60.0, 2.0)
-    for asked in ((2, 20.0, None, 1.0, "", 5.0), (1, 20.0, 5, 1.0, "", 5.0), (1, None, 5, 1.0, "5:60", 5.0)):
+    assert pattern_of(window=3) == Closed(3)
+    assert pattern_of(rate_hz=20.0) == Fixed(20.0)
+    assert pattern_of(burst=5, burst_period_s=0.5) == Bursts(5, 0.5)
+    assert pattern_of(ramp="5:60", ramp_step_s=2.0) == Ramp(5.0, 60.0, 2.0)
+    for asked in ({"window": 2, "rate_hz": 20.0}, {"rate_hz": 20.0, "burst": 5}, {"burst": 5, "ramp": "5:60"}):
         with pytest.raises(ConfigError, match="cannot be combined with another pattern"):
-            pattern_of(*asked)
+            pattern_of(**asked)
     for ramp in ("5", "60:5", "a:b", "0:5", "1:2:3", "nan:5"):
         with pytest.raises(ConfigError, match="FIRST:LAST"):
-            pattern_of(1, None, None, 1.0, ramp, 5.0)
+            pattern_of(ramp=ramp)
     with pytest.raises(ConfigError, match="burst-period"):
-        pattern_of(1, None, 5, 0.0, "", 5.0)
+        pattern_of(burst=5, burst_period_s=0.0)
 
 
 def test_the_declared_period_is_that_of_the_rate():
@@ -91,7 +91,7 @@ def test_sizes_and_counts_are_checked():
             parse_size(text)
     for changes in ({"robots": 0}, {"robots": 999}, {"robots": 2, "connections": 3}, {"duration_s": 0.0}):
         with pytest.raises(ConfigError):
-            LoadPlan("localhost:1", SESSION, Closed(), **changes)
+            LoadPlan(address="localhost:1", session=SESSION, pattern=Closed(), **changes)
 
 
 def test_synthetic_frames_differ_and_repeat_with_their_seed():

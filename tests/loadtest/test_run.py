@@ -154,9 +154,11 @@ async def test_mode_and_depth_are_asked_for_and_the_forecast_is_kept(checkpoint)
 async def test_the_command_judges(checkpoint, capsys, tmp_path):
     async with serving(checkpoint, **QUICK) as served:
         plan = plan_for(served, pattern=Closed(2), count=10)
-        met = await asyncio.to_thread(loadtest_command, plan, {"max-age-p99": 1e6}, None, True, tmp_path / "out")
+        met = await asyncio.to_thread(
+            loadtest_command, plan, {"max-age-p99": 1e6}, None, as_json=True, out=tmp_path / "out"
+        )
         content = json.loads(capsys.readouterr().out)
-        missed = await asyncio.to_thread(loadtest_command, plan, {"min-fps": 1e6}, None, False, None)
+        missed = await asyncio.to_thread(loadtest_command, plan, {"min-fps": 1e6}, None, as_json=False, out=None)
         text = capsys.readouterr().out
     assert (met, missed) == (0, 1)
     assert content["met"] is True and content["total"]["frames"]["offered"] >= 10

@@ -68,7 +68,7 @@ class Answerer:
     def __call__(self, messages: list[dict[str, str]]) -> str:
         """The answer to the last message."""
         prompt = self._model.chat_prompt(self._model.render(messages))
-        generation = Generation(self._model, prompt, SamplingParams(_MAX_ANSWER), 0, CAPACITY)
+        generation = Generation(self._model, prompt, SamplingParams(max_tokens=_MAX_ANSWER), 0, CAPACITY)
         for _ in generate(self._model, self._kv, generation, _CHUNK):
             pass
         return self._model.tokenizer.decode(generation.tokens)

@@ -19,7 +19,7 @@ CHANNEL_MEANS: Final = ((0.485, 0.456, 0.406), (0.5, 0.5, 0.5))
 CHANNEL_STDS: Final = ((0.229, 0.224, 0.225), (0.5, 0.5, 0.5))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TowerSize:
     """Dimensions of a tower. depth: blocks in the checkpoint; the last one and the final norm are never run."""
 

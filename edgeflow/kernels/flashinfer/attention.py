@@ -100,9 +100,19 @@ class OneShape:
         self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend=BACKEND)
         self._wrapper.reset_workspace_buffer(room, plan)
         self._wrapper.plan(
-            rows, pages, self._slots, self._ends, q.shape[1], slots.shape[2], q.shape[2], slots.shape[1],
-            causal=True, q_data_type=q.dtype, kv_data_type=q.dtype, disable_split_kv=True,
-        )  # fmt: skip
+            qo_indptr=rows,
+            paged_kv_indptr=pages,
+            paged_kv_indices=self._slots,
+            paged_kv_last_page_len=self._ends,
+            num_qo_heads=q.shape[1],
+            num_kv_heads=slots.shape[2],
+            head_dim_qk=q.shape[2],
+            page_size=slots.shape[1],
+            causal=True,
+            q_data_type=q.dtype,
+            kv_data_type=q.dtype,
+            disable_split_kv=True,
+        )
 
     def placed(self, layout: PackedLayout) -> Run:
         """The wrapper over the slots and positions that the device holds now, read from the same memory each time."""
@@ -129,9 +139,19 @@ class Mixed:
         )
         width = q.shape[2]
         self._attention.plan(
-            rows, pages, indices, ends, q.shape[1], kv_heads, width, width, page_size(self._capacity),
-            causal=True, q_data_type=q.dtype, kv_data_type=q.dtype,
-        )  # fmt: skip
+            qo_indptr=rows,
+            kv_indptr=pages,
+            kv_indices=indices,
+            kv_len_arr=ends,
+            num_qo_heads=q.shape[1],
+            num_kv_heads=kv_heads,
+            head_dim_qk=width,
+            head_dim_vo=width,
+            page_size=page_size(self._capacity),
+            causal=True,
+            q_data_type=q.dtype,
+            kv_data_type=q.dtype,
+        )
         run: Run = self._attention.run
         return run
 

@@ -35,7 +35,7 @@ def rope_write_kv(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slo
     count, width = qkv.shape[0], k_slots.shape[-1]
     q, k, v = torch.split(qkv, [heads * width, kv_heads * width, kv_heads * width], dim=1)
     places, table = rows.kept("flashinfer table", partial(_table, rows))
-    q, k = flashinfer.apply_rope_with_cos_sin_cache(places, q, k, width, table, True)
+    q, k = flashinfer.apply_rope_with_cos_sin_cache(places, q, k, head_size=width, cos_sin_cache=table, is_neox=True)
     k_slots.flatten(0, 1).index_copy_(0, rows.flat, k.view(count, kv_heads, width))
     v_slots.flatten(0, 1).index_copy_(0, rows.flat, v.reshape(count, kv_heads, width))
     turned: Tensor = q.view(count, heads, width)

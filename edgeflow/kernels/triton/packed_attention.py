@@ -153,7 +153,7 @@ def _join(
         tl.store(out + query + width, result.to(out.dtype.element_ty), mask=inside)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     """Parameters of the kernel, as the operator table chooses them.
 

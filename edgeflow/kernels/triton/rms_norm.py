@@ -35,7 +35,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, num_warps: int = 4) -> Te
     """x [L_Q, E] or [L_Q, n, E], its last dimension contiguous."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     outer = x if x.dim() == 3 else x[:, None]
-    _launch(outer, out, weight, out, out, eps, False, num_warps)
+    _launch(outer, out, weight, eps, out=out, total=out, add=False, num_warps=num_warps)
     return out
 
 
@@ -44,12 +44,12 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """The norm of x + residual, and the sum, which replaces the residual. x, residual [L_Q, E], residual contiguous."""
     out = torch.empty_like(residual)
-    _launch(x[:, None], residual, weight, out, residual, eps, True, num_warps)
+    _launch(x[:, None], residual, weight, eps, out=out, total=residual, add=True, num_warps=num_warps)
     return out, residual
 
 
 def _launch(
-    x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, total: Tensor, eps: float, add: bool, num_warps: int
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, total: Tensor, add: bool, num_warps: int
 ) -> None:
     rows, width = x.shape[0] * x.shape[1], x.shape[2]
     if rows:

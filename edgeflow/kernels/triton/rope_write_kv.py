@@ -67,7 +67,7 @@ def rope_write_kv(
     qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor, *, block_h: int = 16
 ) -> Tensor:
     """Half-split pairs (i, i + D/2)."""
-    return _launch(qkv, heads, kv_heads, rows, (k_slots, v_slots), None, block_h)
+    return _launch(qkv, heads, kv_heads, rows, slots=(k_slots, v_slots), scales=None, block_h=block_h)
 
 
 def rope_write_kv_int8(
@@ -81,7 +81,7 @@ def rope_write_kv_int8(
     block_h: int = 16,
 ) -> Tensor:
     """Half-split pairs into int8 slots."""
-    return _launch(qkv, heads, kv_heads, rows, slots, scales, block_h)
+    return _launch(qkv, heads, kv_heads, rows, slots=slots, scales=scales, block_h=block_h)
 
 
 def _launch(
@@ -89,6 +89,7 @@ def _launch(
     heads: int,
     kv_heads: int,
     rows: RowPlaces,
+    *,
     slots: tuple[Tensor, Tensor],
     scales: tuple[Tensor, Tensor] | None,
     block_h: int,

@@ -55,7 +55,7 @@ class ActionStatistics:
     mask: tuple[bool, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVLAConfig:
     """tower_heads: one entry per vision tower. action_vocab: V without padding; action ids end there.
 

@@ -13,7 +13,7 @@ MAX_PIXELS = 16384 * 28 * 28  # of the released preprocessors
 MIN_PIXELS = 4 * 28 * 28
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
     """Sizes of the tower. window_size: pixels; full_blocks: where attention spans the whole image.
 

@@ -30,7 +30,7 @@ MOST_GRIDS = 8  # image sizes whose index tensors are cached, 25 MB for the larg
 Linear = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
     """Pairs of a weight and a bias; gate_up [2F, E]."""
 
@@ -56,7 +56,7 @@ class _Block:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Grid:
     """Shared by all images of one size. Rows are patches, window by window, windows of one size side by side.
 
@@ -122,12 +122,12 @@ class VisionTower:
         following = [*(block.norm1 for block in self._blocks[1:]), self._merge_norm]
         for index, (block, norm) in enumerate(zip(self._blocks, following, strict=True)):
             role = "full" if index in self._config.full_blocks else "window"
-            x, normed = self._run(block, x, normed, norm, grid, role)
+            x, normed = self._run(block, x, normed, norm=norm, grid=grid, role=role)
         x = normed.view(-1, self._config.spatial_merge_size**2 * normed.shape[-1])
         return F.linear(F.gelu(F.linear(x, *self._merge[0])), *self._merge[1])[grid.back]
 
     def _run(
-        self, block: _Block, x: Tensor, normed: Tensor, norm: Tensor, grid: _Grid, role: str
+        self, block: _Block, x: Tensor, normed: Tensor, *, norm: Tensor, grid: _Grid, role: str
     ) -> tuple[Tensor, Tensor]:
         """x [n, E] and its norm → those after the block. norm: weight of the norm that follows it; role: of its
         attention, "full" or "window"."""
@@ -150,7 +150,7 @@ class VisionTower:
         return self._grids[grid]
 
     def _operator(self, table: OperatorTable, name: str, role: str) -> Any:
-        key = OperatorKey(name, "qwen2_5_vl", layer_role=role, stage="prefill")
+        key = OperatorKey(op_name=name, model_name="qwen2_5_vl", layer_role=role, stage="prefill")
         return table.resolve(key, self._kernel.device, self._kernel.dtype)
 
 

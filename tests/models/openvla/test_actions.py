@@ -16,7 +16,18 @@ MASKED = ActionStatistics((-1.0,) * 7, (3.0,) * 7, (True,) * 6 + (False,))
 
 def actions(statistics: dict[str, ActionStatistics], **block: object) -> ActionDecoder:
     image = ImageConfig(28, "resize-naive", ())
-    return ActionDecoder(OpenVLAConfig(LlamaConfig(), image, (), 32000, 256, statistics, block, vicuna_prompt=False))
+    return ActionDecoder(
+        OpenVLAConfig(
+            text=LlamaConfig(),
+            image=image,
+            tower_heads=(),
+            action_vocab=32000,
+            n_action_bins=256,
+            statistics=statistics,
+            action_block=block,
+            vicuna_prompt=False,
+        )
+    )
 
 
 @pytest.mark.parametrize(
