@@ -232,4 +232,4 @@ def test_a_device_that_is_not_here_is_refused_as_serve_does(bundle: Path):
         with pytest.raises(ConfigError, match="device: cuda is not available here; run `edgeflow doctor`, or use cpu"):
             check()
     told = CliRunner().invoke(app, ["verify", str(bundle), "--device", "tpu"])
-    assert told.exit_code != 0 and "device: cpu, cuda or auto" in str(told.exception)
+    assert told.exit_code != 0 and "device: must be cpu, cuda or auto" in str(told.exception)
