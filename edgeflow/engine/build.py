@@ -126,8 +126,9 @@ def _reserve(
         shift=Shift(config.shift),
     )
     memory = describe(sessions, need, free)
+    positions = policy.image_tokens + config.max_prompt_tokens + policy.K
     try:
-        engine = PolicyEngine(policy, limits.slots, need.capacity, device, table=table, graphs=graphs)
+        engine = PolicyEngine(policy, limits.slots, positions, device, table=table, graphs=graphs)
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(
             f"max_sessions: {memory} cannot be reserved; lower max_sessions or max_prompt_tokens"

@@ -17,6 +17,7 @@ from edgeflow.engine.graphs import CudaRecord, Graphs, Record
 from edgeflow.engine.passes import PassInputs, PassOutputs, PassProgram, PassShape, input_bytes, stage
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.engine.stamps import CudaStamp, Stamp
+from edgeflow.kernels.kv import rounded_capacity
 from edgeflow.kernels.layout import Span
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.scheduler.plan import FrameRef, Pass
@@ -49,6 +50,7 @@ class LaunchedPass:
 class PolicyEngine:
     """The engine of token policies. One device, one caller, passes in order.
 
+    capacity: positions that a frame may use of its slot: prompt and action.
     launch_ahead: how many passes may be launched before the oldest is collected: 0 where launching computes (CPU), 1
     where it enqueues (CUDA), so that no launch waits for a host copy.
     keep_logits: copy the logits of each pass into its ticket; may be switched while it runs.
@@ -74,8 +76,8 @@ class PolicyEngine:
         self.launch_ahead = 1 if device.type == "cuda" else 0
         self.record: Record | None = (record or CudaRecord(device)) if graphs else None
         self.graphs: Graphs[PassOutputs] | None = None if self.record is None else Graphs(self.record)
-        self.kv = policy.decoder.kv_slots(slots + graphs, capacity)  # the last one is what a recording's warm-up writes
-        self._scratch = slots
+        self.kv = policy.decoder.kv_slots(slots + graphs, rounded_capacity(capacity))
+        self._scratch = slots  # written by the warm-up of recordings
         self._device = device
         operators, dtype = table or built_in_table(), self.kv.data.dtype
         name = policy.decoder.name
