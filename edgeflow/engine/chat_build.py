@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from edgeflow.config import ChatConfig, ChatSlot, ServiceConfig
 from edgeflow.engine.build import choose_device, choose_graphs, fingerprint
 from edgeflow.engine.chat import ChatPlane, Prefix, StepCost
 from edgeflow.engine.chat_graphs import replayed
-from edgeflow.engine.chat_numbers import choose_chat_dtype, choose_weights, row_error
+from edgeflow.engine.chat_numbers import choose_chat_dtype, choose_weights, row_error, weight_bytes
 from edgeflow.engine.chat_warmup import run_each_kind
 from edgeflow.engine.generate import FixedPrefix, Prefill, RunPass, run_pass
 from edgeflow.engine.grammar import Grammars
@@ -26,7 +25,6 @@ from edgeflow.ipc.messages import ChatReady, Message
 from edgeflow.kernels.kv import SCALE_BYTES, KVSlots
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.chat import ChatModel, load_chat_model, read_published
-from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.prompt import Prompt
 
@@ -93,20 +91,20 @@ class BuiltChat:
 def chat_bytes(config: ServiceConfig) -> int:
     """Memory that the configured chat model is expected to take, in bytes, by the headers of its files; 0 if none.
 
-    Weights (8-bit ones come on top of the others), KV slots, and the activations of a prompt's chunk.
+    Weights in the configured precision, KV slots, and the activations of a prompt's chunk.
     """
     path = config.chat_path
     if path is None:
         return 0
     chat = config.chat
-    dtype = choose_chat_dtype(chat.dtype, path, choose_device(config.device))
+    device = choose_device(config.device)
+    dtype = choose_chat_dtype(chat.dtype, path, device)
     text = read_published(path).text
     paths = [path, *([resolve_model(chat.decode_model)] if chat.decode_model else [])]
-    numbers = sum(math.prod(shape) for each in paths for shape in tensor_shapes(each).values())
-    itemsize = dtype.itemsize + (chat.weights in ("int8", "auto"))
+    weights = sum(weight_bytes(chat.weights, each, dtype, device) for each in paths)
     capacity = min(chat.capacity, text.max_position_embeddings)
     kv = (1 + len(chat.slots)) * capacity * _position_bytes(text, dtype, int8=chat.kv == "int8")
-    return numbers * itemsize + kv + activation_bytes(text, chat.prefill_chunk, dtype)
+    return weights + kv + activation_bytes(text, chat.prefill_chunk, dtype)
 
 
 def load_chat(config: ServiceConfig, progress: Progress, record: Record | None = None) -> BuiltChat | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,8 @@ from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.model_cases import ModelShape, linear_cases
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.timing import last_level_cache, median_us, ring_size, rotating
-from edgeflow.models.chat import ChatModel
+from edgeflow.models.chat import ChatModel, read_published
+from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.models.prompt import Prompt
 from edgeflow.text.checkpoint_json import read_json
 
@@ -59,6 +61,29 @@ def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: t
         chosen = other if gain >= ENOUGH else "float"
         told = f"{chosen} weights (auto: a row meets {other} ones {gain:.1f} times as fast)"
     return Weights(operator_table(overlay, chosen, device, dtype, section="chat."), told)
+
+
+def weight_bytes(weights: str, path: Path, dtype: torch.dtype, device: torch.device) -> int:
+    """The memory of a checkpoint's loaded weights in bytes, from its file headers; `auto`: the larger of its choices.
+
+    int8 weights are stored beside those in `dtype`. fp8 weights replace those of the projections and the head; they
+    take one byte each on CUDA and, being emulated, as many as `dtype` on a CPU. Scales are not counted, and neither is
+    an operator overlay that serves some projections in another precision.
+    """
+    numbers = sum(math.prod(shape) for shape in tensor_shapes(path).values())
+    plain = numbers * dtype.itemsize
+    precision = AUTO[device.type] if weights == "auto" else weights
+    if precision == "float":
+        return plain
+    if precision == "int8":
+        return plain + numbers
+    text = read_published(path).text
+    head = text.vocab_size * text.hidden_size
+    layer = text.hidden_size * (2 * text.q_width + 2 * text.kv_width + 3 * text.intermediate_size)
+    quantised = text.num_hidden_layers * layer + head
+    others = numbers - quantised + head * text.tie_word_embeddings  # a tied head is also the embedding
+    replaced = others * dtype.itemsize + quantised * (1 if device.type == "cuda" else dtype.itemsize)
+    return max(plain, replaced) if weights == "auto" else replaced
 
 
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from edgeflow.config import ChatConfig, ServiceConfig
 from edgeflow.console import ServicePrinter
-from edgeflow.engine import build
+from edgeflow.engine import build, chat_build
 from edgeflow.engine.build import build_engine
 from edgeflow.engine.chat_build import chat_bytes, load_chat
 from edgeflow.engine.memory import (
@@ -26,12 +27,13 @@ from edgeflow.engine.memory import (
 )
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv import KVSlots, rounded_capacity
-from edgeflow.models.checkpoint import Weights
+from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.openvla.config import load_config
 from edgeflow.models.openvla.footprint import read_footprint
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.service.status import Phase, ServiceStatus
+from tests.chat_checkpoint import write_chat_checkpoint
 from tests.tiny_checkpoint import write_checkpoint
 
 GIB = 1 << 30
@@ -176,6 +178,39 @@ def test_the_headers_foretell_what_chat_takes(chat_directory: Path, taken: dict[
     rows = activation_bytes(built.model.config, chat.prefill_chunk, torch.float32)
     assert chat_bytes(config) == 4 * sum(taken.values()) + built.kv.nbytes + rows
     assert chat_bytes(ServiceConfig(chat=ChatConfig(enabled=False))) == 0
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["head", "tied head"])
+def test_fp8_weights_on_cuda_replace_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool):
+    """One byte per weight of a projection or the head; `auto` may also end with bfloat16 alone."""
+    write_chat_checkpoint(tmp_path, "qwen2", tie_word_embeddings=tied)
+    numbers = {name: math.prod(shape) for name, shape in tensor_shapes(tmp_path).items()}
+    assert ("lm_head.weight" in numbers) != tied
+    small = [name for name in numbers if name.endswith(("_proj.weight", "lm_head.weight"))]
+    saved = sum(numbers[name] for name in small) - (numbers["model.embed_tokens.weight"] if tied else 0)
+    monkeypatch.setattr(chat_build, "choose_device", lambda _: torch.device("cuda"))
+    taken = {weights: bytes_of_chat(tmp_path, weights) for weights in ("float", "fp8", "auto")}
+    assert taken["float"] - taken["fp8"] == saved > 0
+    assert taken["auto"] == taken["float"]
+
+
+def test_int8_weights_are_stored_beside_the_others(chat_directory: Path):
+    numbers = sum(math.prod(shape) for shape in tensor_shapes(chat_directory).values())
+    plain = bytes_of_chat(chat_directory, "float")
+    assert [bytes_of_chat(chat_directory, weights) - plain for weights in ("int8", "auto")] == [numbers, numbers]
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["head", "tied head"])
+def test_emulated_fp8_weights_take_as_much_as_float_ones(tmp_path: Path, tied: bool):
+    """A tied head is stored apart from the embedding, whose rows are not rounded."""
+    write_chat_checkpoint(tmp_path, "qwen2", tie_word_embeddings=tied)
+    embedding = math.prod(tensor_shapes(tmp_path)["model.embed_tokens.weight"])
+    difference = bytes_of_chat(tmp_path, "fp8") - bytes_of_chat(tmp_path, "float")
+    assert difference == (4 * embedding if tied else 0)
+
+
+def bytes_of_chat(directory: Path, weights: str) -> int:
+    return chat_bytes(ServiceConfig(chat=ChatConfig(model=str(directory), weights=weights)))
 
 
 def test_the_line_is_printed_at_start(capsys: pytest.CaptureFixture[str]):
