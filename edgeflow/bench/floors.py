@@ -1,7 +1,8 @@
 """The least time a pass can take: its FLOPs at the measured matrix rate, its bytes at the measured copy bandwidth.
 
-FLOPs: two per weight and row, four per key, query head and element of a head in attention. Bytes: every weight once,
-keys and values read and written; whatever stays in a cache is not counted.
+FLOPs: two per weight and row, four per key, query head and element of a head in attention. Rows that are not sampled
+end in the last layer with their keys and values. Bytes: every weight once, keys and values read and written; whatever
+stays in a cache is not counted.
 """
 
 from __future__ import annotations
@@ -45,23 +46,25 @@ def decoder_work(size: PolicySize, spans: Sequence[Span]) -> Work:
 
 
 def text_work(text: LlamaConfig, spans: Sequence[Span]) -> Work:
-    """Work of a language model over the rows of a pass, with the head for the last row of each span."""
+    """Work of a language model over the rows of a pass, of which the last row of each span is sampled."""
     return linear_work(text, spans) + attention_work(text, spans)
 
 
 def linear_work(text: LlamaConfig, spans: Sequence[Span], weight_bytes: int = NUMBER_BYTES) -> Work:
     """Work of the projections, the MLPs and the head; weight_bytes: bytes per weight."""
-    rows = sum(span.length for span in spans)
-    layer = text.hidden_size * (2 * text.q_width + 2 * text.kv_width + 3 * text.intermediate_size)
-    weights = text.num_hidden_layers * layer
+    rows, sampled, layers = sum(span.length for span in spans), len(spans), text.num_hidden_layers
+    qkv = text.hidden_size * (text.q_width + 2 * text.kv_width)
+    rest = text.hidden_size * (text.q_width + 3 * text.intermediate_size)
     head = text.vocab_size * text.hidden_size
-    return Work(2 * rows * weights + 2 * len(spans) * head, weight_bytes * (weights + head))
+    products = rows * (layers * qkv + (layers - 1) * rest) + sampled * (rest + head)
+    return Work(2 * products, weight_bytes * (layers * (qkv + rest) + head))
 
 
 def attention_work(text: LlamaConfig, spans: Sequence[Span]) -> Work:
     """Work of attention: scores and weighted sums; keys and values read and written."""
     keys = sum(span.length * (span.start + (span.length + 1) / 2) for span in spans)
-    flops = 4 * keys * text.q_width * text.num_hidden_layers
+    last_keys = sum(span.start + span.length for span in spans)
+    flops = 4 * (keys * (text.num_hidden_layers - 1) + last_keys) * text.q_width
     kept = sum(span.start + 2 * span.length for span in spans) * 2 * text.kv_width * text.num_hidden_layers
     return Work(flops, NUMBER_BYTES * kept)
 
