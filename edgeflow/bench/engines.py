@@ -8,12 +8,16 @@ from typing import Any
 from edgeflow.bench.random_policy import PolicySize, random_policy
 from edgeflow.bench.setting import Setting
 from edgeflow.engine.engine import LaunchedPass, PolicyEngine
+from edgeflow.engine.graphs import Record
 from edgeflow.engine.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
+
+MAX_PROMPT_TOKENS = 128
+"""The service's default; its configuration needs pydantic, which a GPU machine may lack."""
 
 
 def engine_of(
@@ -23,11 +27,15 @@ def engine_of(
     *,
     graphs: bool,
     kind: type[PolicyEngine] = PolicyEngine,
+    record: Record | None = None,
 ) -> PolicyEngine:
-    """An engine with one slot per frame in flight."""
-    return kind(
-        policy, size.stages, size.rows + size.stages, setting.device, table=setting.table(size.name), graphs=graphs
-    )
+    """An engine with one slot per frame in flight, each of as many positions as in the service.
+
+    record: makes the recordings, as CUDA graphs if not given.
+    """
+    capacity = size.image_tokens + MAX_PROMPT_TOKENS + size.stages
+    table = setting.table(size.name)
+    return kind(policy, size.stages, capacity, setting.device, table=table, graphs=graphs, record=record)
 
 
 def policy_of(setting: Setting, size: PolicySize, **decoder_options: Any) -> OpenVLAPolicy:

@@ -14,7 +14,7 @@ from edgeflow.engine.agreement import Deviations, deviations, nudged
 from edgeflow.engine.engine import PolicyEngine, Sampled
 from edgeflow.engine.graphs import CudaRecord
 from edgeflow.engine.offline import Decoded, OfflineRun, decode_serially, limits_for
-from edgeflow.engine.policy import PreparedFrame, TokenPolicy
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table import OperatorTable, built_in_table
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
@@ -45,9 +45,8 @@ def compared(setting: Setting, fills: int) -> list[Found]:
     rounding = deviations(right, decode_serially(serial, nudged(frames, setting.dtype)))
     rows = []
     for graphs in (False, True) if setting.graphs else (False,):
-        engine = _keeping_logits(
-            _replaying(policy, setting) if graphs else engine_of(policy, size, setting, graphs=False)
-        )
+        record = _checking(setting) if graphs else None
+        engine = _keeping_logits(engine_of(policy, size, setting, graphs=graphs, record=record))
         ways = {f"pipelined, {shift.value}": _pipelined(engine, frames, shift) for shift in Shift}
         if graphs:
             ways["serial"] = decode_serially(engine, frames)
@@ -68,14 +67,9 @@ def _compare(right: list[Decoded], found: list[Decoded], rounding: Deviations, d
     return {"share": share, "logits off": off.mean, "by rounding": rounding.mean, "fault": fault}
 
 
-def _replaying(policy: TokenPolicy, setting: Setting) -> PolicyEngine:
+def _checking(setting: Setting) -> CudaRecord | None:
     """At the tiny shape torch also checks that the inputs of recordings are still allocated when they are replayed."""
-    size = setting.size
-    if not (setting.cuda and setting.small):
-        return engine_of(policy, size, setting, graphs=True)
-    record = CudaRecord(setting.device, check_inputs=True)
-    slots, capacity, table = size.stages, size.rows + size.stages, setting.table(size.name)
-    return PolicyEngine(policy, slots, capacity, setting.device, table=table, graphs=True, record=record)
+    return CudaRecord(setting.device, check_inputs=True) if setting.cuda and setting.small else None
 
 
 def _keeping_logits(engine: PolicyEngine) -> PolicyEngine:
