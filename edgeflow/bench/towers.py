@@ -36,7 +36,7 @@ def towers(setting: Setting) -> Found:
     found: Found = {"floor ms": _floor_ms(setting), "ways": []}
     right = _one_after_the_other(policy, pixels)
     for graphs in (False, True) if setting.graphs else (False,):
-        for name, features in _ways(setting, policy, pixels).items():
+        for name, features in _ways(policy, pixels).items():
             if setting.left_s < 0:
                 found.setdefault(LEFT_OUT, []).append(f"{name}{', graphs' * graphs}")
                 continue
@@ -46,14 +46,11 @@ def towers(setting: Setting) -> Found:
     return found
 
 
-def _ways(setting: Setting, policy: OpenVLAPolicy, pixels: Tensor) -> dict[str, Features]:
+def _ways(policy: OpenVLAPolicy, pixels: Tensor) -> dict[str, Features]:
     ways: dict[str, Features] = {
         "as served": lambda: policy.tower_features(pixels),
         "one after the other": lambda: _one_after_the_other(policy, pixels),
     }
-    if setting.cuda:
-        aside = torch.cuda.Stream(setting.device)  # type: ignore[no-untyped-call]
-        ways["both at once"] = lambda: _both_at_once(policy, pixels, aside)
     for index in range(len(policy.towers)):
         ways[f"tower {index} alone"] = lambda index=index: [_tower(policy, pixels, index)]  # type: ignore[misc]
     return ways
@@ -61,18 +58,6 @@ def _ways(setting: Setting, policy: OpenVLAPolicy, pixels: Tensor) -> dict[str, 
 
 def _one_after_the_other(policy: OpenVLAPolicy, pixels: Tensor) -> list[Tensor]:
     return [_tower(policy, pixels, index) for index in range(len(policy.towers))]
-
-
-def _both_at_once(policy: OpenVLAPolicy, pixels: Tensor, aside: torch.cuda.Stream) -> list[Tensor]:
-    """Both towers, the second on a separate stream that forks from the current one and joins it."""
-    here = torch.cuda.current_stream(pixels.device)
-    aside.wait_stream(here)
-    with torch.cuda.stream(aside):
-        second = _tower(policy, pixels, 1)
-    first = _tower(policy, pixels, 0)
-    here.wait_stream(aside)
-    second.record_stream(here)
-    return [first, second]
 
 
 def _tower(policy: OpenVLAPolicy, pixels: Tensor, index: int) -> Tensor:
