@@ -138,6 +138,8 @@ class ChatPlane:
         for each in self._waiting:
             if isinstance(each, _Request) and each.message.request == request:
                 self._waiting.remove(each)
+                if each.prompt is not None:
+                    each.prompt.cancel()  # else the images of the next request would wait for these
                 self._done(each, reason)
                 return
 

@@ -118,6 +118,33 @@ def test_a_refusal_and_a_stop_while_it_is_resized(policy, model, gate):
     assert bench.of(ChatRefused)[0].field == "payload"
 
 
+def test_images_of_a_stopped_request_do_not_delay_the_next_one(policy, model, gate, monkeypatch):
+    """The first request's image is being resized and the second's waits for the thread when both are stopped."""
+    resized, taken_up = [], threading.Event()
+    resize = ImagePreprocessor.__call__
+
+    def noted(self: ImagePreprocessor, image: np.ndarray):
+        resized.append(len(image))
+        taken_up.set()
+        return resize(self, image)
+
+    monkeypatch.setattr(ImagePreprocessor, "__call__", noted)
+    bench = Bench(policy, built(model))
+    for request, side in ((1, 60), (2, 64)):
+        bench.tell(replace(asking(picture(side)), request=request))
+        bench.worker.step()
+    assert taken_up.wait(PATIENCE_S)
+    for request in (2, 1):
+        bench.tell(ChatStop(request, cancelled=True))
+        bench.worker.step()
+    assert [(each.request, each.reason) for each in bench.of(ChatDone)] == [(2, "cancelled"), (1, "cancelled")]
+    bench.said.clear()
+    bench.tell(replace(asking(picture(68)), request=3))
+    gate.set()
+    run_until(bench, ChatDone)
+    assert bench.of(ChatDone)[0].request == 3 and resized == [60, 68]
+
+
 def test_no_turn_takes_as_long_as_the_images_of_a_request(policy, model):
     """Four images of four megapixels beside a robot at 20 Hz, in real time: one turn used to resize all."""
     images = [picture(SIDE)] * 4
