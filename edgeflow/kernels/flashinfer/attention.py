@@ -161,7 +161,7 @@ def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1
 
     apart: decode rows that follow prefills are planned and launched separately, in a query tile of their size.
     """
-    parts = layout.kept("flashinfer parts", lambda: _divided(layout)) if apart else [(slice(None), layout)]
+    parts = _divided(layout) if apart else [(slice(None), layout)]
     attends = [(rows, _part(part, kv, tensor_cores)) for rows, part in parts]
 
     def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
@@ -188,13 +188,17 @@ def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
 
 
 def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
-    """Prefills and the decode rows behind them, as layouts over the same memory; one layout where the order differs."""
+    """Prefills and the decode rows behind them, as layouts over the same memory; one layout where the order differs.
+
+    Only what depends on lengths alone is cached: the layout itself may be gathered anew per call.
+    """
     count = sum(length > 1 for length in layout.lengths)
     rows = sum(layout.lengths[:count])
     if not 0 < count < len(layout.lengths) or any(length > 1 for length in layout.lengths[count:]):
         return [(slice(None), layout)]
     single = len(layout.lengths) - count
-    lasts = layout.last_rows[:count], torch.arange(single, device=layout.last_rows.device)
+    device = layout.last_rows.device
+    lasts = layout.last_rows[:count], layout.kept("flashinfer rows", lambda: torch.arange(single, device=device))
     cuts = (slice(rows), slice(count)), (slice(rows, None), slice(count, None))
     return [
         (
@@ -207,9 +211,9 @@ def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
                 rope_position=layout.rope_position[:, of_rows],
                 last_rows=last,
                 places=layout.places and layout.places[of_spans],
-            ),
+            ).sharing(layout, ("flashinfer part", index)),
         )
-        for (of_rows, of_spans), last in zip(cuts, lasts, strict=True)
+        for index, ((of_rows, of_spans), last) in enumerate(zip(cuts, lasts, strict=True))
     ]
 
 
