@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.engine.generate import RunPass, StepRows, run_pass
@@ -95,15 +96,21 @@ class ReplayedPasses:
             return run_pass(decoder, kv, steps)
         places = torch.arange(span.start, span.start + span.length)
         numbers = torch.cat([torch.full((1, span.length), span.slot), places[None], step.positions])
+        numbers = F.pad(numbers, (0, span.length % 2))
         device = self._kv.data.device
         recording.outputs.hidden.copy_(step.hidden)
         held = recording.run(numbers.pin_memory() if device.type == "cuda" else numbers)
         return [held.logits.clone() if step.samples else None]
 
     def _harmless(self, shape: _Shape) -> tuple[Tensor, Callable[[], _Memory]]:
-        """Inputs in which all rows are row 0 of slot 0, and the program over them."""
+        """Inputs in which all rows are row 0 of slot 0, and the program over them.
+
+        Each line of the inputs has an even length, so that all begin at multiples of 16 bytes (PackedLayout).
+        """
         device = self._kv.data.device
-        numbers = torch.zeros(2 + shape.components, shape.rows, dtype=torch.long, device=device)
+        size = 2 + shape.components, shape.rows + shape.rows % 2
+        inputs = torch.zeros(size, dtype=torch.long, device=device)
+        numbers = inputs[:, : shape.rows]
         hidden = shape.decoder.embed(numbers[0])
         last = numbers.new_full((1,), shape.rows - 1)
         layout = PackedLayout(
@@ -119,7 +126,7 @@ class ReplayedPasses:
             rows = shape.decoder.forward_sampled(hidden, layout, self._kv)
             return _Memory(hidden, shape.decoder.logits(rows, stage_of(layout.lengths))[0])
 
-        return numbers, program
+        return inputs, program
 
     def _reach(self, end: int) -> int:
         return min(max(size_class(end), LEAST_REACH), self._kv.capacity)

@@ -48,7 +48,8 @@ def absent_line(overlay: Path) -> str:
 
 
 def _check(table: OperatorTable, weights: str, device: torch.device, dtype: torch.dtype, section: str) -> None:
-    chosen = table.choose(OperatorKey(op_name="linear", shape_sig="m=1"), Hardware.of(device), dtype)
+    row = OperatorKey(op_name="linear", stage="decode", shape_sig="m=1")
+    chosen = table.choose(row, Hardware.of(device), dtype)
     if chosen.implementation.precision != weights:
         reasons = "; ".join(each for each in chosen.passed_over if each.startswith(weights))
         raise ConfigError(f"{section}weights: {weights} cannot be served here: {reasons or f'not for {device.type}'}")

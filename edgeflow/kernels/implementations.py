@@ -63,6 +63,7 @@ class Implementation:
     libraries; limits, multiples: the largest sizes it takes and the divisors of those it takes, by their letter in a
     shape signature; choices: parameters with the values worth trying, the default first.
     precision: "" is that of the dtype; another one changes numbers and serves only where a table allows it.
+    stage: the stage of the passes that it serves; "" for all.
     absent: the reason why it cannot run here; "" where it can. replayable: it can be captured in a graph, for the host
     reads nothing that differs between passes of one shape.
     """
@@ -78,6 +79,7 @@ class Implementation:
     multiples: Mapping[str, int] = field(default_factory=dict)
     choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     precision: str = ""
+    stage: str = ""
     absent: str = ""
     replayable: bool = True
 
@@ -249,6 +251,7 @@ BUILT_IN = (
         devices=frozenset({"cpu"}),
         limits={"m": 1},
         precision="int8",
+        stage="decode",
     ),
     Implementation(
         op_name="linear",

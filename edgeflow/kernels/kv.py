@@ -15,7 +15,7 @@ Pair = tuple[Tensor, Tensor]
 Store = Pair | tuple[Pair, Pair]
 """A layer as its operators take it: keys and values [S, T, KH, D]; or in int8 both, and both scales [S, T, KH]."""
 SCALE_BYTES = 4
-PAGE_ROWS = 16
+PAGE_ROWS = 16  # rows of the longest page that a slot divides into
 
 
 def rounded_capacity(positions: int) -> int:

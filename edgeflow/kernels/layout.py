@@ -75,7 +75,8 @@ class PackedLayout:
     def of_last_rows(self) -> PackedLayout:
         """The last row of each span as a separate span, over everything that the pass has written.
 
-        Its index tensors are gathered anew per call, so that a graph gathers them per replay; cached values are shared.
+        Its index tensors are gathered anew per call, so that a graph gathers them per replay. Cached values are shared
+        by all calls, so they must not hold index tensors (see `sharing`).
         """
         last, singles = self.last_rows, (1,) * len(self.lengths)
         places = self.places and tuple(Span(span.slot, span.start + span.length - 1, 1) for span in self.places)
@@ -89,8 +90,16 @@ class PackedLayout:
             last_rows=rows,
             places=places,
         )
-        object.__setattr__(alone, "_kept", self.kept("last rows", dict))
-        return alone
+        return alone.sharing(self, "last rows")
+
+    def sharing(self, whole: PackedLayout, part: Hashable) -> PackedLayout:
+        """This layout, with the values that earlier layouts of this part of `whole` cached.
+
+        Cached values then outlive the layout they were made for. They may depend on `lengths` and `reach`, but must not
+        hold its index tensors: a graph would read where the rows of an earlier call were placed.
+        """
+        object.__setattr__(self, "_kept", whole.kept(part, dict))
+        return self
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -100,7 +109,8 @@ class PackedLayout:
         return self.places
 
     def kept(self, name: Hashable, make: Callable[[], Made]) -> Made:
-        """A value that an operator derives once, such as a list of tiles; cached for as long as the layout lives."""
+        """A value that an operator derives once, such as a list of tiles; cached for as long as the layout lives, and
+        without its index tensors (see `sharing`)."""
         if name not in self._kept:
             self._kept[name] = make()
         kept: Made = self._kept[name]

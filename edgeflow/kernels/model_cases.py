@@ -150,8 +150,9 @@ def staged_cases(shape: ModelShape) -> list[Staged]:
     """Every call of every pass with the pass's stage, each shape of a stage once, by priority."""
     found: dict[tuple[Any, ...], Staged] = {}
     for spans in passes(shape):
-        stage = stage_of([span.length for span in spans])
-        for case in _pass_cases(shape, spans):
+        of_pass = stage_of([span.length for span in spans])
+        calls = [(of_pass, case) for case in _pass_cases(shape, spans)]
+        for stage, case in (*calls, *_last_layer_cases(shape, spans, of_pass)):
             found.setdefault((stage, case.op_name, case.layer_role, case.signed()), (stage, case))
     return sorted(found.values(), key=_priority)
 
@@ -189,6 +190,22 @@ def _pass_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
         cases.rope_write_kv_int8(spans, heads),
         cases.packed_attention_int8(spans, heads),
     ]
+
+
+def _last_layer_cases(shape: ModelShape, spans: list[Span], stage: str) -> list[Staged]:
+    """The calls of the last layer over the last row of each span, which attends as a decode row does; stage: of the
+    pass. Where every span is one row, the last layer makes the calls of the others."""
+    if all(span.length == 1 for span in spans):
+        return []
+    heads, rows = Heads(shape.heads, shape.kv_heads, shape.head_dim), len(spans)
+    last = [Span(span.slot, span.start + span.length - 1, 1) for span in spans]
+    attention = [cases.packed_attention(last, heads), cases.packed_attention_int8(last, heads)]
+    others = [
+        *(case for case in linear_cases(shape, rows) if case.layer_role != "qkv"),
+        cases.add_rms_norm(rows, shape.hidden, role="post_attention"),
+        cases.swiglu(rows, shape.inner),
+    ]
+    return [*(("decode", case) for case in attention), *((stage, case) for case in others)]
 
 
 def _shift_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:

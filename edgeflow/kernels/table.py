@@ -134,12 +134,17 @@ class OperatorTable:
         return self._with((*self._entries, *entries))
 
     def allowing(self, precision: str) -> OperatorTable:
-        """A table in which implementations of a precision, `int8`, serve on their devices wherever they may run."""
+        """A table in which implementations of a precision, `int8`, serve on their devices wherever they may run, in the
+        stage they are for."""
         mine = [each for each in self._implementations.values() if each.precision == precision]
         if not mine:
             raise ConfigError(f"no implementation has precision {precision!r}")
         entries = [
-            Entry(OperatorKey(op_name=each.op_name, hw_profile=device), each.impl_id, origin=f"{precision} is allowed")
+            Entry(
+                OperatorKey(op_name=each.op_name, hw_profile=device, stage=each.stage),
+                each.impl_id,
+                origin=f"{precision} is allowed",
+            )
             for each in mine
             for device in each.devices
         ]
@@ -155,10 +160,19 @@ class OperatorTable:
         kept = self._precisions if precisions is None else precisions
         return OperatorTable(self._implementations.values(), entries, kept)
 
-    def objection(self, candidate: Implementation, hardware: Hardware, dtype: torch.dtype, shape_sig: str = "") -> str:
-        """The reason why a candidate may not serve there, in a few words; "" when it may."""
+    def objection(
+        self,
+        candidate: Implementation,
+        hardware: Hardware,
+        dtype: torch.dtype,
+        shape_sig: str = "",
+        stage: str = "",
+    ) -> str:
+        """The reason why a candidate may not serve there, in a few words; "" when it may. stage: "" if not known."""
         if candidate.precision and candidate.precision not in self._precisions:
             return f"{candidate.precision} is not allowed"
+        if stage and candidate.stage not in ("", stage):
+            return f"only for {candidate.stage} passes"
         return candidate.objection(hardware, dtype, shape_sig)
 
     def resolve(self, context: OperatorKey, device: torch.device, dtype: torch.dtype) -> Any:
@@ -181,7 +195,8 @@ class OperatorTable:
     def stages(self, context: OperatorKey) -> tuple[tuple[str, ...], ...]:
         """The stages of a pass in groups; entries of this operator tell only the groups apart."""
         entries = [entry for entry in self._entries if entry.key.op_name in ("", context.op_name)]
-        named = {entry.key.stage for entry in entries if entry.key.stage}
+        serving = [self._implementations.get((context.op_name, entry.impl_id)) for entry in entries]
+        named = {entry.key.stage for entry in entries} | {each.stage for each in serving if each}
         rest = tuple(stage for stage in STAGES if stage not in named)
         return (*((stage,) for stage in STAGES if stage in named), *([rest] if rest else []))
 
@@ -191,7 +206,7 @@ class OperatorTable:
         passed_over: list[str] = []
         for entry in self._best_first(context):
             candidate = self.implementation(context.op_name, entry.impl_id)
-            objection = self.objection(candidate, hardware, dtype, context.shape_sig)
+            objection = self.objection(candidate, hardware, dtype, context.shape_sig, context.stage)
             if not objection:
                 why = f"{entry.origin}: {entry.key.text or 'everywhere'}"
                 return Choice(candidate, entry.impl_params, why, tuple(passed_over))

@@ -285,12 +285,13 @@ class LlamaDecoder:
     def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
         """[L_Q, E] → [N, E]: the rows of `forward` that are sampled, the last of each span.
 
-        The other rows are done when the last layer has written their keys and values: nobody reads what follows.
+        The other rows are done when the last layer has written their keys and values: nobody reads what follows. There
+        the sampled rows attend as decode rows do, and are served by that stage's attention.
         """
         stage, shared = self._over(layout, kv)
         if len(hidden) == len(layout.lengths):
             return stage.forward(hidden, shared, kv.layer)
-        alone = stage.operators.over(shared.rows, layout.of_last_rows(), kv)
+        alone = self._stages["decode"].operators.over(shared.rows, layout.of_last_rows(), kv)
         return stage.forward(hidden, shared, kv.layer, _LastRows(layout.last_rows, alone))
 
     def _over(self, layout: PackedLayout, kv: KVSlots) -> tuple[_Stage, PassOperators]:

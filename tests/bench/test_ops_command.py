@@ -62,6 +62,26 @@ def test_ops_says_what_an_overlay_names_in_vain(tmp_path):
     assert mine == {("prefill", "gemm")} and over == {("qkv", "decode")}
 
 
+def test_ops_does_not_complain_of_entries_that_serve(tmp_path):
+    """Entries of the vision towers, and of the last layer over a prompt's last row."""
+    single = {"stage": "prefill", "shape_sig": "m=1"}
+    entries = [
+        {"op_name": "add_layer_norm", "impl_id": "fused"},
+        {"op_name": "varlen_attention", "impl_id": "sdpa"},
+        *({"op_name": "linear", "layer_role": role, "impl_id": "gemm"} | single for role in ("output", "down", "head")),
+        {"op_name": "swiglu", "impl_id": "fused"} | single,
+        {"op_name": "packed_attention", "impl_id": "masked", "stage": "decode", "shape_sig": "m=1|t=512"},
+    ]
+    path = tmp_path / "mine.json"
+    ops = ("ops", "--model", "openvla-7b", "--hardware", "cpu", "--overlay", str(path))
+    path.write_text(json.dumps({"entries": entries}))
+    assert "matches no call" not in run(*ops)
+    path.write_text(
+        json.dumps({"entries": [*entries, {"op_name": "linear", "layer_role": "qkv", "impl_id": "gemm"} | single]})
+    )
+    assert "layer_role=qkv" in " ".join(run(*ops).split())
+
+
 def test_tune_writes_goes_on_and_is_served(checkpoint, tmp_path):
     out = tmp_path / "tuned.json"
     arguments = ("tune", "--model", str(checkpoint), "--rows", "6", "--samples", "1", "--device", "cpu")

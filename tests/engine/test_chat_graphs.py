@@ -9,6 +9,7 @@ from edgeflow.engine.chat_graphs import ReplayedPasses, replayed
 from edgeflow.engine.generate import Generation, generate, run_pass
 from edgeflow.engine.sampling import SamplingParams
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.layout import PackedLayout
 from edgeflow.kernels.table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
@@ -54,6 +55,20 @@ def test_replayed_chunks_and_decode_rows_give_the_tokens_of_eager_ones(model: Ch
             ran += 1
         assert found.tokens == expected.tokens
     assert ran - 2 <= len(replays) <= ran, "all but the rests of the prompts"
+
+
+def test_the_places_of_rows_begin_at_multiples_of_16_bytes(model: ChatModel, monkeypatch):
+    layouts: list[PackedLayout] = []
+    forward = model.decoder.forward_sampled
+
+    def noting(hidden, layout, kv):
+        layouts.append(layout)
+        return forward(hidden, layout, kv)
+
+    monkeypatch.setattr(model.decoder, "forward_sampled", noting)
+    ReplayedPasses(model.decoder.kv_slots(1, CAPACITY), record).record(model.decoder, (1, 3, 4), 1)
+    assert {layout.lengths for layout in layouts} == {(1,), (3,), (4,)}
+    assert {place.data_ptr() % 16 for each in layouts for place in (each.row_slot, each.row_position)} == {0}
 
 
 def test_a_reach_is_a_power_of_two_within_the_slot(model: ChatModel):

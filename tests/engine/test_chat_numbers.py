@@ -79,6 +79,16 @@ def test_weights_that_are_named_serve(chat_directory):
     assert errors[0] < 1e-5 < 1e-3 < errors[1] < 0.05
 
 
+def test_a_prompt_meets_the_checkpoints_own_weights(chat_directory):
+    exact, eight = (
+        load_chat_model(chat_directory, torch.float32, CPU, table=table)
+        for table in (built_in_table(), built_in_table().allowing("int8"))
+    )
+    wanted, found = (Ways(each).all()["alone"]([Asked(each.text_prompt(TEXTS[1]), 2)])[0][1] for each in (exact, eight))
+    assert torch.equal(found[0], wanted[0]), "the prompt's last row"
+    assert not torch.equal(found[1], wanted[1]), "a decode row"
+
+
 @pytest.mark.parametrize(("gain", "weights"), [(1.1, "float"), (3.0, "int8")])
 def test_auto_takes_eight_bits_where_they_are_clearly_faster(chat_directory, monkeypatch, gain, weights):
     shapes: list[int] = []

@@ -165,12 +165,45 @@ def test_one_plan_serves_all_passes_of_a_graph(library, lengths, apart, plans):
         for layer in range(2):
             off = attend(q, *kv.layer(layer)).float() - expected(q.float(), *(x.float() for x in kv.layer(layer)))
             assert off.norm(dim=-1).max() < 0.05
-    made = [kept for part in parts_of(layout) for name, kept in part._kept.items() if name[0] == "flashinfer"]
-    assert [each._wrapper.plans for each in made] == [1] * plans
+    assert plans_in(layout._kept) == [1] * plans
 
 
-def parts_of(layout: PackedLayout) -> list[PackedLayout]:
-    return [part for _, part in layout._kept.get("flashinfer parts", [(None, layout)])]
+def plans_in(kept: dict) -> list[int]:
+    """How often each cached wrapper was planned, those of parts included."""
+    plans: list[int] = []
+    for each in kept.values():
+        plans += (
+            plans_in(each) if isinstance(each, dict) else [each._wrapper.plans] if hasattr(each, "_wrapper") else []
+        )
+    return plans
+
+
+def anew(layout: PackedLayout) -> PackedLayout:
+    """The layout with index tensors gathered by this call, over shared cached values."""
+    gathered = {name: getattr(layout, name).clone() for name in ("row_slot", "row_position", "last_rows")}
+    return replace(layout, **gathered).sharing(layout, "anew")
+
+
+@pytest.mark.parametrize("apart", [0, 1])
+@pytest.mark.parametrize("gather", [PackedLayout.of_last_rows, anew])
+def test_a_layout_gathered_per_call_is_read_where_it_is_now(library, gather, apart):
+    """A graph's warm-up fills the cache with one layout; the capture, with another, must not read the first."""
+    lengths, heads = (17, 1, 1), Heads(7, 1, 64)
+    kv = KVSlots(
+        layers=1, slots=4, capacity=41, kv_heads=heads.kv, head_dim=heads.width, dtype=torch.bfloat16, device=CPU
+    )
+    kv.data.normal_()
+    layout = replace(placed(lengths, [(0, 0), (1, 0), (2, 0)]), places=None)
+    candidate, reference = (TABLE.implementation("packed_attention", name).load() for name in ("flashinfer", REFERENCE))
+    for places in ([(0, 0), (1, 0), (2, 0)], [(3, 9), (2, 40), (0, 39)]):
+        now = placed(lengths, places)
+        layout.row_slot.copy_(now.row_slot)
+        layout.row_position.copy_(now.row_position)
+        given, expected = gather(layout), gather(now)
+        q = torch.randn(len(given.row_slot), heads.query, heads.width).bfloat16()
+        wanted = reference(expected, kv)(q.float(), *(each.float() for each in kv.layer(0)))
+        found = candidate(given, kv, apart=apart)(q, *kv.layer(0))
+        assert (found.float() - wanted).norm(dim=-1).max() < 0.05
 
 
 def placed(lengths, places) -> PackedLayout:

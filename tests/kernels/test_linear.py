@@ -58,17 +58,30 @@ def test_only_the_precision_of_the_dtype_serves_unless_another_is_allowed():
     assert type(bound(built_in_table(), weight)) is Packed
     asked = built_in_table().overlaid(Entry(OperatorKey(op_name="linear"), "int8"))
     assert error(bound(asked, weight)(x[:1]), wanted(x[:1])) < 1e-6
-    assert 1e-3 < error(bound(built_in_table().allowing("int8"), weight)(x[:1]), wanted(x[:1])) < 0.02
+    allowed = bound(built_in_table().allowing("int8"), weight, stage="decode")
+    assert 1e-3 < error(allowed(x[:1]), wanted(x[:1])) < 0.02
 
 
 def test_a_single_row_is_in_eight_bits_and_more_rows_are_exact():
     x, weight, _ = problem(9000, 64, 32, bias=False, seed=1)
-    made, wanted = bound(built_in_table().allowing("int8"), weight), Reference(weight, None)
+    made, wanted = bound(built_in_table().allowing("int8"), weight, stage="decode"), Reference(weight, None)
     assert isinstance(made, ByRows)
     assert error(made(x[:1]), wanted(x[:1])) > 1e-3
     for rows in (2, 3, 100, 9000):
         assert error(made(x[:rows]), wanted(x[:rows])) < 1e-6
     assert made.nbytes == Packed(weight, None).nbytes + weight.numel()
+
+
+@pytest.mark.parametrize("stage", ["prefill", "packed"])
+def test_only_decode_passes_use_eight_bits(stage):
+    """A prompt's last layer and head see single rows too; an overlay that was tuned for a row does not reach them."""
+    x, weight, _ = problem(1, 64, 32, bias=False, seed=1)
+    table = built_in_table().allowing("int8")
+    tuned = table.overlaid(Entry(OperatorKey(op_name="linear", model_name="llama", shape_sig="m=1|n=32|e=64"), "int8"))
+    forced = table.forcing(linear="int8")
+    for each in (table, tuned, forced):
+        assert error(bound(each, weight, stage=stage)(x), Reference(weight, None)(x)) < 1e-6
+        assert error(bound(each, weight, stage="decode")(x), Reference(weight, None)(x)) > 1e-3
 
 
 @pytest.mark.parametrize("rows", [1, 5])

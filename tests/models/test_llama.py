@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgeflow.errors import CheckpointError
+from edgeflow.kernels.dimensions import ROLES, STAGES, only_role
+from edgeflow.kernels.implementations import BUILT_IN, Hardware, Implementation
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.model_cases import ModelShape, passes, staged_cases
+from edgeflow.kernels.shapes import SIGNATURES, stage_of
+from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 
@@ -170,6 +174,67 @@ def test_the_last_layer_computes_only_the_rows_that_are_sampled():
     with Called() as called:
         model.forward_sampled(torch.randn(10, SIZE["hidden_size"]), layout, kv)
     assert [rows for name, rows in called.rows if name == "silu"] == [10, 10, 2]
+
+
+Call = tuple[str, str, str, str]
+"""(stage, op_name, layer_role, shape signature)"""
+
+
+def noting(calls: set[Call]) -> OperatorTable:
+    """A table whose operators, in each stage and role, note their calls."""
+    table, implementations, entries = built_in_table(), list(BUILT_IN), []
+    names = [name for name in ROLES if name in SIGNATURES and name != "varlen_attention"]
+    for op_name, role, stage in ((name, role, stage) for name in names for role in ROLES[name] for stage in STAGES):
+        serves = table.choose(OperatorKey(op_name=op_name), Hardware("cpu"), torch.float32).load()
+        function = noted(serves, calls, op_name, role, stage)
+        implementations.append(Implementation(op_name=op_name, impl_id=f"{role} {stage}", function=function))
+        entries.append(Entry(OperatorKey(op_name=op_name, layer_role=role, stage=stage), f"{role} {stage}"))
+    return OperatorTable(implementations, entries)
+
+
+def noted(serves, calls: set[Call], op_name: str, role: str, stage: str):
+    def note(*arguments):
+        calls.add((stage, op_name, role, SIGNATURES[op_name](*arguments)[1]))
+
+    def call(*arguments):
+        made = serves(*arguments)
+        if op_name == "linear":
+            return lambda x: note(*arguments, len(x)) or made(x)
+        if op_name.startswith("packed_attention"):
+            return lambda *of_layer: note(*arguments) or made(*of_layer)
+        note(*arguments)
+        return made
+
+    return call
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@torch.inference_mode()
+def test_the_calls_of_a_model_are_those_that_are_listed(int8: bool):
+    """What `edgeflow ops` lists and the tuner times is what passes call, no more and no less."""
+    calls: set[Call] = set()
+    config = VARIANTS["gqa"]
+    shape = ModelShape(
+        hidden=config.hidden_size,
+        inner=config.intermediate_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        vocabulary=config.vocab_size,
+        rows=16,
+        stages=3,
+    )
+    model = decoder(config, table=noting(calls))
+    for spans in passes(shape):
+        layout, kv = PackedLayout.of(spans, CPU), model.kv_slots(3, 40, int8=int8)
+        hidden = model.forward_sampled(torch.randn(len(layout.row_slot), config.hidden_size), layout, kv)
+        model.logits(hidden, stage_of(layout.lengths))
+    other = {"packed_attention", "rope_write_kv"} if int8 else {"packed_attention_int8", "rope_write_kv_int8"}
+    elsewhere = other | {"greedy", "shift_kv", "shift_kv_chain"}
+    listed = {(stage, each.op_name, each.layer_role, each.signed()[1]) for stage, each in staged_cases(shape)}
+    listed = {(stage, name, role or only_role(name), sizes) for stage, name, role, sizes in listed}
+    assert calls == {each for each in listed if each[1] not in elsewhere}
+    assert ("decode", "packed_attention" + "_int8" * int8, "self_attention", "m=1|t=16|kv=2|d=8") in calls
 
 
 @torch.inference_mode()

@@ -52,7 +52,7 @@ class Paged:
         self._single = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             room, "NHD", use_tensor_cores=tensor_cores, backend=BACKEND
         )
-        self._copied: torch.cuda.Event | None = None
+        self._copied: dict[bool, torch.cuda.Event] = {}  # by whether decode rows alone were planned
 
     def planned(self, spans: Sequence[Span], q: Tensor, kv_heads: int) -> Run:
         """The wrapper for these spans, planned."""
@@ -61,13 +61,14 @@ class Paged:
         indices = on_device(table.indices, self._device, torch.int32)
         sizes = q.shape[1], kv_heads, q.shape[2], page_size(self._capacity)
         types = {"q_data_type": q.dtype, "kv_data_type": q.dtype}
-        self._wait()
-        wrapper = self._single if all(span.length == 1 for span in spans) else self._longer
-        if wrapper is self._single:
+        single = all(span.length == 1 for span in spans)
+        wrapper = self._single if single else self._longer
+        self._wait(single)
+        if single:
             wrapper.plan(pages, indices, last, *sizes, **types)
         else:
             wrapper.plan(self._host(table.rows), pages, indices, last, *sizes, causal=True, **types)
-        self._mark()
+        self._mark(single)
         run: Run = wrapper.run
         return run
 
@@ -75,15 +76,15 @@ class Paged:
         """A tensor that the planner reads; pinned, so that its copy to the device does not wait for earlier work."""
         return torch.tensor(values, dtype=torch.int32, pin_memory=self._device.type == "cuda")
 
-    def _wait(self) -> None:
-        """The planner writes into one pinned buffer: wait until its last copy has left it."""
-        if self._copied is not None:
-            self._copied.synchronize()
+    def _wait(self, single: bool) -> None:
+        """Each wrapper plans in its own pinned buffer: wait until the last copy has left that buffer."""
+        if single in self._copied:
+            self._copied[single].synchronize()
 
-    def _mark(self) -> None:
+    def _mark(self, single: bool) -> None:
         if self._device.type == "cuda":
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record(torch.cuda.current_stream(self._device))
+            self._copied[single] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied[single].record(torch.cuda.current_stream(self._device))
 
 
 class OneShape:
@@ -161,7 +162,7 @@ def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1
 
     apart: decode rows that follow prefills are planned and launched separately, in a query tile of their size.
     """
-    parts = layout.kept("flashinfer parts", lambda: _divided(layout)) if apart else [(slice(None), layout)]
+    parts = _divided(layout) if apart else [(slice(None), layout)]
     attends = [(rows, _part(part, kv, tensor_cores)) for rows, part in parts]
 
     def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
@@ -188,13 +189,17 @@ def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
 
 
 def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
-    """Prefills and the decode rows behind them, as layouts over the same memory; one layout where the order differs."""
+    """Prefills and the decode rows behind them, as layouts over the same memory; one layout where the order differs.
+
+    Only what depends on lengths alone is cached: the layout itself may be gathered anew per call.
+    """
     count = sum(length > 1 for length in layout.lengths)
     rows = sum(layout.lengths[:count])
     if not 0 < count < len(layout.lengths) or any(length > 1 for length in layout.lengths[count:]):
         return [(slice(None), layout)]
     single = len(layout.lengths) - count
-    lasts = layout.last_rows[:count], torch.arange(single, device=layout.last_rows.device)
+    device = layout.last_rows.device
+    lasts = layout.last_rows[:count], layout.kept("flashinfer rows", lambda: torch.arange(single, device=device))
     cuts = (slice(rows), slice(count)), (slice(rows, None), slice(count, None))
     return [
         (
@@ -207,9 +212,9 @@ def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
                 rope_position=layout.rope_position[:, of_rows],
                 last_rows=last,
                 places=layout.places and layout.places[of_spans],
-            ),
+            ).sharing(layout, ("flashinfer part", index)),
         )
-        for (of_rows, of_spans), last in zip(cuts, lasts, strict=True)
+        for index, ((of_rows, of_spans), last) in enumerate(zip(cuts, lasts, strict=True))
     ]
 
 

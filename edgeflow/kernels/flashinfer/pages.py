@@ -2,7 +2,7 @@
 
 A store's slots of T positions are pages of P positions, P a divisor of T: page j of slot s is page s * T / P + j of the
 same memory. FlashInfer divides long slots among blocks by whole pages, so pages are short; a capacity that is a
-multiple of LONGEST_PAGE gives the fewest.
+multiple of PAGE_ROWS gives the fewest.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from edgeflow.kernels.kv import PAGE_ROWS
 from edgeflow.kernels.layout import Span
-
-LONGEST_PAGE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,8 @@ class PageTable:
 
 
 def page_size(capacity: int) -> int:
-    """P: the largest power of two up to LONGEST_PAGE that divides a slot's capacity."""
-    return math.gcd(capacity, LONGEST_PAGE)
+    """P: the largest power of two up to PAGE_ROWS that divides a slot's capacity."""
+    return math.gcd(capacity, PAGE_ROWS)
 
 
 def as_pages(slots: Tensor) -> Tensor:
