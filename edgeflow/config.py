@@ -44,7 +44,9 @@ class TlsConfig(_Section):
 
     cert: str = Field("", description="certificate chain of the service")
     key: str = Field("", description="private key of the certificate; must not be readable by others")
-    client_ca: str = Field("", description="CA of client certificates; setting it requires mutual TLS")
+    client_ca: str = Field(
+        "", description="CA that signs client certificates; if set, clients must present one (mutual TLS)"
+    )
 
     @model_validator(mode="after")
     def _together(self) -> TlsConfig:
@@ -237,7 +239,7 @@ class ServiceConfig(_Section):
     profile: str = Field(
         "none",
         min_length=1,
-        description="slow passes down to a device: none, orin, rtx5090, or a JSON file of pass times",
+        description="slow passes down to a device's published times: none, orin, rtx5090, or a JSON file of pass times",
     )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of the worker; 0 = one")
     decode_threads: int = Field(2, ge=1, le=64, description="threads that decode images in the front")

@@ -29,6 +29,7 @@ PROPERTIES = (
     "tests/scheduler/test_properties.py",
     "tests/ipc/test_foreign_bytes.py",
 )
+CHAOS = ("sigterm", "front-kill", "worker-kill")  # their bounds on time, which the suite leaves out
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ def steps(count: int, minutes: float, out: Path) -> dict[str, list[str]]:
     plan["stress"] = [python, "-m", "benchmarks.fuzz.stress", f"--minutes={6 * minutes}", f"--json={out}/stress.json"]
     for target in TARGETS:
         plan[f"fuzz-{target}"] = ["scripts/fuzz", target, f"--minutes={minutes}", f"--json={out}/fuzz.json"]
+    for scenario in CHAOS:
+        command = [python, "-m", "benchmarks.chaos", scenario, "--trials=5", f"--json={out}/chaos-{scenario}.json"]
+        plan[f"chaos-{scenario}"] = command
     return plan
 
 

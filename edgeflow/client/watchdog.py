@@ -20,11 +20,11 @@ RESUME_WITHIN_NS = 2_000_000_000
 class Watchdog:
     """Decides what a robot may do now.
 
-    - An action is handed out from its receipt until its valid_until_ns, never later. - Only actions of the newest epoch
-    are accepted, for frames newer than the last answered one and the last `restart`. - HOLD ends with the next action
-    if the interruption was shorter than resume_within_ns; otherwise, and after STOP, only
-      a `restart` with rearm lets actions through again. Waiting for the first action after a `restart` does not count
-      as an interruption.
+    - An action is handed out from its receipt until its valid_until_ns, never later.
+    - Only actions of the newest epoch are accepted, for frames newer than the last answered one and the last `restart`.
+    - HOLD ends with the next action if the interruption was shorter than resume_within_ns; otherwise, and after STOP,
+      only a `restart` with rearm lets actions through again. Waiting for the first action after a `restart` does not
+      count as an interruption.
     """
 
     def __init__(self, clock: Clock, resume_within_ns: int = RESUME_WITHIN_NS) -> None:

@@ -44,7 +44,7 @@ def serve(
     max_action_age_ms: Annotated[OptionalInt, typer.Option(help=AGE_HELP)] = None,
     device: Annotated[OptionalText, typer.Option(help="auto, cpu or cuda.")] = None,
     profile: Annotated[
-        OptionalText, typer.Option(help="Slow passes down to a device: none, orin, rtx5090, FILE.")
+        OptionalText, typer.Option(help="Slow passes down to a device's published times: none, orin, rtx5090, FILE.")
     ] = None,
     operators: Annotated[
         OptionalText, typer.Option(help="Operator overlay for the policy, from `edgeflow tune`.")
@@ -67,7 +67,7 @@ def serve(
     ] = None,
     tokens: Annotated[OptionalText, typer.Option(help="File of access tokens; see `edgeflow token new`.")] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Permit other addresses than loopback without TLS and tokens.")
+        bool, typer.Option("--insecure", help="Permit addresses other than loopback without TLS and tokens.")
     ] = False,
     ready_file: Annotated[
         OptionalPath, typer.Option(help="File to write when ready: the grpc and http ports, as JSON.")
@@ -164,7 +164,9 @@ def robot(
 
 def demo(
     seconds: Annotated[float, typer.Option(min=5, help="Seconds per mode.")] = 60.0,
-    profile: Annotated[str, typer.Option(help="Slow passes down to a device: none, orin, rtx5090, FILE.")] = "rtx5090",
+    profile: Annotated[
+        str, typer.Option(help="Slow passes down to a device's published times: none, orin, rtx5090, FILE.")
+    ] = "rtx5090",
     out: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("demo-report"),
 ) -> None:
     """Demonstrate the modes: serve the embedded policy, run the simulated robot against it, and compare."""

@@ -76,7 +76,7 @@ class Finding:
 
 
 def findings_in_code(path: str, source: str) -> list[Finding]:
-    """Dialect in a module's docstrings, and in the texts of its errors and options."""
+    """Dialect in a module's docstrings, and in the texts of its errors, options and settings."""
     tree = ast.parse(source)
     found: list[Finding] = []
     for node in ast.walk(tree):
@@ -125,12 +125,12 @@ def lower(counts: Counter[str], old: dict[str, int]) -> dict[str, int]:
 
 
 def _user_texts(node: ast.AST) -> Iterator[str]:
-    """Texts in a raise statement, and help texts of options."""
+    """Texts in a raise statement, and help texts and descriptions of options and settings."""
     roots: list[ast.AST] = []
     if isinstance(node, ast.Raise) and node.exc is not None:
         roots = [node.exc]
     elif isinstance(node, ast.Call):
-        roots = [word.value for word in node.keywords if word.arg == "help"]
+        roots = [word.value for word in node.keywords if word.arg in ("help", "description")]
     for root in roots:
         inner = {id(part) for each in ast.walk(root) if isinstance(each, ast.JoinedStr) for part in each.values}
         for each in ast.walk(root):

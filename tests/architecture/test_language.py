@@ -59,6 +59,7 @@ def test_plain_english_is_not(text: str):
 def test_texts_of_errors_and_options_are_read_but_not_other_strings():
     assert findings_in_code("x.py", 'def f(a):\n    raise ValueError(f"{a} is none of these")\n')
     assert findings_in_code("x.py", 'option(help="Frames: 20 frames a second.")\n')
+    assert findings_in_code("x.py", 'setting = Field(0, description="Frames: 20 frames a second.")\n')
     assert not findings_in_code("x.py", 'text = "the answer is none of these"\n')
 
 

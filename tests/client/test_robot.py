@@ -84,7 +84,7 @@ def test_a_service_that_starts_late_is_waited_for(serve, connect):
 
 @contextlib.contextmanager
 def late_timers() -> Iterator[list[float]]:
-    """How late this machine wakes a thread meanwhile, in milliseconds: what nobody's deadline can be better than."""
+    """How late this machine wakes a thread meanwhile, in milliseconds: what no deadline can improve on."""
     late_ms, stop = [0.0], threading.Event()
 
     def measure() -> None:
@@ -124,7 +124,8 @@ def test_silence_becomes_hold_within_the_validity_and_20_ms(serve, connect):
                     break
                 client.push(IMAGE, pose=identity())
     assert min(delays_ms) >= valid_ms, delays_ms
-    assert np.median(delays_ms) <= valid_ms + 20 + max(late_ms), delays_ms
+    late = 2 * np.percentile(late_ms, 90)  # two threads wake in turn; one late wake does not move the percentile
+    assert np.median(delays_ms) <= valid_ms + 20 + late, (delays_ms, late)
 
 
 def test_a_dead_service_becomes_hold_at_once(serve, connect, eventually):

@@ -7,6 +7,8 @@ import threading
 
 from edgeflow.demo.command import demo_command
 
+ANSWERED_AT_LEAST = 20  # one frame in so many; beside a busy machine the camera slows down too
+
 
 def test_the_demonstration_runs_to_its_end(tmp_path, capsys):
     out = tmp_path / "demo-report"
@@ -16,12 +18,14 @@ def test_the_demonstration_runs_to_its_end(tmp_path, capsys):
     assert set(modes) == {"serial", "pipelined"}
     for mode in modes.values():
         assert mode["episodes"] >= 1
-        assert mode["summary"]["actions"] >= 1
         assert mode["summary"]["age_ms"]["p50"] > 0
-    for counts in report["conditions"]["statistics"].values():
+    for name, counts in report["conditions"]["statistics"].items():
         left = counts["acted"] + counts["superseded"] + counts["rejected"] + counts["dropped"]
         assert counts["offered"] == left + counts["in_flight"]
         assert counts["rejected"] == 0
+        assert counts["acted"] >= counts["offered"] / ANSWERED_AT_LEAST, counts
+        assert counts["acted"] <= counts["actions"] + counts["ignored"]  # an action comes before its frame's ACTED
+        assert 1 <= modes[name]["summary"]["actions"] <= counts["actions"]
     assert {path.suffix for path in out.iterdir()} == {".json", ".png"}
     printed = capsys.readouterr().out
     assert "times as old" in printed and "pipelined" in printed

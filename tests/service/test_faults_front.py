@@ -19,6 +19,8 @@ from tests.service.front_process import HANG_S, Front, front, robot, wait_for
 from tests.service.harness import eventually, serving
 from tests.service.processes import runs, until_gone
 
+ENDLESS_MS = 2 * 1000 * HANG_S  # a drain that outlasts `Front.ended`
+
 
 def log_of(tmp_path: Path) -> list[dict]:
     return [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
@@ -32,9 +34,9 @@ def stopped(made: Front) -> None:
     assert not runs(worker)
 
 
-@pytest.mark.parametrize("hung", ["hang in c", "stop"])
-def test_sigterm_with_a_hung_worker_ends_with_exit_code_0(checkpoint, tmp_path: Path, hung: str):
-    with front(checkpoint, tmp_path, timing__drain_ms=500) as made, robot(made.address) as one:
+@pytest.mark.parametrize(("hung", "drain_ms"), [("hang in c", 500), ("stop", ENDLESS_MS)])
+def test_sigterm_with_a_hung_worker_ends_with_exit_code_0(checkpoint, tmp_path: Path, hung: str, drain_ms: int):
+    with front(checkpoint, tmp_path, timing__drain_ms=drain_ms) as made, robot(made.address) as one:
         one.open()
         one.frame(hung)
         one.until("notice")  # its instruction starts an epoch
@@ -43,6 +45,8 @@ def test_sigterm_with_a_hung_worker_ends_with_exit_code_0(checkpoint, tmp_path: 
         told = one.kinds()
         assert told[:2] == ["epoch", "drain"] and told[-1] == "DRAINING"
         assert [m.frame_status.seq for m in one.heard if m.WhichOneof("kind") == "frame_status"] == [1]
+        if drain_ms == ENDLESS_MS:  # the drain ended when the worker's silence was noticed, long before its own limit
+            assert "WORKER_LOST" in told
 
 
 def test_sigterm_while_the_worker_restarts(checkpoint, tmp_path: Path, monkeypatch):
@@ -80,8 +84,7 @@ def test_sigterm_while_the_worker_loads(checkpoint, tmp_path: Path, monkeypatch)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(checkpoint, tmp_path: Path, number: int):
-    drain_ms = 1000 * HANG_S * 2  # far longer than `ended` waits
-    with front(checkpoint, tmp_path, timing__drain_ms=drain_ms) as made, robot(made.address) as one:
+    with front(checkpoint, tmp_path, timing__drain_ms=ENDLESS_MS) as made, robot(made.address) as one:
         one.open()
         one.frame("hang")
         worker = made.worker()
