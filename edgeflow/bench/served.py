@@ -148,8 +148,8 @@ def _load(setting: Setting, ready: Found, found: Found) -> None:
     loads = SMALL_LOADS if setting.small else LOADS
     foretold = {each["mode"]: each for each in found["foretold"]}
     for index, (mode, share) in enumerate(loads):
-        rate = share * highest.get(mode, highest.get("pipelined", 0.0))
-        if setting.left_s < SHORTEST_S + besides_s:
+        rate = _rate(mode, share, highest)
+        if rate is None or setting.left_s < SHORTEST_S + besides_s:
             found.setdefault(LEFT_OUT, []).append(f"{mode} at {share:.0%}" if share else mode)
             continue
         seconds = min(LONGEST_S, max(SHORTEST_S, setting.left_s / (len(loads) - index) - besides_s))
@@ -161,6 +161,11 @@ def _load(setting: Setting, ready: Found, found: Found) -> None:
             row |= {"foretold frames/s": foretold[mode]["frames/s"]}
         found["loads"].append(row)
         setting.tell(found)
+
+
+def _rate(mode: str, share: float, highest: dict[str, float]) -> float | None:
+    """Frames per second of a load; 0 for the closed loop, None where the rate that it is a share of is not known."""
+    return share * highest.get(mode, highest.get("pipelined", 0.0)) or (None if share else 0.0)
 
 
 def _report(setting: Setting, address: str, mode: str, rate: float, seconds: float) -> Found:

@@ -29,7 +29,7 @@ def setting(out: Path, seconds: float = 600.0, bundles: str = "") -> Setting:
 
 @pytest.mark.timeout(400)  # two processes that load torch, three load tests: seconds on an idle machine
 def test_the_service_is_started_loaded_asked_and_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(served, "LONGEST_S", 1.0)
+    monkeypatch.setattr(served, "LONGEST_S", 3.0)
     found = served.service(setting(tmp_path))
     assert found["policy"] == "demo" and found["device"].startswith("cpu") and found["answer tokens"] > 0
     serial, pipelined, auto = found["loads"]
@@ -101,3 +101,10 @@ def test_bundles_for_which_no_time_is_left_are_told(tmp_path, recorded):  # noqa
     shutil.copytree(recorded, tmp_path / "late")
     found = recorded_outputs.verify(setting(tmp_path, seconds=0.0, bundles=str(tmp_path)))
     assert found == {"bundles": [], LEFT_OUT: ["late"]}
+
+
+def test_a_share_of_a_rate_that_was_not_measured_is_left_out():
+    assert served._rate("serial", 0.0, {}) == 0.0, "the closed loop has no rate"
+    assert served._rate("auto", 0.5, {"pipelined": 40.0}) == 20.0
+    assert served._rate("auto", 0.5, {"pipelined": 0.0}) is None, "one action in all has no rate"
+    assert served._rate("auto", 0.5, {}) is None
