@@ -22,7 +22,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 COMPILE_S = 5  # processor time of one schema
 MEMORY_BYTES = 512 << 20  # beside the tokenizer, of all that is kept
 KEPT = 32  # compiled schemas
-KEPT_ANSWERS = 8  # one at a time is asked for; those of requests that ended are not taken leave of
+KEPT_ANSWERS = 8  # answers run one at a time, and the ones that ended are not announced here
 MAX_REASON = 200  # characters of the library's own words
 NICENESS = 10
 COMPILE, NEXT = b"C", b"N"  # handle and schema; handle and token
