@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message
 from edgeflow.models.chat import ChatModel, load_chat_model
 from tests.chat_checkpoint import END
+from tests.engine.test_chat import request_of
 
 CAPACITY = 400
 CPU = torch.device("cpu")
@@ -266,25 +268,7 @@ class Slow:
 
 
 def start(model: ChatModel, request: int, schema: str) -> ChatStart:
-    ids = list(model.text_prompt("go").ids)
-    return ChatStart(
-        request=request,
-        model="small",
-        ids=ids,
-        sizes=[],
-        max_tokens=390,
-        temperature=0.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        repetition_penalty=1.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        seed=-1,
-        logprobs=-1,
-        schema=schema,
-        payload=b"",
-    )
+    return replace(request_of(list(model.text_prompt("go").ids), request), max_tokens=390, schema=schema)
 
 
 def test_the_loop_goes_on_while_a_schema_is_compiled(model: ChatModel, grammars: Grammars):
