@@ -39,6 +39,13 @@ class HttpConfig(_Section):
     port: int = Field(8000, ge=0, le=65535)
 
 
+class HealthConfig(_Section):
+    """Address of the health listener: plain HTTP without TLS or token, answered by its own thread."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8001, ge=0, le=65535)
+
+
 class TlsConfig(_Section):
     """PEM files of TLS, which is off without a certificate. Changed files are reloaded."""
 
@@ -86,6 +93,8 @@ class LimitsConfig(_Section):
     http_connections_per_address: int = Field(
         16, ge=1, le=65536, description="open HTTP connections per client address"
     )
+    gateway_memory_mb: int = Field(512, ge=128, le=65536, description="memory of the HTTP gateway process, in MiB")
+    chat_memory_mb: int = Field(1024, ge=256, le=65536, description="memory of the chat front process, in MiB")
 
 
 class TimingConfig(_Section):
@@ -215,7 +224,7 @@ class ServiceConfig(_Section):
         "pipelined", description="for sessions that do not choose one"
     )
     depth: int = Field(0, ge=0, le=64, description="ticks a frame takes in mode depth, 1 (serial) to K (pipelined)")
-    max_action_age_ms: int = Field(0, ge=0, le=60_000, description="for sessions that set none; 0 = no limit")
+    max_action_age_ms: int = Field(0, ge=0, le=60_000, description="for sessions that set none; 0 = validity plus the age foretold for the session")
     admission_headroom_percent: int = Field(
         20, ge=0, le=90, description="percent of the device kept free when robots share it"
     )
@@ -245,6 +254,7 @@ class ServiceConfig(_Section):
     decode_threads: int = Field(2, ge=1, le=64, description="threads that decode images in the front")
     grpc: GrpcConfig = GrpcConfig()
     http: HttpConfig = HttpConfig()
+    health: HealthConfig = HealthConfig()
     limits: LimitsConfig = LimitsConfig()
     timing: TimingConfig = TimingConfig()
     standby: bool = Field(

@@ -15,7 +15,7 @@ Report = Callable[[str, int, int], None]
 
 
 class Status(Protocol):
-    """The parts of a ServiceStatus (service/status.py) that are printed."""
+    """The parts of a ServiceStatus (service/observe/status.py) that are printed."""
 
     @property
     def phase(self) -> str: ...

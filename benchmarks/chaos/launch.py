@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeflow import cli
-from edgeflow.service.metrics import Metrics
-from edgeflow.service.runner import SessionRunner
+from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.sessions.runner import SessionRunner
 
 POOLS = ("asyncio_", "uvloop_", "decode")  # of the event loop, whichever it is, and of the decoders
 

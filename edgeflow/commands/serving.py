@@ -121,7 +121,7 @@ def health(
 ) -> None:
     """Check that the service on this machine is ready to serve robots. Exits with code 1 if not."""
     from edgeflow.config import load_config
-    from edgeflow.service.probe import probe
+    from edgeflow.service.observe.probe import probe
 
     print(probe(load_config(config, {"http.port": http_port}), timeout_s))
 

@@ -40,6 +40,6 @@ def token_new(
 
     A running service accepts the token within a second.
     """
-    from edgeflow.service.auth import new_token
+    from edgeflow.service.security.auth import new_token
 
     print(new_token(tokens, principal, role, days))

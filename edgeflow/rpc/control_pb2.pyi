@@ -207,7 +207,7 @@ class Timings(_message.Message):
     def __init__(self, decode_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., inference_ns: _Optional[int] = ..., passes: _Optional[int] = ..., server_ns: _Optional[int] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("epoch", "seq", "stamp_ns", "command", "reason", "valid_for_ms", "values", "token_ids", "timings")
+    __slots__ = ("epoch", "seq", "stamp_ns", "command", "reason", "valid_for_ms", "values", "token_ids", "timings", "max_age_ms")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     STAMP_NS_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +217,7 @@ class Action(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    MAX_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     seq: int
     stamp_ns: int
@@ -226,7 +227,8 @@ class Action(_message.Message):
     values: _containers.RepeatedScalarFieldContainer[float]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     timings: Timings
-    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., command: _Optional[_Union[Command, str]] = ..., reason: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., token_ids: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    max_age_ms: int
+    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., command: _Optional[_Union[Command, str]] = ..., reason: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., token_ids: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., max_age_ms: _Optional[int] = ...) -> None: ...
 
 class FrameStatus(_message.Message):
     __slots__ = ("seq", "last_seq", "disposition", "code", "reason", "text")

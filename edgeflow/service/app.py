@@ -28,25 +28,25 @@ from edgeflow.ipc.messages import (
     WorkerReady,
 )
 from edgeflow.model_paths import is_hub_id, resolve_model
-from edgeflow.service.auth import Guard
 from edgeflow.service.chat.desk import ChatDesk
 from edgeflow.service.chat.routes import ChatFront
-from edgeflow.service.grpc_server import ControlService, GrpcServer
-from edgeflow.service.health import Health, State
-from edgeflow.service.http_server import HttpServer, build_app
-from edgeflow.service.listen import address_text, refuse_busy
-from edgeflow.service.log import EventLog
-from edgeflow.service.loop_watch import LoopWatch
-from edgeflow.service.metrics import Metrics
-from edgeflow.service.plane import TICK_S, ControlPlane
-from edgeflow.service.preflight import check_model_directory
-from edgeflow.service.process import clear_ready_file, new_loop, no_core_dumps, stop_signal, write_ready_file
-from edgeflow.service.realtime import lock_memory, settle
-from edgeflow.service.standby import Workers
-from edgeflow.service.status import Phase, ServiceStatus
-from edgeflow.service.supervisor import Supervisor
-from edgeflow.service.tls import Tls
-from edgeflow.service.worker_process import Launch
+from edgeflow.service.grpc.server import ControlService, GrpcServer
+from edgeflow.service.host.listen import address_text, refuse_busy
+from edgeflow.service.host.preflight import check_model_directory
+from edgeflow.service.host.process import clear_ready_file, new_loop, no_core_dumps, stop_signal, write_ready_file
+from edgeflow.service.host.realtime import lock_memory, settle
+from edgeflow.service.http.server import HttpServer, build_app
+from edgeflow.service.observe.health import Health, State
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.loop_watch import LoopWatch
+from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.observe.status import Phase, ServiceStatus
+from edgeflow.service.security.auth import Guard
+from edgeflow.service.security.tls import Tls
+from edgeflow.service.sessions.plane import TICK_S, ControlPlane
+from edgeflow.service.worker.process import Launch
+from edgeflow.service.worker.standby import Workers
+from edgeflow.service.worker.supervisor import Supervisor
 
 WORKER_STOP_S = 1.0
 FILES_S = 1.0  # between checks for changed tokens and certificates

@@ -15,8 +15,8 @@ from edgeflow.scheduler.cost import CostModel
 from edgeflow.scheduler.depth import depths_of
 from edgeflow.scheduler.forecast import Forecast, Robot, forecast
 from edgeflow.scheduler.scheduler import SchedulerLimits
-from edgeflow.service.admission import OVERHEAD_NS, Admission
-from edgeflow.service.requests import OpenRequest
+from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
+from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, PassTimes
 from tests.engine.simulated_device import LAUNCH_NS, MS, TRUTH, AsynchronousEngine, ClosedLoop, Delivered
 from tests.tiny_checkpoint import write_checkpoint

@@ -32,7 +32,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.openvla.config import load_config
 from edgeflow.models.openvla.footprint import read_footprint
 from edgeflow.models.openvla.policy import OpenVLAPolicy
-from edgeflow.service.status import Phase, ServiceStatus
+from edgeflow.service.observe.status import Phase, ServiceStatus
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.tiny_checkpoint import write_checkpoint
 

@@ -30,7 +30,7 @@ from edgeflow.kernels.overlay import Overlay, OverlayEntry, current_stamp, write
 from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.service.status import Phase, ServiceStatus
+from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.types import Mode
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import write_checkpoint

@@ -10,7 +10,7 @@ from random import Random
 import grpc
 
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.codec import Unparsable, parse_client_message
+from edgeflow.service.grpc.codec import Unparsable, parse_client_message
 from tests.fuzz.kinds import KINDS, OPEN, PERIOD_MS, Kind, good_frame
 from tests.service.harness import Robot
 

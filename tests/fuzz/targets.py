@@ -9,10 +9,10 @@ from random import Random
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import RequestError
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.codec import Unparsable, check_frame, check_open, parse_client_message, refuse_unknown_fields
-from edgeflow.service.http_act import JSON_TYPE, MSGPACK_TYPES, act_request, parse_body
-from edgeflow.service.images import check_image, decode_jpeg
-from edgeflow.service.jpeg import read_jpeg
+from edgeflow.service.grpc.codec import Unparsable, check_frame, check_open, parse_client_message, refuse_unknown_fields
+from edgeflow.service.http.act import JSON_TYPE, MSGPACK_TYPES, act_request, parse_body
+from edgeflow.service.images.images import check_image, decode_jpeg
+from edgeflow.service.images.jpeg import read_jpeg
 from edgeflow.types import CameraSpec, ImageFormat
 from tests.fuzz import pictures
 from tests.fuzz.kinds import KINDS, OPEN, good_frame

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.grpc_server import SERVICE
+from edgeflow.service.grpc.server import SERVICE
 from tests.service.harness import frame_message, open_message
 from tests.service.processes import children
 
@@ -25,7 +25,7 @@ import json, sys
 from pathlib import Path
 from edgeflow.config import load_config
 from edgeflow.service.app import run_service
-from edgeflow.service.worker_process import launch_worker
+from edgeflow.service.worker.process import launch_worker
 config = load_config(None, {"model": sys.argv[1], "grpc.port": 0, "http.port": 0, **json.loads(sys.argv[3])})
 launch = lambda: launch_worker(config, "tests.service.process_worker")
 announce = lambda status: print(status.phase.value, flush=True)

@@ -16,9 +16,9 @@ from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.app import Service
-from edgeflow.service.grpc_server import SERVICE
-from edgeflow.service.log import EventLog
-from edgeflow.service.status import ServiceStatus
+from edgeflow.service.grpc.server import SERVICE
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.status import ServiceStatus
 from tests.service.scripted import Script
 
 WIDTH, HEIGHT = 32, 24

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from edgeflow.config import ServiceConfig
-from edgeflow.service.worker_process import Launched, WorkerProcess, launch_worker
+from edgeflow.service.worker.process import Launched, WorkerProcess, launch_worker
 
 ENTRY = "tests.service.process_worker"
 

@@ -12,8 +12,8 @@ import grpc
 import trustme
 
 from edgeflow.client.credentials import Credentials, channel
-from edgeflow.service.auth import digest
-from edgeflow.service.grpc_server import SERVICE
+from edgeflow.service.grpc.server import SERVICE
+from edgeflow.service.security.auth import digest
 from tests.service.harness import WAIT_S, Robot, Served
 
 HOSTS = ("localhost", "127.0.0.1")

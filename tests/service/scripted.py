@@ -27,7 +27,7 @@ from edgeflow.ipc.messages import (
     WorkerFailed,
     WorkerReady,
 )
-from edgeflow.service.worker_process import Launched
+from edgeflow.service.worker.process import Launched
 from edgeflow.types import ActionSchema, PassTimes
 
 SCHEMA = ActionSchema(

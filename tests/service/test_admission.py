@@ -7,8 +7,8 @@ import pytest
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow.ipc.messages import Pong, WorkerReady
-from edgeflow.service.admission import OVERHEAD_NS, Admission, SessionPlan
-from edgeflow.service.requests import OpenRequest
+from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission, SessionPlan
+from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, PassTimes
 
 MS = 1_000_000

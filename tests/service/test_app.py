@@ -15,7 +15,7 @@ import pytest
 
 from edgeflow.errors import AddressError, CheckpointError, ConfigError, StartError
 from edgeflow.service.app import run_service
-from edgeflow.service.preflight import check_model_directory
+from edgeflow.service.host.preflight import check_model_directory
 from tests.service.conftest import write_fake_checkpoint
 from tests.service.harness import config, eventually, serving
 from tests.service.scripted import Script

@@ -13,7 +13,7 @@ import pytest
 
 from edgeflow.ipc.messages import SubmitFrame
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.grpc_server import SERVICE
+from edgeflow.service.grpc.server import SERVICE
 from tests.fuzz import wire
 from tests.fuzz.exchange import PICTURES, clean_run, problem, run_kind
 from tests.fuzz.kinds import KINDS, good_frame

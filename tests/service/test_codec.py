@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.codec import (
+from edgeflow.service.grpc.codec import (
     Unparsable,
     check_frame,
     check_open,
@@ -21,7 +21,7 @@ from edgeflow.service.codec import (
     parse_client_message,
     refuse_unknown_fields,
 )
-from edgeflow.service.crc32c import crc32c
+from edgeflow.service.images.crc32c import crc32c
 from edgeflow.types import CameraSpec, ImageFormat, Mode
 from tests.service.harness import HEIGHT, JPEG, WIDTH, frame_message, jpeg, open_message
 

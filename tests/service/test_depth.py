@@ -7,7 +7,7 @@ import pytest
 
 from edgeflow.ipc.messages import ChangeDepth, OpenSession
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service import supervisor
+from edgeflow.service.worker import supervisor
 from tests.service.harness import eventually, open_message, serving
 from tests.service.scripted import Script
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from edgeflow.service import loop_watch
-from edgeflow.service.health import Health, State
-from edgeflow.service.loop_watch import LoopWatch
+from edgeflow.service.observe import loop_watch
+from edgeflow.service.observe.health import Health, State
+from edgeflow.service.observe.loop_watch import LoopWatch
 from tests.service.front_process import HANG_S, Front, front, robot, wait_for
 from tests.service.harness import eventually, serving
 from tests.service.processes import runs, until_gone

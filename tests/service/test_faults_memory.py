@@ -15,14 +15,14 @@ from edgeflow.clock import MonotonicClock
 from edgeflow.config import load_config
 from edgeflow.ipc.messages import FrameResult, Message, SubmitFrame
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service import realtime
-from edgeflow.service.log import EventLog
-from edgeflow.service.metrics import Metrics
-from edgeflow.service.process import no_core_dumps
-from edgeflow.service.realtime import lock_memory, settle
-from edgeflow.service.runner import SessionRunner
-from edgeflow.service.session import Session
-from edgeflow.service.wire import server_message
+from edgeflow.service.grpc.wire import server_message
+from edgeflow.service.host import realtime
+from edgeflow.service.host.process import no_core_dumps
+from edgeflow.service.host.realtime import lock_memory, settle
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.sessions.runner import SessionRunner
+from edgeflow.service.sessions.session import Session
 from tests.service.harness import config, eventually, frame_message, serving
 from tests.service.processes import Launcher
 from tests.service.scripted import SCHEMA, good_values

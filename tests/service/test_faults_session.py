@@ -10,9 +10,9 @@ import pytest
 
 from edgeflow.ipc.messages import CloseSession, FrameResult, OpenSession
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.events import ActionEvent, StatusEvent
-from edgeflow.service.requests import CheckedFrame
-from edgeflow.service.session import Session
+from edgeflow.service.sessions.events import ActionEvent, StatusEvent
+from edgeflow.service.sessions.requests import CheckedFrame
+from edgeflow.service.sessions.session import Session
 from edgeflow.types import Command
 from tests.service.harness import Robot, eventually, open_message, serving
 from tests.service.scripted import SCHEMA, Script

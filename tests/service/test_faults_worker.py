@@ -21,12 +21,12 @@ from edgeflow.ipc.messages import (
     WorkerFailed,
     WorkerReady,
 )
-from edgeflow.service import supervisor
 from edgeflow.service.app import run_service
-from edgeflow.service.log import EventLog
-from edgeflow.service.progress import SLOW_PASSES, Progress
-from edgeflow.service.supervisor import Supervisor, WorkerLife
-from edgeflow.service.worker_process import launch_worker
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.worker import supervisor
+from edgeflow.service.worker.process import launch_worker
+from edgeflow.service.worker.progress import SLOW_PASSES, Progress
+from edgeflow.service.worker.supervisor import Supervisor, WorkerLife
 from tests.service.harness import config, eventually, serving
 from tests.service.processes import ENTRY, Launcher, until_gone
 from tests.service.scripted import Script

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from edgeflow.errors import RequestError
-from edgeflow.service.images import check_image, decode_jpeg
-from edgeflow.service.jpeg import MAX_SCANS, MAX_SEGMENTS, JpegHeader, read_jpeg
+from edgeflow.service.images.images import check_image, decode_jpeg
+from edgeflow.service.images.jpeg import MAX_SCANS, MAX_SEGMENTS, JpegHeader, read_jpeg
 from edgeflow.types import CameraSpec, ImageFormat
 from tests.service.harness import HEIGHT, JPEG, WIDTH
 

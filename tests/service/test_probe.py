@@ -12,8 +12,8 @@ import pytest
 
 from edgeflow.config import load_config
 from edgeflow.errors import ConfigError, Unavailable
-from edgeflow.service.health import State
-from edgeflow.service.probe import probe
+from edgeflow.service.observe.health import State
+from edgeflow.service.observe.probe import probe
 from tests.service.harness import Served, serving
 from tests.service.protected import Authority, write_tokens
 

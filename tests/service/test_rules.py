@@ -9,12 +9,12 @@ import pytest
 
 from edgeflow.clock import ManualClock
 from edgeflow.errors import OutOfRange
-from edgeflow.service.events import NoticeEvent, StatusEvent
-from edgeflow.service.gate import within_limits
-from edgeflow.service.health import Health, State
-from edgeflow.service.log import EventLog
-from edgeflow.service.ordering import SEQ_WINDOW, STAMP_TOLERANCE_NS, FrameOrder, RateGauge, RollingCount
-from edgeflow.service.outbox import Outbox
+from edgeflow.service.observe.health import Health, State
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.sessions.events import NoticeEvent, StatusEvent
+from edgeflow.service.sessions.gate import within_limits
+from edgeflow.service.sessions.ordering import SEQ_WINDOW, STAMP_TOLERANCE_NS, FrameOrder, RateGauge, RollingCount
+from edgeflow.service.sessions.outbox import Outbox
 from edgeflow.types import Disposition
 from tests.service.scripted import SCHEMA
 

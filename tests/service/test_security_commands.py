@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.service.auth import digest
+from edgeflow.service.security.auth import digest
 from tests.service.protected import Authority
 
 

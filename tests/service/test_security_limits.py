@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.http_protocol import MAX_CHUNKS
+from edgeflow.service.http.protocol import MAX_CHUNKS
 from tests.fuzz import h2
 from tests.service.harness import WAIT_S, Robot, eventually, frame_message, open_message, serving
 from tests.service.protected import Authority

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from edgeflow.errors import CheckpointError, EdgeflowError
-from edgeflow.service.preflight import check_model_directory
+from edgeflow.service.host.preflight import check_model_directory
 from edgeflow.text.chat_template import ChatTemplate
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.tiny_checkpoint import write_checkpoint

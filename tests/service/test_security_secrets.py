@@ -16,8 +16,9 @@ import pytest
 
 from edgeflow.client.credentials import Credentials
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service import grpc_server, http_server
-from edgeflow.service.worker_process import ENTRY
+from edgeflow.service.grpc import server as grpc_server
+from edgeflow.service.http import server as http_server
+from edgeflow.service.worker.process import ENTRY
 from tests.service.harness import JPEG, WAIT_S, config, frame_message, open_message, serving
 from tests.service.processes import Launcher
 from tests.service.protected import Authority, call, outcome, robot_with, write_tokens

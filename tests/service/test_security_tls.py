@@ -18,8 +18,8 @@ from edgeflow.client.credentials import Credentials, channel
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import TlsConfig, load_config
 from edgeflow.errors import ConfigError
-from edgeflow.service.log import EventLog
-from edgeflow.service.tls import Tls
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.security.tls import Tls
 from tests.service.harness import eventually, serving
 from tests.service.protected import Authority, outcome, robot_with, write_tokens
 

@@ -16,8 +16,8 @@ from edgeflow.client.credentials import Credentials, channel
 from edgeflow.errors import ConfigError
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service import app as app_module
-from edgeflow.service.auth import new_token, read_tokens
-from edgeflow.service.http_edge import ADMIN_PATH, OPEN_PATHS, ROLES
+from edgeflow.service.http.edge import ADMIN_PATH, OPEN_PATHS, ROLES
+from edgeflow.service.security.auth import new_token, read_tokens
 from tests.service.harness import frame_message, open_message, serving
 from tests.service.protected import call, outcome, robot_with, write_tokens
 

@@ -6,9 +6,9 @@ import pytest
 
 from edgeflow.ipc.messages import FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.reasons import Reason
-from edgeflow.service.events import NoticeEvent, StatusEvent
-from edgeflow.service.requests import CheckedFrame
-from edgeflow.service.session import Session
+from edgeflow.service.sessions.events import NoticeEvent, StatusEvent
+from edgeflow.service.sessions.requests import CheckedFrame
+from edgeflow.service.sessions.session import Session
 from edgeflow.types import Disposition
 from tests.service.scripted import SCHEMA
 from tests.service.test_session_properties import REQUEST, RULES

@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from edgeflow.errors import REQUEST_ERRORS, InvalidArgument, RequestError, ResourceExhausted
 from edgeflow.ipc.messages import FrameDropped, FrameResult, SubmitFrame
 from edgeflow.reasons import Reason
-from edgeflow.service.events import ActionEvent, End, Event, StatusEvent
-from edgeflow.service.requests import CheckedFrame, OpenRequest
-from edgeflow.service.session import Session, SessionRules
+from edgeflow.service.sessions.events import ActionEvent, End, Event, StatusEvent
+from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
+from edgeflow.service.sessions.session import Session, SessionRules
 from edgeflow.types import CameraSpec, Command, Disposition, ImageFormat
 from tests.service.scripted import SCHEMA
 

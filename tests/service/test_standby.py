@@ -15,10 +15,10 @@ import pytest
 
 from edgeflow.clock import MonotonicClock
 from edgeflow.ipc.messages import Message, Ping, Pong, WarmupProgress, WorkerReady
-from edgeflow.service.log import EventLog
-from edgeflow.service.standby import Workers
-from edgeflow.service.worker_link import WorkerLink
-from edgeflow.service.worker_process import Launched, WorkerProcess
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.worker.link import WorkerLink
+from edgeflow.service.worker.process import Launched, WorkerProcess
+from edgeflow.service.worker.standby import Workers
 from edgeflow.types import PassTimes
 from tests.service.harness import config, eventually
 from tests.service.processes import ENTRY, Newborn, runs

@@ -11,9 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from edgeflow.errors import CheckpointError, StartError
 from edgeflow.ipc.messages import CloseSession, OpenSession, SessionRefused, WorkerFailed
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service import loop_watch, supervisor
-from edgeflow.service.grpc_server import SERVICE
-from edgeflow.service.health import State
+from edgeflow.service.grpc.server import SERVICE
+from edgeflow.service.observe import loop_watch
+from edgeflow.service.observe.health import State
+from edgeflow.service.worker import supervisor
 from tests.service.front_process import wait_for
 from tests.service.harness import WAIT_S, eventually, serving
 from tests.service.scripted import Script

@@ -15,7 +15,7 @@ from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import Call, CallReader, Found
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.text import PreparedPrompt
-from edgeflow.service.metrics import Metrics
+from edgeflow.service.observe.metrics import Metrics
 from edgeflow.text.text_stream import TextStream
 from edgeflow.text.tokenizer import TextTokenizer
 

@@ -35,11 +35,11 @@ from edgeflow.ipc.messages import (
     SetPrefix,
 )
 from edgeflow.reasons import Reason
-from edgeflow.service.auth import Caller
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.log import EventLog
-from edgeflow.service.metrics import Metrics
-from edgeflow.service.runner import WorkerPort
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.security.auth import Caller
+from edgeflow.service.sessions.runner import WorkerPort
 
 Answer: TypeAlias = ChatToken | ChatDone
 

@@ -14,7 +14,7 @@ from PIL import Image
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import InvalidArgument
 from edgeflow.reasons import Reason
-from edgeflow.service.jpeg import read_jpeg
+from edgeflow.service.images.jpeg import read_jpeg
 
 _FORMATS = {"data:image/jpeg;base64": "JPEG", "data:image/jpg;base64": "JPEG", "data:image/png;base64": "PNG"}
 

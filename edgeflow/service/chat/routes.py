@@ -19,15 +19,15 @@ from edgeflow.config import ServiceConfig
 from edgeflow.errors import EdgeflowError, Unavailable
 from edgeflow.ipc.messages import ChatDone, ChatStart
 from edgeflow.reasons import Reason
-from edgeflow.service.auth import Caller
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage
 from edgeflow.service.chat.body import ChatBody, CompletionBody, Kind, TokenizeBody, parse
 from edgeflow.service.chat.calls import CallReader
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.text import ChatText
-from edgeflow.service.http_edge import CALLER, REQUEST_ID, error_body
-from edgeflow.service.metrics import Metrics
+from edgeflow.service.http.edge import CALLER, REQUEST_ID, error_body
+from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.security.auth import Caller
 
 Value = TypeVar("Value")
 

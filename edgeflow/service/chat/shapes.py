@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from edgeflow.service.chat.answer import Piece, TokenText
 from edgeflow.service.chat.calls import Call
-from edgeflow.service.http_schema import ErrorAnswer
+from edgeflow.service.http.schema import ErrorAnswer
 from edgeflow.text.tokenizer import TextTokenizer
 
 _WHY = {

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
-from edgeflow.service.auth import new_token
+from edgeflow.service.security.auth import new_token
 from tests.service.chat.test_answers import picture
 from tests.service.chat.test_queue import held, under_way
 from tests.service.chat.workers import Loaded, chatting

@@ -23,7 +23,7 @@ from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.service.worker_process import Launched
+from edgeflow.service.worker.process import Launched
 from tests.service.harness import Served, config, serving
 from tests.service.scripted import ready_message
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgeflow.config import ServiceConfig, TlsConfig
 from edgeflow.errors import ConfigError, Unavailable
-from edgeflow.service.listen import address_text
+from edgeflow.service.host.listen import address_text
 
 MAX_ANSWER_BYTES = 64 << 10
 LOOPBACK = {

@@ -15,18 +15,18 @@ from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.errors import AddressError, EdgeflowError, InvalidArgument, RequestError
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.act import act_once
-from edgeflow.service.auth import CONTROL, Caller, Guard
-from edgeflow.service.codec import Unparsable, parse_act_request, parse_client_message
-from edgeflow.service.grpc_guard import Door, credentials
-from edgeflow.service.health import Health
-from edgeflow.service.listen import address_text, refuse_busy
-from edgeflow.service.log import EventLog
-from edgeflow.service.metrics import Metrics
-from edgeflow.service.plane import ControlPlane
-from edgeflow.service.stream import Context, StreamCall
-from edgeflow.service.tls import Tls
-from edgeflow.service.wire import action_message, schema_message
+from edgeflow.service.grpc.codec import Unparsable, parse_act_request, parse_client_message
+from edgeflow.service.grpc.guard import Door, credentials
+from edgeflow.service.grpc.stream import Context, StreamCall
+from edgeflow.service.grpc.wire import action_message, schema_message
+from edgeflow.service.host.listen import address_text, refuse_busy
+from edgeflow.service.observe.health import Health
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.security.auth import CONTROL, Caller, Guard
+from edgeflow.service.security.tls import Tls
+from edgeflow.service.sessions.act import act_once
+from edgeflow.service.sessions.plane import ControlPlane
 
 SERVICE = "edgeflow.v1.Control"
 METADATA_BYTES = 8192

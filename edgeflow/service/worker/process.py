@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from edgeflow.config import ServiceConfig
-from edgeflow.service.realtime import settle
+from edgeflow.service.host.realtime import settle
 from edgeflow.types import PassTimes
 
 ENTRY = "edgeflow.engine.start"

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from edgeflow.errors import InvalidArgument
 from edgeflow.reasons import Reason
-from edgeflow.service.jpeg import read_jpeg
+from edgeflow.service.images.jpeg import read_jpeg
 from edgeflow.types import CameraSpec, ImageFormat
 
 Pixels = NDArray[np.uint8]

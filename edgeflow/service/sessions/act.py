@@ -8,12 +8,12 @@ from dataclasses import replace
 from edgeflow.errors import DeadlineExceeded
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.auth import Caller
-from edgeflow.service.codec import check_open, refuse_unknown_fields
-from edgeflow.service.events import ActionEvent, StatusEvent
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.plane import ControlPlane
-from edgeflow.service.runner import SessionRunner
+from edgeflow.service.grpc.codec import check_open, refuse_unknown_fields
+from edgeflow.service.security.auth import Caller
+from edgeflow.service.sessions.events import ActionEvent, StatusEvent
+from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow.types import ActionSchema, Disposition, Mode
 
 DEFAULT_PERIOD_MS = 1000

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from edgeflow.config import ServiceConfig
 from edgeflow.ipc.channel import pack
 from edgeflow.ipc.messages import Begin
-from edgeflow.service.log import EventLog
-from edgeflow.service.realtime import settle
-from edgeflow.service.worker_process import ENTRY, KILL_WAIT_S, Launched, WorkerProcess, launch_worker, start_process
+from edgeflow.service.host.realtime import settle
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.worker.process import ENTRY, KILL_WAIT_S, Launched, WorkerProcess, launch_worker, start_process
 from edgeflow.types import PassTimes
 
 

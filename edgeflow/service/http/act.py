@@ -15,8 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.events import ActionEvent
-from edgeflow.service.jpeg import read_jpeg
+from edgeflow.service.images.jpeg import read_jpeg
+from edgeflow.service.sessions.events import ActionEvent
 from edgeflow.types import ActionSchema
 
 MAX_DEPTH = 32

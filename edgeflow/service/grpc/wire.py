@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.admission import SessionPlan
-from edgeflow.service.events import ActionEvent, Event, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.admission import SessionPlan
+from edgeflow.service.sessions.events import ActionEvent, Event, NoticeEvent, StatusEvent
 from edgeflow.types import ActionSchema, Command, Disposition, Mode
 
 _COMMANDS = {Command.ACT: pb.COMMAND_ACT, Command.HOLD: pb.COMMAND_HOLD, Command.STOP: pb.COMMAND_STOP}

@@ -14,8 +14,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from edgeflow.config import ServiceConfig
-from edgeflow.service.http_edge import error_body
-from edgeflow.service.metrics import Metrics
+from edgeflow.service.http.edge import error_body
+from edgeflow.service.observe.metrics import Metrics
 
 HEADER_BYTES = 16 << 10
 MAX_CHUNKS = 2048  # parsing one takes about 10 us, all at once

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgeflow.config import is_loopback
 from edgeflow.errors import EdgeflowError, PermissionDenied, RequestError, Unauthenticated
 from edgeflow.reasons import Reason
-from edgeflow.service.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
-from edgeflow.service.log import EventLog
-from edgeflow.service.metrics import Metrics
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.security.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
 
 CALLER = "edgeflow.caller"  # key in the ASGI scope
 REQUEST_ID = "edgeflow.request_id"  # key in the ASGI scope: the client's id or a new one, repeated in every answer

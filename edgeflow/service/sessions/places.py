@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from edgeflow.errors import RETRY_AFTER_MS, ResourceExhausted
 from edgeflow.reasons import Reason
-from edgeflow.service.auth import Caller
+from edgeflow.service.security.auth import Caller
 
 
 class Places:

@@ -15,9 +15,9 @@ from edgeflow.errors import DataLoss, InvalidArgument, NotFound
 from edgeflow.ipc.messages import Payload
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.crc32c import crc32c
-from edgeflow.service.images import check_image, decode_jpeg
-from edgeflow.service.requests import CheckedFrame, OpenRequest
+from edgeflow.service.images.crc32c import crc32c
+from edgeflow.service.images.images import check_image, decode_jpeg
+from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.types import CameraSpec, ImageFormat, Mode
 
 MAX_NAME = 64

@@ -17,20 +17,20 @@ from starlette.exceptions import HTTPException
 
 from edgeflow import __version__
 from edgeflow.config import ServiceConfig, is_loopback
-from edgeflow.service.act import act_once
-from edgeflow.service.auth import Guard
 from edgeflow.service.chat.prefixes import add_prefixes
 from edgeflow.service.chat.routes import ChatFront, add_chat
-from edgeflow.service.health import Health
-from edgeflow.service.http_act import MSGPACK_TYPES, act_answer, act_request, parse_body
-from edgeflow.service.http_edge import CALLER, Edge, error_of_status
-from edgeflow.service.http_protocol import BoundedProtocol, Bounds
-from edgeflow.service.http_schema import ACT_BODY, ACT_FAILURES, CHECK_FAILED, ActAnswer, ModelsAnswer, StateAnswer
-from edgeflow.service.listen import bind
-from edgeflow.service.log import EventLog
-from edgeflow.service.metrics import Metrics
-from edgeflow.service.plane import ControlPlane
-from edgeflow.service.tls import Tls
+from edgeflow.service.host.listen import bind
+from edgeflow.service.http.act import MSGPACK_TYPES, act_answer, act_request, parse_body
+from edgeflow.service.http.edge import CALLER, Edge, error_of_status
+from edgeflow.service.http.protocol import BoundedProtocol, Bounds
+from edgeflow.service.http.schema import ACT_BODY, ACT_FAILURES, CHECK_FAILED, ActAnswer, ModelsAnswer, StateAnswer
+from edgeflow.service.observe.health import Health
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.security.auth import Guard
+from edgeflow.service.security.tls import Tls
+from edgeflow.service.sessions.act import act_once
+from edgeflow.service.sessions.plane import ControlPlane
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

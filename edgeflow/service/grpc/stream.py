@@ -12,16 +12,16 @@ import grpc
 from edgeflow.errors import Aborted, DeadlineExceeded, FailedPrecondition, InvalidArgument
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.auth import Caller
-from edgeflow.service.codec import Unparsable, check_open, refuse_unknown_fields
-from edgeflow.service.events import End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.metrics import Metrics
-from edgeflow.service.ordering import RollingCount
-from edgeflow.service.plane import ControlPlane
-from edgeflow.service.requests import OpenRequest
-from edgeflow.service.runner import SessionRunner
-from edgeflow.service.wire import opened_message, server_message
+from edgeflow.service.grpc.codec import Unparsable, check_open, refuse_unknown_fields
+from edgeflow.service.grpc.wire import opened_message, server_message
+from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.security.auth import Caller
+from edgeflow.service.sessions.events import End, Event, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.ordering import RollingCount
+from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow.types import Disposition
 
 Context: TypeAlias = Any  # grpc.aio.ServicerContext; the library ships no types

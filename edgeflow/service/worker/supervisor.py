@@ -11,11 +11,11 @@ from edgeflow.config import ServiceConfig
 from edgeflow.errors import StartError
 from edgeflow.ipc.messages import ChatReady, Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.service.faults import start_error
-from edgeflow.service.log import EventLog
-from edgeflow.service.ordering import RollingCount
-from edgeflow.service.progress import Progress
-from edgeflow.service.worker_link import WorkerLink
-from edgeflow.service.worker_process import KILL_WAIT_S, Launch, Process
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.sessions.ordering import RollingCount
+from edgeflow.service.worker.link import WorkerLink
+from edgeflow.service.worker.process import KILL_WAIT_S, Launch, Process
+from edgeflow.service.worker.progress import Progress
 
 PING_S = 1.0
 CHECK_S = 0.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgeflow.service.events import ActionEvent, Event, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.events import ActionEvent, Event, NoticeEvent, StatusEvent
 from edgeflow.types import Disposition
 
 

@@ -23,17 +23,17 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
-from edgeflow.service.admission import Admission, SessionPlan
-from edgeflow.service.auth import Caller
-from edgeflow.service.events import End
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.health import Health
-from edgeflow.service.log import EventLog
-from edgeflow.service.metrics import Metrics
-from edgeflow.service.places import Places
-from edgeflow.service.requests import OpenRequest
-from edgeflow.service.runner import SessionRunner, WorkerPort, open_session
-from edgeflow.service.session import Session, SessionRules
+from edgeflow.service.observe.health import Health
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.security.auth import Caller
+from edgeflow.service.sessions.admission import Admission, SessionPlan
+from edgeflow.service.sessions.events import End
+from edgeflow.service.sessions.places import Places
+from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
+from edgeflow.service.sessions.session import Session, SessionRules
 from edgeflow.types import Command, Mode, PassTimes
 
 TICK_S = 0.02

@@ -10,8 +10,8 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from edgeflow.errors import RequestError
-from edgeflow.service.auth import ADMIN, ANY, CONTROL, Guard, Role
-from edgeflow.service.stream import Context
+from edgeflow.service.grpc.stream import Context
+from edgeflow.service.security.auth import ADMIN, ANY, CONTROL, Guard, Role
 
 AUTHORIZATION = "authorization"
 _OPEN = f"/{health.SERVICE_NAME}/"

@@ -20,7 +20,7 @@ from edgeflow.scheduler.depth import depth_of, depths_of
 from edgeflow.scheduler.forecast import Forecast, Robot, by_depth, forecast
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
-from edgeflow.service.requests import OpenRequest
+from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import Mode, PassTimes
 
 SAME_RATE = 0.98  # this fraction of a promised rate counts as kept

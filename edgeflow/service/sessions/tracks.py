@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from edgeflow.ipc.messages import Payload
-from edgeflow.service.events import ActionEvent, Event, StatusEvent
-from edgeflow.service.requests import CheckedFrame
+from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
+from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.types import Command, Disposition, StageTimings
 
 INVALID_IN_A_ROW = 3  # consecutive invalid outputs that put a session in fault

@@ -36,13 +36,13 @@ from edgeflow.ipc.messages import (
     SubmitFrame,
 )
 from edgeflow.reasons import Reason
-from edgeflow.service.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
-from edgeflow.service.gate import within_limits
-from edgeflow.service.ordering import FrameOrder, RateGauge, RollingCount
-from edgeflow.service.outbox import Outbox
-from edgeflow.service.requests import CheckedFrame, OpenRequest
-from edgeflow.service.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, Track
-from edgeflow.service.underway import UnderWay
+from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.gate import within_limits
+from edgeflow.service.sessions.ordering import FrameOrder, RateGauge, RollingCount
+from edgeflow.service.sessions.outbox import Outbox
+from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
+from edgeflow.service.sessions.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, Track
+from edgeflow.service.sessions.underway import UnderWay
 from edgeflow.types import ActionSchema, Command, Disposition, StageTimings
 
 PERIODS_SILENT = 5

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from edgeflow.ipc.messages import Payload
 from edgeflow.reasons import Reason
-from edgeflow.service.events import StatusEvent
-from edgeflow.service.outbox import Outbox
-from edgeflow.service.requests import CheckedFrame
-from edgeflow.service.tracks import Ready, Track
+from edgeflow.service.sessions.events import StatusEvent
+from edgeflow.service.sessions.outbox import Outbox
+from edgeflow.service.sessions.requests import CheckedFrame
+from edgeflow.service.sessions.tracks import Ready, Track
 from edgeflow.types import Disposition
 
 

@@ -17,9 +17,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, V
 
 from edgeflow.errors import ConfigError, PermissionDenied, RequestError, Unauthenticated
 from edgeflow.reasons import Reason
-from edgeflow.service.files import read_file, stamp
-from edgeflow.service.log import EventLog
-from edgeflow.service.metrics import Metrics
+from edgeflow.service.host.files import read_file, stamp
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.metrics import Metrics
 
 KEY = "tokens_file"
 SCHEME = "Bearer "

@@ -12,8 +12,8 @@ import grpc
 
 from edgeflow.config import TlsConfig
 from edgeflow.errors import ConfigError
-from edgeflow.service.files import Stamp, read_file, stamp
-from edgeflow.service.log import EventLog
+from edgeflow.service.host.files import Stamp, read_file, stamp
+from edgeflow.service.observe.log import EventLog
 
 DAY_S = 86_400.0
 MAX_FLIGHTS = 8  # per handshake; TLS needs three

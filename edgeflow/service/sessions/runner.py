@@ -14,13 +14,13 @@ from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError
 from edgeflow.ipc.messages import ChangeDepth, Message, OpenSession, Payload
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.admission import SessionPlan
-from edgeflow.service.codec import Unparsable, check_frame, check_text, decode_frame, refuse_unknown_fields
-from edgeflow.service.events import ActionEvent, End, Event
-from edgeflow.service.log import EventLog
-from edgeflow.service.metrics import Metrics
-from edgeflow.service.requests import CheckedFrame, OpenRequest
-from edgeflow.service.session import Session
+from edgeflow.service.grpc.codec import Unparsable, check_frame, check_text, decode_frame, refuse_unknown_fields
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.sessions.admission import SessionPlan
+from edgeflow.service.sessions.events import ActionEvent, End, Event
+from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
+from edgeflow.service.sessions.session import Session
 from edgeflow.types import CameraSpec, Command
 
 

@@ -12,9 +12,9 @@ from edgeflow import __version__
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
-from edgeflow.service.events import ActionEvent, Event, StatusEvent
-from edgeflow.service.health import State
-from edgeflow.service.page_faults import PageFaults
+from edgeflow.service.observe.health import State
+from edgeflow.service.observe.page_faults import PageFaults
+from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow.types import Command
 
 CONTROL_BUCKETS = (
