@@ -13,8 +13,9 @@ from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.events import NoticeEvent, StatusEvent
 from edgeflow.service.sessions.gate import within_limits
-from edgeflow.service.sessions.ordering import SEQ_WINDOW, STAMP_TOLERANCE_NS, FrameOrder, RateGauge, RollingCount
+from edgeflow.service.sessions.ordering import SEQ_WINDOW, FrameOrder, RateGauge, RollingCount
 from edgeflow.service.sessions.outbox import Outbox
+from edgeflow.service.sessions.robot_clock import TOLERANCE_NS
 from edgeflow.types import Disposition
 from tests.service.scripted import SCHEMA
 
@@ -29,12 +30,13 @@ SECOND = 1000 * MS
         (4, 100, "SEQ_OLD"),
         (5 + SEQ_WINDOW + 1, 100, "SEQ_GAP"),
         (6, 99, "STAMP_OLD"),
-        (6, 100 + STAMP_TOLERANCE_NS + 1, "STAMP_FUTURE"),
+        (6, 100 + TOLERANCE_NS + 1, "STAMP_FUTURE"),
     ],
 )
 def test_frames_out_of_order(seq: int, stamp_ns: int, reason: str):
     order = FrameOrder()
-    order.admit(5, 100, now_ns=1_000)
+    for number in (3, 4, 5):
+        order.admit(number, 100, now_ns=1_000)
     with pytest.raises(OutOfRange) as caught:
         order.admit(seq, stamp_ns, now_ns=1_000)
     assert caught.value.reason == reason
