@@ -35,7 +35,7 @@ class Loop:
         now_ns = self.seq * 100 * MS
         session.admit(self.seq, now_ns, now_ns)
         session.offer(CheckedFrame(seq=self.seq, stamp_ns=now_ns, images=(b"",)), now_ns)
-        if session.start_decoding() is not None:
+        if session.start_decoding(now_ns, alone=True) is not None:
             session.decoded(b"rgb", 1)
         submitted = session.start_sending(now_ns)
         if submitted is not None:

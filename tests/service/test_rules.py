@@ -13,8 +13,9 @@ from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.events import NoticeEvent, StatusEvent
 from edgeflow.service.sessions.gate import within_limits
-from edgeflow.service.sessions.ordering import SEQ_WINDOW, FrameOrder, RateGauge, RollingCount
+from edgeflow.service.sessions.ordering import SEQ_WINDOW, FrameOrder, RollingCount
 from edgeflow.service.sessions.outbox import Outbox
+from edgeflow.service.sessions.rates import TokenBucket
 from edgeflow.service.sessions.robot_clock import TOLERANCE_NS
 from edgeflow.types import Disposition
 from tests.service.scripted import SCHEMA
@@ -50,11 +51,12 @@ def test_the_robot_s_clock_may_be_anything_that_goes_on_with_ours():
     assert order.delay_ns(10**18 + 50 * 100 * MS, 50 * 100 * MS + 7) == 7
 
 
-def test_a_second_s_worth_may_come_at_once_then_the_rate_holds():
-    gauge = RateGauge(10, now_ns=0)
-    assert [gauge.over(0) for _ in range(12)] == [False] * 10 + [True] * 2
-    assert not gauge.over(100 * MS)
-    assert gauge.over(101 * MS)
+def test_a_burst_may_come_at_once_then_the_rate_holds():
+    bucket = TokenBucket(100 * MS, 3, now_ns=0)
+    assert [bucket.take(0) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert bucket.ready_at_ns(40 * MS) == 100 * MS
+    assert not bucket.take(99 * MS) and bucket.take(100 * MS) and not bucket.take(101 * MS)
+    assert bucket.ready_at_ns(SECOND) <= SECOND and [bucket.take(SECOND) for _ in range(4)] == [True] * 3 + [False]
 
 
 def test_refusals_are_forgotten_after_ten_seconds():

@@ -8,7 +8,8 @@ import grpc
 import pytest
 
 from edgeflow.rpc import control_pb2 as pb
-from tests.service.harness import JPEG, eventually, serving
+from edgeflow.service.sessions.session import BURST
+from tests.service.harness import JPEG, eventually, open_message, serving
 from tests.service.scripted import Script
 
 
@@ -167,6 +168,32 @@ async def test_frames_above_the_rate_are_refused_unless_they_are_the_newest(chec
         refused = [m.frame_status for m in robot.seen if m.frame_status.code == "RESOURCE_EXHAUSTED"]
         assert {status.reason for status in refused} <= {"RATE_EXCEEDED"}
         assert sorted(seq for seq, _ in robot.dispositions()) == list(range(1, 41))
+
+
+async def test_a_robot_gets_what_it_declared_while_another_is_active(checkpoint):
+    async with serving(checkpoint) as served:
+        honest, cheat = served.robot(), served.robot()
+        await honest.open(control_period_ms=5000)
+        number = (await cheat.open(control_period_ms=10_000)).session
+        for seq in range(1, 41):
+            await cheat.frame(seq)
+        await cheat.until(lambda m: m.frame_status.reason == "RATE_EXCEEDED" and m.frame_status.seq == 39)
+        await honest.frame(1)
+        await honest.action(1)
+        served_frames = [frame.seq for frame in served.script.worker.submitted() if frame.session == number]
+        assert 1 <= len(served_frames) <= BURST and 40 not in served_frames
+        await honest.send(pb.ClientMessage(close=pb.Close()))
+        assert (await cheat.action(40)).command == pb.COMMAND_ACT, "alone, it need not wait"
+
+
+async def test_second_opens_count_like_refused_frames(checkpoint):
+    async with serving(checkpoint, limits__rejected_frames=20) as served:
+        robot = served.robot()
+        await robot.open()
+        for _ in range(21):
+            await robot.send(pb.ClientMessage(open=open_message()))
+        code, _ = await robot.rest()
+        assert code is grpc.StatusCode.ABORTED
 
 
 async def test_two_robots_are_kept_apart(checkpoint):

@@ -1,4 +1,4 @@
-"""The order of frames: sequence numbers, stamps, rate, and the number of refusals.
+"""The order of frames: sequence numbers and stamps, and the number of refusals.
 
 Pure integers; callers pass the time.
 """
@@ -49,26 +49,6 @@ class FrameOrder:
     def delay_ns(self, stamp_ns: int, received_ns: int) -> int:
         """The transport delay of a frame in excess of the session's quickest one."""
         return self._clock.delay_ns(stamp_ns, received_ns)
-
-
-class RateGauge:
-    """A token bucket of one second's worth of frames, so that a stalled network is not held against the robot."""
-
-    def __init__(self, per_second: float, now_ns: int) -> None:
-        self._per_second = per_second
-        self._capacity = max(per_second, 4.0)
-        self._tokens = self._capacity
-        self._then_ns = now_ns
-
-    def over(self, now_ns: int) -> bool:
-        """Count a frame; True if it exceeds the rate."""
-        earned = (now_ns - self._then_ns) / 1e9 * self._per_second
-        self._tokens = min(self._capacity, self._tokens + earned)
-        self._then_ns = now_ns
-        if self._tokens < 1:
-            return True
-        self._tokens -= 1
-        return False
 
 
 class RollingCount:
