@@ -197,6 +197,7 @@ async def test_the_place_of_a_silent_robot_is_anothers_to_take(checkpoint):
     async with serving(checkpoint, max_sessions=1, **PARKED_SOON) as served:
         robot, other = await parked_robot(served), served.robot()
         await other.open(control_period_ms=5000)
+        await other.frame(1)
         await refused(robot, 2, "SESSIONS_TAKEN")
         await refused(robot, 3, "SESSIONS_TAKEN")
         await other.send(pb.ClientMessage(close=pb.Close()))

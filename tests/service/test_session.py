@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgeflow.ipc.messages import FrameDropped, FrameResult, ResetSession, SubmitFrame
+from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import NoticeEvent, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame
@@ -152,3 +152,20 @@ def test_resets_have_a_rate_and_end_a_session_that_does_not_keep_it():
     assert session.ended is not None and session.ended.reason is Reason.TOO_MANY_REJECTED
     refused = {event.code for event in session.take(0) if isinstance(event, NoticeEvent) and event.kind == "rejected"}
     assert refused == {"RESOURCE_EXHAUSTED"}
+
+
+def test_a_session_that_never_sent_a_frame_keeps_its_place_for_a_second_whatever_it_declared():
+    session = Session(1, replace(REQUEST, control_period_ns=10 * SECOND_NS), SCHEMA, RULES, 0)
+    session.tick(SECOND_NS)
+    assert session.active and not session.parked
+    for ms in (1_001, 1_021):
+        session.tick(ms * MS)
+    assert session.parked and not session.active and list(session.commands) == [CloseSession(1)]
+
+
+def test_a_robot_of_a_long_period_that_sent_a_frame_keeps_its_place_for_five_periods():
+    session = Session(1, replace(REQUEST, control_period_ns=10 * SECOND_NS), SCHEMA, RULES, 0)
+    answer(session, submit(session, 1))
+    session.take(1)
+    session.tick(29 * SECOND_NS)
+    assert session.active and not session.parked

@@ -8,6 +8,8 @@ import grpc
 import pytest
 
 from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.grpc.codec import UNPARSABLE
+from edgeflow.service.sessions.outbox import MOST_NOTES
 from edgeflow.service.sessions.session import BURST
 from tests.service.harness import JPEG, eventually, open_message, serving
 from tests.service.scripted import Script
@@ -242,6 +244,20 @@ async def test_a_slow_reader_loses_its_session_and_is_told_when_it_reads(checkpo
             assert served.metric("edgeflow_sessions") == 0
             code, text = await robot.rest()
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "not read" in text
+
+
+async def test_answers_that_nobody_reads_are_bounded(checkpoint):
+    """A reader that is merely slow: each write moves, but the answers pile up."""
+    async with serving(checkpoint, limits__rejected_frames=100_000) as served:
+        robot = served.robot()
+        await robot.open()
+        (runner,) = served.service.plane._runners.values()
+        for _ in range(10_000):
+            runner.receive(UNPARSABLE)
+        assert runner.session.ended is not None and len(runner.session.take(0)) <= MOST_NOTES + 2
+        code, text = await robot.rest()
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "too slowly" in text
+        assert served.metric("edgeflow_sessions_closed_total", reason="slow_reader") == 1
 
 
 async def test_an_unexpected_failure_becomes_an_incident(checkpoint, monkeypatch):

@@ -149,6 +149,9 @@ class SessionRunner:
             self._port.send(ready)
         if (turn_ns := session.turn_ns(now_ns)) is not None:
             self._take_turn(turn_ns, now_ns)
+        if session.unread and session.ended is None:
+            session.end(End("RESOURCE_EXHAUSTED", Reason.SLOW_READER, "the robot reads its answers too slowly"))
+            self._metrics.watchdog_fired.labels("slow_reader").inc()
         if session.has_events or session.ended is not None:
             self._changed.set()
 

@@ -18,6 +18,7 @@ Rules beyond the protocol:
   RESOURCE_EXHAUSTED instead of superseded. Such refusals do not count towards ending the stream.
 - A change of instruction or episode above its rate is refused before it takes effect; with a frame, also where the
   frame is above the permitted rate. These refusals count.
+- A robot that leaves its answers unread until 256 notes wait ends its session, as one that reads nothing does.
 - A robot that was silent for a second with no frame in flight is parked: its ring (its KV slots in the worker) and its
   place become free for others. Its next frame waits until the worker has opened a ring again. If no place is left, the
   frame is dropped with the reason, the robot holds, and the following frame tries again.
@@ -101,6 +102,7 @@ class Session:
         self._refusals = RollingCount(rules.rejected_frames)
         self._hold_after_ns = max(PERIODS_SILENT * request.control_period_ns, rules.silent_hold_ns)
         self._free_after_ns = max(self._hold_after_ns, rules.silent_free_ns)
+        self._begun = False
         self._opened_ns = self._heard_ns = now_ns
         self._silent = self._draining = self._input_ended = self._lost = False
         self._ring = Ring.HELD
@@ -131,7 +133,7 @@ class Session:
 
         received_ns: from when its age counts; None = now.
         """
-        self._silent = False
+        self._silent, self._begun = False, True
         if self._guard.fault:
             refused = Disposition.REJECTED
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
@@ -329,17 +331,26 @@ class Session:
         if self.ended is not None:
             return
         silence_ns = now_ns - self._heard_ns
+        hold_after_ns, free_after_ns = self._patience_ns
         if now_ns - self._opened_ns > self._rules.session_age_ns:
             self.end(End("DEADLINE_EXCEEDED", Reason.SESSION_AGE, "the session reached its maximum age"))
         elif silence_ns > self._rules.silent_end_ns:
             seconds = self._rules.silent_end_ns / 1e9
             self.end(End("DEADLINE_EXCEEDED", Reason.SILENT, f"no frame for {seconds:g} s"))
-        elif silence_ns > self._hold_after_ns and not self._silent and not self._input_ended:
+        elif silence_ns > hold_after_ns and not self._silent and not self._input_ended:
             self._silent = True
             self.hold(Reason.INGRESS_SILENT)
-        elif silence_ns > self._free_after_ns and self._ring is Ring.HELD and not self._frames:
+        elif silence_ns > free_after_ns and self._ring is Ring.HELD and not self._frames:
             self._ring = Ring.FREED
             self.commands.append(CloseSession(self.number))
+
+    @property
+    def _patience_ns(self) -> tuple[int, int]:
+        """Silence before HOLD, and before the place is free; a robot that never sent a frame cannot lengthen them."""
+        if self._begun:
+            return self._hold_after_ns, self._free_after_ns
+        free_ns = self._rules.silent_free_ns
+        return min(self._hold_after_ns, free_ns), free_ns
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
         """Order the robot to stop moving; an action not yet taken is withdrawn. A fault's STOP stays in force."""
@@ -375,6 +386,11 @@ class Session:
             self.ended = end
 
     # Events for the robot.
+
+    @property
+    def unread(self) -> bool:
+        """True if more answers wait than a robot that reads them lets wait."""
+        return self._outbox.overflowing
 
     @property
     def has_events(self) -> bool:
