@@ -173,7 +173,9 @@ class Served:
 
 def config(**overrides) -> ServiceConfig:
     dotted = {key.replace("__", "."): value for key, value in overrides.items()}
-    return load_config(None, {"grpc.port": 0, "http.port": 0, "decode_threads": 1, **dotted})
+    """Any age of an action is permitted, since machines that run tests are slow; tests of ages set a limit."""
+    values = {"grpc.port": 0, "http.port": 0, "decode_threads": 1, "max_action_age_ms": 60_000}
+    return load_config(None, {**values, **dotted})
 
 
 @contextlib.asynccontextmanager
