@@ -463,5 +463,5 @@ def _too_often(field: str, over_rate: bool) -> ResourceExhausted:
     if over_rate:
         text = "the frame rate exceeds the permitted one, and this frame would change the instruction"
     else:
-        text = f"instruction or episode may change {SECOND_NS // CHANGE_PERIOD_NS} times a second, {CHANGES} at once"
+        text = f"instruction or episode may change {SECOND_NS // CHANGE_PERIOD_NS} times per second, {CHANGES} at once"
     return ResourceExhausted(text, field=field, reason=Reason.RATE_EXCEEDED)
