@@ -148,7 +148,7 @@ class ControlPlane:
         finally:
             del self._opening[number]
         times = self._single_times if single else None
-        session = Session(number, request, answer.schema, self._rules, self._clock.now_ns(), times)
+        session = Session(number, request, answer.schema, self._rules, self._clock.now_ns(), times=times)
         session.age_limit.foretold_ns = self._ages.get(number, plan.worst_age_ns)
         return SessionRunner(
             session,
