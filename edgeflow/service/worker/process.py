@@ -21,7 +21,7 @@ from edgeflow.types import PassTimes
 
 ENTRY = "edgeflow.engine.start"
 KILL_WAIT_S = 5.0
-STACKS_SIGNAL = signal.SIGUSR1  # the same as in engine/leash.py
+STACKS_SIGNAL = signal.SIGUSR1  # the same as in ipc/leash.py
 STACKS_S = 0.3
 STACKS_QUIET_S = 0.05
 STACKS_BYTES = 64 << 10
