@@ -34,7 +34,7 @@ class Loop:
         self.seq += 1
         now_ns = self.seq * 100 * MS
         session.admit(self.seq, now_ns, now_ns)
-        session.offer(CheckedFrame(self.seq, now_ns, (b"",), None, None), now_ns)
+        session.offer(CheckedFrame(seq=self.seq, stamp_ns=now_ns, images=(b"",)), now_ns)
         if session.start_decoding() is not None:
             session.decoded(b"rgb", 1)
         submitted = session.start_sending(now_ns)

@@ -17,7 +17,7 @@ from tests.service.test_session_properties import REQUEST, RULES
 def submit(session: Session, seq: int, instruction: str | None = None) -> SubmitFrame:
     """A frame on its way to the worker."""
     session.admit(seq, seq, seq)
-    session.offer(CheckedFrame(seq, seq, (b"abc",), instruction, None), seq)
+    session.offer(CheckedFrame(seq=seq, stamp_ns=seq, images=(b"abc",), instruction=instruction), seq)
     session.start_decoding()
     session.decoded(b"abc", 1)
     frame = session.start_sending(seq)

@@ -75,7 +75,8 @@ class SessionMachine(RuleBasedStateMachine):
         if bad:
             self.session.refuse(seq, InvalidArgument("bad"), self.now)
         else:
-            self.session.offer(CheckedFrame(seq, self.now, (b"abc",), instruction, None), self.now)
+            frame = CheckedFrame(seq=seq, stamp_ns=self.now, images=(b"abc",), instruction=instruction)
+            self.session.offer(frame, self.now)
 
     @precondition(lambda self: self.alive and self.next_seq > 1)
     @rule(back=st.integers(1, 5))

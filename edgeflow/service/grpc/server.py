@@ -15,7 +15,7 @@ from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.errors import AddressError, EdgeflowError, InvalidArgument, RequestError
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.grpc.codec import Unparsable, parse_act_request, parse_client_message
+from edgeflow.service.grpc.codec import Unparsable, check_act, parse_act_request, parse_client_message
 from edgeflow.service.grpc.guard import Door, credentials
 from edgeflow.service.grpc.stream import Context, StreamCall
 from edgeflow.service.grpc.wire import action_message, schema_message
@@ -83,7 +83,9 @@ class ControlService:
     async def _act(self, request: pb.ActRequest | Unparsable, context: Context) -> pb.ActResponse:
         if isinstance(request, Unparsable):
             raise InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
-        action, schema = await act_once(self._plane, request, self._caller(context))
+        caller, config = self._caller(context), self._plane.config
+        opened, frame = check_act(request, config.alias, config.limits)
+        action, schema = await act_once(self._plane, opened, frame, caller)
         return pb.ActResponse(action=action_message(action), schema=schema_message(schema))
 
     def _caller(self, context: Context) -> Caller:

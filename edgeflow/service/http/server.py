@@ -19,6 +19,7 @@ from edgeflow import __version__
 from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.service.chat.prefixes import add_prefixes
 from edgeflow.service.chat.routes import ChatFront, add_chat
+from edgeflow.service.grpc.codec import check_act
 from edgeflow.service.host.listen import bind
 from edgeflow.service.http.act import MSGPACK_TYPES, act_answer, act_request, parse_body
 from edgeflow.service.http.edge import CALLER, Edge, error_of_status
@@ -64,7 +65,8 @@ def _add_act(app: FastAPI, plane: ControlPlane) -> None:
         """Return the action for one observation."""
         content_type = request.headers.get("content-type", "")
         body = parse_body(content_type, await request.body())
-        answer = act_answer(*await act_once(plane, act_request(body), request.scope[CALLER]))
+        opened, frame = check_act(act_request(body), plane.config.alias, plane.config.limits)
+        answer = act_answer(*await act_once(plane, opened, frame, request.scope[CALLER]))
         if content_type.startswith(MSGPACK_TYPES):
             return Response(msgpack.packb(answer), media_type=MSGPACK_TYPES[0])
         return JSONResponse(answer)

@@ -23,6 +23,8 @@ from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.session import Session
 from edgeflow.types import CameraSpec, Command
 
+MAX_ELSEWHERE_NS = 10_000_000_000  # that a frame may have spent in another process of this machine
+
 
 class WorkerPort(Protocol):
     """The connection to the worker."""
@@ -90,7 +92,7 @@ class SessionRunner:
                 )
         self.pump()
 
-    def receive_frame(self, frame: pb.Frame, envelope: pb.ClientMessage | pb.ActRequest) -> None:
+    def receive_frame(self, frame: pb.Frame, envelope: pb.ClientMessage) -> None:
         """Check the order, unknown fields and contents of a frame, then offer or refuse it."""
         now_ns = self._clock.now_ns()
         self._observe_gap(now_ns)
@@ -98,6 +100,20 @@ class SessionRunner:
             self.session.admit(frame.seq, frame.stamp_ns, now_ns)
             refuse_unknown_fields(envelope, "message")
             self.session.offer(check_frame(frame, self.session.request, self._limits), now_ns)
+        except RequestError as error:
+            self._refuse(frame.seq, error)
+        self.pump()
+
+    def receive_checked(self, frame: CheckedFrame, received_ns: int | None = None) -> None:
+        """Check the order of a frame whose contents are checked already, then offer or refuse it.
+
+        received_ns: when it reached this machine, so that time spent elsewhere counts in its age; None = now.
+        """
+        now_ns = self._clock.now_ns()
+        since_ns = now_ns if received_ns is None else min(max(received_ns, now_ns - MAX_ELSEWHERE_NS), now_ns)
+        try:
+            self.session.admit(frame.seq, frame.stamp_ns, now_ns, since_ns)
+            self.session.offer(frame, now_ns, since_ns)
         except RequestError as error:
             self._refuse(frame.seq, error)
         self.pump()
@@ -156,6 +172,10 @@ class SessionRunner:
                 self._log.event(command, session=number, epoch=event.epoch, reason=event.reason)
 
     def _decode(self, frame: CheckedFrame) -> None:
+        if frame.pixels is not None:
+            self.session.decoded(frame.pixels, frame.decode_ns)
+            self.pump()
+            return
         loop = asyncio.get_running_loop()
         camera = self.session.request.cameras[0]
         loop.run_in_executor(self._pool, _timed_decode, frame, camera).add_done_callback(self._decoded)

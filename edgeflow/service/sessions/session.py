@@ -93,10 +93,10 @@ class Session:
 
     # Calls for the robot.
 
-    def admit(self, seq: int, stamp_ns: int, now_ns: int) -> None:
-        """A frame arrived, whatever its contents; OutOfRange if it is out of order."""
+    def admit(self, seq: int, stamp_ns: int, now_ns: int, received_ns: int | None = None) -> None:
+        """A frame arrived, whatever its contents; OutOfRange if it is out of order. received_ns: as of `offer`."""
         self._heard_ns = now_ns
-        self._order.admit(seq, stamp_ns, now_ns)
+        self._order.admit(seq, stamp_ns, now_ns if received_ns is None else received_ns)
 
     def refuse(self, seq: int, error: RequestError, now_ns: int) -> None:
         """Report a refused frame; too many refusals end the session."""
@@ -111,8 +111,11 @@ class Session:
             limit = self._rules.rejected_frames
             self.end(End("ABORTED", Reason.TOO_MANY_REJECTED, f"more than {limit} refused frames in 10 s"))
 
-    def offer(self, frame: CheckedFrame, now_ns: int) -> None:
-        """Take an admitted frame with a valid header; only the newest waits for the decoder."""
+    def offer(self, frame: CheckedFrame, now_ns: int, received_ns: int | None = None) -> None:
+        """Take an admitted frame with a valid header; only the newest waits for the decoder.
+
+        received_ns: from when its age counts; None = now.
+        """
         self._silent = False
         if self._guard.fault:
             refused = Disposition.REJECTED
@@ -125,7 +128,8 @@ class Session:
             return
         if frame.instruction is not None and frame.instruction != self.instruction:
             self.reset(frame.instruction)
-        track = Track(frame=frame, epoch=self.epoch, received_ns=now_ns, over_rate=self._rate.over(now_ns))
+        since_ns = now_ns if received_ns is None else received_ns
+        track = Track(frame=frame, epoch=self.epoch, received_ns=since_ns, over_rate=self._rate.over(now_ns))
         if self._draining or self._input_ended:
             self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", Reason.DRAINING, "the service is stopping")
         elif self._ring is Ring.LOST:
