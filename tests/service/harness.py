@@ -19,6 +19,7 @@ from edgeflow.service.app import Service
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.status import ServiceStatus
+from tests.service.inline import InlineChildren
 from tests.service.scripted import Script
 
 WIDTH, HEIGHT = 32, 24
@@ -136,8 +137,16 @@ class Robot:
 class Served:
     """A running service."""
 
-    def __init__(self, service: Service, script: Script, log: io.StringIO, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self,
+        service: Service,
+        script: Script,
+        log: io.StringIO,
+        channel: grpc.aio.Channel,
+        children: InlineChildren,
+    ) -> None:
         self.service = service
+        self.children = children
         self.script = script
         self.channel = channel
         self._log = log
@@ -168,12 +177,14 @@ class Served:
         return [line for line in lines if line["event"] == name]
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.service.metrics.registry.get_sample_value(name, labels) or 0.0
+        """The sum over control and children."""
+        registries = [self.service.metrics.registry, *self.children.registries()]
+        return sum(registry.get_sample_value(name, labels) or 0.0 for registry in registries)
 
 
 def config(**overrides) -> ServiceConfig:
     dotted = {key.replace("__", "."): value for key, value in overrides.items()}
-    return load_config(None, {"grpc.port": 0, "http.port": 0, "decode_threads": 1, **dotted})
+    return load_config(None, {"grpc.port": 0, "http.port": 0, "health.port": 0, "decode_threads": 1, **dotted})
 
 
 @contextlib.asynccontextmanager
@@ -183,12 +194,13 @@ async def serving(checkpoint, script: Script | None = None, incidents: int = 0, 
     log = io.StringIO()
     announced: list[ServiceStatus] = []
     settings = config(model=str(checkpoint), alias="demo", **overrides)
-    service = Service(settings, announced.append, EventLog(MonotonicClock(), log), script.launch)
+    inline = InlineChildren(settings)
+    service = Service(settings, announced.append, EventLog(MonotonicClock(), log), script.launch, inline.launches)
     await service.start()
     address = service.status.grpc_address
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            served = Served(service, script, log, channel)
+            served = Served(service, script, log, channel, inline)
             yield served
     finally:
         await service.stop()

@@ -20,6 +20,7 @@ from edgeflow.service.grpc.guard import Door, credentials
 from edgeflow.service.grpc.stream import Context, StreamCall
 from edgeflow.service.grpc.wire import action_message, schema_message
 from edgeflow.service.host.listen import address_text, refuse_busy
+from edgeflow.service.host.vital import CreateTask
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
@@ -114,7 +115,7 @@ class GrpcServer:
         self._updates: asyncio.Queue[bool] = asyncio.Queue()
         self._reporter: asyncio.Task[None] | None = None
 
-    async def start(self) -> int:
+    async def start(self, create_task: CreateTask) -> int:
         """Listen and return the bound port; AddressError if the address is in use."""
         host, port = self._config.grpc.host, self._config.grpc.port
         refuse_busy("grpc.port", host, port)
@@ -125,7 +126,7 @@ class GrpcServer:
         await self._server.start()
         loop = asyncio.get_running_loop()
         self._state.watch(lambda ready: loop.call_soon_threadsafe(self._updates.put_nowait, ready))
-        self._reporter = asyncio.create_task(self._report(), name="grpc-health")
+        self._reporter = create_task(self._report(), "grpc-health")
         return bound
 
     async def stop(self) -> None:

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgeflow.config import is_loopback
 from edgeflow.errors import EdgeflowError, PermissionDenied, RequestError, Unauthenticated
 from edgeflow.reasons import Reason
-from edgeflow.service.observe.log import EventLog
-from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.observe.lines import Log
+from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
 
 CALLER = "edgeflow.caller"  # key in the ASGI scope
@@ -84,7 +84,7 @@ class Edge:
     loopback.
     """
 
-    def __init__(self, app: ASGIApp, guard: Guard, body_bytes: int, metrics: Metrics, log: EventLog) -> None:
+    def __init__(self, app: ASGIApp, guard: Guard, body_bytes: int, metrics: ProcessMetrics, log: Log) -> None:
         self._app = app
         self._guard = guard
         self._body_bytes = body_bytes

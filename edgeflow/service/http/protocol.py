@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from edgeflow.config import ServiceConfig
 from edgeflow.service.http.edge import error_body
-from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.observe.process_metrics import ProcessMetrics
 
 HEADER_BYTES = 16 << 10
 MAX_CHUNKS = 2048  # parsing one takes about 10 us, all at once
@@ -32,11 +32,11 @@ class Bounds:
     body_s: float
     connections: int
     per_address: int
-    metrics: Metrics
+    metrics: ProcessMetrics
     open: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, config: ServiceConfig, metrics: Metrics) -> Bounds:
+    def of(cls, config: ServiceConfig, metrics: ProcessMetrics) -> Bounds:
         timing, limits = config.timing, config.limits
         return cls(
             headers_s=timing.http_headers_ms / 1000,

@@ -33,7 +33,8 @@ class Tls:
         self._log = log
         self._wall = wall
         self._stamp = self._stamp_now()
-        self.context = _server_context(config)
+        _server_context(config)
+        self.parts: tuple[bytes, ...] = ()  # certificate chain, key and, if configured, the CA of client certificates
         self._certificates = self._read()
         self._served = self._certificates
 
@@ -41,20 +42,20 @@ class Tls:
         """Credentials whose certificates are looked up at every handshake."""
         return grpc.dynamic_ssl_server_credentials(self._certificates, self._changed, bool(self._config.client_ca))
 
-    def refresh(self) -> None:
-        """Reload changed files; unusable files leave everything as it was."""
+    def refresh(self) -> bool:
+        """Reload changed files; True if there are new ones. Unusable files leave everything as it was."""
         if (now := self._stamp_now()) == self._stamp:
-            return
+            return False
         self._stamp = now
         try:
             _server_context(self._config)
             certificates = self._read()
-            _load_pair(self.context, self._config)
         except ConfigError as error:
             self._log.event("certificate_kept", text=error.text)
-        else:
-            self._certificates = certificates
-            self._log.event("certificate_read")
+            return False
+        self._certificates = certificates
+        self._log.event("certificate_read")
+        return True
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         config = self._config
@@ -62,6 +63,7 @@ class Tls:
         if warning := expiry_warning(config, self._wall()):
             self._log.event("warning", text=warning)
         roots = read_file("tls.client_ca", config.client_ca) if config.client_ca else None
+        self.parts = (cert, key) if roots is None else (cert, key, roots)
         return grpc.ssl_server_certificate_configuration([(key, cert)], roots)
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:

@@ -44,11 +44,15 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A started worker: the front's end of its socket, the process, and warnings about settings not permitted."""
+    """A started worker: the front's end of its socket, the process, and warnings about settings not permitted.
+
+    handover: where the worker expects sockets to the chat front; None without chat.
+    """
 
     sock: socket.socket
     process: Process
     warnings: tuple[str, ...] = ()
+    handover: socket.socket | None = None
 
 
 Launch: TypeAlias = Callable[[], Launched]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from typing import Protocol
 
 from edgeflow.clock import Clock
@@ -11,6 +12,7 @@ from edgeflow.config import ServiceConfig
 from edgeflow.errors import StartError
 from edgeflow.ipc.messages import ChatReady, Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.service.faults import start_error
+from edgeflow.service.host.vital import CreateTask
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.ordering import RollingCount
 from edgeflow.service.worker.link import WorkerLink
@@ -25,6 +27,10 @@ LONGEST_BACKOFF_S = 10.0
 
 class WorkerListener(Protocol):
     """Receiver of the supervisor's events; all calls come on the loop."""
+
+    def worker_launched(self, handover: socket.socket | None) -> None:
+        """A worker was launched. handover: where it expects sockets to the chat front."""
+        ...
 
     def worker_progress(self, message: WarmupProgress) -> None: ...
 
@@ -77,6 +83,7 @@ class WorkerLife:
         """Launch the worker and wait until it is ready; StartError if it fails."""
         launched = self._launch()
         self._process, self.warnings = launched.process, launched.warnings
+        self._listener.worker_launched(launched.handover)
         await self._link.connect(launched.sock)
         timeout_s = self._timing.worker_start_s
         await asyncio.wait({self.ready}, timeout=timeout_s)  # wait_for of Python 3.11 may swallow a cancellation
@@ -184,10 +191,10 @@ class Supervisor:
         if self._life is not None:
             self._life.send(message)
 
-    async def start(self) -> WorkerReady:
+    async def start(self, create_task: CreateTask) -> WorkerReady:
         """Start the first worker; StartError if it fails. Later ones are started as needed."""
         ready = await self._start_one()
-        self._task = asyncio.create_task(self._keep(), name="worker-supervisor")
+        self._task = create_task(self._keep(), "worker-supervisor")
         return ready
 
     async def stop(self, timeout_s: float) -> None:
