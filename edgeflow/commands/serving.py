@@ -58,6 +58,7 @@ def serve(
     grpc_port: Annotated[OptionalInt, typer.Option(help="Port of the gRPC server; 0 = any free port.")] = None,
     http_host: Annotated[OptionalText, typer.Option(help="Address of the HTTP server.")] = None,
     http_port: Annotated[OptionalInt, typer.Option(help="Port of the HTTP server; 0 = any free port.")] = None,
+    health_port: Annotated[OptionalInt, typer.Option(help="Port of the health listener; 0 = any free port.")] = None,
     tls_cert: Annotated[
         OptionalText, typer.Option(help="Certificate of the service (PEM); turns TLS on for gRPC and HTTP.")
     ] = None,
@@ -70,7 +71,7 @@ def serve(
         bool, typer.Option("--insecure", help="Permit addresses other than loopback without TLS and tokens.")
     ] = False,
     ready_file: Annotated[
-        OptionalPath, typer.Option(help="File to write when ready: the grpc and http ports, as JSON.")
+        OptionalPath, typer.Option(help="File to write when ready: the grpc, http and health ports, as JSON.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -93,6 +94,7 @@ def serve(
         "grpc.port": grpc_port,
         "http.host": http_host,
         "http.port": http_port,
+        "health.port": health_port,
         "tls.cert": tls_cert,
         "tls.key": tls_key,
         "tls.client_ca": tls_client_ca,
@@ -114,7 +116,9 @@ def serve(
 
 def health(
     config: Annotated[OptionalPath, typer.Option(help="Configuration file of the service.")] = None,
-    http_port: Annotated[OptionalInt, typer.Option(help="HTTP port of the service, if not the configured one.")] = None,
+    health_port: Annotated[
+        OptionalInt, typer.Option(help="Port of the service's health listener, if not the configured one.")
+    ] = None,
     timeout_s: Annotated[
         float, typer.Option(min=0.1, max=60, help="Seconds to wait for each part of the answer.")
     ] = 3.0,
@@ -123,7 +127,7 @@ def health(
     from edgeflow.config import load_config
     from edgeflow.service.observe.probe import probe
 
-    print(probe(load_config(config, {"http.port": http_port}), timeout_s))
+    print(probe(load_config(config, {"health.port": health_port}), timeout_s))
 
 
 def robot(

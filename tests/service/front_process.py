@@ -26,7 +26,8 @@ from pathlib import Path
 from edgeflow.config import load_config
 from edgeflow.service.app import run_service
 from edgeflow.service.worker.process import launch_worker
-config = load_config(None, {"model": sys.argv[1], "grpc.port": 0, "http.port": 0, **json.loads(sys.argv[3])})
+ports = {"grpc.port": 0, "http.port": 0, "health.port": 0}
+config = load_config(None, {"model": sys.argv[1], "chat.enabled": False, **ports, **json.loads(sys.argv[3])})
 launch = lambda: launch_worker(config, "tests.service.process_worker")
 announce = lambda status: print(status.phase.value, flush=True)
 sys.exit(run_service(config, announce, ready_file=Path(sys.argv[2]), launch=launch))

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 
 import grpc
+import httpx
 import numpy as np
 import simplejpeg
 
@@ -183,7 +184,10 @@ class Served:
 
 
 def config(**overrides) -> ServiceConfig:
+    """A configuration on free ports, without chat unless one of its keys is given."""
     dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+    if not any(key.startswith("chat.") for key in dotted):
+        dotted["chat.enabled"] = False
     return load_config(None, {"grpc.port": 0, "http.port": 0, "health.port": 0, "decode_threads": 1, **dotted})
 
 
@@ -205,6 +209,16 @@ async def serving(checkpoint, script: Script | None = None, incidents: int = 0, 
     finally:
         await service.stop()
     assert len(served.events("incident")) == incidents, log.getvalue()
+
+
+async def scraped(http: httpx.AsyncClient, wanted: str) -> str:
+    """The metrics, once the snapshots contain a text."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + WAIT_S
+    while wanted not in (text := (await http.get("/metrics")).text):
+        assert loop.time() < deadline, f"no {wanted}"
+        await asyncio.sleep(0.02)
+    return text
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
