@@ -224,7 +224,9 @@ class ServiceConfig(_Section):
         "pipelined", description="for sessions that do not choose one"
     )
     depth: int = Field(0, ge=0, le=64, description="ticks a frame takes in mode depth, 1 (serial) to K (pipelined)")
-    max_action_age_ms: int = Field(0, ge=0, le=60_000, description="for sessions that set none; 0 = validity plus the age foretold for the session")
+    max_action_age_ms: int = Field(
+        0, ge=0, le=60_000, description="for sessions that set none; 0 = validity plus the age foretold for the session"
+    )
     admission_headroom_percent: int = Field(
         20, ge=0, le=90, description="percent of the device kept free when robots share it"
     )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -37,7 +38,7 @@ from edgeflow.service.host.process import clear_ready_file, new_loop, no_core_du
 from edgeflow.service.host.realtime import lock_memory, settle
 from edgeflow.service.http.server import HttpServer, build_app
 from edgeflow.service.observe.health import Health, State
-from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.log import EventLog, Sink
 from edgeflow.service.observe.loop_watch import LoopWatch
 from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.observe.status import Phase, ServiceStatus
@@ -166,6 +167,7 @@ class Service:
             self._log.event("warning", text=text)
         warnings = self._settle()
         self.metrics.open()
+        self.metrics.watch_log(self._log)
         self.health.listen(self.metrics.state)
         self.health.listen(lambda state: self._log.event("state", state=state.value))
         await self._chat.load()
@@ -268,6 +270,7 @@ class Service:
 
     def _loop_lost(self) -> None:
         self._log.event("loop_lost", text="the event loop is blocked: exiting")
+        self._log.close()
         os._exit(1)  # the worker follows; nothing in this process can be trusted to end it in order
 
     async def _watch_files(self) -> None:
@@ -293,7 +296,12 @@ def _freeze() -> None:
 
 
 def run_service(
-    config: ServiceConfig, announce: Announce, *, ready_file: Path | None = None, launch: Launch | None = None
+    config: ServiceConfig,
+    announce: Announce,
+    *,
+    ready_file: Path | None = None,
+    launch: Launch | None = None,
+    log: Sink | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code.
 
@@ -301,14 +309,16 @@ def run_service(
     announce: called with every phase and the progress of the warm-up; "ready" carries the bound addresses.
     ready_file: written as {"grpc": port, "http": port} once robots can connect.
     launch: starts a worker; default: a process running edgeflow.engine.start.
+    log: receives the lines of the log; default: standard error, which then must not block.
     """
     if ready_file is not None:
         clear_ready_file(ready_file)
     no_core_dumps()
+    events = EventLog(MonotonicClock(), log or sys.stderr)
     loop = new_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_serve(config, announce, ready_file, launch))
+        return loop.run_until_complete(_serve(config, announce, ready_file, launch, events))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
@@ -316,8 +326,10 @@ def run_service(
         loop.close()
 
 
-async def _serve(config: ServiceConfig, announce: Announce, ready_file: Path | None, launch: Launch | None) -> int:
-    service = Service(config, announce, EventLog(MonotonicClock()), launch)
+async def _serve(
+    config: ServiceConfig, announce: Announce, ready_file: Path | None, launch: Launch | None, log: EventLog
+) -> int:
+    service = Service(config, announce, log, launch)
     stop = stop_signal()
     start = asyncio.create_task(service.start())
     stopped = asyncio.create_task(stop.wait())

@@ -13,6 +13,8 @@ from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.observe.health import State
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.lost_lines import LostLines
 from edgeflow.service.observe.page_faults import PageFaults
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow.types import Command
@@ -36,6 +38,10 @@ class Metrics:
         self._chat_metrics()
         self._gc_started_s = 0.0
         self._pong = Pong(nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[])
+
+    def watch_log(self, log: EventLog) -> None:
+        """Count the lines that a log has lost."""
+        self.registry.register(LostLines(log))
 
     def open(self) -> None:
         """Start measuring the interpreter's garbage collections."""
