@@ -7,10 +7,11 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -36,6 +37,7 @@ from edgeflow.service.host.listen import address_text, refuse_busy
 from edgeflow.service.host.preflight import check_model_directory
 from edgeflow.service.host.process import clear_ready_file, new_loop, no_core_dumps, stop_signal, write_ready_file
 from edgeflow.service.host.realtime import lock_memory, settle
+from edgeflow.service.host.vital import VitalTask
 from edgeflow.service.http.server import HttpServer, build_app
 from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.log import EventLog, Sink
@@ -84,8 +86,7 @@ class Service:
         self._grpc: GrpcServer | None = None
         self._guard = Guard(config.tokens_file, self.metrics, log)
         self._tls = Tls(config.tls, log) if config.tls.cert else None
-        self._watch: asyncio.Task[None] | None = None
-        self._ticker: asyncio.Task[None] | None = None
+        self._vital: list[VitalTask] = []
         self._loop_watch = LoopWatch(self._loop_stalled, self._loop_resumed, self._loop_lost)
         self.fault = ""
         self.faulted = asyncio.Event()
@@ -152,12 +153,14 @@ class Service:
         self._desk.worker_lost()
 
     def worker_fault(self, text: str) -> None:
+        if self.fault:
+            return
+        self.fault = text
+        self.faulted.set()
         self.health.move(State.FAULT)
         self._log.event("fault", text=text)
         self._publish(Phase.FAULT)
         self.plane.fault()
-        self.fault = text
-        self.faulted.set()
 
     async def _start(self) -> None:
         config = self._config
@@ -172,9 +175,9 @@ class Service:
         self.health.listen(lambda state: self._log.event("state", state=state.value))
         await self._chat.load()
         await self._listen()
-        self._ticker = asyncio.create_task(self._tick(), name="ticker")
+        self._keep("ticker", self._tick())
         self._loop_watch.start()
-        self._watch = asyncio.create_task(self._watch_files(), name="watch-files")
+        self._keep("watch-files", self._watch_files())
         ready = await self.supervisor.start()
         forecasts = tuple((mode, seen.fps, seen.age_ns / 1e6) for mode, seen in self.plane.modes.items())
         warnings += self.supervisor.warnings
@@ -214,6 +217,7 @@ class Service:
         service = ControlService(self.plane, self._guard, self.metrics, self._log)
         self._grpc = GrpcServer(config, service, self._guard, self._tls, self.health)
         grpc_port = await self._grpc.start()
+        self._keep("grpc-health", self._grpc.report())
         await self._http.start(self._app())
         self._publish(
             Phase.STARTING,
@@ -236,17 +240,18 @@ class Service:
 
     async def _release(self) -> None:
         self._loop_watch.stop()
-        for task in (self._ticker, self._watch):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
         servers = [server.stop() for server in (self._grpc, self._http) if server is not None]
         await asyncio.gather(self.supervisor.stop(WORKER_STOP_S), *servers)
+        for task in self._vital:
+            await task.stop()
         if self._workers is not None:
             await self._workers.close()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self.metrics.close()
+
+    def _keep(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task without which the service must not go on."""
+        self._vital.append(VitalTask(name, work, self._log, self.worker_fault))
 
     async def _tick(self) -> None:
         """Tick at absolute times, so that delays are measured and do not accumulate."""
@@ -333,18 +338,19 @@ async def _serve(
     stop = stop_signal()
     start = asyncio.create_task(service.start())
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    faulted = asyncio.create_task(service.faulted.wait())
+    await asyncio.wait({start, stopped, faulted}, return_when=asyncio.FIRST_COMPLETED)
     if not start.done():
         start.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await start
-        return 0
+        return _exit_code(service)
     try:
         start.result()
     except BaseException:
         stopped.cancel()
+        faulted.cancel()
         raise
-    faulted = asyncio.create_task(service.faulted.wait())
     try:
         if ready_file is not None:
             write_ready_file(ready_file, grpc=service.status.grpc_port, http=service.status.http_port)
@@ -353,6 +359,10 @@ async def _serve(
         stopped.cancel()
         faulted.cancel()
         await service.stop()
+    return _exit_code(service)
+
+
+def _exit_code(service: Service) -> int:
     if service.fault:
         raise WorkerError(service.fault)
     return 0

@@ -141,6 +141,13 @@ def test_what_is_written_to_standard_error_arrives_there():
     assert done.stderr.endswith("the last word\n") and done.returncode == 1
 
 
+@pytest.mark.parametrize("place", [full_disk, closed_pipe])
+def test_a_start_that_fails_keeps_its_exit_code(tmp_path: Path, place):
+    command = [sys.executable, "-m", "edgeflow.cli", "serve", "--model", str(tmp_path / "nothing")]
+    with place() as output:
+        assert subprocess.run(command, cwd=ROOT, stderr=output, timeout=HANG_S).returncode == 2
+
+
 @pytest.mark.parametrize("place", [full_disk, closed_pipe, blocked_pipe])
 def test_the_last_word_is_lost_where_nobody_can_read_it(place):
     with place() as output:

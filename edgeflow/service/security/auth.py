@@ -17,7 +17,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, V
 
 from edgeflow.errors import ConfigError, PermissionDenied, RequestError, Unauthenticated
 from edgeflow.reasons import Reason
-from edgeflow.service.host.files import read_file, stamp
+from edgeflow.service.host.files import Stamp, read_file, stamp
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
 
@@ -77,6 +77,7 @@ class Guard:
         self._log = log
         self._now = now or (lambda: datetime.now(timezone.utc))
         self._stamp = stamp(tokens_file) if tokens_file else ()
+        self._unusable: tuple[Stamp | None, ...] = ()
         self._entries = read_tokens(tokens_file) if tokens_file else []
 
     @property
@@ -122,12 +123,14 @@ class Guard:
         """Reload the file if it changed; an invalid or missing file leaves the tokens as they were."""
         if not self._file or (now := stamp(self._file)) == self._stamp:
             return
-        self._stamp = now
         try:
             self._entries = read_tokens(self._file)
         except ConfigError as error:
-            self._log.event("tokens_kept", text=error.text)
+            if now != self._unusable:
+                self._log.event("tokens_kept", text=error.text)
+            self._unusable = now  # tried again: it may have been a lack of descriptors
         else:
+            self._stamp = now
             self._log.event("tokens_read", tokens=len(self._entries))
 
     def _entry(self, credentials: Sequence[str]) -> TokenEntry:

@@ -33,6 +33,7 @@ class Tls:
         self._log = log
         self._wall = wall
         self._stamp = self._stamp_now()
+        self._unusable: tuple[Stamp | None, ...] = ()
         self.context = _server_context(config)
         self._certificates = self._read()
         self._served = self._certificates
@@ -45,14 +46,16 @@ class Tls:
         """Reload changed files; unusable files leave everything as it was."""
         if (now := self._stamp_now()) == self._stamp:
             return
-        self._stamp = now
         try:
             _server_context(self._config)
             certificates = self._read()
             _load_pair(self.context, self._config)
         except ConfigError as error:
-            self._log.event("certificate_kept", text=error.text)
+            if now != self._unusable:
+                self._log.event("certificate_kept", text=error.text)
+            self._unusable = now  # tried again: it may have been a lack of descriptors
         else:
+            self._stamp = now
             self._certificates = certificates
             self._log.event("certificate_read")
 
@@ -82,7 +85,10 @@ def expiry_warning(config: TlsConfig, now_s: float) -> str:
     server = _context(config)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.load_verify_locations(Path(config.cert).expanduser())
+    try:
+        client.load_verify_locations(Path(config.cert).expanduser())
+    except OSError as error:
+        raise ConfigError(f"tls.cert: cannot read {config.cert}: {error.strerror}") from None
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         until_s = _handshake(server, client)
@@ -105,6 +111,8 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
             context.load_verify_locations(Path(config.client_ca).expanduser())
         except ssl.SSLError:
             raise ConfigError(f"tls.client_ca: {config.client_ca} contains no PEM certificate") from None
+        except OSError as error:
+            raise ConfigError(f"tls.client_ca: cannot read {config.client_ca}: {error.strerror}") from None
     return context
 
 
