@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import IO, TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -28,8 +25,11 @@ from edgeflow.commands.options import (
     TlsKey,
     TokenFile,
 )
-from edgeflow.console import ServicePrinter
+from edgeflow.console import JsonPrinter, ServicePrinter
 from edgeflow.types import Mode
+
+if TYPE_CHECKING:
+    from edgeflow.service.host.output import Output
 
 
 def serve(
@@ -79,6 +79,7 @@ def serve(
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise strangers' handshakes fill the log
     from edgeflow.config import load_config
     from edgeflow.service.app import run_service
+    from edgeflow.service.host.output import Output
 
     overrides = {
         "model": model,
@@ -101,17 +102,20 @@ def serve(
         "tokens_file": tokens,
         "insecure": insecure or None,
     }
-    settings = load_config(config, overrides)
-    for text in settings.warnings:
-        print(f"edgeflow: warning: {text}", file=sys.stderr)
-    if as_json:
-        code = run_service(
-            settings, lambda status: print(json.dumps(asdict(status)), flush=True), ready_file=ready_file
-        )
-    else:
-        with closing(ServicePrinter(Console(stderr=True))) as printer:
-            code = run_service(settings, printer, ready_file=ready_file)
+    with Output() as output:
+        settings = load_config(config, overrides)
+        for text in settings.warnings:
+            output.lines.write(f"edgeflow: warning: {text}\n")
+        with closing(_announcer(output, as_json=as_json)) as announcer:
+            code = run_service(settings, announcer, ready_file=ready_file, log=output.lines)
     raise typer.Exit(code)
+
+
+def _announcer(output: Output, *, as_json: bool) -> JsonPrinter | ServicePrinter:
+    """Announces without waiting for a reader: as lines of JSON on standard output, or for people on standard error."""
+    if as_json:
+        return JsonPrinter(output.results())
+    return ServicePrinter(Console(file=cast("IO[str]", output.lines)))
 
 
 def health(

@@ -7,7 +7,8 @@ import contextlib
 import gc
 import os
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +30,10 @@ from edgeflow.service.host.listen import address_text
 from edgeflow.service.host.preflight import check_model_directory
 from edgeflow.service.host.process import clear_ready_file, new_loop, no_core_dumps, stop_signal, write_ready_file
 from edgeflow.service.host.realtime import lock_memory, settle
-from edgeflow.service.host.vital import Vitals
+from edgeflow.service.host.vital import VitalTask
 from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.health_listener import HealthListener
-from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.log import EventLog, Sink
 from edgeflow.service.observe.loop_watch import LoopWatch
 from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.observe.status import Phase, ServiceStatus
@@ -94,8 +95,7 @@ class Service:
         self._family: Family | None = None
         self._listener: HealthListener | None = None
         self._grpc: GrpcServer | None = None
-        self._vitals = Vitals(self._task_ended)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._vital: list[VitalTask] = []
         self._loop_watch = LoopWatch(self._loop_stalled, self._loop_resumed, self._loop_lost)
 
     @property
@@ -162,22 +162,15 @@ class Service:
         self.plane.worker_lost()
 
     def worker_fault(self, text: str) -> None:
-        self._fault(text)
-
-    def _fault(self, text: str) -> None:
-        """End the service: robots get STOP, and the process exits with 1."""
+        """End the service: robots get STOP, and the process exits with 1. Only the first fault counts."""
+        if self.fault:
+            return
+        self.fault = text
+        self.faulted.set()
         self.health.move(State.FAULT)
         self._log.event("fault", text=text)
         self._publish(Phase.FAULT)
         self.plane.fault()
-        self.fault = self.fault or text
-        self.faulted.set()
-
-    def _task_ended(self, name: str, error: BaseException | None) -> None:
-        """A task that must live ended."""
-        if error is not None:
-            self._log.incident(name, error)
-        self._fault(f"the task {name} ended")
 
     async def _start(self) -> None:
         config = self._config
@@ -187,13 +180,12 @@ class Service:
             self._log.event("warning", text=text)
         warnings = self._settle()
         self.metrics.open()
+        self.metrics.watch_log(self._log)
         self.health.listen(self.metrics.state)
         self.health.listen(lambda state: self._log.event("state", state=state.value))
         await self._listen()
-        self._tasks = [
-            self._vitals.create(self._tick(), "ticker"),
-            self._vitals.create(self._watch_files(), "watch-files"),
-        ]
+        self._keep("ticker", self._tick())
+        self._keep("watch-files", self._watch_files())
         self._loop_watch.start()
         ready = await self._start_processes()
         forecasts = tuple((mode, seen.fps, seen.age_ns / 1e6) for mode, seen in self.plane.modes.items())
@@ -214,8 +206,8 @@ class Service:
         """Start worker and children side by side; the first that fails ends the start."""
         if self._family is None:
             raise RuntimeError("the service does not listen yet")
-        children = asyncio.create_task(self._family.start(self._vitals.create), name="children-start")
-        worker = asyncio.create_task(self.supervisor.start(self._vitals.create), name="worker-start")
+        children = asyncio.create_task(self._family.start(self._keep), name="children-start")
+        worker = asyncio.create_task(self.supervisor.start(), name="worker-start")
         try:
             await asyncio.wait({children, worker}, return_when=asyncio.FIRST_EXCEPTION)
             for task in (children, worker):
@@ -250,7 +242,8 @@ class Service:
         doors = self._doors = Doors(config)
         self._listener = HealthListener(doors.health, self.health)
         self._listener.start()
-        grpc_port = await self._grpc.start(self._vitals.create)
+        grpc_port = await self._grpc.start()
+        self._keep("grpc-health", self._grpc.report())
         self._family = Family(
             {role.name: self._launching(role) for role in doors.roles()},
             desk=ActDesk(self.plane, self._guard, self._log),
@@ -286,9 +279,8 @@ class Service:
 
     async def _release(self) -> None:
         self._loop_watch.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task in self._vital:
+            await task.stop()
         ending = [self.supervisor.stop(WORKER_STOP_S)]
         ending += [self._grpc.stop()] if self._grpc is not None else []
         ending += [self._family.stop()] if self._family is not None else []
@@ -301,6 +293,10 @@ class Service:
             self._doors.close()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self.metrics.close()
+
+    def _keep(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task without which the service must not go on."""
+        self._vital.append(VitalTask(name, work, self._log, self.worker_fault))
 
     async def _tick(self) -> None:
         """Tick at absolute times, so that delays are measured and do not accumulate."""
@@ -326,6 +322,7 @@ class Service:
 
     def _loop_lost(self) -> None:
         self._log.event("loop_lost", text="the event loop is blocked: exiting")
+        self._log.close()
         os._exit(1)  # the worker follows; nothing in this process can be trusted to end it in order
 
     async def _watch_files(self) -> None:
@@ -353,7 +350,12 @@ def _freeze() -> None:
 
 
 def run_service(
-    config: ServiceConfig, announce: Announce, *, ready_file: Path | None = None, launch: Launch | None = None
+    config: ServiceConfig,
+    announce: Announce,
+    *,
+    ready_file: Path | None = None,
+    launch: Launch | None = None,
+    log: Sink | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code.
 
@@ -361,14 +363,16 @@ def run_service(
     announce: called with every phase and the progress of the warm-up; "ready" carries the bound addresses.
     ready_file: written as {"grpc": port, "http": port, "health": port} once robots can connect.
     launch: starts a worker; default: a process running edgeflow.engine.start.
+    log: receives the lines of the log; default: standard error, which then must not block.
     """
     if ready_file is not None:
         clear_ready_file(ready_file)
     no_core_dumps()
+    events = EventLog(MonotonicClock(), log or sys.stderr)
     loop = new_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_serve(config, announce, ready_file, launch))
+        return loop.run_until_complete(_serve(config, announce, ready_file, launch, events))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
@@ -376,23 +380,26 @@ def run_service(
         loop.close()
 
 
-async def _serve(config: ServiceConfig, announce: Announce, ready_file: Path | None, launch: Launch | None) -> int:
-    service = Service(config, announce, EventLog(MonotonicClock()), launch)
+async def _serve(
+    config: ServiceConfig, announce: Announce, ready_file: Path | None, launch: Launch | None, log: EventLog
+) -> int:
+    service = Service(config, announce, log, launch)
     stop = stop_signal()
     start = asyncio.create_task(service.start())
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    faulted = asyncio.create_task(service.faulted.wait())
+    await asyncio.wait({start, stopped, faulted}, return_when=asyncio.FIRST_COMPLETED)
     if not start.done():
         start.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await start
-        return 0
+        return _exit_code(service)
     try:
         start.result()
     except BaseException:
         stopped.cancel()
+        faulted.cancel()
         raise
-    faulted = asyncio.create_task(service.faulted.wait())
     try:
         if ready_file is not None:
             status = service.status
@@ -402,6 +409,10 @@ async def _serve(config: ServiceConfig, announce: Announce, ready_file: Path | N
         stopped.cancel()
         faulted.cancel()
         await service.stop()
+    return _exit_code(service)
+
+
+def _exit_code(service: Service) -> int:
     if service.fault:
         raise WorkerError(service.fault)
     return 0

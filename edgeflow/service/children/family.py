@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from edgeflow.clock import Clock
@@ -29,7 +29,6 @@ from edgeflow.service.children.messages import (
     State,
     ToChild,
 )
-from edgeflow.service.host.vital import CreateTask
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -70,25 +69,22 @@ class Family:
         }
         self._kept: dict[str, bytes] = {}
         self._handover: socket.socket | None = None
-        self._keeping: list[asyncio.Task[None]] = []
         self._owed: set[str] = set()  # children that lack the latest tokens or certificates
         self._ticks = 0
 
-    async def start(self, create_task: CreateTask) -> None:
-        """Start every child and wait until all serve; StartError if one cannot. They are kept from then on."""
+    async def start(self, keep: Callable[[str, Coroutine[Any, Any, None]], None]) -> None:
+        """Start every child and wait until all serve; StartError if one cannot. keep: runs a task that must live."""
         self._health.watch(lambda _: self.say_state())
         await _all(keeper.start() for keeper in self._keepers.values())
-        self._keeping = [create_task(keeper.keep(), f"{name}-keeper") for name, keeper in self._keepers.items()]
+        for name, keeper in self._keepers.items():
+            keep(f"{name}-keeper", keeper.keep())
 
     async def drain(self, deadline_ms: int) -> None:
         """Have all children refuse new work and finish the rest."""
         await _all(keeper.drain(deadline_ms) for keeper in self._keepers.values())
 
     async def stop(self) -> None:
-        """Kill all children; idempotent."""
-        for task in self._keeping:
-            task.cancel()
-        await asyncio.gather(*self._keeping, return_exceptions=True)
+        """Kill all children, once their tasks are stopped; idempotent."""
         await _all(keeper.stop() for keeper in self._keepers.values())
 
     def pids(self) -> dict[str, int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-import traceback
 from typing import Any, Protocol
+
+from edgeflow.service.observe.log import stack_of
 
 
 class Log(Protocol):
@@ -21,6 +22,9 @@ class Log(Protocol):
 
 def incident_values(where: str, error: BaseException) -> dict[str, Any]:
     """The values of a line about an unexpected exception, with a new incident id."""
-    frames = traceback.extract_tb(error.__traceback__)
-    stack = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
-    return {"incident": secrets.token_hex(6), "where": where, "error": type(error).__name__, "stack": stack[-12:]}
+    return {
+        "incident": secrets.token_hex(6),
+        "where": where,
+        "error": type(error).__name__,
+        "stack": stack_of(error),
+    }

@@ -11,6 +11,8 @@ from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.observe.health import State
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.lost_lines import LostLines
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow.types import Command
@@ -27,6 +29,10 @@ class Metrics(ProcessMetrics):
         self._worker_metrics()
         self._chat_metrics()
         self._pong = Pong(nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[])
+
+    def watch_log(self, log: EventLog) -> None:
+        """Count the lines that a log has lost."""
+        self.registry.register(LostLines(log))
 
     def observe(self, event: Event) -> None:
         """Count an event sent to a robot."""

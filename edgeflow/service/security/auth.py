@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, V
 
 from edgeflow.errors import ConfigError, PermissionDenied, RequestError, Unauthenticated
 from edgeflow.reasons import Reason
-from edgeflow.service.host.files import read_file, stamp
+from edgeflow.service.host.files import Stamp, read_file, stamp
 from edgeflow.service.observe.lines import Log
 
 KEY = "tokens_file"
@@ -161,18 +161,21 @@ class TokensFile:
         self._name = name
         self._log = log
         self._stamp = stamp(name) if name else ()
+        self._unusable: tuple[Stamp | None, ...] = ()
         self.entries: list[TokenEntry] | None = read_tokens(name) if name else None
 
     def refresh(self) -> bool:
         """Reload the file if it changed; True if there are new tokens. An invalid or missing file changes nothing."""
         if not self._name or (now := stamp(self._name)) == self._stamp:
             return False
-        self._stamp = now
         try:
             self.entries = read_tokens(self._name)
         except ConfigError as error:
-            self._log.event("tokens_kept", text=error.text)
+            if now != self._unusable:
+                self._log.event("tokens_kept", text=error.text)
+            self._unusable = now  # tried again: it may have been a lack of descriptors
             return False
+        self._stamp = now
         self._log.event("tokens_read", tokens=len(self.entries))
         return True
 

@@ -33,6 +33,7 @@ class Tls:
         self._log = log
         self._wall = wall
         self._stamp = self._stamp_now()
+        self._unusable: tuple[Stamp | None, ...] = ()
         _server_context(config)
         self.parts: tuple[bytes, ...] = ()  # certificate chain, key and, if configured, the CA of client certificates
         self._certificates = self._read()
@@ -46,13 +47,15 @@ class Tls:
         """Reload changed files; True if there are new ones. Unusable files leave everything as it was."""
         if (now := self._stamp_now()) == self._stamp:
             return False
-        self._stamp = now
         try:
             _server_context(self._config)
             certificates = self._read()
         except ConfigError as error:
-            self._log.event("certificate_kept", text=error.text)
+            if now != self._unusable:
+                self._log.event("certificate_kept", text=error.text)
+            self._unusable = now  # tried again: it may have been a lack of descriptors
             return False
+        self._stamp = now
         self._certificates = certificates
         self._log.event("certificate_read")
         return True
@@ -84,7 +87,10 @@ def expiry_warning(config: TlsConfig, now_s: float) -> str:
     server = _context(config)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.load_verify_locations(Path(config.cert).expanduser())
+    try:
+        client.load_verify_locations(Path(config.cert).expanduser())
+    except OSError as error:
+        raise ConfigError(f"tls.cert: cannot read {config.cert}: {error.strerror}") from None
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         until_s = _handshake(server, client)
@@ -107,6 +113,8 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
             context.load_verify_locations(Path(config.client_ca).expanduser())
         except ssl.SSLError:
             raise ConfigError(f"tls.client_ca: {config.client_ca} contains no PEM certificate") from None
+        except OSError as error:
+            raise ConfigError(f"tls.client_ca: cannot read {config.client_ca}: {error.strerror}") from None
     return context
 
 
