@@ -11,7 +11,8 @@ import grpc
 
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.rpc.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow.client.wire import SessionSettings
+from edgeflow.types import CameraSpec, ImageFormat, Mode
 
 NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 CAMERA = CameraSpec("wrist", 8, 6, ImageFormat.RGB8)
@@ -101,6 +102,20 @@ def opened(valid_for_ms: int = 100) -> pb.Opened:
         model="scripted",
         valid_for_ms=valid_for_ms,
     )
+
+
+def session_settings(**changed) -> SessionSettings:
+    """The settings of a robot that leaves everything it can to the service."""
+    agreed = {
+        "cameras": (CAMERA,),
+        "control_period_s": 0.05,
+        "mode": Mode.SERIAL,
+        "max_action_age_s": None,
+        "model": "",
+        "proprio_names": (),
+        "unnorm_key": "",
+    }
+    return SessionSettings(**(agreed | changed))
 
 
 def answer_all(talk: Talk) -> None:
