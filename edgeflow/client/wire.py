@@ -77,6 +77,12 @@ def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
         raise InvalidArgument(f"cannot be sent: {error}", field="open") from None
 
 
+def check_text(instruction: object) -> None:
+    """Raise InvalidArgument for an instruction that no message can carry."""
+    if not isinstance(instruction, str) or any("\ud800" <= character <= "\udfff" for character in instruction):
+        raise InvalidArgument(f"must be text, got {instruction!r}", field="instruction")
+
+
 def opened_of(message: pb.Opened) -> Opened:
     """Convert the service's answer; FailedPrecondition if this SDK does not know its values or cannot keep them."""
     check_validity(message.valid_for_ms)
@@ -147,14 +153,14 @@ def error_of(error: Any) -> EdgeflowError:
 
 
 def _trailers(metadata: Any) -> Mapping[str, str]:
-    """The trailers that are text, by key; what is no pair of a key and a value is left out."""
+    """The trailers that are text, by key; anything else is left out."""
     pairs = metadata if isinstance(metadata, Iterable) else ()
     found = (tuple(pair) for pair in pairs if isinstance(pair, tuple) and len(pair) == _PAIR)
     return {key: value for key, value in found if isinstance(key, str) and isinstance(value, str)}
 
 
 def _milliseconds(text: str) -> int | None:
-    """A wait in milliseconds, None where the text is no whole number of them."""
+    """A wait in milliseconds, or None if the text is not an integer."""
     plain = text.isascii() and text.isdigit() and len(text) <= _WAIT_DIGITS
     return int(text) if plain else None
 

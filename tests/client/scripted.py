@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from edgeflow.client.wire import SessionSettings
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.rpc.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
-from edgeflow.client.wire import SessionSettings
 from edgeflow.types import CameraSpec, ImageFormat, Mode
 
 NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
@@ -69,7 +69,7 @@ class Talk:
         self.say(opened=opened(valid_for_ms))
         return message.open
 
-    def act(self, frame: pb.Frame, values=VALUES, *, epoch: int | None = None) -> None:
+    def act(self, frame: pb.Frame, values=VALUES, *, epoch: int | None = None, max_age_ms: int = 0) -> None:
         self.say(
             action=pb.Action(
                 epoch=self.epoch if epoch is None else epoch,
@@ -78,6 +78,7 @@ class Talk:
                 command=pb.COMMAND_ACT,
                 valid_for_ms=self.valid_for_ms,
                 values=values,
+                max_age_ms=max_age_ms,
             )
         )
         self.status(frame, pb.DISPOSITION_ACTED)
@@ -90,7 +91,7 @@ class Talk:
         self.server.stopping.wait()
 
 
-def opened(valid_for_ms: int = 100) -> pb.Opened:
+def opened(valid_for_ms: int = 100, predicted_age_ms: float = 0.0) -> pb.Opened:
     dimensions = [pb.ActionDimension(name=name, unit="1", low=-1, high=1, relative=name != "gripper") for name in NAMES]
     schema = pb.ActionSchema(dimensions=dimensions, frame="tool", rotation="rotvec")
     return pb.Opened(
@@ -101,6 +102,7 @@ def opened(valid_for_ms: int = 100) -> pb.Opened:
         mode=pb.MODE_SERIAL,
         model="scripted",
         valid_for_ms=valid_for_ms,
+        predicted_age_ms=predicted_age_ms,
     )
 
 
