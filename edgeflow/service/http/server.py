@@ -21,7 +21,8 @@ from edgeflow.service.chat.prefixes import add_prefixes
 from edgeflow.service.chat.routes import ChatFront, add_chat
 from edgeflow.service.grpc.codec import check_act
 from edgeflow.service.host.listen import bind
-from edgeflow.service.http.act import MSGPACK_TYPES, act_answer, act_request, parse_body
+from edgeflow.service.http.act import act_answer, act_request, parse_body
+from edgeflow.service.http.bodies import MSGPACK_TYPES
 from edgeflow.service.http.edge import CALLER, Edge, error_of_status
 from edgeflow.service.http.protocol import BoundedProtocol, Bounds
 from edgeflow.service.http.schema import ACT_BODY, ACT_FAILURES, CHECK_FAILED, ActAnswer, ModelsAnswer, StateAnswer
