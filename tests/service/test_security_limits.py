@@ -23,7 +23,7 @@ from tests.service.protected import Authority
 
 LATE_S = 0.3
 SLOW = {"timing__http_headers_ms": 300, "timing__http_body_ms": 600, "timing__handshake_ms": 300}
-HEAD = b"POST /v1/act HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 RESETS = 10_000
 
 
@@ -104,7 +104,7 @@ async def test_a_body_slower_than_a_kilobyte_a_second_is_cut(checkpoint):
 
 
 async def test_a_connection_that_is_kept_has_a_limit_for_every_request(checkpoint):
-    request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
     async with serving(checkpoint, **SLOW) as served, connected(served.http) as (reader, writer):
         for _ in range(3):
             writer.write(request)
@@ -183,7 +183,7 @@ async def test_many_slow_sockets_do_not_delay_a_robot(checkpoint):
 )
 async def test_headers_are_bounded(checkpoint, headers: bytes):
     async with serving(checkpoint) as served, connected(served.http) as (reader, writer):
-        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + headers + b"\r\n")
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n" + headers + b"\r\n")
         answer = await rest(reader)
         assert answer.split()[1] in (b"400", b"431")
 

@@ -24,6 +24,7 @@ from edgeflow.service.host.listen import bind
 from edgeflow.service.http.act import act_answer, act_request, parse_body
 from edgeflow.service.http.bodies import MSGPACK_TYPES
 from edgeflow.service.http.edge import CALLER, Edge, error_of_status
+from edgeflow.service.http.hosts import Hosts
 from edgeflow.service.http.protocol import BoundedProtocol, Bounds
 from edgeflow.service.http.schema import ACT_BODY, ACT_FAILURES, CHECK_FAILED, ActAnswer, ModelsAnswer, StateAnswer
 from edgeflow.service.observe.health import Health
@@ -51,12 +52,14 @@ def build_app(
     docs = "/docs" if is_loopback(config.http.host) else None
     openapi = "/openapi.json" if docs else None
     app = FastAPI(title="edgeflow", version=__version__, docs_url=docs, redoc_url=None, openapi_url=openapi)
+    app.router.redirect_slashes = False  # a redirect would repeat the Host header
     app.add_exception_handler(HTTPException, _framework_error)
     _add_act(app, plane)
     _add_state(app, config, plane=plane, chat=chat, health=health, metrics=metrics)
     add_chat(app, chat)
     add_prefixes(app, chat)
-    app.add_middleware(Edge, guard=guard, body_bytes=config.limits.http_body_bytes, metrics=metrics, log=log)
+    limit, hosts = config.limits.http_body_bytes, Hosts.of(config.http)
+    app.add_middleware(Edge, guard=guard, body_bytes=limit, metrics=metrics, log=log, hosts=hosts)
     return app
 
 
@@ -171,6 +174,7 @@ class HttpServer:
             app,
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             lifespan="off",
             server_header=False,
             ws="none",
