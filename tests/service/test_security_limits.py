@@ -125,26 +125,6 @@ async def test_a_client_that_leaves_in_its_body_is_no_incident(checkpoint):
             assert (await http.get("/healthz")).status_code == 200
 
 
-async def test_connections_of_one_address_are_bounded(checkpoint):
-    async with (
-        serving(checkpoint, limits__http_connections_per_address=3) as served,
-        contextlib.AsyncExitStack() as stack,
-    ):
-        for _ in range(3):
-            await stack.enter_async_context(connected(served.http))
-        async with connected(served.http) as (reader, _):
-            assert await rest(reader) == b""
-        assert served.metric("edgeflow_limit_rejections_total", limit="http_connections_per_address") == 1
-    async with serving(checkpoint, limits__http_connections=1, **SLOW) as served:
-        async with connected(served.http) as (first, _):
-            async with connected(served.http) as (reader, _):
-                assert await rest(reader) == b""
-            assert (await rest(first)).startswith(b"HTTP/1.1 408 ")
-        async with httpx.AsyncClient(base_url=served.http) as http:
-            assert (await http.get("/healthz")).status_code == 200, "a place is free again"
-        assert served.metric("edgeflow_limit_rejections_total", limit="http_connections") == 1
-
-
 async def typical_delay_s(robot: Robot, first: int, count: int = 25) -> float:
     """From a frame to its action, the median."""
     delays_s = []
