@@ -37,6 +37,7 @@ from edgeflow.service.gateway.proxy import ChatSide
 from edgeflow.service.gateway.routes import build_app
 from edgeflow.service.gateway.tls import load_pair, server_context
 from edgeflow.service.http.edge import Edge
+from edgeflow.service.http.hosts import Hosts
 from edgeflow.service.http.protocol import Bounds
 from edgeflow.service.http.server import HttpServer
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -129,6 +130,7 @@ class Gateway:
             body_bytes=config.limits.http_body_bytes,
             metrics=self.metrics,
             log=self._log,
+            hosts=Hosts.of(config.http),
         )
         self._in_flight.app = app
         return self._in_flight

@@ -19,7 +19,7 @@ from edgeflow.service.chat.prefixes import PREFIXES, PrefixBody
 from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control
 from edgeflow.service.gateway.proxy import ChatSide, Passed
-from edgeflow.service.http.act import MSGPACK_TYPES
+from edgeflow.service.http.bodies import MSGPACK_TYPES
 from edgeflow.service.http.edge import CALLER, error_of_status
 from edgeflow.service.http.schema import (
     ACT_BODY,
