@@ -73,6 +73,8 @@ class ChatLink:
         self._connection: _Connection | None = None
         self._requests: dict[int, _Request] = {}
         self._last = 0
+        self._thread: threading.Thread | None = None
+        self._closing = False
         self._woken, self._waking = socket.socketpair()
         for end in (self._woken, self._waking):
             end.setblocking(False)
@@ -81,7 +83,17 @@ class ChatLink:
         """Begin to take sockets. ready: sent to each new chat front; None = there is no chat model, nothing is read."""
         self._inbox, self._ready = inbox, ready
         inbox.chat_taken = self.wake
-        threading.Thread(target=self._run, name="chat-link", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="chat-link", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and close the sockets."""
+        self._closing = True
+        if self._thread is None:
+            self._release()
+        else:
+            self.wake()
+            self._thread.join()
 
     def wake(self) -> None:
         """Make the thread look again. From any thread."""
@@ -134,8 +146,11 @@ class ChatLink:
     # The thread.
 
     def _run(self) -> None:
-        while not self._inbox.closed:
+        while not self._closing:
             self._turn()
+        self._release()
+
+    def _release(self) -> None:
         if self._connection is not None:
             self._drop(self._connection)
         for sock in (self._handover, self._woken, self._waking):

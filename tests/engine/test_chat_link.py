@@ -107,9 +107,8 @@ class Bench:
         return found
 
     def close(self) -> None:
+        self.link.close()
         self.handover.close()
-        self.inbox.close()
-        self.link.wake()
         for front in self.fronts:
             front.close()
 
