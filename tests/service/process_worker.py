@@ -10,9 +10,9 @@ import socket
 import threading
 
 from edgeflow.engine.inbox import Inbox
-from edgeflow.engine.leash import bind_to_front
 from edgeflow.engine.start import stand_by
 from edgeflow.ipc.channel import BlockingChannel
+from edgeflow.ipc.leash import bind_to_front
 from edgeflow.ipc.messages import (
     FrameResult,
     Message,
@@ -82,7 +82,7 @@ def answer(message: Message, channel: BlockingChannel) -> None:
 
 def run() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--fd", "--parent", "--stacks"):
+    for name in ("--fd", "--parent", "--stacks", "--handover"):
         parser.add_argument(name, type=int)
     parser.add_argument("--config")
     parser.add_argument("--standby", action="store_true")
