@@ -36,7 +36,8 @@ class Summary:
     as reported by the service; transport: age minus service. interval: between actions of one robot. start_jitter:
     difference between the interval of the pass starts of consecutive frames and the interval of their arrivals. pass:
     inference divided by passes. misses: actions older than the requested limit, or than the limit that they carry
-    without one. gaps: stretches in which a robot had no valid action. hold, stop, notices, losses, contradictions: by reason.
+    without one. gaps: stretches in which a robot had no valid action. hold, stop, notices, losses, contradictions: by
+    reason.
     """
 
     robots: int
