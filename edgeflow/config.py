@@ -10,7 +10,7 @@ import ipaddress
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -37,6 +37,12 @@ class HttpConfig(_Section):
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    names: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
+        default_factory=list,
+        max_length=64,
+        description="host names and addresses, besides those of loopback, that requests and web pages may use; "
+        "empty = none on a loopback address, any elsewhere",
+    )
 
 
 class HealthConfig(_Section):
@@ -224,7 +230,9 @@ class ServiceConfig(_Section):
         "pipelined", description="for sessions that do not choose one"
     )
     depth: int = Field(0, ge=0, le=64, description="ticks a frame takes in mode depth, 1 (serial) to K (pipelined)")
-    max_action_age_ms: int = Field(0, ge=0, le=60_000, description="for sessions that set none; 0 = validity plus the age foretold for the session")
+    max_action_age_ms: int = Field(
+        0, ge=0, le=60_000, description="for sessions that set none; 0 = validity plus the age foretold for the session"
+    )
     admission_headroom_percent: int = Field(
         20, ge=0, le=90, description="percent of the device kept free when robots share it"
     )

@@ -18,7 +18,7 @@ SETTLE_S = 2.0  # of an attack before it is said to be at it: sockets are open, 
 SPELL = 100  # resets in one write
 PATIENCE_S = 5.0
 ROUND_S = 1.0  # in which every slow socket sends a byte, or comes again when it was cut
-HTTP_HEAD = b"POST /v1/act HTTP/1.1\r\nhost: x\r\nx-slow: "
+HTTP_HEAD = b"POST /v1/act HTTP/1.1\r\nhost: localhost\r\nx-slow: "
 HTTP2_HEAD = h2.PREFACE + h2.frame(h2.SETTINGS, 0, 0, b"")
 CALL = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, h2.headers(STREAM.encode()))
 

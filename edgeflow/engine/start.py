@@ -16,8 +16,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
-from edgeflow.engine.leash import bind_to_front
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
+from edgeflow.ipc.leash import bind_to_front
 from edgeflow.ipc.messages import Begin, StandingBy
 from edgeflow.types import PassTimes
 

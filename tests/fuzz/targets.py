@@ -10,7 +10,8 @@ from edgeflow.config import LimitsConfig
 from edgeflow.errors import RequestError
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import Unparsable, check_frame, check_open, parse_client_message, refuse_unknown_fields
-from edgeflow.service.http.act import JSON_TYPE, MSGPACK_TYPES, act_request, parse_body
+from edgeflow.service.http.act import act_request, parse_body
+from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
 from edgeflow.service.images.images import check_image, decode_jpeg
 from edgeflow.service.images.jpeg import read_jpeg
 from edgeflow.types import CameraSpec, ImageFormat

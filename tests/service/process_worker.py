@@ -10,9 +10,9 @@ import socket
 import threading
 
 from edgeflow.engine.inbox import Inbox
-from edgeflow.engine.leash import bind_to_front
 from edgeflow.engine.start import stand_by
 from edgeflow.ipc.channel import BlockingChannel
+from edgeflow.ipc.leash import bind_to_front
 from edgeflow.ipc.messages import (
     FrameResult,
     Message,

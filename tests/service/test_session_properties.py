@@ -75,7 +75,8 @@ class SessionMachine(RuleBasedStateMachine):
         if bad:
             self.session.refuse(seq, InvalidArgument("bad"), self.now)
         else:
-            self.session.offer(CheckedFrame(seq, self.now, (b"abc",), instruction, None), self.now)
+            frame = CheckedFrame(seq=seq, stamp_ns=self.now, images=(b"abc",), instruction=instruction)
+            self.session.offer(frame, self.now)
 
     @precondition(lambda self: self.alive and self.next_seq > 1)
     @rule(back=st.integers(1, 5))
@@ -89,9 +90,9 @@ class SessionMachine(RuleBasedStateMachine):
         else:
             raise AssertionError(f"{seq} came twice")
 
-    @rule()
-    def start_decoding(self) -> None:
-        frame = self.session.start_decoding()
+    @rule(alone=st.booleans())
+    def start_decoding(self, alone: bool) -> None:
+        frame = self.session.start_decoding(self.now, alone=alone)
         if frame is not None:
             self.decoding.append(frame)
         assert len(self.decoding) <= 1
@@ -165,7 +166,7 @@ class SessionMachine(RuleBasedStateMachine):
         for _ in range(4):
             if self.alive:
                 self.frame(0, None, False)
-            self.start_decoding()
+            self.start_decoding(True)
             if self.decoding:
                 self.finish_decoding(True)
             self.send()
@@ -180,7 +181,7 @@ class SessionMachine(RuleBasedStateMachine):
             if self.alive:
                 self.frame(0, None, False)
             if steps > 1:
-                self.start_decoding()
+                self.start_decoding(True)
             if steps > 1 and self.decoding:
                 self.finish_decoding(True)
             if steps > 2:
@@ -195,6 +196,16 @@ class SessionMachine(RuleBasedStateMachine):
         self.session.reset(instruction)
         assert self.session.epoch == epoch + 1
         self.stopped = False
+
+    @precondition(lambda self: self.alive)
+    @rule(times=st.integers(1, 12))
+    def request_resets(self, times: int) -> None:
+        """The robot asks for new episodes, perhaps too often."""
+        epoch = self.session.epoch
+        for _ in range(times):
+            self.session.request_reset("", self.now)
+        assert epoch <= self.session.epoch <= epoch + times
+        self.stopped = self.stopped and self.session.epoch == epoch
 
     @precondition(lambda self: self.worker_up and self.session.wants_ring)
     @rule()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from edgeflow.config import ChatMessage, ChatSlot
 from edgeflow.errors import InvalidArgument, NotFound
@@ -16,15 +16,19 @@ from edgeflow.service.chat import shapes
 from edgeflow.service.chat.body import MAX_MESSAGES, parse
 from edgeflow.service.chat.routes import ChatFront
 from edgeflow.service.chat.text import ChatText
-from edgeflow.service.chat.turns import Body
+from edgeflow.service.chat.turns import Body, OneUnknownKey
 
 PREFIXES = "/admin/v1/prefixes"
+
+
+class PrefixMessage(ChatMessage, OneUnknownKey):
+    """A message of a fixed prefix, as a client sends it."""
 
 
 class PrefixBody(Body):
     """A fixed prefix: messages (chat completions), or text (completions)."""
 
-    messages: list[ChatMessage] = Field(default_factory=list, max_length=MAX_MESSAGES)
+    messages: Annotated[list[PrefixMessage], FailFast()] = Field(default_factory=list, max_length=MAX_MESSAGES)
     text: str = Field("", max_length=1 << 20)
 
     @model_validator(mode="after")
@@ -50,7 +54,7 @@ def add_prefixes(app: FastAPI, front: ChatFront) -> None:
         data = await request.body()
         body = await asyncio.to_thread(parse, PrefixBody, request.headers.get("content-type", ""), data)
         text = _declared(front, slot)
-        changed = ChatSlot(id=slot, messages=body.messages, text=body.text)
+        changed = ChatSlot(id=slot, messages=list(body.messages), text=body.text)
         ids = await asyncio.to_thread(text.prefix_ids, changed)
         capacity = front.desk.check().capacity
         if len(ids) >= capacity:

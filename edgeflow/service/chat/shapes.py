@@ -20,7 +20,7 @@ _WHY = {
     404: "unknown model or slot",
     408: "the request body arrived too slowly",
     413: "request body too large",
-    415: "unsupported content encoding",
+    415: "unsupported content type or content encoding",
     429: "too many requests are waiting; try again after retry-after seconds",
     503: "the service is stopping, or no chat model is ready",
     504: "no answer within the time limit",

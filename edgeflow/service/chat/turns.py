@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from edgeflow.errors import InvalidArgument
+from edgeflow.service.http.bodies import parse_json
+
+MAX_PARTS = 64
 MAX_CALLS = 64
 MAX_ARGUMENTS = 64 << 10  # characters
+MAX_ARGUMENT_VALUES = 4096
 MAX_TOOLS = 64
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Schema: TypeAlias = dict[str, Any]
 
 
-class Body(BaseModel):
-    """Base of every object a client sends: unknown keys, NaN and values of the wrong type are refused."""
+class OneUnknownKey(BaseModel):
+    """An object of which only the first unknown key is looked at: the library would describe every one of them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_key(cls, values: Any) -> Any:
+        """The same values with the first of their unknown keys only."""
+        if not isinstance(values, dict):
+            return values
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        first = next((key for key in values if key not in known), None)
+        return {key: value for key, value in values.items() if key in known or key == first}
+
+
+class Body(OneUnknownKey):
+    """Base of every object a client sends: unknown keys, NaN and values of the wrong type are refused.
+
+    Lists of objects fail fast.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -53,9 +74,9 @@ class Called(Body):
         if len(text) > MAX_ARGUMENTS:
             raise ValueError(f"exceeds {MAX_ARGUMENTS} characters")
         try:
-            values = json.loads(text)
-        except RecursionError:
-            values = None
+            values = parse_json(text.encode("utf-8", "surrogatepass"), MAX_ARGUMENT_VALUES)
+        except InvalidArgument as error:
+            raise ValueError(str(error).removeprefix("body: ")) from None
         if not isinstance(values, dict):
             raise ValueError("must be a JSON object")
         return text
@@ -69,7 +90,8 @@ class ToolCall(Body):
     function: Called
 
 
-Content: TypeAlias = str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
+Part: TypeAlias = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+Content: TypeAlias = str | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)]
 
 
 class _Turn(Body):
@@ -88,7 +110,7 @@ class AnswerTurn(_Turn):
 
     role: Literal["assistant"]
     content: Content | None = None
-    tool_calls: list[ToolCall] | None = Field(None, min_length=1, max_length=MAX_CALLS)
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, min_length=1, max_length=MAX_CALLS)] | None = None
     refusal: str | None = None
 
 

@@ -25,6 +25,7 @@ MAX_PARTS = 64  # messages in a repeated field
 SMALL_FIELDS_BYTES = 1024  # bound on a frame's bytes beside pixels, text and proprio
 MAX_PROPRIO = 1e6  # a larger value means a broken sensor, whatever its unit
 MAX_PERIOD_MS = 10_000
+ACT_PERIOD_MS = 1000  # of a single action whose request has no period
 MAX_AGE_MS = 60_000
 _FORMATS = {pb.IMAGE_FORMAT_JPEG: ImageFormat.JPEG, pb.IMAGE_FORMAT_RGB8: ImageFormat.RGB8}
 _MODES = {
@@ -98,7 +99,18 @@ def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) ->
     if message.HasField("instruction"):
         instruction = check_text(message.instruction, "frame.instruction", limits)
     checksum = message.crc32c if message.HasField("crc32c") else None
-    return CheckedFrame(message.seq, message.stamp_ns, images, instruction, checksum)
+    return CheckedFrame(
+        seq=message.seq, stamp_ns=message.stamp_ns, images=images, instruction=instruction, crc32c=checksum
+    )
+
+
+def check_act(request: pb.ActRequest, alias: str, limits: LimitsConfig) -> tuple[OpenRequest, CheckedFrame]:
+    """Validate a single action's request; RequestErrors name the field and the limit."""
+    refuse_unknown_fields(request, "message")
+    request.open.control_period_ms = request.open.control_period_ms or ACT_PERIOD_MS
+    request.frame.seq = request.frame.seq or 1
+    opened = check_open(request.open, alias, limits)
+    return opened, check_frame(request.frame, opened, limits)
 
 
 def decode_frame(frame: CheckedFrame, camera: CameraSpec) -> Payload:

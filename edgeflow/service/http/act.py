@@ -1,28 +1,22 @@
-"""POST /v1/act: its JSON or msgpack body as an ActRequest, and the answer."""
+"""POST /v1/act: its JSON or msgpack body as an ActRequest."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import json
-import math
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgpack
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from edgeflow.errors import InvalidArgument, RequestError
+from edgeflow.errors import InvalidArgument
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, media_type, parse_json, parse_msgpack
 from edgeflow.service.images.jpeg import read_jpeg
-from edgeflow.service.sessions.events import ActionEvent
-from edgeflow.types import ActionSchema
 
-MAX_DEPTH = 32
+MAX_PROPRIO = 4096  # the highest limit that a configuration can set
+MAX_VALUES = 2 * MAX_PROPRIO + 64  # msgpack counts keys too
 MAX_FIELD = 100  # characters of a name that an answer repeats
-JSON_TYPE = "application/json"
-MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack")
 _FORMATS = {"jpeg": pb.IMAGE_FORMAT_JPEG, "rgb8": pb.IMAGE_FORMAT_RGB8}
 _MODES = {"": pb.MODE_UNSPECIFIED, "serial": pb.MODE_SERIAL, "pipelined": pb.MODE_PIPELINED}
 
@@ -37,10 +31,18 @@ def _bytes_of(value: object) -> object:
     return value
 
 
-class UnsupportedMedia(RequestError):
-    """The content type is not supported."""
-
-    http_status = 415
+def _named_numbers(value: object) -> object:
+    """Refuse the first member that is not a number: the library would describe every one of them."""
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MAX_PROPRIO:
+        raise InvalidArgument(
+            f"must not have more than {MAX_PROPRIO} values", field="proprio", reason=Reason.PROPRIO_COUNT
+        )
+    for name, number in value.items():
+        if type(number) not in (int, float):
+            raise InvalidArgument("must be a number", field=_field("proprio", name), reason=Reason.BODY_FIELD)
+    return value
 
 
 class ActBody(BaseModel):
@@ -53,7 +55,9 @@ class ActBody(BaseModel):
     format: str = Field("jpeg", pattern="^(jpeg|rgb8)$")
     width: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8; read from the header of a JPEG")
     height: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8")
-    proprio: dict[str, float] = Field(default_factory=dict, description="proprioceptive values by name")
+    proprio: Annotated[dict[str, float], BeforeValidator(_named_numbers)] = Field(
+        default_factory=dict, description="proprioceptive values by name"
+    )
     model: str = ""
     unnorm_key: str = ""
     mode: str = Field("", pattern="^(|serial|pipelined)$")
@@ -61,25 +65,19 @@ class ActBody(BaseModel):
 
 def parse_body(content_type: str, body: bytes) -> ActBody:
     """Parse and validate a body; RequestErrors name the field."""
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind == JSON_TYPE:
-        value = _parse_json(body)
-    elif kind in MSGPACK_TYPES:
-        value = _parse_msgpack(body)
-    else:
-        raise UnsupportedMedia(
-            f"must be {JSON_TYPE} or {MSGPACK_TYPES[0]}", field="content-type", reason=Reason.CONTENT_TYPE
-        )
+    kind = media_type(content_type, (JSON_TYPE, *MSGPACK_TYPES))
+    value = parse_json(body, MAX_VALUES) if kind == JSON_TYPE else parse_msgpack(body, MAX_VALUES)
     if not isinstance(value, dict):
         raise InvalidArgument("must be an object", field="body", reason=Reason.BODY_SHAPE)
+    unknown = next((key for key in value if key not in ActBody.model_fields), None)
+    if unknown is not None:
+        raise InvalidArgument("is not a field of this request", field=_field(unknown), reason=Reason.BODY_FIELD)
     try:
         return ActBody.model_validate(value)
     except ValidationError as error:
         detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        field = ".".join(str(part) for part in detail["loc"])[:MAX_FIELD]
-        raise InvalidArgument(
-            detail["msg"].removeprefix("Value error, "), field=field, reason=Reason.BODY_FIELD
-        ) from None
+        message = detail["msg"].removeprefix("Value error, ")
+        raise InvalidArgument(message, field=_field(*detail["loc"]), reason=Reason.BODY_FIELD) from None
 
 
 def act_request(body: ActBody) -> pb.ActRequest:
@@ -99,60 +97,6 @@ def act_request(body: ActBody) -> pb.ActRequest:
     )
     frame = pb.Frame(seq=1, images=[pb.Image(data=body.image)], proprio=_floats(body.proprio))
     return pb.ActRequest(open=opened, frame=frame)
-
-
-def act_answer(action: ActionEvent, schema: ActionSchema) -> dict[str, Any]:
-    """The answer: the action and its schema, timings and validity."""
-    timings = action.timings
-    return {
-        "action": list(action.values),
-        "command": action.command.value,
-        "reason": action.reason,
-        "token_ids": list(action.token_ids),
-        "valid_for_ms": action.valid_for_ms,
-        "schema": {
-            "names": list(schema.names),
-            "units": list(schema.units),
-            "low": _or_null(schema.low),
-            "high": _or_null(schema.high),
-            "relative": list(schema.relative),
-            "frame": schema.frame,
-            "rotation": schema.rotation,
-        },
-        "timings_ms": {
-            "decode": timings.decode_ns / 1e6,
-            "queue": timings.queue_ns / 1e6,
-            "inference": timings.inference_ns / 1e6,
-            "server": action.server_ns / 1e6,
-        },
-    }
-
-
-def _or_null(limits: Sequence[float]) -> list[float | None]:
-    """Limits for JSON, which has no infinity."""
-    return [limit if math.isfinite(limit) else None for limit in limits]
-
-
-def _parse_json(body: bytes) -> object:
-    try:
-        text = body.decode("utf-8")
-        _check_depth(text)
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidArgument("must be JSON in UTF-8", field="body", reason=Reason.BODY_UNPARSABLE) from None
-
-
-def _check_depth(text: str) -> None:
-    """Bound the nesting cheaply before the parser recurses; brackets inside strings count too."""
-    if text.count("[") + text.count("{") > MAX_DEPTH:
-        raise InvalidArgument(f"must not have more than {MAX_DEPTH} brackets", field="body", reason=Reason.BODY_DEPTH)
-
-
-def _parse_msgpack(body: bytes) -> object:
-    try:
-        return msgpack.unpackb(body, max_map_len=256, max_array_len=256, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException, RecursionError):
-        raise InvalidArgument("must be valid msgpack", field="body", reason=Reason.BODY_UNPARSABLE) from None
 
 
 def _text(text: str, field: str) -> str:

@@ -13,8 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgeflow.config import is_loopback
 from edgeflow.errors import EdgeflowError, PermissionDenied, RequestError, Unauthenticated
 from edgeflow.reasons import Reason
-from edgeflow.service.observe.log import EventLog
-from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.http.hosts import Hosts
+from edgeflow.service.observe.lines import Log
+from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
 
 CALLER = "edgeflow.caller"  # key in the ASGI scope
@@ -22,6 +23,7 @@ REQUEST_ID = "edgeflow.request_id"  # key in the ASGI scope: the client's id or 
 GOOD_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 << 10
+ANY_HOST = Hosts()
 OPEN_PATHS = frozenset({"/live", "/ready", "/healthz", "/readyz"})
 ADMIN_PATH = "/admin/"
 ROLES: dict[str, frozenset[Role]] = {
@@ -43,7 +45,17 @@ _TYPES = {
     "PERMISSION_DENIED": "permission_error",
     "RESOURCE_EXHAUSTED": "rate_limit_error",
 }
-_CODES = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 405: "UNIMPLEMENTED", 413: "RESOURCE_EXHAUSTED"}
+_CODES = {
+    400: "INVALID_ARGUMENT",
+    404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+    408: "DEADLINE_EXCEEDED",
+    413: "RESOURCE_EXHAUSTED",
+    429: "RESOURCE_EXHAUSTED",
+    431: "RESOURCE_EXHAUSTED",
+    501: "UNIMPLEMENTED",
+    505: "UNIMPLEMENTED",
+}
 
 
 class BodyTooLarge(RequestError):
@@ -81,11 +93,21 @@ class Edge:
     """The middleware; it also answers whatever the routes raise.
 
     Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
-    loopback.
+    loopback. OPEN_PATHS may be called by anyone, under any name of the service.
     """
 
-    def __init__(self, app: ASGIApp, guard: Guard, body_bytes: int, metrics: Metrics, log: EventLog) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        guard: Guard,
+        body_bytes: int,
+        metrics: ProcessMetrics,
+        log: Log,
+        hosts: Hosts = ANY_HOST,
+    ) -> None:
         self._app = app
+        self._hosts = hosts
         self._guard = guard
         self._body_bytes = body_bytes
         self._metrics = metrics
@@ -131,6 +153,7 @@ class Edge:
             return Caller(peer)
         shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         try:
+            self._hosts.check(scope["headers"])
             if path.startswith(ADMIN_PATH) and not self._guard.asks and not is_loopback(peer):
                 raise PermissionDenied(
                     "administration without tokens is limited to this machine: configure tokens_file",

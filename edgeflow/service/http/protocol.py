@@ -1,9 +1,9 @@
-"""An HTTP protocol with limits that uvicorn lacks: time for headers and bodies, connections, chunks."""
+"""An HTTP protocol with limits that uvicorn lacks: time for headers and bodies, connections, chunks; and stricter."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,17 +11,24 @@ from typing import Any
 import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
 from edgeflow.config import ServiceConfig
-from edgeflow.service.http.edge import error_body
-from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.http.goodbye import GOODBYE_S, Refusals, last_answer
+from edgeflow.service.observe.process_metrics import ProcessMetrics
 
 HEADER_BYTES = 16 << 10
 MAX_CHUNKS = 2048  # parsing one takes about 10 us, all at once
 BODY_BYTES_PER_S = 1024
 CHECK_S = 1.0  # between checks of a body's rate
-GOODBYE_S = 1.0  # for a disconnected client to read its answer
+_HEAD_END = re.compile(rb"\n\r?\n")
+_LENGTH = re.compile(rb"(?i)\ncontent-length[ \t]*:[^\r\n]*")
+_WORDS = {
+    431: f"the headers exceed {HEADER_BYTES} bytes",
+    501: "this transfer encoding is not supported",
+    505: "only HTTP/1.0 and HTTP/1.1 are served",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,11 +39,12 @@ class Bounds:
     body_s: float
     connections: int
     per_address: int
-    metrics: Metrics
+    metrics: ProcessMetrics
+    refusals: Refusals
     open: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, config: ServiceConfig, metrics: Metrics) -> Bounds:
+    def of(cls, config: ServiceConfig, metrics: ProcessMetrics) -> Bounds:
         timing, limits = config.timing, config.limits
         return cls(
             headers_s=timing.http_headers_ms / 1000,
@@ -44,6 +52,7 @@ class Bounds:
             connections=limits.http_connections,
             per_address=limits.http_connections_per_address,
             metrics=metrics,
+            refusals=Refusals(limits.http_body_bytes + HEADER_BYTES),
         )
 
     def refuse(self, address: str) -> str:
@@ -54,7 +63,7 @@ class Bounds:
 
 
 class BoundedProtocol(H11Protocol):
-    """A connection. A late client gets 408 and is disconnected; a connection too many is closed at once."""
+    """A connection. A late client gets 408 and is disconnected; a connection too many gets 429."""
 
     def __init__(
         self,
@@ -66,7 +75,7 @@ class BoundedProtocol(H11Protocol):
         bounds: Bounds,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.conn = _CountedConnection(h11.SERVER, HEADER_BYTES)
+        self.conn = self._strict = _StrictConnection(h11.SERVER, HEADER_BYTES)
         self._bounds = bounds
         self._address: str | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -75,12 +84,13 @@ class BoundedProtocol(H11Protocol):
         self._received = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        address = self.client[0] if self.client else ""
+        peer = get_remote_addr(transport)
+        address = peer[0] if peer else ""
         if limit := self._bounds.refuse(address):
             self._bounds.metrics.limit_rejections.labels(limit).inc()
-            transport.abort()
+            self._bounds.refusals.refuse(transport)
             return
+        super().connection_made(transport)
         self._address = address
         self._bounds.open[address] += 1
         self._begin(False)
@@ -106,6 +116,11 @@ class BoundedProtocol(H11Protocol):
                 self._begin(True)
         elif state is not h11.IDLE or self._waits_for_body:
             self._stop()
+
+    def send_400_response(self, _: str) -> None:
+        """Refuse what is not HTTP in the form of every error; the library's words would repeat the client's."""
+        status = self._strict.status
+        self._close_with(status, _WORDS.get(status, "this is not a valid HTTP request"))
 
     def _begin(self, body: bool) -> None:
         self._stop()
@@ -135,33 +150,64 @@ class BoundedProtocol(H11Protocol):
         """Send 408 if nothing was answered yet, then close."""
         self._stop()
         self._bounds.metrics.limit_rejections.labels(limit).inc()
+        self._close_with(408, f"{what} did not arrive in time")
+
+    def _close_with(self, status: int, message: str) -> None:
+        """Write a last answer, unless one was begun, and close."""
         if self.transport.is_closing():
             return
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.write(_late(what))
+            self.transport.write(last_answer(status, message))
         self.transport.close()
         self.loop.call_later(GOODBYE_S, self.transport.abort)
 
 
-class _CountedConnection(h11.Connection):
-    """An h11 connection that refuses bodies of more than MAX_CHUNKS chunks."""
+class _StrictConnection(h11.Connection):
+    """An h11 connection that refuses bodies of more than MAX_CHUNKS chunks, and requests that a proxy might read as
+    others: with two lengths, or lines that end in a bare LF.
+
+    status: the answer to what was refused.
+    """
 
     def __init__(self, role: type[h11.SERVER], max_incomplete_event_size: int) -> None:
         super().__init__(role, max_incomplete_event_size)
+        self.status = 400
         self._chunks = 0
 
     def next_event(self) -> Any:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            self._chunks = 0
-        elif isinstance(event, h11.Data) and event.chunk_start:
-            self._chunks += 1
-            if self._chunks > MAX_CHUNKS:
-                raise h11.RemoteProtocolError(f"more than {MAX_CHUNKS} chunks")
+        try:
+            if self.their_state is h11.IDLE:
+                _check_head(self.trailing_data[0])
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                self._chunks = 0
+                _check_request(event)
+            elif isinstance(event, h11.Data) and event.chunk_start:
+                self._chunks += 1
+                if self._chunks > MAX_CHUNKS:
+                    raise h11.RemoteProtocolError(f"more than {MAX_CHUNKS} chunks")
+        except h11.RemoteProtocolError as error:
+            self.status = error.error_status_hint
+            raise
         return event
 
 
-def _late(what: str) -> bytes:
-    body = json.dumps(error_body("DEADLINE_EXCEEDED", f"{what} did not arrive in time")).encode()
-    head = "HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+def _check_head(data: bytes) -> None:
+    """Check what h11 would repair: it keeps no trace of it."""
+    end = _HEAD_END.search(data)
+    if end is None:
+        return
+    head = data[: end.end()]
+    if head.count(b"\n") != head.count(b"\r\n"):
+        raise h11.RemoteProtocolError("bare LF")
+    lengths = _LENGTH.findall(head)
+    if len(lengths) > 1 or b"," in b"".join(lengths):
+        raise h11.RemoteProtocolError("several lengths")
+
+
+def _check_request(request: h11.Request) -> None:
+    if request.http_version not in (b"1.0", b"1.1"):
+        raise h11.RemoteProtocolError("version", error_status_hint=505)
+    names = {name for name, _ in request.headers}
+    if {b"content-length", b"transfer-encoding"} <= names:
+        raise h11.RemoteProtocolError("two lengths")

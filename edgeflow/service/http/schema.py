@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgeflow.service.http.act import JSON_TYPE, MSGPACK_TYPES, ActBody
+from edgeflow.service.http.act import ActBody
+from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
 
 _EXAMPLE = {"image": "gICA", "format": "rgb8", "width": 1, "height": 1, "instruction": "grasp the red handle"}
 

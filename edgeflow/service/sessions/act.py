@@ -7,29 +7,28 @@ from dataclasses import replace
 
 from edgeflow.errors import DeadlineExceeded
 from edgeflow.reasons import Reason
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.grpc.codec import check_open, refuse_unknown_fields
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.events import ActionEvent, StatusEvent
 from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow.types import ActionSchema, Disposition, Mode
 
-DEFAULT_PERIOD_MS = 1000
 _ANSWERED_BY_HOLD = {Reason.POLICY_OUTPUT_INVALID, Reason.ACTION_TOO_OLD}
 
 
-async def act_once(plane: ControlPlane, request: pb.ActRequest, caller: Caller) -> tuple[ActionEvent, ActionSchema]:
-    """The action for a single frame; raises RequestErrors. The mode is serial unless the request sets one."""
-    refuse_unknown_fields(request, "message")
-    request.open.control_period_ms = request.open.control_period_ms or DEFAULT_PERIOD_MS
-    request.frame.seq = request.frame.seq or 1
-    opened = check_open(request.open, plane.config.alias, plane.config.limits)
+async def act_once(
+    plane: ControlPlane, opened: OpenRequest, frame: CheckedFrame, caller: Caller, *, received_ns: int | None = None
+) -> tuple[ActionEvent, ActionSchema]:
+    """The action for a single checked frame; raises RequestErrors. The mode is serial unless the request sets one.
+
+    received_ns: when the frame reached this machine, on the monotonic clock; None = now.
+    """
     runner = await plane.open(replace(opened, mode=opened.mode or Mode.SERIAL), caller)
     timeout_ms = plane.config.timing.act_timeout_ms
     try:
-        runner.receive_frame(request.frame, request)
+        runner.receive_checked(frame, received_ns)
         action = await asyncio.wait_for(_first_action(runner), timeout_ms / 1000)
     except asyncio.TimeoutError:
         raise DeadlineExceeded(f"no action within {timeout_ms} ms", reason=Reason.ACT_TIMEOUT) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeflow.ipc.messages import Payload
 from edgeflow.types import CameraSpec, Mode
 
 
@@ -24,15 +25,19 @@ class OpenRequest:
     depth: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedFrame:
-    """A frame whose sizes, header, numbers and text are valid; its pixels are not decoded yet.
+    """A frame whose sizes, header, numbers and text are valid.
 
     images: one per camera, in the order of the open request. instruction: None = unchanged.
+    pixels: height*width*3 RGB bytes of the policy's camera if they were decoded elsewhere, in decode_ns; None = decode
+    them here.
     """
 
     seq: int
     stamp_ns: int
     images: tuple[bytes, ...]
-    instruction: str | None
-    crc32c: int | None
+    instruction: str | None = None
+    crc32c: int | None = None
+    pixels: Payload | None = None
+    decode_ns: int = 0

@@ -23,6 +23,8 @@ from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.session import Session
 from edgeflow.types import CameraSpec, Command
 
+MAX_ELSEWHERE_NS = 10_000_000_000  # that a frame may have spent in another process of this machine
+
 
 class WorkerPort(Protocol):
     """The connection to the worker."""
@@ -48,6 +50,7 @@ class SessionRunner:
         metrics: Metrics,
         log: EventLog,
         want_ring: Callable[[SessionRunner], None],
+        alone: Callable[[SessionRunner], bool],
     ) -> None:
         self.session = session
         self.plan = plan
@@ -58,6 +61,8 @@ class SessionRunner:
         self._metrics = metrics
         self._log = log
         self._want_ring = want_ring
+        self._alone = alone
+        self._turn: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._last_frame_ns: int | None = None
         self._taken: list[Event] = []
@@ -90,7 +95,7 @@ class SessionRunner:
                 )
         self.pump()
 
-    def receive_frame(self, frame: pb.Frame, envelope: pb.ClientMessage | pb.ActRequest) -> None:
+    def receive_frame(self, frame: pb.Frame, envelope: pb.ClientMessage) -> None:
         """Check the order, unknown fields and contents of a frame, then offer or refuse it."""
         now_ns = self._clock.now_ns()
         self._observe_gap(now_ns)
@@ -98,6 +103,20 @@ class SessionRunner:
             self.session.admit(frame.seq, frame.stamp_ns, now_ns)
             refuse_unknown_fields(envelope, "message")
             self.session.offer(check_frame(frame, self.session.request, self._limits), now_ns)
+        except RequestError as error:
+            self._refuse(frame.seq, error)
+        self.pump()
+
+    def receive_checked(self, frame: CheckedFrame, received_ns: int | None = None) -> None:
+        """Check the order of a frame whose contents are checked already, then offer or refuse it.
+
+        received_ns: when it reached this machine, so that time spent elsewhere counts in its age; None = now.
+        """
+        now_ns = self._clock.now_ns()
+        since_ns = now_ns if received_ns is None else min(max(received_ns, now_ns - MAX_ELSEWHERE_NS), now_ns)
+        try:
+            self.session.admit(frame.seq, frame.stamp_ns, now_ns, since_ns)
+            self.session.offer(frame, now_ns, since_ns)
         except RequestError as error:
             self._refuse(frame.seq, error)
         self.pump()
@@ -125,10 +144,14 @@ class SessionRunner:
             self._port.send(session.commands.popleft())
         if session.wants_ring:
             self._want_ring(self)
-        if self._port.writable and (ready := session.start_sending(self._clock.now_ns())) is not None:
+        now_ns = self._clock.now_ns()
+        if self._port.writable and (ready := session.start_sending(now_ns)) is not None:
             self._port.send(ready)
-        if (frame := session.start_decoding()) is not None:
-            self._decode(frame)
+        if (turn_ns := session.turn_ns(now_ns)) is not None:
+            self._take_turn(turn_ns, now_ns)
+        if session.unread and session.ended is None:
+            session.end(End("RESOURCE_EXHAUSTED", Reason.SLOW_READER, "the robot reads its answers too slowly"))
+            self._metrics.watchdog_fired.labels("slow_reader").inc()
         if session.has_events or session.ended is not None:
             self._changed.set()
 
@@ -155,7 +178,22 @@ class SessionRunner:
                 number, command = self.session.number, event.command.value
                 self._log.event(command, session=number, epoch=event.epoch, reason=event.reason)
 
+    def _take_turn(self, turn_ns: int, now_ns: int) -> None:
+        """Decode the waiting frame, or come back when it has its turn."""
+        frame = self.session.start_decoding(now_ns, alone=turn_ns > now_ns and self._alone(self))
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        if frame is not None:
+            self._decode(frame)
+        else:
+            self._turn = asyncio.get_running_loop().call_later((turn_ns - now_ns) / 1e9, self.pump)
+
     def _decode(self, frame: CheckedFrame) -> None:
+        if frame.pixels is not None:
+            self.session.decoded(frame.pixels, frame.decode_ns)
+            self.pump()
+            return
         loop = asyncio.get_running_loop()
         camera = self.session.request.cameras[0]
         loop.run_in_executor(self._pool, _timed_decode, frame, camera).add_done_callback(self._decoded)
@@ -177,7 +215,7 @@ class SessionRunner:
         except RequestError as error:
             self.session.reject_message(error, self._clock.now_ns())
         else:
-            self.session.reset(text)
+            self.session.request_reset(text, self._clock.now_ns())
 
     def _refuse(self, seq: int, error: RequestError) -> None:
         self.session.refuse(seq, error, self._clock.now_ns())

@@ -21,7 +21,7 @@ from edgeflow.types import PassTimes
 
 ENTRY = "edgeflow.engine.start"
 KILL_WAIT_S = 5.0
-STACKS_SIGNAL = signal.SIGUSR1  # the same as in engine/leash.py
+STACKS_SIGNAL = signal.SIGUSR1  # the same as in ipc/leash.py
 STACKS_S = 0.3
 STACKS_QUIET_S = 0.05
 STACKS_BYTES = 64 << 10
@@ -44,11 +44,15 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A started worker: the front's end of its socket, the process, and warnings about settings not permitted."""
+    """A started worker: the front's end of its socket, the process, and warnings about settings not permitted.
+
+    handover: where the worker expects sockets to the chat front; None without chat.
+    """
 
     sock: socket.socket
     process: Process
     warnings: tuple[str, ...] = ()
+    handover: socket.socket | None = None
 
 
 Launch: TypeAlias = Callable[[], Launched]

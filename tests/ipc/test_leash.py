@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 HUNG = """
 import os, socket, sys, time
-from edgeflow.engine.leash import bind_to_front
+from edgeflow.ipc.leash import bind_to_front
 bind_to_front(os.getppid(), int(sys.argv[1]), None)
 os.write(1, b"bound")
 time.sleep(3600)

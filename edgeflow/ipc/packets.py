@@ -1,0 +1,79 @@
+"""Packets between control and a child process: one message each, with descriptors, over a SOCK_SEQPACKET socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from edgeflow.errors import WorkerError
+from edgeflow.ipc.coding import Coding
+
+MAX_DESCRIPTORS = 4
+MAX_PACKET_BYTES = 128 << 10
+SEND_BUFFER_BYTES = 1 << 20  # as far as the system permits
+Kind = TypeVar("Kind")
+
+
+def packet_pair() -> tuple[socket.socket, socket.socket]:
+    """A connected pair of non-blocking packet sockets."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for each in (ours, theirs):
+        each.setblocking(False)
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    return ours, theirs
+
+
+class Packets(Generic[Kind]):
+    """One end of the socket; never blocks."""
+
+    def __init__(self, sock: socket.socket, coding: Coding[Kind]) -> None:
+        self._sock = sock
+        self._coding = coding
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, message: Kind, descriptors: Sequence[int] = ()) -> bool:
+        """Send a message, and duplicates of the descriptors; False if the other end is gone or does not read."""
+        header, _ = self._coding.encode(message)
+        try:
+            socket.send_fds(self._sock, [header], list(descriptors))
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> tuple[Kind, list[int]] | None:
+        """The next message with its descriptors, which the caller closes; None if there is none yet.
+
+        EOFError once the other end is gone; WorkerError for what is not a message.
+        """
+        try:
+            data, descriptors, flags, _ = socket.recv_fds(
+                self._sock, MAX_PACKET_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            raise EOFError from error
+        if not data:
+            raise EOFError
+        try:
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise WorkerError("truncated message between processes")
+            return self._coding.decode(data), descriptors
+        except WorkerError:
+            close_all(descriptors)
+            raise
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close descriptors, whatever state they are in."""
+    for each in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(each)

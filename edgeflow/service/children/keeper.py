@@ -1,0 +1,228 @@
+"""Keeps a child process running: start, beats, replacement, drain. A child never decides about the service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from edgeflow.clock import Clock
+from edgeflow.errors import StartError, WorkerError
+from edgeflow.ipc.packets import Packets, close_all
+from edgeflow.service.children.launch import ChildProcess, LaunchChild
+from edgeflow.service.children.messages import (
+    CODING,
+    Beat,
+    ChildFailed,
+    ChildMessage,
+    Drain,
+    Drained,
+    FromChild,
+    LogEvent,
+    Serving,
+    ToChild,
+)
+from edgeflow.service.faults import start_error
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.worker.progress import Progress
+
+CHECK_S = 0.1
+SILENT_NS = 2_000_000_000  # a child that serves and shows no sign of life for this long is replaced
+STARTING_NS = 20_000_000_000  # the same for one that is starting
+BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 0.5
+PER_TURN = 16  # messages handled before control's loop gets its turn
+KILL_WAIT_S = 5.0
+MAX_LOG_BYTES = 16 << 10
+
+
+class ChildListener(Protocol):
+    """What control does for a child; all calls come on the loop."""
+
+    def child_started(self, keeper: Keeper) -> None:
+        """A child was launched: send what it must know before it serves."""
+        ...
+
+    def child_message(self, keeper: Keeper, message: Any, descriptors: list[int]) -> None:
+        """A message of the child. The listener closes the descriptors."""
+        ...
+
+    def child_lost(self, keeper: Keeper) -> None:
+        """The child is gone; another one follows."""
+        ...
+
+
+class _Life:
+    """One child, from its launch to its end. `over` is set once it has ended, hangs, or sends what is no message."""
+
+    def __init__(self, sock: socket.socket, process: ChildProcess) -> None:
+        self.packets: Packets[ChildMessage] = Packets(sock, CODING)
+        self.process = process
+        self.progress = Progress(STARTING_NS)
+        self.serving = asyncio.Event()
+        self.drained = asyncio.Event()
+        self.failed: StartError | None = None
+        self.over = asyncio.Event()
+        self.cause = ""
+
+    def end(self, cause: str) -> None:
+        if not self.over.is_set():
+            self.cause = cause
+            self.over.set()
+            asyncio.get_running_loop().remove_reader(self.packets.fileno())
+
+
+class Keeper:
+    """Keeps one child running between `start` and `stop`; runs on the loop."""
+
+    def __init__(self, name: str, launch: LaunchChild, *, listener: ChildListener, clock: Clock, log: EventLog) -> None:
+        self.name = name
+        self.restarts = 0
+        self._launch = launch
+        self._listener = listener
+        self._clock = clock
+        self._log = log
+        self._life: _Life | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the present child; None without one."""
+        return self._life.process.pid if self._life is not None else None
+
+    @property
+    def serving(self) -> bool:
+        """True if the child accepts requests."""
+        return self._life is not None and self._life.serving.is_set() and not self._life.over.is_set()
+
+    def send(self, message: ToChild, descriptors: Sequence[int] = ()) -> bool:
+        """Send a message to the present child; False if it is gone or does not read."""
+        return self._life is not None and self._life.packets.send(message, descriptors)
+
+    async def start(self) -> None:
+        """Launch the first child and wait until it serves; StartError if it cannot."""
+        life = self._begin()
+        watching = asyncio.create_task(self._watch(life), name=f"{self.name}-start")
+        serving = asyncio.create_task(life.serving.wait())
+        try:
+            await asyncio.wait({watching, serving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            serving.cancel()
+            watching.cancel()
+            await asyncio.gather(serving, watching, return_exceptions=True)
+        if not life.serving.is_set():
+            ended = await _bury(life)
+            raise life.failed or StartError(f"the {self.name} process ended before it served ({life.cause}; {ended})")
+
+    async def keep(self) -> None:
+        """Watch the child and replace it whenever it ends, for ever."""
+        backoff_s = BACKOFF_S
+        while True:
+            life = self._life
+            if life is not None:
+                await self._watch(life)
+                self._listener.child_lost(self)
+                ended = await _bury(life)
+                self._log.event("child_lost", child=self.name, cause=life.cause, ended=ended)
+                backoff_s = BACKOFF_S if life.serving.is_set() else min(2 * backoff_s, LONGEST_BACKOFF_S)
+            self._life = None
+            await asyncio.sleep(backoff_s)
+            try:
+                self._begin()
+                self.restarts += 1
+            except OSError as error:
+                self._log.event("child_failed", child=self.name, error=type(error).__name__)
+
+    async def drain(self, deadline_ms: int) -> None:
+        """Have the child refuse new work and finish the rest, within the deadline."""
+        life = self._life
+        if life is None or life.over.is_set() or not life.packets.send(Drain(deadline_ms)):
+            return
+        over = [asyncio.create_task(each.wait()) for each in (life.drained, life.over)]
+        await asyncio.wait(over, timeout=deadline_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+        for each in over:
+            each.cancel()
+
+    async def stop(self) -> None:
+        """Kill the child; idempotent. Cancel `keep` first."""
+        life, self._life = self._life, None
+        if life is not None:
+            life.end("stopped")
+            await _bury(life)
+
+    def _begin(self) -> _Life:
+        launched = self._launch()
+        life = self._life = _Life(launched.sock, launched.process)
+        asyncio.get_running_loop().add_reader(life.packets.fileno(), self._read, life)
+        self._listener.child_started(self)
+        return life
+
+    async def _watch(self, life: _Life) -> None:
+        """Wait for the end of a child's life; its silence counts only while this loop runs."""
+        while not life.over.is_set():
+            now_ns = self._clock.now_ns()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(life.over.wait(), CHECK_S)
+            listened_ns = min(self._clock.now_ns() - now_ns, int(2e9 * CHECK_S))
+            if life.progress.listened(listened_ns):
+                life.end("hung")
+
+    def _read(self, life: _Life) -> None:
+        try:
+            for _ in range(PER_TURN):
+                if life.over.is_set() or (found := life.packets.receive()) is None:
+                    return
+                life.progress.heard()
+                self._handle(life, *found)
+        except EOFError:
+            life.end("eof")
+        except WorkerError:
+            life.end("protocol")
+
+    def _handle(self, life: _Life, message: ChildMessage, descriptors: list[int]) -> None:
+        match message:
+            case Beat():
+                close_all(descriptors)
+            case Serving():
+                life.progress = Progress(SILENT_NS)
+                life.serving.set()
+                close_all(descriptors)
+            case ChildFailed():
+                life.failed = start_error(message.kind, message.text)
+                close_all(descriptors)
+                life.end("failed")
+            case Drained():
+                life.drained.set()
+                close_all(descriptors)
+            case LogEvent():
+                self._write(message)
+                close_all(descriptors)
+            case _ if isinstance(message, FromChild):
+                self._listener.child_message(self, message, descriptors)
+            case _:
+                close_all(descriptors)
+                raise WorkerError("a message of control came from a child")
+
+    def _write(self, message: LogEvent) -> None:
+        """Write a child's line to the log, under its name; what is not an object of moderate size is dropped."""
+        try:
+            values = json.loads(message.values) if len(message.values) <= MAX_LOG_BYTES else None
+        except ValueError:
+            values = None
+        if isinstance(values, dict):
+            reserved = ("name", "event", "time", "process", "self")
+            kept = {str(key): value for key, value in values.items() if key not in reserved}
+            self._log.event(message.name, process=self.name, **kept)
+
+
+async def _bury(life: _Life) -> str:
+    """Kill the process and wait for its end; returns how it ended."""
+    life.end(life.cause)
+    ended = await life.process.wait(0)
+    if ended is None:
+        life.process.kill()
+        ended = await life.process.wait(KILL_WAIT_S)
+    life.packets.close()
+    return ended or f"still running {KILL_WAIT_S:g} s after SIGKILL"

@@ -1,0 +1,76 @@
+"""Entry of the child processes that read strangers' bytes: the gateway and the chat front, started by control."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import os
+import resource
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from edgeflow.ipc.leash import bind_to_front
+
+NICE = 5
+OOM_SCORE = 1000  # the first to go when the machine is out of memory
+ROLES = {"gateway": "edgeflow.service.gateway.gateway", "chat": "edgeflow.service.chat.front"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildStart:
+    """What a child starts with. control: its socket to control. listener: the bound socket it serves.
+
+    chat_path: of the chat front's socket, for the gateway; "" without chat. config: the resolved configuration's file.
+    """
+
+    role: str
+    control: socket.socket
+    listener: socket.socket
+    chat_path: str
+    config: Path
+
+
+def run() -> NoReturn:
+    """Run the process from start to exit."""
+    parser = argparse.ArgumentParser(description="edgeflow child process; started by `edgeflow serve`")
+    parser.add_argument("--role", choices=list(ROLES), required=True)
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to control")
+    parser.add_argument("--listener", type=int, required=True, help="inherited listening socket")
+    parser.add_argument("--chat-path", default="", help="path of the chat front's socket")
+    parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
+    parser.add_argument("--memory-mb", type=int, required=True, help="limit of this process's memory, in MiB")
+    parser.add_argument("--parent", type=int, required=True, help="process id of control")
+    arguments = parser.parse_args()
+    bind_to_front(arguments.parent, arguments.fd, None)
+    be_expendable(arguments.memory_mb)
+    start = ChildStart(
+        role=arguments.role,
+        control=socket.socket(fileno=arguments.fd),
+        listener=socket.socket(fileno=arguments.listener),
+        chat_path=arguments.chat_path,
+        config=arguments.config,
+    )
+    from edgeflow.service.host.process import new_loop  # the leash comes first
+
+    module = importlib.import_module(ROLES[arguments.role])
+    loop = new_loop()
+    asyncio.set_event_loop(loop)
+    exit_code = loop.run_until_complete(module.serve(start))
+    os._exit(exit_code)
+
+
+def be_expendable(memory_mb: int) -> None:
+    """Give way to robots: low priority, bounded memory, and the first to be killed without memory."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = memory_mb << 20
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
