@@ -20,6 +20,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from itertools import chain
 from multiprocessing.connection import wait
 
@@ -52,7 +53,7 @@ Seen = dict[str, list[Watched]]
 def main() -> int:
     """Run the scenario; return the exit code."""
     made = parser(__doc__, 1000)
-    made.add_argument("--robots", type=int, default=100, help="robots at once")
+    made.add_argument("--robots", type=int, default=50, help="robots at once")
     made.add_argument("--real", type=int, default=40, help="trials against the real service, further ones")
     arguments = made.parse_args()
     report = Report("stalls", arguments)
@@ -77,8 +78,7 @@ def main() -> int:
         Row("controls that saw no old action", sum(_latest_ms(each) <= BAR_MS for each in controls.values()), "", 0),
     ]
     rows += [Row(f"control without a limit, {name}", _latest_ms(robots), "ms") for name, robots in controls.items()]
-    samples = {name: [robot.late_ms for robot in robots] for name, robots in (seen | controls).items()}
-    return report.finish(rows, late_ms=samples, stalls_s=lengths)
+    return report.finish(rows, robots=_samples(seen), controls=_samples(controls))
 
 
 def durations(count: int, generator: random.Random) -> list[float]:
@@ -187,6 +187,14 @@ def _give_up() -> list[object]:
 def _heard(robots: RobotProcess) -> list[Watched]:
     found: list[Watched] = robots.hear()  # type: ignore[assignment]
     return found
+
+
+def _samples(seen: Seen) -> dict[str, list[dict[str, object]]]:
+    """What every robot did; late_ms is null where it acted on no frame."""
+    return {
+        name: [{**asdict(robot), "late_ms": robot.late_ms if robot.acted else None} for robot in robots]
+        for name, robots in seen.items()
+    }
 
 
 def _oldest(name: str, robots: Sequence[Watched]) -> Row:
