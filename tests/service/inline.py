@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from edgeflow.config import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
+from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.children.launch import LaunchChild, LaunchedChild, Role
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.gateway.gateway import Gateway
@@ -19,7 +20,7 @@ class InlineChildren:
     """Runs children as tasks and remembers the newest of each role."""
 
     def __init__(self, settings: ServiceConfig) -> None:
-        self.newest: dict[str, Gateway] = {}
+        self.newest: dict[str, Gateway | ChatProcess] = {}
         self._settings = settings
 
     def launches(self, role: Role) -> LaunchChild:
@@ -37,7 +38,8 @@ class InlineChildren:
             chat_path=role.chat_path,
             config=Path("unused"),
         )
-        child = self.newest[role.name] = Gateway(start, self._settings)
+        kind = ChatProcess if role.name == "chat" else Gateway
+        child = self.newest[role.name] = kind(start, self._settings)
         return LaunchedChild(ours, _Task(asyncio.create_task(child.run(), name=role.name), child))
 
 
@@ -46,7 +48,7 @@ class _Task:
 
     pid = None
 
-    def __init__(self, task: asyncio.Task[int], child: Gateway) -> None:
+    def __init__(self, task: asyncio.Task[int], child: Gateway | ChatProcess) -> None:
         self._task = task
         self._child = child
 

@@ -14,8 +14,7 @@ from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.errors import Unavailable
 from edgeflow.reasons import Reason
 from edgeflow.service.chat import shapes
-from edgeflow.service.chat.body import ChatBody, CompletionBody, TokenizeBody
-from edgeflow.service.chat.prefixes import PREFIXES, PrefixBody
+from edgeflow.service.chat.body import PREFIXES, ChatBody, CompletionBody, PrefixBody, TokenizeBody
 from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control
 from edgeflow.service.gateway.proxy import ChatSide, Passed

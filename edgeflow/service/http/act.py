@@ -111,3 +111,8 @@ def _text(text: str, field: str) -> str:
 def _floats(proprio: dict[str, float]) -> list[float]:
     """The values for 32-bit floats; larger ones become infinite, which the frame check refuses by name."""
     return [value if abs(value) <= 3.4e38 else float("inf") for value in proprio.values()]
+
+
+def _field(*path: object) -> str:
+    """The name of a field as an answer repeats it."""
+    return ".".join(str(part)[:MAX_FIELD] for part in path)[:MAX_FIELD]

@@ -27,7 +27,6 @@ class Metrics(ProcessMetrics):
         self._time_metrics()
         self._service_metrics()
         self._worker_metrics()
-        self._chat_metrics()
         self._pong = Pong(nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[])
 
     def watch_log(self, log: EventLog) -> None:
@@ -123,13 +122,3 @@ class Metrics(ProcessMetrics):
         self.pass_seconds = self._histogram("pass_seconds", "Duration of a pass")
         self.predicted_fps = self._gauge("predicted_fps", "Actions per second of one robot alone at full rate", "mode")
         self.predicted_age = self._gauge("predicted_age_seconds", "Age of its actions when sent", "mode")
-
-    def _chat_metrics(self) -> None:
-        self.chat_running = self._gauge("chat_requests_running", "Requests being answered")
-        self.chat_waiting = self._gauge("chat_requests_waiting", "Requests waiting for their turn")
-        self.chat_refused = self._counter(
-            "chat_refused", "Requests refused because the queue was full or slow", "reason"
-        )
-        self.chat_first_token = self._histogram("chat_time_to_first_token_seconds", "Arrival to first token")
-        self.chat_token_gap = self._histogram("chat_inter_token_latency_seconds", "Time between tokens of an answer")
-        self.chat_tokens = self._counter("chat_tokens", "Tokens of prompts and answers", "kind")
