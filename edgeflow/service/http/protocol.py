@@ -118,7 +118,7 @@ class BoundedProtocol(H11Protocol):
             self._stop()
 
     def send_400_response(self, _: str) -> None:
-        """Refuse what is not HTTP in the form of every error, without the library's words, which repeat the client's."""
+        """Refuse what is not HTTP in the form of every error, without the client's words."""
         status = self._strict.status
         self._close_with(status, _WORDS.get(status, "this is not a valid HTTP request"))
 
