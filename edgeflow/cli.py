@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+from pathlib import Path
 
 if importlib.util.find_spec("typer") is None:
     print(
@@ -63,7 +65,10 @@ def main() -> None:
 
 
 def _fail(text: str, code: int) -> int:
-    print("edgeflow:", " ".join(text.split()), file=sys.stderr)
+    try:
+        print("edgeflow:", " ".join(text.split()), file=sys.stderr)
+    except OSError:  # a full disk or a closed pipe: the exit code says it too
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - the interpreter flushes it at its end
     return code
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import asdict
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -69,6 +71,28 @@ def reporting(console: Console) -> Iterator[Report]:
             progress.update(task, description=what, completed=done, total=total)
 
         yield report
+
+
+class Lines(Protocol):
+    """Receiver of lines that are written when their reader takes them."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def close(self) -> object: ...
+
+
+class JsonPrinter:
+    """Prints every announcement as a line of JSON."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+
+    def __call__(self, status: Any) -> None:
+        self._lines.write(f"{json.dumps(asdict(status))}\n")
+
+    def close(self) -> None:
+        """Wait for a moment until all is written."""
+        self._lines.close()
 
 
 class ServicePrinter:

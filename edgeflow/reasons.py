@@ -123,6 +123,7 @@ class Reason(str, Enum):
     SCHEMA_TOO_LARGE = "SCHEMA_TOO_LARGE"
 
     # What the robot-side SDK says itself.
+    ACTION_OUT_OF_LIMITS = "ACTION_OUT_OF_LIMITS"
     CLOSED = "CLOSED"
     DISCONNECTED = "DISCONNECTED"
     MALFORMED_ACTION = "MALFORMED_ACTION"

@@ -114,7 +114,7 @@ def test_a_bad_start_is_one_line_and_exit_code_2(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    ports = ["--grpc-port", "0", "--http-port", "0"]
+    ports = ["--grpc-port", "0", "--http-port", "0", "--health-port", "0"]
     before_s = computed_s()
     result = run("serve", *ports, *arguments, cwd=tmp_path)
     assert computed_s() - before_s < START_LIMIT_S
@@ -125,12 +125,12 @@ def test_a_bad_start_is_one_line_and_exit_code_2(
         assert word in told
 
 
-@pytest.mark.parametrize("flag", ["--grpc-port", "--http-port"])
+@pytest.mark.parametrize("flag", ["--grpc-port", "--http-port", "--health-port"])
 def test_a_busy_port_is_told(flag: str):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        other = "--http-port" if flag == "--grpc-port" else "--grpc-port"
-        result = run("serve", flag, port, other, "0")
+        ports = {"--grpc-port": "0", "--http-port": "0", "--health-port": "0", flag: port}
+        result = run("serve", *[word for each in ports.items() for word in each])
     assert result.returncode == 2
     (told,) = result.stderr.splitlines()
     assert port in told

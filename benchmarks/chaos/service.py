@@ -34,7 +34,8 @@ class ServiceUnderTest:
         (self._path / "config.json").write_text(json.dumps(config))
         program = ["-m", "benchmarks.chaos.launch", *probes, "--"] if probes else ["-m", "edgeflow.cli"]
         self._command = [sys.executable, *program, "serve", "--config", str(self._path / "config.json"), "--json"]
-        self._command += ["--grpc-port", "0", "--http-port", "0", "--ready-file", str(self._path / "ready.json")]
+        self._command += ["--grpc-port", "0", "--http-port", "0", "--health-port", "0"]
+        self._command += ["--ready-file", str(self._path / "ready.json")]
         self._ports: dict[str, int] = {}
 
     def __enter__(self) -> ServiceUnderTest:

@@ -1,11 +1,10 @@
-"""Sends SIGTERM to the service under eight robots at 30 Hz.
+"""Sends SIGTERM to the service under eight robots at 10 Hz.
 
     .venv/bin/python -m benchmarks.chaos sigterm --trials 50 --json benchmarks/results/chaos-sigterm.json
 
-Every trial starts a service. Robots declare a lower rate than they send, so that admission accepts all eight although
-the device cannot keep up: most frames are superseded, and the pipeline is full when the signal comes. Accepted frames
-are recorded inside the service, where a session accepts them; the robot must have received exactly one disposition
-for each. A ninth robot uses the SDK: its last action must be followed by HOLD.
+Every trial starts a service. The robots together take nearly all of the device, so that the pipeline is full when the
+signal comes. Accepted frames are recorded inside the service, where a session accepts them; the robot must have
+received exactly one disposition for each. A ninth robot uses the SDK: its last action must be followed by HOLD.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from benchmarks.chaos.sdk_robot import Change, Summary, sdk_robot
 from benchmarks.chaos.service import ServiceUnderTest
 from edgeflow.rpc import control_pb2 as pb
 
-ROBOTS, HZ = 8, 30.0
+ROBOTS, HZ = 8, 10.0
 PROCESSES = 2  # that the robots are in
 BAR_S, GIVE_UP_S = 5.0, 20.0
 CONFIG = {"max_sessions": ROBOTS + 1, **OVERCOMMIT, "mode": "pipelined"}

@@ -33,7 +33,8 @@ class Action:
     """An action; `values` is [K] in the schema's units.
 
     seq: the frame it answers. stamp_ns: capture time of that frame; received_ns, valid_until_ns: all three on the
-    robot's own monotonic clock. frame_pose: pose of the tool pushed with that frame, if any.
+    robot's own monotonic clock. frame_pose: pose of the tool pushed with that frame, if any. age_limit_ns: the age of
+    that frame at which the action ends; None = there is no limit.
     """
 
     seq: int
@@ -47,6 +48,7 @@ class Action:
     frame_pose: Pose | None
     timings: StageTimings
     server_ns: int
+    age_limit_ns: int | None = None
 
     @property
     def age_ns(self) -> int:

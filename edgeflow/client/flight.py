@@ -19,8 +19,9 @@ class Statistics:
     """A snapshot. Every frame offered is in flight or has exactly one disposition.
 
     superseded: a newer frame came first, here or in the service. rejected: refused, last_refusal says why.
-    dropped: left without an action, lost streams included. actions: accepted; ignored: of an old epoch, out
-    of order, too late or while a reset is needed. holds: HOLD and STOP directives.
+    dropped: left without an action, lost streams included. actions: accepted; ignored: of another epoch, out
+    of order or while a reset is needed; too_old: beyond their age limit when they arrived. holds: HOLD and STOP
+    directives.
     Ages are of the last AGES_KEPT accepted actions, nanoseconds from capture to receipt.
     """
 
@@ -32,6 +33,7 @@ class Statistics:
     dropped: int
     actions: int
     ignored: int
+    too_old: int
     holds: int
     reconnects: int
     age_p50_ns: int
@@ -54,7 +56,7 @@ class Flight:
     def __init__(self) -> None:
         self.last_seq = 0
         self.last_refusal = ""
-        self.actions = self.ignored = self.holds = self.opens = 0
+        self.actions = self.ignored = self.too_old = self.holds = self.opens = 0
         self._taken: dict[int, Taken] = {}
         self._left: Counter[Disposition] = Counter()
         self._ages_ns: deque[int] = deque(maxlen=AGES_KEPT)
@@ -99,6 +101,7 @@ class Flight:
             dropped=self._left[Disposition.DROPPED],
             actions=self.actions,
             ignored=self.ignored,
+            too_old=self.too_old,
             holds=self.holds,
             reconnects=max(self.opens - 1, 0),
             age_p50_ns=round(p50),

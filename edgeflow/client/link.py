@@ -1,13 +1,14 @@
 """The connection to the service: one stream after another, never two at a time.
 
 When a stream ends, a new one follows on a new channel, after a back-off and not before the robot pushes a frame again.
-Frames in flight are lost with their stream; nothing is sent twice.
+Frames in flight are lost with their stream; nothing is sent twice. An exception that nothing expects ends its stream
+like any other failure: it is logged, the robot holds, and another attempt follows.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import grpc
 
 from edgeflow.client.backoff import Backoff
 from edgeflow.client.credentials import Credentials, channel
+from edgeflow.client.incidents import Incidents
 from edgeflow.client.outgoing import Outgoing
 from edgeflow.client.wire import error_of
 from edgeflow.clock import Clock
@@ -70,6 +72,8 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="edgeflow-link", daemon=True)
         self._outgoing: Outgoing | None = None
         self._call: Any = None
+        self._incidents = Incidents("the link")
+        self._unwritable: Exception | None = None  # why no message could be taken for this stream
         self._ever_opened = self._opened = self._given_up = False
         self._heard_ns = 0
         self._offered_unheard = 0
@@ -113,18 +117,32 @@ class Link:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            error = self._one_stream()
+            error, final = self._attempt()
             self._wanted.clear()
-            final = self._refused_for_good(error)
-            self._listener.stream_ended(error, final)
+            self._end(error, final)
             if final or self._closing.wait(self._backoff.next_delay_s()):
                 return
             if self._ever_opened:
                 self._wanted.wait()
 
+    def _attempt(self) -> tuple[EdgeflowError, bool]:
+        """Run one stream; returns why it ended, and True if the service refuses for good."""
+        try:
+            error = self._one_stream()
+        except Exception as unexpected:
+            return self._incidents.unexpected(unexpected), False
+        return error, self._refused_for_good(error)
+
+    def _end(self, error: EdgeflowError, final: bool) -> None:
+        try:
+            self._listener.stream_ended(error, final)
+        except Exception as unexpected:
+            self._incidents.unexpected(unexpected)
+
     def _one_stream(self) -> EdgeflowError:
         """Run one stream from Open to its end; returns why it ended."""
         self._opened = self._given_up = False
+        self._unwritable = None
         self._heard_ns = self._clock.now_ns()
         outgoing = self._outgoing = Outgoing(self._opening())
         try:
@@ -133,13 +151,15 @@ class Link:
             return error
         with opened:
             stream = opened.stream_stream(STREAM, pb.ClientMessage.SerializeToString, pb.ServerMessage.FromString)
-            call = self._call = stream(outgoing)
-            if self._closing.is_set():
+            call = self._call = stream(self._written(outgoing))
+            if self._closing.is_set() or self._unwritable is not None:
                 call.cancel()
             try:
                 for message in call:
                     self._hear(message, outgoing)
             except grpc.RpcError as error:
+                if self._unwritable is not None:
+                    raise self._unwritable from None
                 silent = Unavailable(f"{self._address} stopped answering", reason=Reason.SILENT)
                 return silent if self._given_up else error_of(error)
             except RequestError as error:
@@ -149,6 +169,16 @@ class Link:
                 outgoing.end()
                 call.cancel()
         return Unavailable("the service ended the stream", reason=Reason.STREAM_ENDED)
+
+    def _written(self, outgoing: Outgoing) -> Iterator[pb.ClientMessage]:
+        """The messages for gRPC's thread, which must not end by an exception: gRPC would hide it."""
+        try:
+            yield from outgoing
+        except Exception as unexpected:
+            self._unwritable = unexpected
+            call = self._call
+            if call is not None:
+                call.cancel()
 
     def _hear(self, message: pb.ServerMessage, outgoing: Outgoing) -> None:
         self._heard_ns, self._offered_unheard = self._clock.now_ns(), 0

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from edgeflow.client.actions import Directive
+from edgeflow.client.address import check_address
 from edgeflow.client.credentials import Credentials
 from edgeflow.client.flight import Statistics
 from edgeflow.client.images import Images, encode_images
@@ -27,12 +28,13 @@ from edgeflow.client.outgoing import Outgoing
 from edgeflow.client.pose import Pose
 from edgeflow.client.session import Session
 from edgeflow.client.watchdog import RESUME_WITHIN_NS, WatchdogThread
-from edgeflow.client.wire import Opened, SessionSettings
+from edgeflow.client.wire import Opened, SessionSettings, check_text, open_message
 from edgeflow.clock import Clock, MonotonicClock
 from edgeflow.errors import EdgeflowError, FailedPrecondition, InvalidArgument, Unavailable
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import CameraSpec, Mode
 
+FOREVER_S = 1e9
 _log = logging.getLogger("edgeflow.client")
 
 
@@ -40,10 +42,12 @@ class RobotClient:
     """A session with the service, as a context manager; it reconnects by itself until it is closed.
 
     cameras: the policy uses the first. control_period_s: time between pushes. depth: pipeline depth, with Mode.DEPTH.
-    max_action_age_s: an action is not executed once its frame is older; Mode.AUTO plans for it. resume_within_s: a
-    longer interruption needs `reset`. The service resumes on the same stream as soon as it can, also after a worker
-    restart that took longer; whether the robot may then move by itself is the robot's decision. STOP, and a fault of
-    the service (reason FAULT), always need `reset`. on_action: called with every new directive, HOLD and STOP included,
+    max_action_age_s: an action is not executed once its frame is older, the first one and those after `reset` included;
+    Mode.AUTO plans for it. None: the limit that each action carries, its validity plus the age foretold for the
+    session. math.inf: no limit in the robot. With None and math.inf the service keeps its own. resume_within_s: a
+    longer interruption needs `reset`. Beyond 2 s it applies only after the service said that it lost its worker
+    (WORKER_LOST), on the same stream; any other silence needs `reset` after 2 s. STOP, and a fault of the service
+    (reason FAULT), always need `reset`. on_action: called with every new directive, HOLD and STOP included,
     in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
     tokens; None = the token in EDGEFLOW_TOKEN, if set.
     """
@@ -77,11 +81,16 @@ class RobotClient:
             unnorm_key=unnorm_key,
             depth=depth,
         )
+        check_address(address)
+        check_text(instruction)
+        open_message(self._settings, instruction)  # refuses here what could not be sent later
+        if not resume_within_s >= 0.0:
+            raise InvalidArgument(f"must be 0 or more seconds, got {resume_within_s!r}", field="resume_within_s")
         self._address = address
         self._on_action = on_action
         self._open_timeout_s = open_timeout_s
         self._clock: Clock = clock or MonotonicClock()
-        self._session = Session(self._settings, instruction, self._clock, round(resume_within_s * 1e9))
+        self._session = Session(self._settings, instruction, self._clock, round(min(resume_within_s, FOREVER_S) * 1e9))
         self._changed = threading.Condition()
         self._published = self._session.directive()
         self._link = Link(address, credentials, self, self._opening, self._clock)
@@ -144,8 +153,9 @@ class RobotClient:
         """Queue the newest frame and return its number; never waits for the network.
 
         pose: of the tool at capture; relative actions are anchored to it. instruction: takes effect with this frame.
-        captured_ns: on the client's clock, default now. Raises InvalidArgument if images or proprio do not match the
-        session, and the service's refusal if it does not take the session back after a lost stream.
+        captured_ns: on the client's clock, default now; the age of its action counts from it. Raises InvalidArgument if
+        images or proprio do not match the session, and the service's refusal if it does not take the session back after
+        a lost stream.
         """
         stamp_ns = self._clock.now_ns() if captured_ns is None else captured_ns
         data = encode_images(images, self._settings.cameras)

@@ -8,11 +8,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgeflow.client.actions import Action, Directive
+from edgeflow.client.bounds import within_limits
 from edgeflow.client.flight import Flight, Taken
 from edgeflow.client.outgoing import Outgoing
 from edgeflow.client.pose import Pose
 from edgeflow.client.watchdog import Watchdog
-from edgeflow.client.wire import COMMANDS, DISPOSITIONS, Opened, SessionSettings, open_message, opened_of, timings_of
+from edgeflow.client.wire import (
+    COMMANDS,
+    DISPOSITIONS,
+    Opened,
+    SessionSettings,
+    age_limit_ns,
+    check_text,
+    open_message,
+    opened_of,
+    timings_of,
+)
 from edgeflow.clock import Clock
 from edgeflow.errors import EdgeflowError, FailedPrecondition
 from edgeflow.reasons import Reason
@@ -53,6 +64,7 @@ class Session:
     ) -> int:
         """Queue the newest frame and return its number; an empty instruction keeps the current one."""
         self._check_usable()
+        check_text(instruction)
         if instruction not in ("", self._instruction):
             self._instruction = instruction
             self._watchdog.restart(self.flight.last_seq, Reason.NEW_INSTRUCTION, rearm=False)
@@ -75,6 +87,7 @@ class Session:
     def reset(self, instruction: str) -> None:
         """Start a new episode; an empty instruction keeps the current one."""
         self._check_usable()
+        check_text(instruction)
         self._instruction = instruction or self._instruction
         self._watchdog.restart(self.flight.last_seq, Reason.RESET, rearm=True)
         if self._outgoing is not None:
@@ -121,9 +134,9 @@ class Session:
     def stream_ended(self, error: EdgeflowError, final: bool) -> None:
         """The stream ended. final: the service does not take this session back."""
         self.error, self.refused, self._outgoing = error, final, None
-        self.flight.leave_all()
         if not self.closed:
             self._watchdog.halt(Command.HOLD, Reason.REFUSED if final else Reason.DISCONNECTED)
+        self.flight.leave_all()
 
     def _check_usable(self) -> None:
         if self.refused and self.error is not None:
@@ -144,6 +157,12 @@ class Session:
         if action is None:
             self._watchdog.halt(Command.HOLD, Reason.MALFORMED_ACTION)
             return False
+        if action.age_limit_ns is not None and action.age_ns >= action.age_limit_ns:
+            self.flight.too_old += 1
+            return False
+        if not within_limits(message.values, self.opened.schema):
+            self._watchdog.halt(Command.HOLD, Reason.ACTION_OUT_OF_LIMITS)
+            return False
         if not self._watchdog.offer(action):
             self.flight.ignored += 1
             return False
@@ -159,8 +178,9 @@ class Session:
             return None
         now_ns = self._clock.now_ns()
         valid_until_ns = now_ns + min(message.valid_for_ms, MAX_VALID_MS) * 1_000_000
-        if self._settings.max_action_age_s is not None:
-            valid_until_ns = min(valid_until_ns, message.stamp_ns + round(self._settings.max_action_age_s * 1e9))
+        limit_ns = age_limit_ns(self._settings.max_action_age_s, message.max_age_ms, opened)
+        if limit_ns is not None:
+            valid_until_ns = min(valid_until_ns, message.stamp_ns + limit_ns)
         return Action(
             seq=message.seq + self._first_seq,
             epoch=message.epoch,
@@ -173,6 +193,7 @@ class Session:
             frame_pose=taken.pose,
             timings=timings_of(message.timings),
             server_ns=message.timings.server_ns,
+            age_limit_ns=limit_ns,
         )
 
     def _hear_status(self, message: pb.FrameStatus) -> None:

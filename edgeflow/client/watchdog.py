@@ -9,35 +9,41 @@ import threading
 from collections.abc import Callable
 
 from edgeflow.client.actions import Action, Directive
+from edgeflow.client.incidents import Incidents
 from edgeflow.clock import Clock
 from edgeflow.reasons import Reason
 from edgeflow.types import Command
 
 TICK_S = 0.004  # HOLD follows the end of an action's validity within 20 ms, scheduling delays included
-RESUME_WITHIN_NS = 2_000_000_000
+RESUME_WITHIN_NS = 2_000_000_000  # the longest silence that a robot ends by itself
+_STREAM_GONE = (Reason.DISCONNECTED, Reason.REFUSED, Reason.CLOSED)
 
 
 class Watchdog:
     """Decides what a robot may do now.
 
     - An action is handed out from its receipt until its valid_until_ns, never later.
-    - Only actions of the newest epoch are accepted, for frames newer than the last answered one and the last `restart`.
-    - HOLD ends with the next action if the interruption was shorter than resume_within_ns; otherwise, and after STOP,
-      only a `restart` with rearm lets actions through again. Waiting for the first action after a `restart` does not
-      count as an interruption.
+    - Actions are accepted for frames newer than the last answered one and the last `restart`, in the epoch that the
+      service announced last. Each `restart` lets one more epoch follow it before it is announced. An action never
+      changes which epochs are accepted.
+    - HOLD ends with the next action if the interruption was shorter than RESUME_WITHIN_NS, or resume_within_ns if that
+      is shorter. If the service said WORKER_LOST in it, and the stream lasts, resume_within_ns applies even if longer.
+      Otherwise, and after STOP, only a `restart` with rearm lets actions through again. Waiting for the first action
+      after a `restart` does not count as an interruption.
     """
 
     def __init__(self, clock: Clock, resume_within_ns: int = RESUME_WITHIN_NS) -> None:
         self._clock = clock
         self._resume_within_ns = resume_within_ns
-        self._epoch = 0
+        self._epoch = self._unannounced = 0
         self._newest_seq = 0
+        self._worker_lost = False  # in this interruption
         self._interrupted_ns: int | None = None
         self._now = Directive(Command.HOLD, Reason.WAITING)
 
     def opened(self, epoch: int) -> None:
         """A new stream opened: its epochs count from here. An interruption lasts until its first action."""
-        self._epoch = epoch
+        self._epoch, self._unannounced = epoch, 0
 
     def restart(self, last_seq: int, reason: str, *, rearm: bool) -> None:
         """Ignore actions for frames up to last_seq (new instruction, new episode) and wait for a newer one.
@@ -46,13 +52,15 @@ class Watchdog:
         """
         held = self.directive()
         self._newest_seq = max(self._newest_seq, last_seq)
+        self._unannounced += 1
         if rearm or not held.needs_reset:
-            self._interrupted_ns = None
+            self._interrupted_ns, self._worker_lost = None, False
             self._now = Directive(Command.HOLD, reason)
 
     def advance(self, epoch: int) -> None:
         """The service started a new epoch: an action being executed belongs to an old one, so hold."""
         if epoch > self._epoch:
+            self._unannounced = max(self._unannounced - (epoch - self._epoch), 0)
             self._epoch = epoch
             if self.directive().command is Command.ACT:
                 self.halt(Command.HOLD, Reason.NEW_EPOCH)
@@ -61,18 +69,20 @@ class Watchdog:
         """Take an action; False if it must not be executed."""
         held = self.directive()
         now_ns = self._clock.now_ns()
-        if action.epoch < self._epoch or action.seq <= self._newest_seq:
+        announced = self._epoch <= action.epoch <= self._epoch + self._unannounced
+        if not announced or action.seq <= self._newest_seq:
             return False
         if held.needs_reset or now_ns >= action.valid_until_ns:
             return False
-        self._epoch, self._newest_seq = action.epoch, action.seq
-        self._interrupted_ns = None
+        self._newest_seq = action.seq
+        self._interrupted_ns, self._worker_lost = None, False
         self._now = Directive(Command.ACT, action=action)
         return True
 
     def halt(self, command: Command, reason: str) -> None:
         """HOLD or STOP now, on the service's order or because the link is lost. HOLD does not replace STOP."""
         held = self.directive()
+        self._worker_lost = reason == Reason.WORKER_LOST or (self._worker_lost and reason not in _STREAM_GONE)
         if held.command is Command.ACT:
             self._interrupted_ns = self._clock.now_ns()
         elif held.command is Command.STOP or (held.needs_reset and command is Command.HOLD):
@@ -87,16 +97,22 @@ class Watchdog:
             self._interrupted_ns = action.valid_until_ns
             self._now = Directive(Command.HOLD, Reason.SILENCE)
         since_ns = self._interrupted_ns
-        if since_ns is not None and not self._now.needs_reset and now_ns - since_ns >= self._resume_within_ns:
+        if since_ns is not None and not self._now.needs_reset and now_ns - since_ns >= self._patience_ns:
             self._now = Directive(self._now.command, self._now.reason, needs_reset=True)
         return self._now
 
+    @property
+    def _patience_ns(self) -> int:
+        """The length of interruption after which a reset is needed."""
+        return self._resume_within_ns if self._worker_lost else min(self._resume_within_ns, RESUME_WITHIN_NS)
+
 
 class WatchdogThread:
-    """A thread that calls `check` every TICK_S until stopped."""
+    """A thread that calls `check` every TICK_S until stopped, also after a check that raised."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
+        self._incidents = Incidents("the watchdog")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgeflow-watchdog", daemon=True)
 
@@ -111,4 +127,7 @@ class WatchdogThread:
 
     def _run(self) -> None:
         while not self._stop.wait(TICK_S):
-            self._check()
+            try:
+                self._check()
+            except Exception as error:
+                self._incidents.unexpected(error)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeflow.errors import REQUEST_ERRORS, EdgeflowError, FailedPrecondition
+from edgeflow.client.bounds import check_schema, check_validity, foretold_s
+from edgeflow.errors import REQUEST_ERRORS, EdgeflowError, FailedPrecondition, InvalidArgument
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import ActionSchema, CameraSpec, Command, Disposition, ImageFormat, Mode, StageTimings
 
@@ -23,13 +26,18 @@ _MODES = {
     pb.MODE_DEPTH: Mode.DEPTH,
     pb.MODE_AUTO: Mode.AUTO,
 }
+UNKNOWN_AGE_S = 0.5  # taken for the age of an action where the service foretells none
+_UINT32 = (1 << 32) - 1
+_PAIR = 2
+_WAIT_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """Settings to open a session with; mode None = the service's default, max_action_age_s None = no limit.
+    """Settings to open a session with; mode None = the service's default.
 
-    depth: pipeline depth, with Mode.DEPTH only.
+    max_action_age_s: None = each action's own limit, math.inf = no limit in the robot; for both the service keeps its
+    own. depth: pipeline depth, with Mode.DEPTH only.
     """
 
     cameras: tuple[CameraSpec, ...]
@@ -62,26 +70,22 @@ class Opened:
 
 
 def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
-    """The first message of a stream."""
-    modes = {mode: number for number, mode in _MODES.items()}
-    return pb.Open(
-        model=settings.model,
-        cameras=[
-            pb.Camera(name=camera.name, width=camera.width, height=camera.height, format=_FORMATS[camera.format])
-            for camera in settings.cameras
-        ],
-        proprio_names=settings.proprio_names,
-        instruction=instruction,
-        control_period_ms=round(settings.control_period_s * 1000),
-        max_action_age_ms=round((settings.max_action_age_s or 0.0) * 1000),
-        mode=modes[settings.mode] if settings.mode else pb.MODE_UNSPECIFIED,
-        unnorm_key=settings.unnorm_key,
-        depth=settings.depth,
-    )
+    """The first message of a stream; InvalidArgument for settings that it cannot carry."""
+    try:
+        return _open_message(settings, instruction)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"cannot be sent: {error}", field="open") from None
+
+
+def check_text(instruction: object) -> None:
+    """Raise InvalidArgument for an instruction that no message can carry."""
+    if not isinstance(instruction, str) or any("\ud800" <= character <= "\udfff" for character in instruction):
+        raise InvalidArgument(f"must be text, got {instruction!r}", field="instruction")
 
 
 def opened_of(message: pb.Opened) -> Opened:
-    """Convert the service's answer; FailedPrecondition if it contains values unknown to this SDK."""
+    """Convert the service's answer; FailedPrecondition if this SDK does not know its values or cannot keep them."""
+    check_validity(message.valid_for_ms)
     dimensions = message.schema.dimensions
     try:
         schema = ActionSchema(
@@ -96,6 +100,7 @@ def opened_of(message: pb.Opened) -> Opened:
         mode = _MODES[message.mode]
     except (ValueError, KeyError) as error:
         raise FailedPrecondition(f"cannot interpret the service's answer: {error}", field="opened") from None
+    check_schema(schema)
     return Opened(
         session=message.session,
         epoch=message.epoch,
@@ -105,9 +110,22 @@ def opened_of(message: pb.Opened) -> Opened:
         model=message.model,
         valid_for_s=message.valid_for_ms / 1000,
         depth=message.depth,
-        predicted_fps=message.predicted_fps,
-        predicted_age_s=message.predicted_age_ms / 1000,
+        predicted_fps=max(message.predicted_fps, 0.0) if math.isfinite(message.predicted_fps) else 0.0,
+        predicted_age_s=foretold_s(message.predicted_age_ms),
     )
+
+
+def age_limit_ns(limit_s: float | None, sent_ms: int, opened: Opened) -> int | None:
+    """The age beyond which an action is not executed; None = there is no limit.
+
+    limit_s: the robot's own, math.inf = none, None = the action's. sent_ms: what the action carries; 0, from an older
+    service, stands for its validity plus the age foretold for the session.
+    """
+    if limit_s is not None:
+        return None if math.isinf(limit_s) else round(limit_s * 1e9)
+    if sent_ms > 0:
+        return sent_ms * 1_000_000
+    return round((opened.valid_for_s + (opened.predicted_age_s or UNKNOWN_AGE_S)) * 1e9)
 
 
 def timings_of(message: pb.Timings) -> StageTimings:
@@ -115,18 +133,66 @@ def timings_of(message: pb.Timings) -> StageTimings:
 
 
 def error_of(error: Any) -> EdgeflowError:
-    """The typed error of a failed call (grpc.RpcError); a plain EdgeflowError for statuses without a class."""
-    code = error.code().name if error.code() is not None else "UNKNOWN"
-    text = error.details() or code
-    trailers = dict(error.trailing_metadata() or ())
+    """The typed error of a failed call (grpc.RpcError), whatever its status and trailers hold.
+
+    A plain EdgeflowError for statuses without a class.
+    """
+    code = str(getattr(error.code(), "name", "UNKNOWN"))
+    text = str(error.details() or code)
+    trailers = _trailers(error.trailing_metadata())
     kind = REQUEST_ERRORS.get(code)
     if kind is None:
         return EdgeflowError(f"{code}: {text}")
-    retry_after_ms = trailers.get("retry-after-ms")
     result = kind(
         text,
-        reason=str(trailers.get("edgeflow-reason", "")),
-        retry_after_ms=int(retry_after_ms) if retry_after_ms else None,
+        reason=trailers.get("edgeflow-reason", ""),
+        retry_after_ms=_milliseconds(trailers.get("retry-after-ms", "")),
     )
-    result.field = str(trailers.get("edgeflow-field", ""))
+    result.field = trailers.get("edgeflow-field", "")
     return result
+
+
+def _trailers(metadata: Any) -> Mapping[str, str]:
+    """The trailers that are text, by key; anything else is left out."""
+    pairs = metadata if isinstance(metadata, Iterable) else ()
+    found = (tuple(pair) for pair in pairs if isinstance(pair, tuple) and len(pair) == _PAIR)
+    return {key: value for key, value in found if isinstance(key, str) and isinstance(value, str)}
+
+
+def _milliseconds(text: str) -> int | None:
+    """A wait in milliseconds, or None if the text is not an integer."""
+    plain = text.isascii() and text.isdigit() and len(text) <= _WAIT_DIGITS
+    return int(text) if plain else None
+
+
+def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
+    modes = {mode: number for number, mode in _MODES.items()}
+    return pb.Open(
+        model=settings.model,
+        cameras=[
+            pb.Camera(name=camera.name, width=camera.width, height=camera.height, format=_FORMATS[camera.format])
+            for camera in settings.cameras
+        ],
+        proprio_names=settings.proprio_names,
+        instruction=instruction,
+        control_period_ms=_period_ms(settings.control_period_s),
+        max_action_age_ms=_age_ms(settings.max_action_age_s),
+        mode=modes[settings.mode] if settings.mode else pb.MODE_UNSPECIFIED,
+        unnorm_key=settings.unnorm_key,
+        depth=settings.depth,
+    )
+
+
+def _period_ms(period_s: float) -> int:
+    if not 0.0 < period_s < _UINT32 / 1000:
+        raise ValueError(f"control_period_s must be a positive number of seconds, got {period_s!r}")
+    return round(period_s * 1000)
+
+
+def _age_ms(limit_s: float | None) -> int:
+    """The limit for the service, 0 = its own; one that rounds to 0 is sent as 1 ms."""
+    if limit_s is None or limit_s == math.inf:
+        return 0
+    if not limit_s > 0.0:
+        raise ValueError(f"max_action_age_s must be above 0, got {limit_s!r}")
+    return min(max(round(limit_s * 1000), 1), _UINT32)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import IO, TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -28,8 +25,11 @@ from edgeflow.commands.options import (
     TlsKey,
     TokenFile,
 )
-from edgeflow.console import ServicePrinter
+from edgeflow.console import JsonPrinter, ServicePrinter
 from edgeflow.types import Mode
+
+if TYPE_CHECKING:
+    from edgeflow.service.host.output import Output
 
 
 def serve(
@@ -58,6 +58,7 @@ def serve(
     grpc_port: Annotated[OptionalInt, typer.Option(help="Port of the gRPC server; 0 = any free port.")] = None,
     http_host: Annotated[OptionalText, typer.Option(help="Address of the HTTP server.")] = None,
     http_port: Annotated[OptionalInt, typer.Option(help="Port of the HTTP server; 0 = any free port.")] = None,
+    health_port: Annotated[OptionalInt, typer.Option(help="Port of the health listener; 0 = any free port.")] = None,
     tls_cert: Annotated[
         OptionalText, typer.Option(help="Certificate of the service (PEM); turns TLS on for gRPC and HTTP.")
     ] = None,
@@ -70,7 +71,7 @@ def serve(
         bool, typer.Option("--insecure", help="Permit addresses other than loopback without TLS and tokens.")
     ] = False,
     ready_file: Annotated[
-        OptionalPath, typer.Option(help="File to write when ready: the grpc and http ports, as JSON.")
+        OptionalPath, typer.Option(help="File to write when ready: the grpc, http and health ports, as JSON.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -78,6 +79,7 @@ def serve(
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise strangers' handshakes fill the log
     from edgeflow.config import load_config
     from edgeflow.service.app import run_service
+    from edgeflow.service.host.output import Output
 
     overrides = {
         "model": model,
@@ -93,28 +95,34 @@ def serve(
         "grpc.port": grpc_port,
         "http.host": http_host,
         "http.port": http_port,
+        "health.port": health_port,
         "tls.cert": tls_cert,
         "tls.key": tls_key,
         "tls.client_ca": tls_client_ca,
         "tokens_file": tokens,
         "insecure": insecure or None,
     }
-    settings = load_config(config, overrides)
-    for text in settings.warnings:
-        print(f"edgeflow: warning: {text}", file=sys.stderr)
-    if as_json:
-        code = run_service(
-            settings, lambda status: print(json.dumps(asdict(status)), flush=True), ready_file=ready_file
-        )
-    else:
-        with closing(ServicePrinter(Console(stderr=True))) as printer:
-            code = run_service(settings, printer, ready_file=ready_file)
+    with Output() as output:
+        settings = load_config(config, overrides)
+        for text in settings.warnings:
+            output.lines.write(f"edgeflow: warning: {text}\n")
+        with closing(_announcer(output, as_json=as_json)) as announcer:
+            code = run_service(settings, announcer, ready_file=ready_file, log=output.lines)
     raise typer.Exit(code)
+
+
+def _announcer(output: Output, *, as_json: bool) -> JsonPrinter | ServicePrinter:
+    """Announces without waiting for a reader: as lines of JSON on standard output, or for people on standard error."""
+    if as_json:
+        return JsonPrinter(output.results())
+    return ServicePrinter(Console(file=cast("IO[str]", output.lines)))
 
 
 def health(
     config: Annotated[OptionalPath, typer.Option(help="Configuration file of the service.")] = None,
-    http_port: Annotated[OptionalInt, typer.Option(help="HTTP port of the service, if not the configured one.")] = None,
+    health_port: Annotated[
+        OptionalInt, typer.Option(help="Port of the service's health listener, if not the configured one.")
+    ] = None,
     timeout_s: Annotated[
         float, typer.Option(min=0.1, max=60, help="Seconds to wait for each part of the answer.")
     ] = 3.0,
@@ -123,7 +131,7 @@ def health(
     from edgeflow.config import load_config
     from edgeflow.service.observe.probe import probe
 
-    print(probe(load_config(config, {"http.port": http_port}), timeout_s))
+    print(probe(load_config(config, {"health.port": health_port}), timeout_s))
 
 
 def robot(

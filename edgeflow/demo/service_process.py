@@ -42,8 +42,9 @@ class ServiceProcess:
 
         on_progress: called with (step, done, total).
         """
-        ports = ("--grpc-port", "0", "--http-port", "0", "--ready-file", str(self._ready_file), "--json")
-        command = [sys.executable, "-m", "edgeflow.cli", "serve", *ports, *self._options]
+        ports = ("--grpc-port", "0", "--http-port", "0", "--health-port", "0")
+        output = ("--ready-file", str(self._ready_file), "--json")
+        command = [sys.executable, "-m", "edgeflow.cli", "serve", *ports, *output, *self._options]
         with self._errors.open("w") as errors:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         self._process = process

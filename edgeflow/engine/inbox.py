@@ -1,33 +1,40 @@
-"""Messages from the front that wait for the loop: in order, but only the newest frame of each session."""
+"""Messages that wait for the loop: control's in order, with the newest frame of each session; then a few of chat."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from edgeflow.clock import Clock, MonotonicClock
 from edgeflow.ipc.messages import Message, SubmitFrame
 
+CHAT_PER_TURN = 8
+
 
 class Drained(NamedTuple):
-    """Everything that waited, and the frames that were superseded before they were seen.
+    """Everything of control that waited, and the frames that were superseded before they were seen.
 
     arrived_ns: of the frame of each session among the messages, however long the loop was busy since.
+    chat: at most CHAT_PER_TURN messages of chat, to be handled after control's.
     """
 
     messages: list[Message]
     superseded: list[SubmitFrame]
     arrived_ns: dict[int, int]
+    chat: list[Message]
 
 
 class Inbox:
-    """A queue filled by the reader thread and emptied by the loop, with at most one frame per session."""
+    """A queue filled by the reader threads and emptied by the loop, with at most one frame per session."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()
         self._changed = threading.Condition()
+        self.chat_taken: Callable[[], None] = lambda: None  # called by the loop after it took messages of chat
         self._messages: deque[Message | int] = deque()
+        self._chat: deque[Message] = deque()
         self._frames: dict[int, SubmitFrame] = {}
         self._superseded: list[SubmitFrame] = []
         self._arrived_ns: dict[int, int] = {}
@@ -49,6 +56,17 @@ class Inbox:
                 self._messages.append(message)
             self._changed.notify()
 
+    def put_chat(self, message: Message) -> None:
+        """Add a message of chat; the caller keeps `chat_waiting` small."""
+        with self._changed:
+            self._chat.append(message)
+            self._changed.notify()
+
+    @property
+    def chat_waiting(self) -> int:
+        """Messages of chat that were not drained yet."""
+        return len(self._chat)
+
     def close(self) -> None:
         """Note that the front has gone, and wake a waiting loop."""
         with self._changed:
@@ -68,15 +86,18 @@ class Inbox:
     def wait(self, timeout_s: float | None) -> None:
         """Wait until a message is here, the front goes, or the timeout ends."""
         with self._changed:
-            if not self._messages and not self._superseded and not self._closed and not self._woken:
+            if not (self._messages or self._chat or self._superseded or self._closed or self._woken):
                 self._changed.wait(timeout_s)
             self._woken = False
 
     def drain(self) -> Drained:
-        """Take everything that waits."""
+        """Take everything of control that waits, and the next few messages of chat."""
         with self._changed:
             messages = [self._frames.pop(each) if isinstance(each, int) else each for each in self._messages]
-            drained = Drained(messages, self._superseded, self._arrived_ns)
+            chat = [self._chat.popleft() for _ in range(min(len(self._chat), CHAT_PER_TURN))]
+            drained = Drained(messages, self._superseded, self._arrived_ns, chat)
             self._messages.clear()
             self._superseded, self._arrived_ns = [], {}
+        if chat:
+            self.chat_taken()
         return drained

@@ -1,6 +1,7 @@
 """The worker process behind its entry in start.py.
 
-It owns the device, speaks edgeflow.ipc over the inherited socket, and is disposable: any failure ends it.
+It owns the device, speaks edgeflow.ipc over the inherited socket, and is disposable: any failure ends it. Chat comes
+through sockets that control hands over (chat_link.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from edgeflow.config import ServiceConfig, load_config
 from edgeflow.engine.build import BuiltEngine, build_engine
 from edgeflow.engine.calibrate import INSTRUCTION, calibrate
 from edgeflow.engine.chat_build import chat_bytes, load_chat
+from edgeflow.engine.chat_link import ChatLink
 from edgeflow.engine.profile import Pacer, load_profile
 from edgeflow.engine.table import operators_line
 from edgeflow.engine.warmup import record_passes, warm_up
@@ -28,15 +30,17 @@ from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import PassTimes
 
 
-def main(fd: int, config: Path, known: PassTimes | None = None) -> int:
+def main(fd: int, config: Path, known: PassTimes | None = None, handover: int | None = None) -> int:
     """Build, check and serve; returns the exit code of the process.
 
-    fd: of the socket to the front. known: pass times of the worker before, taken over so that robots act sooner.
+    fd: of the socket to control. known: pass times of the worker before, taken over so that robots act sooner.
+    handover: of the socket through which control hands over sockets to chat fronts; None = no chat.
     """
     torch.set_grad_enabled(False)
     channel = BlockingChannel(socket.socket(fileno=fd))
+    link = ChatLink(socket.socket(fileno=handover)) if handover is not None else None
     try:
-        return _serve(load_config(config, {}), channel, known)
+        return _serve(load_config(config, {}), channel, known, link)
     except ChannelClosed:
         return 0
     except EdgeflowError as error:
@@ -45,7 +49,7 @@ def main(fd: int, config: Path, known: PassTimes | None = None) -> int:
         return 2
 
 
-def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | None) -> int:
+def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | None, link: ChatLink | None) -> int:
     channel.send(WarmupProgress("loading", 0, 2))
     profile = load_profile(config.profile)  # before the long part, so that a wrong one is told at once
     built = build_engine(config, chat_bytes(config))
@@ -56,7 +60,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
     progress("warm-up", 1, 2)
     told = record_passes(built.engine, built.limits.shift, progress, required=config.graphs == "on")
     warm_up(built.engine, built.limits.shift, progress)
-    chat = load_chat(config, progress, built.engine.record)
+    chat = load_chat(config, progress, built.engine.record) if link else None
     clock = MonotonicClock()
     pacer = Pacer(profile.times(built.engine.policy.K), clock) if profile else None
     times = known or calibrate(built.engine, row_budget=config.row_budget, pacer=pacer, clock=clock)
@@ -67,7 +71,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
         channel.send,
         default_unnorm_key=config.unnorm_key,
         pacer=pacer,
-        chat=chat.plane(config.chat, clock, channel.send) if chat else None,
+        chat=chat.plane(config.chat, clock, link.send) if chat and link else None,
     )
     if chat:
         channel.send(chat.ready())
@@ -77,6 +81,8 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
         built.engine.graphs.seal()
     channel.send(_ready(config, built, times, told))
     channel.read_forever(worker.inbox.put, worker.inbox.close)
+    if link:
+        link.serve(worker.inbox, chat.ready() if chat else None)
     worker.run()
     channel.close()
     return 0

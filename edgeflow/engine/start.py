@@ -27,6 +27,7 @@ def run() -> NoReturn:
     parser = argparse.ArgumentParser(description="edgeflow worker process; started by `edgeflow serve`")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the front")
     parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
+    parser.add_argument("--handover", type=int, help="inherited socket through which sockets to chat fronts come")
     parser.add_argument("--parent", type=int, default=os.getppid(), help="process id of the front")
     parser.add_argument("--stacks", type=int, help="inherited pipe for what threads do when they hang or crash")
     parser.add_argument(
@@ -50,7 +51,7 @@ def _work(arguments: argparse.Namespace) -> int:
             return 0
     from edgeflow.engine.main import main  # seconds: the leash comes first
 
-    return main(arguments.fd, arguments.config, known)
+    return main(arguments.fd, arguments.config, known, arguments.handover)
 
 
 def pass_times_of(values: Sequence[int] | None) -> PassTimes | None:

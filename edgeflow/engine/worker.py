@@ -32,7 +32,7 @@ CHAT_PATIENCE_NS = 250_000_000  # beside robots that leave no gap, chat gets a s
 
 
 class Worker:
-    """Turns messages of the front into passes and answers. One thread calls `step`; `inbox` may be fed by another."""
+    """Turns messages of control and chat into passes and answers. One thread calls `step`; others feed `inbox`."""
 
     def __init__(
         self,
@@ -107,6 +107,9 @@ class Worker:
                 self._accept(message, drained.arrived_ns[message.session])
             else:
                 self._handle(message)
+        for message in drained.chat:
+            if self._chat is not None:
+                self._handle_chat(message, self._chat)
 
     def _accept(self, message: SubmitFrame, arrived_ns: int) -> None:
         self._control.accept(message, arrived_ns)
@@ -122,20 +125,23 @@ class Worker:
             case CloseSession():
                 self._control.close(message)
                 self._gaps.close(message.session)
-            case ChatStart() if self._chat is not None:
-                self._begin_chat(self._chat)
-                self._chat.start(message)
-            case SetPrefix() if self._chat is not None:
-                self._begin_chat(self._chat)
-                self._chat.set_prefix(message)
-            case ChatStop() if self._chat is not None:
-                self._chat.stop(message.request, "cancelled" if message.cancelled else "stop")
             case ChangeDepth():
                 self._control.change_depth(message.session, message.depth)
             case Ping():
                 self._pong(message)
             case Shutdown():
                 self.running = False
+
+    def _handle_chat(self, message: Message, chat: ChatPlane) -> None:
+        match message:
+            case ChatStart():
+                self._begin_chat(chat)
+                chat.start(message)
+            case SetPrefix():
+                self._begin_chat(chat)
+                chat.set_prefix(message)
+            case ChatStop():
+                chat.stop(message.request, "cancelled" if message.cancelled else "stop")
 
     def _begin_chat(self, chat: ChatPlane) -> None:
         if not chat.busy:

@@ -106,7 +106,7 @@ class Coding(Generic[Kind]):
         name = self._payloads[code]
         return msgpack.packb([code, *values], default=_as_list), getattr(message, name) if name else b""
 
-    def decode(self, header: bytes, payload: bytes = b"") -> Kind:
+    def decode(self, header: bytes, payload: Payload = b"") -> Kind:
         """The message made from a header and a payload; WorkerError when they are not a valid message."""
         try:
             parts = msgpack.unpackb(header)

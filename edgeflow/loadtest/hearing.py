@@ -36,6 +36,7 @@ def _hear_action(ledger: Ledger, action: pb.Action, first: int, now_ns: int) -> 
             valid_for_ms=action.valid_for_ms,
             server_ns=action.timings.server_ns,
             timings=timings_of(action.timings),
+            max_age_ms=action.max_age_ms,
         )
     else:
         ledger.happen(now_ns, command.value, action.reason)

@@ -32,6 +32,7 @@ class FrameRecord:
 
     scheduled: when the frame was due, which is its stamp: a frame sent late is older. sent: when its write
     began. received: when its action, or another disposition, arrived. server, timings: as reported by the service.
+    valid_for, max_age: limits that the action carries; max_age 0 = none.
     """
 
     number: int
@@ -41,12 +42,18 @@ class FrameRecord:
     fate: Fate = Fate.UNANSWERED
     reason: str = UNANSWERED
     valid_for_ms: int = 0
+    max_age_ms: int = 0
     server_ns: int = 0
     timings: StageTimings = _NOT_TOLD
 
     @property
     def age_ns(self) -> int:
         return self.received_ns - self.scheduled_ns
+
+    def missed(self, limit_s: float | None) -> bool:
+        """True if its action came too old: beyond limit_s, else the limit that it carries, else its validity."""
+        limit_ms = limit_s * 1000 if limit_s else self.max_age_ms or self.valid_for_ms
+        return self.age_ns / 1e6 > limit_ms
 
     @property
     def start_ns(self) -> int:
@@ -90,7 +97,15 @@ class Ledger:
         self.frames.append(FrameRecord(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, reason=DISCONNECTED))
 
     def act(
-        self, number: int, *, stamp_ns: int, received_ns: int, valid_for_ms: int, server_ns: int, timings: StageTimings
+        self,
+        number: int,
+        *,
+        stamp_ns: int,
+        received_ns: int,
+        valid_for_ms: int,
+        server_ns: int,
+        timings: StageTimings,
+        max_age_ms: int = 0,
     ) -> bool:
         """Record an action for a frame; False when no such frame waits for one."""
         record = self._open.get(number)
@@ -99,7 +114,8 @@ class Ledger:
             return False
         del self._open[number]
         record.fate, record.reason, record.received_ns = Fate.ACTED, "", received_ns
-        record.valid_for_ms, record.server_ns, record.timings = valid_for_ms, server_ns, timings
+        record.valid_for_ms, record.max_age_ms = valid_for_ms, max_age_ms
+        record.server_ns, record.timings = server_ns, timings
         return True
 
     def dispose(self, first: int, last: int, disposition: Disposition, reason: str, received_ns: int) -> None:

@@ -35,8 +35,9 @@ class Summary:
     fps: actions received per second. age: due to received, on the client's clock. service, decode, queue, inference:
     as reported by the service; transport: age minus service. interval: between actions of one robot. start_jitter:
     difference between the interval of the pass starts of consecutive frames and the interval of their arrivals. pass:
-    inference divided by passes. misses: actions older than the requested limit, or than their validity without one.
-    gaps: stretches in which a robot had no valid action. hold, stop, notices, losses, contradictions: by reason.
+    inference divided by passes. misses: actions older than the requested limit, or than the limit that they carry
+    without one. gaps: stretches in which a robot had no valid action. hold, stop, notices, losses, contradictions: by
+    reason.
     """
 
     robots: int
@@ -129,7 +130,7 @@ def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
         interval_ms=distribution([each for ledger in ledgers for each in _intervals_ms(received_of(run, ledger))]),
         start_jitter_ms=distribution([each for ledger in ledgers for each in _start_jitter_ms(run, ledger)]),
         pass_ms=distribution([each.inference_ns / each.passes / 1e6 for each in timings if each.passes]),
-        misses=sum(frame.age_ns / 1e6 > (limit_s * 1e3 if limit_s else frame.valid_for_ms) for frame in acted),
+        misses=sum(frame.missed(limit_s) for frame in acted),
         gaps=len(gaps_ms),
         longest_gap_ms=max(gaps_ms, default=0.0),
         hold=_happenings(run, ledgers, "hold"),

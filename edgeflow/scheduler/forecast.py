@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edgeflow.scheduler.depth import depths_of
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Pass
@@ -17,6 +17,7 @@ from edgeflow.types import PassTimes
 
 MAX_PASSES = 800  # bounds the work of one forecast
 FRAMES = 40  # of the slowest robot, in ticks of its own
+FEW = 8  # frames in the whole run, fewer than which show no rate in half of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class _Feed:
         self.session = session
         self.robot = robot
         self.stamps: dict[int, int] = {}
+        self.skipped = 0  # frames before the one offered last that were replaced before a pass could begin
         self._seq = 0
         self._next_ns = robot.offset_ns
 
@@ -67,6 +69,7 @@ class _Feed:
         if self._next_ns > now_ns:
             return None
         period = self.robot.period_ns
+        self.skipped = (now_ns - self._next_ns) // period if period else 0
         stamp = now_ns if period == 0 else now_ns - (now_ns - self._next_ns) % period
         self._next_ns = stamp + period if period else now_ns + 1
         self._seq += 1
@@ -80,16 +83,26 @@ class _Feed:
 
 @dataclass(slots=True)
 class _Tally:
-    """The actions of one robot, as (time, age)."""
+    """The actions of one robot, as (time, age), and the number of frames that newer ones replaced."""
 
-    done: list[tuple[int, int]]
+    period_ns: int
+    done: list[tuple[int, int]] = field(default_factory=list)
+    superseded: int = 0
 
     def forecast(self, since_ns: int, until_ns: int) -> Forecast:
+        if self.period_ns and len(self.done) + self.superseded < FEW:
+            return self._of_few()
         counted = [(instant, age) for instant, age in self.done if instant > since_ns]
         if len(counted) < 2:
             return Forecast(len(counted), until_ns - since_ns, *[age for _, age in counted] * 2 or (0, 0))
         ages = [age for _, age in counted]
         return Forecast(len(ages) - 1, counted[-1][0] - counted[0][0], sum(ages) // len(ages), max(ages))
+
+    def _of_few(self) -> Forecast:
+        """The forecast of a robot whose period is long beside the run: the share of its frames that were acted on."""
+        ages = [age for _, age in self.done]
+        span_ns = max(len(ages) + self.superseded, 1) * self.period_ns
+        return Forecast(len(ages), span_ns, sum(ages) // max(len(ages), 1), max(ages, default=0))
 
 
 class _Device:
@@ -110,10 +123,13 @@ class _Device:
 
 
 def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> list[Forecast]:
-    """Each robot's steady state when all of them share the device; the second half of the run counts."""
+    """Each robot's steady state when all of them share the device.
+
+    The second half of the run counts, or all of it where the run is short beside a robot's period.
+    """
     scheduler = Scheduler(replace(limits, max_sessions=len(robots)))
     feeds = [_Feed(session, robot) for session, robot in enumerate(robots)]
-    tallies = [_Tally([]) for _ in robots]
+    tallies = [_Tally(robot.period_ns) for robot in robots]
     for feed in feeds:
         scheduler.open(feed.session, 1, feed.robot.depth)
     device = _Device(times)
@@ -123,7 +139,8 @@ def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot])
         for feed in feeds:
             frame = feed.due(now_ns)
             if frame is not None:
-                scheduler.offer(frame)
+                left = scheduler.offer(frame)
+                tallies[feed.session].superseded += len(left) + feed.skipped
         planned = scheduler.plan(now_ns)
         if planned is None and not device.running:
             waits = [feed.next_ns for feed in feeds]

@@ -6,42 +6,38 @@ import asyncio
 import contextlib
 import gc
 import os
-from collections.abc import Callable
+import socket
+import sys
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-
-from fastapi import FastAPI
+from typing import Any
 
 from edgeflow import __version__
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import WorkerError
-from edgeflow.ipc.messages import (
-    ChatDone,
-    ChatReady,
-    ChatRefused,
-    ChatToken,
-    Message,
-    PrefixSet,
-    WarmupProgress,
-    WorkerReady,
-)
+from edgeflow.ipc.messages import ChatReady, Message, WarmupProgress, WorkerReady
 from edgeflow.model_paths import is_hub_id, resolve_model
-from edgeflow.service.chat.desk import ChatDesk
-from edgeflow.service.chat.routes import ChatFront
+from edgeflow.service.chat.summary import chat_summary
+from edgeflow.service.children.act_desk import ActDesk
+from edgeflow.service.children.family import Family
+from edgeflow.service.children.launch import LaunchChild, Role, launches
 from edgeflow.service.grpc.server import ControlService, GrpcServer
-from edgeflow.service.host.listen import address_text, refuse_busy
+from edgeflow.service.host.doors import Doors
+from edgeflow.service.host.listen import address_text
 from edgeflow.service.host.preflight import check_model_directory
 from edgeflow.service.host.process import clear_ready_file, new_loop, no_core_dumps, stop_signal, write_ready_file
 from edgeflow.service.host.realtime import lock_memory, settle
-from edgeflow.service.http.server import HttpServer, build_app
+from edgeflow.service.host.vital import VitalTask
 from edgeflow.service.observe.health import Health, State
-from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.health_listener import HealthListener
+from edgeflow.service.observe.log import EventLog, Sink
 from edgeflow.service.observe.loop_watch import LoopWatch
 from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.observe.status import Phase, ServiceStatus
-from edgeflow.service.security.auth import Guard
+from edgeflow.service.security.auth import Guard, TokensFile
 from edgeflow.service.security.tls import Tls
 from edgeflow.service.sessions.plane import TICK_S, ControlPlane
 from edgeflow.service.worker.process import Launch
@@ -54,16 +50,30 @@ Announce = Callable[[ServiceStatus], None]
 
 
 class Service:
-    """The whole service, front and worker. Call `start`, then `stop`, on one loop. It listens to its supervisor."""
+    """The whole service: control in this process, worker and children in theirs.
 
-    def __init__(self, config: ServiceConfig, announce: Announce, log: EventLog, launch: Launch | None = None) -> None:
+    Call `start`, then `stop`, on one loop. It listens to its supervisor. launch, launch_child: start a worker and a
+    child; default: processes.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        announce: Announce,
+        log: EventLog,
+        launch: Launch | None = None,
+        launch_child: Callable[[Role], LaunchChild] | None = None,
+    ) -> None:
         self.health = Health()
         self.metrics = Metrics()
+        self.fault = ""
+        self.faulted = asyncio.Event()
         self._config = config
         self._announce = announce
         self._log = log
         self._status = ServiceStatus(phase=Phase.STARTING, model=config.alias)
         clock = MonotonicClock()
+        self._clock = clock
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
         workers = Workers(config, lambda: self.plane.pass_times, log)
         self._workers = workers if launch is None else None
@@ -77,17 +87,16 @@ class Service:
             metrics=self.metrics,
             log=log,
         )
-        self._desk = ChatDesk(config.chat, self.supervisor, clock, self.metrics, log)
-        self._chat = ChatFront(config, self._desk, clock, self.metrics)
-        self._http: HttpServer | None = None
-        self._grpc: GrpcServer | None = None
-        self._guard = Guard(config.tokens_file, self.metrics, log)
+        self._tokens = TokensFile(config.tokens_file, log)
+        self._guard = Guard(self._tokens.entries, self.metrics, log)
         self._tls = Tls(config.tls, log) if config.tls.cert else None
-        self._watch: asyncio.Task[None] | None = None
-        self._ticker: asyncio.Task[None] | None = None
+        self._launch_child = launch_child
+        self._doors: Doors | None = None
+        self._family: Family | None = None
+        self._listener: HealthListener | None = None
+        self._grpc: GrpcServer | None = None
+        self._vital: list[VitalTask] = []
         self._loop_watch = LoopWatch(self._loop_stalled, self._loop_resumed, self._loop_lost)
-        self.fault = ""
-        self.faulted = asyncio.Event()
 
     @property
     def status(self) -> ServiceStatus:
@@ -103,12 +112,12 @@ class Service:
             raise
 
     async def stop(self) -> None:
-        """Drain in order: become unready, refuse new work, notify robots, finish, end streams, end the worker."""
+        """Drain in order: become unready, refuse new work, notify robots, finish, end streams, end the processes."""
         self.health.move(State.DRAINING)
         self._publish(Phase.DRAINING)
-        self._desk.drain()
         drain_ms = self._config.timing.drain_ms
-        await asyncio.gather(self.plane.drain(drain_ms), self._desk.finish(drain_ms))
+        children = [self._family.drain(drain_ms)] if self._family is not None else []
+        await asyncio.gather(self.plane.drain(drain_ms), *children)
         await self._release()
         self.health.move(State.STOPPED)
         self._publish(Phase.STOPPED)
@@ -126,18 +135,21 @@ class Service:
             self.health.move(State.WARMING)
         self.plane.worker_ready(ready)
         _freeze()
+        if self._family is not None:
+            self._family.models_changed()
         self.health.move(State.READY)
         if self._workers is not None:
             self._workers.prepare()
 
+    def worker_launched(self, handover: socket.socket | None) -> None:
+        if self._family is not None:
+            self._family.worker_launched(handover)
+
     def worker_message(self, message: Message) -> None:
-        match message:
-            case ChatReady():
-                self._desk.worker_ready(message)
-            case ChatToken() | ChatDone() | ChatRefused() | PrefixSet():
-                self._desk.worker_message(message)
-            case _:
-                self.plane.worker_message(message)
+        if isinstance(message, ChatReady):
+            self._status = replace(self._status, chat=chat_summary(message))
+        else:
+            self.plane.worker_message(message)
 
     def worker_writable(self) -> None:
         self.plane.worker_writable()
@@ -148,15 +160,17 @@ class Service:
         if cause == "hung":
             self.metrics.watchdog_fired.labels("worker").inc()
         self.plane.worker_lost()
-        self._desk.worker_lost()
 
     def worker_fault(self, text: str) -> None:
+        """End the service: robots get STOP, and the process exits with 1. Only the first fault counts."""
+        if self.fault:
+            return
+        self.fault = text
+        self.faulted.set()
         self.health.move(State.FAULT)
         self._log.event("fault", text=text)
         self._publish(Phase.FAULT)
         self.plane.fault()
-        self.fault = text
-        self.faulted.set()
 
     async def _start(self) -> None:
         config = self._config
@@ -166,20 +180,19 @@ class Service:
             self._log.event("warning", text=text)
         warnings = self._settle()
         self.metrics.open()
+        self.metrics.watch_log(self._log)
         self.health.listen(self.metrics.state)
         self.health.listen(lambda state: self._log.event("state", state=state.value))
-        await self._chat.load()
         await self._listen()
-        self._ticker = asyncio.create_task(self._tick(), name="ticker")
+        self._keep("ticker", self._tick())
+        self._keep("watch-files", self._watch_files())
         self._loop_watch.start()
-        self._watch = asyncio.create_task(self._watch_files(), name="watch-files")
-        ready = await self.supervisor.start()
+        ready = await self._start_processes()
         forecasts = tuple((mode, seen.fps, seen.age_ns / 1e6) for mode, seen in self.plane.modes.items())
         warnings += self.supervisor.warnings
         self._publish(
             Phase.READY,
             device=ready.device,
-            chat=self._desk.summary,
             operators=ready.operators,
             memory=ready.memory,
             step="",
@@ -188,6 +201,23 @@ class Service:
             forecasts=forecasts,
             warnings=tuple(warnings),
         )
+
+    async def _start_processes(self) -> WorkerReady:
+        """Start worker and children side by side; the first that fails ends the start."""
+        if self._family is None:
+            raise RuntimeError("the service does not listen yet")
+        children = asyncio.create_task(self._family.start(self._keep), name="children-start")
+        worker = asyncio.create_task(self.supervisor.start(), name="worker-start")
+        try:
+            await asyncio.wait({children, worker}, return_when=asyncio.FIRST_EXCEPTION)
+            for task in (children, worker):
+                if task.done():
+                    task.result()
+            return await worker
+        finally:
+            for task in (children, worker):
+                task.cancel()
+            await asyncio.gather(children, worker, return_exceptions=True)
 
     def _settle(self) -> list[str]:
         """Apply the front's CPUs, priority and memory lock; returns a warning for each that is not permitted."""
@@ -203,48 +233,70 @@ class Service:
         config = self._config
         if not is_hub_id(config.model):  # the worker fetches hub models
             check_model_directory(resolve_model(config.model))
-        refuse_busy("grpc.port", config.grpc.host, config.grpc.port)
-        refuse_busy("http.port", config.http.host, config.http.port)
 
     async def _listen(self) -> None:
+        """Bind every port, before any child starts."""
         config = self._config
-        self._http = HttpServer(config, self._tls, self.metrics)
         service = ControlService(self.plane, self._guard, self.metrics, self._log)
         self._grpc = GrpcServer(config, service, self._guard, self._tls, self.health)
+        doors = self._doors = Doors(config)
+        self._listener = HealthListener(doors.health, self.health)
+        self._listener.start()
         grpc_port = await self._grpc.start()
-        await self._http.start(self._app())
+        self._keep("grpc-health", self._grpc.report())
+        self._family = Family(
+            {role.name: self._launching(role) for role in doors.roles()},
+            desk=ActDesk(self.plane, self._guard, self._log),
+            health=self.health,
+            tokens=self._tokens,
+            tls=self._tls,
+            metrics=self.metrics,
+            models=self._models,
+            clock=self._clock,
+            log=self._log,
+        )
         self._publish(
             Phase.STARTING,
             grpc_port=grpc_port,
-            http_port=self._http.port,
+            http_port=doors.http_port,
+            health_port=self._listener.port,
             grpc_address=address_text(config.grpc.host, grpc_port),
-            http_address=f"{'https' if self._tls else 'http'}://{address_text(config.http.host, self._http.port)}",
+            http_address=f"{'https' if self._tls else 'http'}://{address_text(config.http.host, doors.http_port)}",
         )
 
-    def _app(self) -> FastAPI:
-        return build_app(
-            self._config,
-            plane=self.plane,
-            chat=self._chat,
-            guard=self._guard,
-            health=self.health,
-            metrics=self.metrics,
-            log=self._log,
-        )
+    def _launching(self, role: Role) -> LaunchChild:
+        return self._launch_child(role) if self._launch_child is not None else launches(self._config, role)
+
+    def _models(self) -> list[dict[str, Any]]:
+        """The policy's entry in /v1/models."""
+        model: dict[str, Any] = {"id": self._config.alias, "object": "model", "owned_by": "edgeflow"}
+        if (worker := self.plane.worker) is not None:
+            model["fingerprint"] = worker.model_fingerprint
+            model["action_tokens"] = worker.action_tokens
+            model["unnorm_keys"] = worker.unnorm_keys
+            model["mode"] = self._config.mode
+        return [model]
 
     async def _release(self) -> None:
         self._loop_watch.stop()
-        for task in (self._ticker, self._watch):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-        servers = [server.stop() for server in (self._grpc, self._http) if server is not None]
-        await asyncio.gather(self.supervisor.stop(WORKER_STOP_S), *servers)
+        for task in self._vital:
+            await task.stop()
+        ending = [self.supervisor.stop(WORKER_STOP_S)]
+        ending += [self._grpc.stop()] if self._grpc is not None else []
+        ending += [self._family.stop()] if self._family is not None else []
+        await asyncio.gather(*ending)
         if self._workers is not None:
             await self._workers.close()
+        if self._listener is not None:
+            self._listener.stop()
+        if self._doors is not None:
+            self._doors.close()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self.metrics.close()
+
+    def _keep(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task without which the service must not go on."""
+        self._vital.append(VitalTask(name, work, self._log, self.worker_fault))
 
     async def _tick(self) -> None:
         """Tick at absolute times, so that delays are measured and do not accumulate."""
@@ -256,6 +308,8 @@ class Service:
             self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
             self._loop_watch.beat()
             self.plane.tick()
+            if self._family is not None:
+                self._family.tick()
 
     def _loop_stalled(self, stack: list[str]) -> None:
         self.health.stalled = True
@@ -268,17 +322,20 @@ class Service:
 
     def _loop_lost(self) -> None:
         self._log.event("loop_lost", text="the event loop is blocked: exiting")
+        self._log.close()
         os._exit(1)  # the worker follows; nothing in this process can be trusted to end it in order
 
     async def _watch_files(self) -> None:
         """Reload changed tokens and certificates; sessions and answers of revoked tokens end."""
         while True:
             await asyncio.sleep(FILES_S)
-            if self._tls is not None:
-                self._tls.refresh()
-            self._guard.refresh()
+            renewed = self._tls is not None and self._tls.refresh()
+            if self._tokens.refresh():
+                self._guard.replace(self._tokens.entries)
+                renewed = True
+            if renewed and self._family is not None:
+                self._family.credentials_changed()
             self.plane.end_callers(self._guard.may_control)
-            self._desk.end_callers(self._guard.may_chat)
 
     def _publish(self, phase: Phase, **changes: object) -> None:
         self._status = replace(self._status, phase=phase, **changes)  # type: ignore[arg-type]
@@ -293,22 +350,29 @@ def _freeze() -> None:
 
 
 def run_service(
-    config: ServiceConfig, announce: Announce, *, ready_file: Path | None = None, launch: Launch | None = None
+    config: ServiceConfig,
+    announce: Announce,
+    *,
+    ready_file: Path | None = None,
+    launch: Launch | None = None,
+    log: Sink | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code.
 
     Raises StartError if the service cannot start, WorkerError if it cannot continue.
     announce: called with every phase and the progress of the warm-up; "ready" carries the bound addresses.
-    ready_file: written as {"grpc": port, "http": port} once robots can connect.
+    ready_file: written as {"grpc": port, "http": port, "health": port} once robots can connect.
     launch: starts a worker; default: a process running edgeflow.engine.start.
+    log: receives the lines of the log; default: standard error, which then must not block.
     """
     if ready_file is not None:
         clear_ready_file(ready_file)
     no_core_dumps()
+    events = EventLog(MonotonicClock(), log or sys.stderr)
     loop = new_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_serve(config, announce, ready_file, launch))
+        return loop.run_until_complete(_serve(config, announce, ready_file, launch, events))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
@@ -316,31 +380,39 @@ def run_service(
         loop.close()
 
 
-async def _serve(config: ServiceConfig, announce: Announce, ready_file: Path | None, launch: Launch | None) -> int:
-    service = Service(config, announce, EventLog(MonotonicClock()), launch)
+async def _serve(
+    config: ServiceConfig, announce: Announce, ready_file: Path | None, launch: Launch | None, log: EventLog
+) -> int:
+    service = Service(config, announce, log, launch)
     stop = stop_signal()
     start = asyncio.create_task(service.start())
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    faulted = asyncio.create_task(service.faulted.wait())
+    await asyncio.wait({start, stopped, faulted}, return_when=asyncio.FIRST_COMPLETED)
     if not start.done():
         start.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await start
-        return 0
+        return _exit_code(service)
     try:
         start.result()
     except BaseException:
         stopped.cancel()
+        faulted.cancel()
         raise
-    faulted = asyncio.create_task(service.faulted.wait())
     try:
         if ready_file is not None:
-            write_ready_file(ready_file, grpc=service.status.grpc_port, http=service.status.http_port)
+            status = service.status
+            write_ready_file(ready_file, grpc=status.grpc_port, http=status.http_port, health=status.health_port)
         await asyncio.wait({stopped, faulted}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopped.cancel()
         faulted.cancel()
         await service.stop()
+    return _exit_code(service)
+
+
+def _exit_code(service: Service) -> int:
     if service.fault:
         raise WorkerError(service.fault)
     return 0

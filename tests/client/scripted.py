@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from edgeflow.client.wire import SessionSettings
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.rpc.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow.types import CameraSpec, ImageFormat, Mode
 
 NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 CAMERA = CameraSpec("wrist", 8, 6, ImageFormat.RGB8)
@@ -68,7 +69,7 @@ class Talk:
         self.say(opened=opened(valid_for_ms))
         return message.open
 
-    def act(self, frame: pb.Frame, values=VALUES, *, epoch: int | None = None) -> None:
+    def act(self, frame: pb.Frame, values=VALUES, *, epoch: int | None = None, max_age_ms: int = 0) -> None:
         self.say(
             action=pb.Action(
                 epoch=self.epoch if epoch is None else epoch,
@@ -77,6 +78,7 @@ class Talk:
                 command=pb.COMMAND_ACT,
                 valid_for_ms=self.valid_for_ms,
                 values=values,
+                max_age_ms=max_age_ms,
             )
         )
         self.status(frame, pb.DISPOSITION_ACTED)
@@ -89,7 +91,7 @@ class Talk:
         self.server.stopping.wait()
 
 
-def opened(valid_for_ms: int = 100) -> pb.Opened:
+def opened(valid_for_ms: int = 100, predicted_age_ms: float = 0.0) -> pb.Opened:
     dimensions = [pb.ActionDimension(name=name, unit="1", low=-1, high=1, relative=name != "gripper") for name in NAMES]
     schema = pb.ActionSchema(dimensions=dimensions, frame="tool", rotation="rotvec")
     return pb.Opened(
@@ -100,7 +102,22 @@ def opened(valid_for_ms: int = 100) -> pb.Opened:
         mode=pb.MODE_SERIAL,
         model="scripted",
         valid_for_ms=valid_for_ms,
+        predicted_age_ms=predicted_age_ms,
     )
+
+
+def session_settings(**changed) -> SessionSettings:
+    """The settings of a robot that leaves everything it can to the service."""
+    agreed = {
+        "cameras": (CAMERA,),
+        "control_period_s": 0.05,
+        "mode": Mode.SERIAL,
+        "max_action_age_s": None,
+        "model": "",
+        "proprio_names": (),
+        "unnorm_key": "",
+    }
+    return SessionSettings(**(agreed | changed))
 
 
 def answer_all(talk: Talk) -> None:

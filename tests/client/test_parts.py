@@ -1,19 +1,21 @@
 """Outgoing messages, back-off, images, statuses."""
 
+import math
 import random
 
 import grpc
 import numpy as np
 import pytest
 
+from edgeflow.client.address import check_address
 from edgeflow.client.backoff import LONGEST_S, SHORTEST_S, Backoff
 from edgeflow.client.images import encode_images
 from edgeflow.client.outgoing import Outgoing
-from edgeflow.client.wire import error_of, opened_of
+from edgeflow.client.wire import age_limit_ns, error_of, open_message, opened_of
 from edgeflow.errors import EdgeflowError, FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import CameraSpec, ImageFormat
-from tests.client.scripted import opened
+from tests.client.scripted import opened, session_settings
 
 RGB = CameraSpec("wrist", 4, 3, ImageFormat.RGB8)
 JPEG = CameraSpec("scene", 4, 3, ImageFormat.JPEG)
@@ -104,6 +106,12 @@ class Failed:
         return self._answers[2]
 
 
+def test_trailers_of_asyncio_are_read_too():
+    trailers = grpc.aio.Metadata(("edgeflow-reason", "SESSIONS"), ("retry-after-ms", "5"))
+    error = error_of(Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "open: full", trailers))
+    assert (error.reason, error.retry_after_ms) == ("SESSIONS", 5)
+
+
 def test_statuses_become_typed_errors():
     trailers = (("edgeflow-reason", "SESSIONS"), ("edgeflow-field", "open"), ("retry-after-ms", "1000"))
     error = error_of(Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "open: full", trailers))
@@ -122,3 +130,101 @@ def test_an_answer_that_is_not_understood_is_a_typed_error():
     message.mode = pb.MODE_UNSPECIFIED
     with pytest.raises(FailedPrecondition):
         opened_of(message)
+
+
+@pytest.mark.parametrize("value", ["1.5", "abc", "", "-7", "1e400", "9" * 4000, "\u0663", b"\xff"])
+def test_a_wait_that_is_no_number_is_no_wait(value):
+    error = error_of(Failed(grpc.StatusCode.UNAVAILABLE, "later", (("retry-after-ms", value),)))
+    assert (error.code, error.text, error.retry_after_ms) == ("UNAVAILABLE", "later", None)
+
+
+@pytest.mark.parametrize("failed", [Failed(None, None, None), Failed(14, 5, 7), Failed("x", b"y", [("one",), 3])])
+def test_a_status_of_any_shape_is_a_typed_error(failed):
+    assert isinstance(error_of(failed), EdgeflowError)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda message: message.schema.dimensions[1].MergeFrom(pb.ActionDimension(name="x")), "'x' is repeated"),
+        (lambda message: message.schema.dimensions[0].MergeFrom(pb.ActionDimension(low=math.nan)), "NaN"),
+        (lambda message: message.schema.dimensions[0].MergeFrom(pb.ActionDimension(low=2.0)), "low 2 above high 1"),
+        (lambda message: message.schema.dimensions[0].MergeFrom(pb.ActionDimension(low=math.inf, high=math.inf)), "no"),
+        (lambda message: message.schema.dimensions.extend([pb.ActionDimension(name="z")] * 300), "at most 256"),
+        (lambda message: message.schema.ClearField("dimensions"), "no dimensions"),
+        (lambda message: setattr(message, "valid_for_ms", 0), "valid_for_ms"),
+        (lambda message: setattr(message, "valid_for_ms", 1 << 31), "valid_for_ms"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_no_robot_can_keep_is_refused(change, told):
+    message = opened()
+    change(message)
+    with pytest.raises(FailedPrecondition, match=told):
+        opened_of(message)
+
+
+def test_limits_may_be_infinite():
+    message = opened()
+    message.schema.dimensions[0].low, message.schema.dimensions[0].high = -math.inf, math.inf
+    assert opened_of(message).schema.low[0] == -math.inf
+
+
+@pytest.mark.parametrize("foretold_ms", [math.nan, math.inf, -1.0, 1e300])
+def test_a_forecast_that_makes_no_sense_is_unknown(foretold_ms):
+    message = opened()
+    message.predicted_age_ms = message.predicted_fps = foretold_ms
+    assert opened_of(message).predicted_age_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "sent_ms", "foretold_ms", "expected_ms"),
+    [
+        (None, 350, 70.0, 350),
+        (None, 0, 70.0, 170),
+        (None, 0, 0.0, 600),
+        (0.2, 350, 70.0, 200),
+        (math.inf, 350, 70.0, None),
+    ],
+    ids=["the action's own", "validity and forecast", "forecast unknown", "the robot's", "none"],
+)
+def test_the_age_limit_of_an_action(limit_s, sent_ms, foretold_ms, expected_ms):
+    message = opened(valid_for_ms=100)
+    message.predicted_age_ms = foretold_ms
+    limit_ns = age_limit_ns(limit_s, sent_ms, opened_of(message))
+    assert limit_ns == (None if expected_ms is None else expected_ms * 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "on_the_wire_ms"), [(None, 0), (math.inf, 0), (0.7, 700), (1e-6, 1), (1e12, (1 << 32) - 1)]
+)
+def test_no_limit_and_the_default_leave_the_service_its_own(limit_s, on_the_wire_ms):
+    assert open_message(session_settings(max_action_age_s=limit_s), "grasp").max_action_age_ms == on_the_wire_ms
+
+
+@pytest.mark.parametrize(
+    "changed", [{"max_action_age_s": math.nan}, {"max_action_age_s": 0.0}, {"max_action_age_s": -1.0}]
+    + [{"control_period_s": value} for value in (0.0, -1.0, math.nan, math.inf, 1e12)]
+    + [{"depth": -1}, {"cameras": (CameraSpec("wrist", -4, 3, ImageFormat.RGB8),)}, {"model": 5}],
+)  # fmt: skip
+def test_settings_that_cannot_be_sent_are_refused(changed):
+    with pytest.raises(InvalidArgument, match="open"):
+        open_message(session_settings(**changed), "grasp")
+
+
+@pytest.mark.parametrize("address", ["localhost:50051", "10.0.0.7:1", "[::1]:50051", "arm-1.lab:65535", "a_b:8"])
+def test_an_address_is_a_host_and_a_port(address):
+    check_address(address)
+
+
+@pytest.mark.parametrize("address", ["unix:/run/edgeflow.sock", "dns:///arm-1:50051", "ipv4:10.0.0.7:50051"])
+def test_an_address_may_be_one_of_grpcs_own(address):
+    check_address(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["", " ", "localhost", ":50051", "a:", "a:0", "a:65536", "a:b", "::1:50051", "http://a:50051", "a b:1",
+                "a:1\n", "[::zz]:1", "dns:", None, 5]
+)  # fmt: skip
+def test_an_address_that_is_none_is_refused(address):
+    with pytest.raises(InvalidArgument, match="address"):
+        check_address(address)

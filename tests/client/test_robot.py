@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -11,13 +12,17 @@ import grpc
 import numpy as np
 import pytest
 
+from edgeflow.client.link import Link
+from edgeflow.client.outgoing import Outgoing
 from edgeflow.client.pose import identity
+from edgeflow.client.robot import RobotClient
+from edgeflow.client.session import Session
 from edgeflow.clock import ManualClock
 from edgeflow.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import CameraSpec, Command, ImageFormat, Mode
 from tests.client.conftest import IMAGE
-from tests.client.scripted import Refuse, Talk, answer_all
+from tests.client.scripted import CAMERA, Refuse, Talk, answer_all, opened
 
 ROOT = Path(__file__).parents[2]
 
@@ -159,6 +164,7 @@ def test_results_of_an_old_epoch_are_never_given_out(serve, connect, eventually)
         talk.open(valid_for_ms=60_000)  # a reader that is late still sees each
         frames = talk.frames()
         talk.epoch = 5
+        talk.say(notice=pb.Notice(kind="epoch", epoch=talk.epoch))
         talk.act(next(frames))
         talk.act(next(frames), epoch=4)
         talk.act(next(frames), epoch=5)
@@ -175,7 +181,7 @@ def test_results_of_an_old_epoch_are_never_given_out(serve, connect, eventually)
 
 def test_a_lost_stream_is_followed_by_a_new_one(serve, connect, eventually):
     first = serve(answer_all)
-    with connect(first, resume_within_s=60) as client:
+    with connect(first) as client:
         client.push(IMAGE, pose=identity())
         eventually(lambda: client.latest().command is Command.ACT)
         first.stop()
@@ -183,6 +189,8 @@ def test_a_lost_stream_is_followed_by_a_new_one(serve, connect, eventually):
         second = serve(answer_all, first.port)
 
         def resumed() -> bool:
+            if client.latest().needs_reset:  # this machine took longer than 2 s
+                client.reset()
             client.push(IMAGE, pose=identity())
             return client.latest().command is Command.ACT
 
@@ -294,6 +302,146 @@ def test_misuse_is_told(serve, connect):
         client.push(IMAGE)
     assert client.latest().command is Command.HOLD
     client.close()
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:0", "http://127.0.0.1:50051"])
+def test_an_address_that_is_none_is_refused_at_once(address):
+    with pytest.raises(InvalidArgument, match="address"):
+        RobotClient(address, cameras=[CAMERA], instruction="grasp", control_period_s=0.05)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"control_period_s": 0.0}, {"max_action_age_s": -1.0}, {"resume_within_s": math.nan}]
+)
+def test_settings_that_make_no_sense_are_refused_at_once(serve, connect, wrong):
+    with pytest.raises(InvalidArgument):
+        connect(serve(answer_all), **wrong)
+
+
+def test_a_schema_that_nobody_can_keep_is_refused(serve, connect):
+    def contradict(talk: Talk) -> None:
+        talk.hear()
+        answer = opened()
+        answer.schema.dimensions[0].low = math.nan
+        talk.say(opened=answer)
+        talk.stall()
+
+    with pytest.raises(FailedPrecondition, match="NaN"), connect(serve(contradict)):
+        raise AssertionError("must not be entered")
+
+
+@pytest.mark.parametrize("wait", ["1.5", "abc"])
+def test_a_trailer_that_is_no_number_does_not_end_the_link(serve, connect, eventually, wait):
+    def busy_once(talk: Talk) -> None:
+        if talk.number == 1:
+            raise Refuse(grpc.StatusCode.UNAVAILABLE, "starting", retry_after_ms=wait)
+        if talk.number == 2:
+            talk.open()
+            talk.act(next(talk.frames()))
+            raise Refuse(grpc.StatusCode.UNAVAILABLE, "draining", retry_after_ms=wait)
+        answer_all(talk)
+
+    server = serve(busy_once)
+    with connect(server) as client:
+
+        def comes_back() -> bool:
+            client.push(IMAGE)
+            return server.streams == 3 and client.statistics().reconnects == 1
+
+        eventually(comes_back)
+
+
+@pytest.mark.parametrize("broken", ["stream_opened", "stream_said", "stream_ended"])
+def test_a_mistake_in_the_links_thread_means_hold_and_another_attempt(
+    serve, connect, eventually, monkeypatch, caplog, broken
+):
+    works, breaks = getattr(Session, broken), iter([None])
+
+    def once(session: Session, *arguments) -> object:
+        if next(breaks, "no more") is None:
+            raise RuntimeError("a mistake of ours")
+        return works(session, *arguments)
+
+    monkeypatch.setattr(Session, broken, once)
+
+    def end_first(talk: Talk) -> None:
+        if talk.number == 1 and broken == "stream_ended":
+            talk.open()
+        else:
+            answer_all(talk)
+
+    server = serve(end_first)
+    with connect(server) as client:
+
+        def acts() -> bool:
+            client.push(IMAGE)
+            return server.streams == 2 and client.latest().command is Command.ACT
+
+        eventually(acts)
+        assert client.statistics().reconnects == (0 if broken == "stream_opened" else 1)
+    assert caplog.text.count("RuntimeError: a mistake of ours") == 1
+    assert "unexpected RuntimeError in the link" in caplog.text
+
+
+def test_a_mistake_while_writing_means_hold_and_another_attempt(serve, connect, eventually, monkeypatch, caplog):
+    works, breaks = Outgoing._take, iter([False, True])
+
+    def second_time(outgoing: Outgoing) -> object:
+        if next(breaks, False):
+            raise RuntimeError("a mistake of ours")
+        return works(outgoing)
+
+    monkeypatch.setattr(Outgoing, "_take", second_time)
+    server = serve(answer_all)
+    with connect(server) as client:
+
+        def acts() -> bool:
+            client.push(IMAGE)
+            return server.streams == 2 and client.latest().command is Command.ACT
+
+        eventually(acts)
+    assert caplog.text.count("RuntimeError: a mistake of ours") == 1
+
+
+def test_a_mistake_in_the_watchdog_does_not_end_it(serve, connect, eventually, monkeypatch, caplog):
+    works, breaks = Link.check, iter([None])
+
+    def once(link: Link) -> None:
+        if next(breaks, "no more") is None:
+            raise RuntimeError("a mistake of ours")
+        works(link)
+
+    def act_once(talk: Talk) -> None:
+        talk.open()
+        talk.act(next(talk.frames()))
+        talk.stall()
+
+    monkeypatch.setattr(Link, "check", once)
+    seen = []
+    with connect(serve(act_once), on_action=seen.append) as client:
+        client.push(IMAGE)
+        eventually(lambda: any(directive.reason == "SILENCE" for directive in seen))
+    assert "unexpected RuntimeError in the watchdog" in caplog.text
+
+
+def test_an_old_frames_action_is_never_given_out(serve, connect, eventually):
+    """Every action comes when its frame is older than the action's own limit; the clock is the test's."""
+    clock = ManualClock(1_000_000_000)
+
+    def late(talk: Talk) -> None:
+        talk.open()
+        for frame in talk.frames():
+            clock.advance_ns(400_000_000)
+            talk.act(frame, max_age_ms=300)
+
+    seen = []
+    with connect(serve(late), clock=clock, on_action=seen.append) as client:
+        for count in (1, 2):
+            client.push(IMAGE)
+            eventually(lambda count=count: client.statistics().too_old == count)
+            client.reset()
+        assert client.statistics().actions == 0
+    assert all(directive.action is None for directive in seen)
 
 
 def test_leaving_says_goodbye_and_ends_every_thread(serve, connect):

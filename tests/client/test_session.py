@@ -1,5 +1,6 @@
 """A session against scripted messages, without sockets."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -10,12 +11,11 @@ from hypothesis import strategies as st
 from edgeflow.client.outgoing import Outgoing
 from edgeflow.client.pose import Pose, identity
 from edgeflow.client.session import Session
-from edgeflow.client.wire import SessionSettings
 from edgeflow.clock import ManualClock
 from edgeflow.errors import FailedPrecondition, NotFound, Unavailable
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import Command, Mode
-from tests.client.scripted import CAMERA, VALUES, opened
+from edgeflow.types import Command
+from tests.client.scripted import VALUES, opened, session_settings
 
 MS = 1_000_000
 
@@ -25,20 +25,12 @@ class Robot:
 
     def __init__(self, max_action_age_s: float | None = None) -> None:
         self.clock = ManualClock(1000 * MS)
-        agreed = SessionSettings(
-            cameras=(CAMERA,),
-            control_period_s=0.05,
-            mode=Mode.SERIAL,
-            max_action_age_s=max_action_age_s,
-            model="",
-            proprio_names=(),
-            unnorm_key="",
-        )
+        agreed = session_settings(max_action_age_s=max_action_age_s)
         self.session = Session(agreed, "grasp", self.clock, 2000 * MS)
 
-    def open(self) -> None:
+    def open(self, **answer) -> None:
         self.stream = Outgoing(self.session.opening())
-        self.session.stream_opened(opened(), self.stream)
+        self.session.stream_opened(opened(**answer), self.stream)
         self.opening = next(self.stream).open
         self.written: dict[int, pb.Frame] = {}
 
@@ -57,6 +49,9 @@ class Robot:
         fields = {"seq": frame.seq, "stamp_ns": frame.stamp_ns} | changed
         message = pb.Action(epoch=epoch, command=pb.COMMAND_ACT, valid_for_ms=valid_for_ms, values=values, **fields)
         return self.session.stream_said(pb.ServerMessage(action=message))
+
+    def say_epoch(self, epoch: int) -> None:
+        self.session.stream_said(pb.ServerMessage(notice=pb.Notice(kind="epoch", epoch=epoch)))
 
     def status(self, seq: int, disposition: int, last_seq: int = 0, **fields) -> None:
         message = pb.FrameStatus(seq=seq, disposition=disposition, last_seq=last_seq, **fields)
@@ -111,6 +106,83 @@ def test_an_action_is_not_executed_once_its_frame_is_too_old():
     assert robot.act(robot.write())
     robot.clock.advance_ns(30 * MS)
     assert robot.session.directive().command is Command.HOLD
+
+
+@pytest.mark.parametrize("limit_s", [None, 0.3, math.inf])
+def test_an_action_that_arrives_beyond_its_limit_is_ignored_also_the_first(limit_s):
+    robot = Robot(limit_s)
+    robot.open()
+    for event in ("first action", "after a reset", "on a new stream"):
+        robot.push()
+        frame = robot.write()
+        robot.clock.advance_ns(300 * MS)
+        assert robot.act(frame, max_age_ms=300) is (limit_s == math.inf), event
+        if event == "first action":
+            robot.session.reset("")
+        else:
+            robot.session.stream_ended(Unavailable("gone"), final=False)
+            robot.open()
+            robot.session.reset("")
+    counts = robot.session.flight.statistics()
+    assert (counts.too_old, counts.actions, counts.ignored) == ((0, 3, 0) if limit_s == math.inf else (3, 0, 0))
+
+
+def test_the_validity_of_an_action_ends_with_its_age_limit(robot: Robot):
+    robot.push()
+    frame = robot.write()
+    robot.clock.advance_ns(250 * MS)
+    assert robot.act(frame, max_age_ms=300)
+    action = robot.session.directive().action
+    assert (action.age_limit_ns, action.valid_until_ns) == (300 * MS, frame.stamp_ns + 300 * MS)
+    robot.clock.advance_ns(50 * MS)
+    held = robot.session.directive()
+    assert (held.command, held.reason) == (Command.HOLD, "SILENCE")
+
+
+def test_a_service_that_sends_no_limits_gets_validity_and_forecast():
+    robot = Robot()
+    robot.open(predicted_age_ms=50.0)
+    for late_ms, acts in ((149, True), (150, False)):
+        robot.push()
+        frame = robot.write()
+        robot.clock.advance_ns(late_ms * MS)
+        assert robot.act(frame) is acts
+
+
+def test_values_outside_the_limits_mean_hold(robot: Robot):
+    for value, acts in ((1.0, True), (-1.00001, True), (1.001, False), (1e300, False)):
+        robot.push()
+        assert robot.act(robot.write(), values=[value, *VALUES[1:]]) is acts
+    assert robot.session.directive().reason == "ACTION_OUT_OF_LIMITS"
+
+
+@pytest.mark.parametrize("epoch", [0, 2, 2**63, 2**64 - 1])
+def test_an_epoch_that_nobody_announced_is_ignored_and_leaves_no_trace(robot: Robot, epoch):
+    robot.push()
+    assert not robot.act(robot.write(), epoch=epoch)
+    robot.push()
+    assert robot.act(robot.write(), epoch=1)
+
+
+def test_the_robots_own_changes_may_be_acted_on_before_they_are_announced(robot: Robot):
+    robot.session.reset("")
+    robot.push(instruction="place")
+    frame = robot.write()
+    assert not robot.act(frame, epoch=4)
+    assert robot.act(frame, epoch=3)
+    robot.say_epoch(3)
+    robot.push()
+    assert not robot.act(robot.write(), epoch=4), "both changes were announced"
+    robot.push()
+    assert robot.act(robot.write(), epoch=3)
+
+
+def test_a_new_stream_knows_nothing_of_earlier_changes(robot: Robot):
+    robot.session.reset("")
+    robot.session.stream_ended(Unavailable("gone"), final=False)
+    robot.open()
+    robot.push()
+    assert not robot.act(robot.write(), epoch=2)
 
 
 @pytest.mark.parametrize(
@@ -221,14 +293,14 @@ STEPS = st.lists(
 def test_every_frame_is_in_flight_or_has_one_disposition_and_actions_only_grow(steps):
     robot = Robot()
     robot.open()
-    up, epoch, restarted_at = True, 1, 0
+    up, asked, restarted_at = True, 0, 0
     waiting = False
     given_out: list[int] = []
     for step in steps:
         match step:
             case "push" | "instruct":
                 if step == "instruct":
-                    restarted_at = robot.session.flight.last_seq
+                    restarted_at, asked = robot.session.flight.last_seq, asked + up
                 robot.push(instruction="other" + str(restarted_at) if step == "instruct" else "")
                 waiting = up
             case "write" if waiting:
@@ -236,19 +308,18 @@ def test_every_frame_is_in_flight_or_has_one_disposition_and_actions_only_grow(s
                 waiting = False
             case "reset":
                 robot.session.reset("")
-                restarted_at, waiting = robot.session.flight.last_seq, False
+                restarted_at, waiting, asked = robot.session.flight.last_seq, False, asked + up
             case "lose" if up:
                 robot.session.stream_ended(Unavailable("gone"), final=False)
                 up = waiting = False
             case "open" if not up:
                 robot.open()
-                up, epoch = True, 1
+                up, asked = True, 0
             case ("pass", ms):
                 robot.clock.advance_ns(ms * MS)
             case ("act", seq, of_epoch) if up and seq in robot.written:
                 accepted = robot.act(robot.written[seq], of_epoch)
-                assert not (accepted and of_epoch < epoch)
-                epoch = max(epoch, of_epoch) if accepted else epoch
+                assert not (accepted and of_epoch > 1 + asked)
             case ("status", seq, last, disposition) if up and seq in robot.written:
                 robot.status(seq, disposition, last)
         now = robot.session.directive()

@@ -18,7 +18,7 @@ RESUME_MS = 2000
 SCHEMA = ActionSchema(names=("a",), units=("1",), low=(-1.0,), high=(1.0,), relative=(False,))
 
 
-def action(clock: ManualClock, seq: int, epoch: int = 1, valid_ms: int = 100) -> Action:
+def action(clock: ManualClock, seq: int, epoch: int = 0, valid_ms: int = 100) -> Action:
     now = clock.now_ns()
     return Action(
         seq=seq,
@@ -62,6 +62,68 @@ def test_a_short_interruption_ends_by_itself_and_a_long_one_needs_a_reset(gap_ms
     assert watchdog.offer(action(clock, 3))
 
 
+def interrupted(*reasons: str, resume_ms: int) -> tuple[ManualClock, Watchdog]:
+    """A robot that acted, then heard these HOLDs of the service or lost its stream."""
+    clock = ManualClock()
+    watchdog = Watchdog(clock, resume_ms * MS)
+    watchdog.offer(action(clock, 1))
+    for reason in reasons:
+        watchdog.halt(Command.HOLD, reason)
+    return clock, watchdog
+
+
+@pytest.mark.parametrize(
+    ("reasons", "resume_ms", "longest_ms"),
+    [
+        (["DISCONNECTED"], 60_000, RESUME_MS),
+        (["ACTION_TOO_OLD"], 60_000, RESUME_MS),
+        (["WORKER_LOST"], 60_000, 60_000),
+        (["WORKER_LOST", "ACTION_TOO_OLD"], 60_000, 60_000),
+        (["ACTION_TOO_OLD", "WORKER_LOST"], 60_000, 60_000),
+        (["WORKER_LOST", "DISCONNECTED"], 60_000, RESUME_MS),
+        (["WORKER_LOST"], RESUME_MS, RESUME_MS),
+        (["WORKER_LOST"], 500, 500),
+        (["DISCONNECTED"], 500, 500),
+    ],
+)
+def test_only_after_the_loss_of_a_worker_may_a_robot_resume_later(reasons, resume_ms, longest_ms):
+    for waited_ms, resumes in ((longest_ms - 1, True), (longest_ms, False)):
+        clock, watchdog = interrupted(*reasons, resume_ms=resume_ms)
+        clock.advance_ns(waited_ms * MS)
+        assert watchdog.directive().needs_reset is not resumes
+        assert watchdog.offer(action(clock, 2)) is resumes
+
+
+def test_a_worker_lost_excuses_one_interruption_only():
+    clock, watchdog = interrupted("WORKER_LOST", resume_ms=60_000)
+    watchdog.offer(action(clock, 2))
+    clock.advance_ns((100 + RESUME_MS) * MS)
+    assert watchdog.directive().needs_reset
+
+
+def test_a_worker_lost_after_too_long_a_silence_changes_nothing():
+    clock, watchdog = interrupted(resume_ms=60_000)
+    clock.advance_ns((100 + RESUME_MS) * MS)
+    watchdog.halt(Command.HOLD, "WORKER_LOST")
+    assert watchdog.directive().needs_reset
+
+
+def test_a_check_that_raises_is_called_again_and_said_once(caplog):
+    calls, enough = [], threading.Event()
+
+    def check() -> None:
+        calls.append(None)
+        if len(calls) == 5:
+            enough.set()
+        raise RuntimeError("a mistake of ours")
+
+    thread = WatchdogThread(check)
+    thread.start()
+    assert enough.wait(60)
+    thread.stop()
+    assert caplog.text.count("RuntimeError: a mistake of ours") == 1
+
+
 def test_waiting_for_the_first_action_after_a_reset_is_no_interruption():
     clock = ManualClock()
     watchdog = Watchdog(clock)
@@ -101,6 +163,7 @@ def test_frames_of_before_a_restart_and_out_of_order_results_do_not_count():
 def test_a_new_epoch_withdraws_the_action_of_the_old_one():
     clock = ManualClock()
     watchdog = Watchdog(clock)
+    watchdog.opened(1)
     watchdog.offer(action(clock, 1, epoch=1))
     watchdog.advance(2)
     assert watchdog.directive().reason == "NEW_EPOCH"
@@ -111,7 +174,7 @@ def test_a_new_epoch_withdraws_the_action_of_the_old_one():
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("pass"), st.sampled_from([1, 20, 99, 100, 500, 1999, 2500])),
-        st.tuples(st.just("offer"), st.integers(1, 30), st.integers(1, 4), st.sampled_from([1, 50, 100, 300])),
+        st.tuples(st.just("offer"), st.integers(1, 30), st.integers(0, 4), st.sampled_from([1, 50, 100, 300])),
         st.tuples(st.just("halt"), st.sampled_from([Command.HOLD, Command.STOP])),
         st.tuples(st.just("restart"), st.integers(0, 30), st.booleans()),
         st.tuples(st.just("advance"), st.integers(1, 4)),
@@ -128,7 +191,7 @@ def test_what_is_given_out_is_valid_new_and_permitted(events):
     """A naive account of the rules, kept beside the machine; `look` makes observation itself an event."""
     clock = ManualClock()
     watchdog = Watchdog(clock, RESUME_MS * MS)
-    epoch, floor, stopped = 0, 0, False
+    epoch, asked, floor, stopped = 0, 0, 0, False
     ended_ns: int | None = None  # when the last accepted action stopped being executed
     current: Action | None = None
     for event in events:
@@ -140,28 +203,28 @@ def test_what_is_given_out_is_valid_new_and_permitted(events):
                 clock.advance_ns(ms * MS)
             case ("offer", seq, of_epoch, valid_ms):
                 offered = action(clock, seq, of_epoch, valid_ms)
-                permitted = of_epoch >= epoch and seq > floor and not stopped and not too_long
+                permitted = epoch <= of_epoch <= epoch + asked and seq > floor and not stopped and not too_long
                 assert watchdog.offer(offered) is permitted
                 if permitted:
-                    current, ended_ns, epoch, floor = offered, None, of_epoch, seq
+                    current, ended_ns, floor = offered, None, seq
             case ("halt", command):
                 if current is not None:
                     current, ended_ns = None, clock.now_ns()
                 stopped |= command is Command.STOP
                 watchdog.halt(command, "TOLD")
             case ("restart", last_seq, rearm):
-                floor = max(floor, last_seq)
+                floor, asked = max(floor, last_seq), asked + 1
                 if rearm or not (stopped or too_long):
                     stopped, ended_ns, current = False, None, None
                 watchdog.restart(last_seq, "RESET", rearm=rearm)
             case ("advance", to):
                 if to > epoch:
-                    epoch = to
+                    asked, epoch = max(asked - (to - epoch), 0), to
                     if current is not None:
                         current, ended_ns = None, clock.now_ns()
                 watchdog.advance(to)
             case ("opened", of_epoch):
-                epoch = of_epoch
+                epoch, asked = of_epoch, 0
                 watchdog.opened(of_epoch)
             case ("look",):
                 watchdog.directive()

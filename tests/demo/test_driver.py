@@ -162,7 +162,8 @@ def test_a_model_of_another_robot_is_refused():
         talk.hear()
         schema = opened().schema
         del schema.dimensions[-1]
-        talk.say(opened=pb.Opened(epoch=1, schema=schema, action_tokens=6, mode=pb.MODE_SERIAL))
+        answer = pb.Opened(epoch=1, schema=schema, action_tokens=6, mode=pb.MODE_SERIAL, valid_for_ms=100)
+        talk.say(opened=answer)
         talk.hear()
 
     server = Server(other)

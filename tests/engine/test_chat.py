@@ -82,8 +82,9 @@ class Bench:
         self.worker = Worker(engine, Scheduler(limits), self.clock, self.said.append, pacer=pacer, chat=plane)
 
     def tell(self, *messages: Message) -> None:
+        inbox = self.worker.inbox
         for message in messages:
-            self.worker.inbox.put(message)
+            (inbox.put_chat if isinstance(message, (ChatStart, ChatStop, SetPrefix)) else inbox.put)(message)
 
     def of(self, kind: type[Message]) -> list[Message]:
         return [message for message in self.said if isinstance(message, kind)]

@@ -18,7 +18,7 @@ def test_only_the_newest_frame_of_a_session_is_kept():
     drained = inbox.drain()
     assert drained.messages == [frame(1, 3), frame(2, 1), Ping(0)]
     assert drained.superseded == [frame(1, 1), frame(1, 2)]
-    assert inbox.drain() == ([], [], {})
+    assert inbox.drain() == ([], [], {}, [])
 
 
 def test_a_drained_frame_is_not_superseded():

@@ -29,6 +29,7 @@ OPEN = pb.Open(
     proprio_names=list(JOINTS),
     instruction="grasp the red handle",
     control_period_ms=PERIOD_MS,
+    max_action_age_ms=60_000,
 )
 
 

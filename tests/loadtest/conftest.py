@@ -28,7 +28,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_fake_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
-def acted(ledger: Ledger, due_ms: float, age_ms: float, valid_ms: int = 250, passes: int = 4) -> None:
+def acted(
+    ledger: Ledger, due_ms: float, age_ms: float, valid_ms: int = 250, passes: int = 4, *, max_age_ms: int = 0
+) -> None:
     """An action whose time in the service is half its age; its passes took 1 ms each."""
     number = ledger.offer(round(due_ms * MS), round(due_ms * MS)).number
     received_ns = round((due_ms + age_ms) * MS)
@@ -40,6 +42,7 @@ def acted(ledger: Ledger, due_ms: float, age_ms: float, valid_ms: int = 250, pas
         valid_for_ms=valid_ms,
         server_ns=round(age_ms * MS) // 2,
         timings=timings,
+        max_age_ms=max_age_ms,
     )
 
 

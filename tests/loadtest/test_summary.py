@@ -78,6 +78,13 @@ def test_misses_are_measured_by_the_limit_or_the_validity():
     assert summarise(strict, [ledger]).misses == 2
 
 
+def test_the_limit_that_an_action_carries_comes_before_its_validity():
+    ledger = Ledger(0)
+    for due, age in ((0, 50), (100, 260), (400, 301)):
+        acted(ledger, due, age, max_age_ms=300)
+    assert summarise(measured([ledger]), [ledger]).misses == 1
+
+
 def test_gaps_reach_to_the_end_of_the_run():
     ledger = Ledger(0)
     for due in (0, 200, 600, 700):

@@ -22,14 +22,19 @@ ROOT = Path(__file__).parents[2]
 HANG_S = 60  # what takes so long on any machine will never happen
 RUN = """
 import json, sys
+from contextlib import closing
 from pathlib import Path
 from edgeflow.config import load_config
+from edgeflow.console import JsonPrinter
 from edgeflow.service.app import run_service
+from edgeflow.service.host.output import Output
 from edgeflow.service.worker.process import launch_worker
-config = load_config(None, {"model": sys.argv[1], "grpc.port": 0, "http.port": 0, **json.loads(sys.argv[3])})
+ports = {"grpc.port": 0, "http.port": 0, "health.port": 0}
+config = load_config(None, {"model": sys.argv[1], "chat.enabled": False, **ports, **json.loads(sys.argv[3])})
 launch = lambda: launch_worker(config, "tests.service.process_worker")
-announce = lambda status: print(status.phase.value, flush=True)
-sys.exit(run_service(config, announce, ready_file=Path(sys.argv[2]), launch=launch))
+with Output() as output, closing(JsonPrinter(output.results())) as announce:
+    code = run_service(config, announce, ready_file=Path(sys.argv[2]), launch=launch, log=output.lines)
+sys.exit(code)
 """
 
 
@@ -58,12 +63,16 @@ class Front:
 
 
 @contextmanager
-def front(checkpoint: Path, tmp_path: Path, *, ready: bool = True, **settings) -> Iterator[Front]:
+def front(
+    checkpoint: Path, tmp_path: Path, *, ready: bool = True, output: int | None = None, **settings
+) -> Iterator[Front]:
+    """output: where standard output and error go instead of to the file `log`."""
     dotted = {key.replace("__", "."): value for key, value in settings.items()}
     ready_file = tmp_path / "ready.json"
     command = [sys.executable, "-c", RUN, str(checkpoint), str(ready_file), json.dumps(dotted)]
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=log, text=True)
+        stdout, stderr = (output, output) if output is not None else (subprocess.DEVNULL, log)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stderr, text=True)
     made = Front(process, ready_file)
     try:
         if ready:

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 
 import grpc
+import httpx
 import numpy as np
 import simplejpeg
 
@@ -19,6 +20,7 @@ from edgeflow.service.app import Service
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.status import ServiceStatus
+from tests.service.inline import InlineChildren
 from tests.service.scripted import Script
 
 WIDTH, HEIGHT = 32, 24
@@ -136,8 +138,16 @@ class Robot:
 class Served:
     """A running service."""
 
-    def __init__(self, service: Service, script: Script, log: io.StringIO, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self,
+        service: Service,
+        script: Script,
+        log: io.StringIO,
+        channel: grpc.aio.Channel,
+        children: InlineChildren,
+    ) -> None:
         self.service = service
+        self.children = children
         self.script = script
         self.channel = channel
         self._log = log
@@ -168,12 +178,17 @@ class Served:
         return [line for line in lines if line["event"] == name]
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.service.metrics.registry.get_sample_value(name, labels) or 0.0
+        """The sum over control and children."""
+        registries = [self.service.metrics.registry, *self.children.registries()]
+        return sum(registry.get_sample_value(name, labels) or 0.0 for registry in registries)
 
 
 def config(**overrides) -> ServiceConfig:
+    """A configuration on free ports, without chat unless one of its keys is given."""
     dotted = {key.replace("__", "."): value for key, value in overrides.items()}
-    return load_config(None, {"grpc.port": 0, "http.port": 0, "decode_threads": 1, **dotted})
+    if not any(key.startswith("chat.") for key in dotted):
+        dotted["chat.enabled"] = False
+    return load_config(None, {"grpc.port": 0, "http.port": 0, "health.port": 0, "decode_threads": 1, **dotted})
 
 
 @contextlib.asynccontextmanager
@@ -183,16 +198,27 @@ async def serving(checkpoint, script: Script | None = None, incidents: int = 0, 
     log = io.StringIO()
     announced: list[ServiceStatus] = []
     settings = config(model=str(checkpoint), alias="demo", **overrides)
-    service = Service(settings, announced.append, EventLog(MonotonicClock(), log), script.launch)
+    inline = InlineChildren(settings)
+    service = Service(settings, announced.append, EventLog(MonotonicClock(), log), script.launch, inline.launches)
     await service.start()
     address = service.status.grpc_address
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            served = Served(service, script, log, channel)
+            served = Served(service, script, log, channel, inline)
             yield served
     finally:
         await service.stop()
     assert len(served.events("incident")) == incidents, log.getvalue()
+
+
+async def scraped(http: httpx.AsyncClient, wanted: str) -> str:
+    """The metrics, once the snapshots contain a text."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + WAIT_S
+    while wanted not in (text := (await http.get("/metrics")).text):
+        assert loop.time() < deadline, f"no {wanted}"
+        await asyncio.sleep(0.02)
+    return text
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

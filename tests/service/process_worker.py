@@ -82,7 +82,7 @@ def answer(message: Message, channel: BlockingChannel) -> None:
 
 def run() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--fd", "--parent", "--stacks"):
+    for name in ("--fd", "--parent", "--stacks", "--handover"):
         parser.add_argument(name, type=int)
     parser.add_argument("--config")
     parser.add_argument("--standby", action="store_true")

@@ -27,12 +27,17 @@ class Launcher:
         return launched
 
 
+def state(pid: int) -> str:
+    """The kernel's letter for the state of a process: T = stopped, Z = ended; X once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
 def runs(pid: int) -> bool:
     """A process that ended and was not waited for by its parent runs no more."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return state(pid) not in "ZX"
 
 
 def until_gone(pid: int, limit_s: float = 30.0) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edgeflow.config import ServiceConfig
@@ -90,6 +92,40 @@ def test_the_session_that_does_not_fit_is_refused_with_a_hint():
     assert len(others) == 6
     for plan in others:
         assert plan.forecast.fps == pytest.approx(2, rel=0.02), "an admitted session has its rate"
+
+
+def rtx5090() -> Admission:
+    admission = make()
+    packed_ns = 51_400_000
+    times = PassTimes(
+        stages=7,
+        prefill_ns=packed_ns,
+        two_prefills_ns=2 * packed_ns,
+        packed_ns=packed_ns,
+        decode_ns=13_300_000,
+        decodes_ns=13_300_000,
+    )
+    admission.worker_ready(replace(ready(), pass_times=times, prefill_rows=280))
+    return admission
+
+
+@pytest.mark.parametrize("mode", [Mode.SERIAL, Mode.PIPELINED])
+@pytest.mark.parametrize("periods_ms", [(10_000, 200), (200, 10_000), (7_777, 333, 9_999)])
+def test_no_session_is_judged_by_another_s_longer_period(mode: Mode, periods_ms: tuple[int, ...]):
+    """As with 5,000 ms instead of the longest, only that the load is even less."""
+    for cut_ms in (5_000, 10_000):
+        admission = rtx5090()
+        for number, period_ms in enumerate(periods_ms):
+            plan = admission.plan(request(min(period_ms, cut_ms), mode), admission.others())
+            admission.enter(number, plan)
+            assert plan.forecast.fps == pytest.approx(1000 / min(period_ms, cut_ms), rel=0.05)
+
+
+def test_a_long_period_does_not_make_room_on_a_saturated_device():
+    admission = rtx5090()
+    admission.enter(1, admission.plan(request(10, Mode.SERIAL), ()))
+    with pytest.raises(ResourceExhausted):
+        admission.plan(request(10_000, Mode.SERIAL), admission.others())
 
 
 def test_room_is_kept_free():

@@ -17,7 +17,7 @@ from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.loop_watch import LoopWatch
 from tests.service.front_process import HANG_S, Front, front, robot, wait_for
 from tests.service.harness import eventually, serving
-from tests.service.processes import runs, until_gone
+from tests.service.processes import runs, state, until_gone
 
 ENDLESS_MS = 2 * 1000 * HANG_S  # a drain that outlasts `Front.ended`
 
@@ -40,6 +40,8 @@ def test_sigterm_with_a_hung_worker_ends_with_exit_code_0(checkpoint, tmp_path: 
         one.open()
         one.frame(hung)
         one.until("notice")  # its instruction starts an epoch
+        if hung == "stop":
+            wait_for(lambda: state(made.worker()) == "T")
         stopped(made)
         assert one.rest() is grpc.StatusCode.UNAVAILABLE
         told = one.kinds()

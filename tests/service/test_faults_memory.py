@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import resource
 import tracemalloc
@@ -74,7 +75,7 @@ async def frames(runner: SessionRunner, first: int, count: int, leak: list[bytea
 @pytest.mark.parametrize("leaks", [False, True])
 async def test_frames_leave_no_memory_behind(leaks: bool):
     """The second case is the control: 64 bytes a frame are seen."""
-    log = EventLog(MonotonicClock())
+    log = EventLog(MonotonicClock(), io.StringIO())
     with ThreadPoolExecutor(1) as pool:
         session, port = Session(1, REQUEST, SCHEMA, RULES, 0), Port()
         runner = SessionRunner(

@@ -35,7 +35,7 @@ class Loop:
         now_ns = self.seq * 100 * MS
         session.admit(self.seq, now_ns, now_ns)
         session.offer(CheckedFrame(seq=self.seq, stamp_ns=now_ns, images=(b"",)), now_ns)
-        if session.start_decoding() is not None:
+        if session.start_decoding(now_ns, alone=True) is not None:
             session.decoded(b"rgb", 1)
         submitted = session.start_sending(now_ns)
         if submitted is not None:
@@ -197,6 +197,7 @@ async def test_the_place_of_a_silent_robot_is_anothers_to_take(checkpoint):
     async with serving(checkpoint, max_sessions=1, **PARKED_SOON) as served:
         robot, other = await parked_robot(served), served.robot()
         await other.open(control_period_ms=5000)
+        await other.frame(1)
         await refused(robot, 2, "SESSIONS_TAKEN")
         await refused(robot, 3, "SESSIONS_TAKEN")
         await other.send(pb.ClientMessage(close=pb.Close()))

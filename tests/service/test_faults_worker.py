@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import time
@@ -139,7 +140,7 @@ async def supervised(
     with (tmp_path / "log").open("a") as stream:
         made = Supervisor(script.launch, clock, settings, listener, EventLog(clock, stream))
         await made.start()
-    made._log = EventLog(MonotonicClock())
+    made._log = EventLog(MonotonicClock(), io.StringIO())
     return made, listener
 
 

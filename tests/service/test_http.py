@@ -10,7 +10,7 @@ import httpx
 import msgpack
 import pytest
 
-from tests.service.harness import HEIGHT, JPEG, WIDTH, serving
+from tests.service.harness import HEIGHT, JPEG, WIDTH, scraped, serving
 from tests.service.scripted import Script
 
 JSON_BODY = {"image": base64.b64encode(JPEG).decode(), "instruction": "grasp the red handle"}
@@ -107,8 +107,7 @@ async def test_states_metrics_and_models(checkpoint):
         models = (await http.get("/v1/models")).json()["data"]
         assert (models[0]["id"], models[0]["action_tokens"]) == ("demo", 3)
         await http.post("/v1/act", json=JSON_BODY)
-        text = (await http.get("/metrics")).text
-        assert 'edgeflow_frames_total{disposition="acted",reason=""} 1.0' in text
+        text = await scraped(http, 'edgeflow_frames_total{disposition="acted",reason=""} 1.0')
         assert 'edgeflow_health_state{state="ready"} 1.0' in text
 
 
@@ -123,7 +122,7 @@ event_loop_lag_seconds gc_pause_seconds build_info
 
 async def test_metric_names_are_the_contract_s(checkpoint):
     async with client(checkpoint) as (http, _):
-        text = (await http.get("/metrics")).text
+        text = await scraped(http, "edgeflow_frames_total")
         help_lines = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")}
         assert {f"edgeflow_{name}" for name in EXPECTED.split()} <= help_lines
         assert "process_resident_memory_bytes" in help_lines

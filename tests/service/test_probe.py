@@ -20,20 +20,15 @@ from tests.service.protected import Authority, write_tokens
 TIMEOUT_S = 20.0
 
 
-def settings(served: Served, **tls: str) -> dict[str, object]:
-    """What the file of this service would say."""
-    return {"http.port": int(served.http.rpartition(":")[2])} | {f"tls.{key}": str(value) for key, value in tls.items()}
-
-
-async def ask(served: Served, **tls: str) -> str:
-    config = load_config(None, settings(served, **tls))
+async def ask(served: Served) -> str:
+    config = load_config(None, {"health.port": served.service.status.health_port})
     return await asyncio.to_thread(probe, config, TIMEOUT_S)
 
 
 async def test_the_command_exits_with_0_where_the_service_is_ready_and_1_where_it_is_not(checkpoint, tmp_path):
     file = tmp_path / "config.json"
     async with serving(checkpoint) as served:
-        file.write_text(json.dumps({"http": {"port": settings(served)["http.port"]}}))
+        file.write_text(json.dumps({"health": {"port": served.service.status.health_port}}))
         command = [sys.executable, "-m", "edgeflow.cli", "health", "--config", str(file)]
         while_up = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
     after = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
@@ -48,23 +43,18 @@ async def test_a_service_that_lost_its_worker_is_not_ready(checkpoint):
             await ask(served)
 
 
-@pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mutual"])
-async def test_it_needs_no_token_and_trusts_the_services_own_certificate_only(checkpoint, tmp_path, mutual):
+async def test_it_needs_neither_token_nor_certificate(checkpoint, tmp_path):
     authority = Authority(tmp_path / "ca")
-    cert, key = authority.issue("service", "robot.example")  # not a name of loopback
-    own = {"cert": str(cert), "key": str(key)} | ({"client_ca": str(authority.ca)} if mutual else {})
+    cert, key = authority.issue("service", "robot.example")
     tokens = write_tokens(tmp_path / "tokens.json", ("t" * 43, "arm-1", "control"))
-    overrides = {f"tls__{name}": value for name, value in own.items()}
-    async with serving(checkpoint, tokens_file=tokens, **overrides) as served:
-        assert await ask(served, **own) == "ready"
-        other, other_key = Authority(tmp_path / "other").issue("service")
-        with pytest.raises(Unavailable, match="no answer"):
-            await ask(served, **own | {"cert": str(other), "key": str(other_key)})
+    tls = {"tls__cert": str(cert), "tls__key": str(key), "tls__client_ca": str(authority.ca)}
+    async with serving(checkpoint, tokens_file=tokens, **tls) as served:
+        assert await ask(served) == "ready"
 
 
 def test_a_port_that_anyone_took_cannot_be_asked():
-    with pytest.raises(ConfigError, match=r"http\.port"):
-        probe(load_config(None, {"http.port": 0}), TIMEOUT_S)
+    with pytest.raises(ConfigError, match=r"health\.port"):
+        probe(load_config(None, {"health.port": 0}), TIMEOUT_S)
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-other\r\n", b"HTTP/1.1 200 OK\r\n\r\n[]"])
@@ -77,7 +67,7 @@ async def test_another_service_on_the_port_is_told(answer):
     async with await asyncio.start_server(other, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(Unavailable, match="not come from an edgeflow service"):
-            await asyncio.to_thread(probe, load_config(None, {"http.port": port}), TIMEOUT_S)
+            await asyncio.to_thread(probe, load_config(None, {"health.port": port}), TIMEOUT_S)
 
 
 def test_a_service_on_every_address_is_asked_on_loopback(monkeypatch: pytest.MonkeyPatch):
@@ -90,5 +80,5 @@ def test_a_service_on_every_address_is_asked_on_loopback(monkeypatch: pytest.Mon
     monkeypatch.setattr(socket, "create_connection", connect)
     for host in ("0.0.0.0", "::"):
         with pytest.raises(Unavailable):
-            probe(load_config(None, {"http.host": host, "insecure": True}), TIMEOUT_S)
+            probe(load_config(None, {"health.host": host}), TIMEOUT_S)
     assert asked == ["127.0.0.1", "::1"]

@@ -13,8 +13,10 @@ from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.events import NoticeEvent, StatusEvent
 from edgeflow.service.sessions.gate import within_limits
-from edgeflow.service.sessions.ordering import SEQ_WINDOW, STAMP_TOLERANCE_NS, FrameOrder, RateGauge, RollingCount
+from edgeflow.service.sessions.ordering import SEQ_WINDOW, FrameOrder, RollingCount
 from edgeflow.service.sessions.outbox import Outbox
+from edgeflow.service.sessions.rates import TokenBucket
+from edgeflow.service.sessions.robot_clock import TOLERANCE_NS
 from edgeflow.types import Disposition
 from tests.service.scripted import SCHEMA
 
@@ -29,12 +31,13 @@ SECOND = 1000 * MS
         (4, 100, "SEQ_OLD"),
         (5 + SEQ_WINDOW + 1, 100, "SEQ_GAP"),
         (6, 99, "STAMP_OLD"),
-        (6, 100 + STAMP_TOLERANCE_NS + 1, "STAMP_FUTURE"),
+        (6, 100 + TOLERANCE_NS + 1, "STAMP_FUTURE"),
     ],
 )
 def test_frames_out_of_order(seq: int, stamp_ns: int, reason: str):
     order = FrameOrder()
-    order.admit(5, 100, now_ns=1_000)
+    for number in (3, 4, 5):
+        order.admit(number, 100, now_ns=1_000)
     with pytest.raises(OutOfRange) as caught:
         order.admit(seq, stamp_ns, now_ns=1_000)
     assert caught.value.reason == reason
@@ -48,11 +51,12 @@ def test_the_robot_s_clock_may_be_anything_that_goes_on_with_ours():
     assert order.delay_ns(10**18 + 50 * 100 * MS, 50 * 100 * MS + 7) == 7
 
 
-def test_a_second_s_worth_may_come_at_once_then_the_rate_holds():
-    gauge = RateGauge(10, now_ns=0)
-    assert [gauge.over(0) for _ in range(12)] == [False] * 10 + [True] * 2
-    assert not gauge.over(100 * MS)
-    assert gauge.over(101 * MS)
+def test_a_burst_may_come_at_once_then_the_rate_holds():
+    bucket = TokenBucket(100 * MS, 3, now_ns=0)
+    assert [bucket.take(0) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert bucket.ready_at_ns(40 * MS) == 100 * MS
+    assert not bucket.take(99 * MS) and bucket.take(100 * MS) and not bucket.take(101 * MS)
+    assert bucket.ready_at_ns(SECOND) <= SECOND and [bucket.take(SECOND) for _ in range(4)] == [True] * 3 + [False]
 
 
 def test_refusals_are_forgotten_after_ten_seconds():

@@ -28,7 +28,7 @@ def test_a_token_is_printed_once_and_its_hash_kept(tmp_path: Path):
     assert len(json.loads((tmp_path / "tokens.json").read_text())) == 1
 
 
-PORTS = ("--grpc-port", "0", "--http-port", "0", "--model", "nowhere")
+PORTS = ("--grpc-port", "0", "--http-port", "0", "--health-port", "0", "--model", "nowhere")
 
 
 def test_insecure_is_warned_about_before_anything_else(tmp_path: Path):

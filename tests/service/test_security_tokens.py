@@ -15,10 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from edgeflow.client.credentials import Credentials, channel
 from edgeflow.errors import ConfigError
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service import app as app_module
+from edgeflow.service.gateway import gateway as gateway_module
 from edgeflow.service.http.edge import ADMIN_PATH, OPEN_PATHS, ROLES
 from edgeflow.service.security.auth import new_token, read_tokens
-from tests.service.harness import frame_message, open_message, serving
+from tests.service.harness import eventually, frame_message, open_message, serving
 from tests.service.protected import call, outcome, robot_with, write_tokens
 
 HEALTH = "grpc.health.v1.Health"
@@ -58,9 +58,9 @@ def services(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def apps(monkeypatch: pytest.MonkeyPatch) -> list:
     """Every HTTP application that is built."""
     found: list = []
-    make = app_module.build_app
+    make = gateway_module.build_app
     monkeypatch.setattr(
-        app_module, "build_app", lambda *given, **named: found.append(make(*given, **named)) or found[-1]
+        gateway_module, "build_app", lambda *given, **named: found.append(make(*given, **named)) or found[-1]
     )
     return found
 
@@ -199,8 +199,7 @@ async def test_a_token_that_expires_ends_its_session(checkpoint, tmp_path: Path)
 async def test_a_file_that_became_wrong_changes_nothing(checkpoint, tokens: str):
     async with serving(checkpoint, tokens_file=tokens) as served, robot_with(served, token(ROBOT)) as robot:
         Path(tokens).write_text("[{")
-        served.service._guard.refresh()
-        assert len(served.events("tokens_kept")) == 1
+        await eventually(lambda: len(served.events("tokens_kept")) == 1)
         assert await outcome(robot) == "OK"
 
 

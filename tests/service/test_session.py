@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from edgeflow.ipc.messages import FrameDropped, FrameResult, ResetSession, SubmitFrame
+from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import NoticeEvent, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame
-from edgeflow.service.sessions.session import Session
+from edgeflow.service.sessions.session import BURST, CHANGE_PERIOD_NS, CHANGES, SECOND_NS, Session
 from edgeflow.types import Disposition
 from tests.service.scripted import SCHEMA
-from tests.service.test_session_properties import REQUEST, RULES
+from tests.service.test_session_properties import MS, REQUEST, RULES
 
 
 def submit(session: Session, seq: int, instruction: str | None = None) -> SubmitFrame:
     """A frame on its way to the worker."""
     session.admit(seq, seq, seq)
     session.offer(CheckedFrame(seq=seq, stamp_ns=seq, images=(b"abc",), instruction=instruction), seq)
-    session.start_decoding()
+    assert session.start_decoding(seq, alone=True) is not None
     session.decoded(b"abc", 1)
     frame = session.start_sending(seq)
     assert frame is not None
@@ -84,3 +86,86 @@ def test_two_instructions_that_do_not_fit_are_both_taken_back():
     assert submit(session, 3).instruction == "first"
     dispositions = [e.disposition for e in session.take(9) if isinstance(e, StatusEvent)]
     assert dispositions == [Disposition.DROPPED, Disposition.REJECTED]
+
+
+def offer(session: Session, seq: int, now_ns: int, instruction: str | None = None) -> None:
+    session.admit(seq, now_ns, now_ns)
+    session.offer(CheckedFrame(seq=seq, stamp_ns=now_ns, images=(b"abc",), instruction=instruction), now_ns)
+
+
+def decoded(session: Session, now_ns: int, *, alone: bool) -> int | None:
+    """The number of the frame that is decoded now, if there is one."""
+    frame = session.start_decoding(now_ns, alone=alone)
+    if frame is None:
+        return None
+    session.decoded(b"abc", 1)
+    return frame.seq
+
+
+@pytest.mark.parametrize(("alone", "most"), [(False, 100 + BURST), (True, 1500)])
+def test_beside_others_frames_have_their_turn_at_the_declared_rate(alone: bool, most: int):
+    """Ten frames a second were declared, 150 are sent for ten seconds; each turn is the newest frame's."""
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    turns = 0
+    for seq in range(1, 1501):
+        now_ns = seq * SECOND_NS // 150
+        offer(session, seq, now_ns)
+        went = decoded(session, now_ns, alone=alone)
+        assert went in (None, seq)
+        turns += went is not None
+    assert 0.97 * most <= turns <= most + 1
+
+
+def test_a_waiting_frame_says_when_its_turn_is():
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    for seq in range(1, BURST + 1):
+        offer(session, seq, 0)
+        turn_ns = session.turn_ns(0)
+        assert turn_ns is not None and turn_ns <= 0
+        assert decoded(session, 0, alone=False) == seq
+    offer(session, 9, 0)
+    turn_ns = session.turn_ns(0)
+    assert turn_ns is not None and 99 * MS < turn_ns < 100 * MS
+    assert decoded(session, turn_ns - 1, alone=False) is None
+    assert decoded(session, turn_ns, alone=False) == 9 and session.turn_ns(turn_ns) is None
+
+
+def test_an_instruction_with_frames_above_the_rate_does_not_take_effect():
+    session = Session(1, REQUEST, SCHEMA, replace(RULES, rejected_frames=1000), 0)
+    for seq in range(1, 1001):
+        offer(session, seq, 0, f"instruction {seq}")
+    assert session.epoch <= 1 + CHANGES and session.instruction == f"instruction {session.epoch - 1}"
+    refused = [event for event in session.take(0) if isinstance(event, StatusEvent) and event.code]
+    assert {event.reason for event in refused if event.disposition is Disposition.REJECTED} == {Reason.RATE_EXCEEDED}
+
+
+def test_resets_have_a_rate_and_end_a_session_that_does_not_keep_it():
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    for _ in range(CHANGES):
+        session.request_reset("", 0)
+    assert session.epoch == 1 + CHANGES
+    session.request_reset("", CHANGE_PERIOD_NS)
+    assert session.epoch == 2 + CHANGES and session.ended is None
+    for _ in range(RULES.rejected_frames + 1):
+        session.request_reset("", CHANGE_PERIOD_NS)
+    assert session.epoch == 2 + CHANGES
+    assert session.ended is not None and session.ended.reason is Reason.TOO_MANY_REJECTED
+    refused = {event.code for event in session.take(0) if isinstance(event, NoticeEvent) and event.kind == "rejected"}
+    assert refused == {"RESOURCE_EXHAUSTED"}
+
+
+def test_a_session_that_never_sent_a_frame_keeps_its_place_for_a_second_whatever_it_declared():
+    session = Session(1, replace(REQUEST, control_period_ns=10 * SECOND_NS), SCHEMA, RULES, 0)
+    session.tick(SECOND_NS)
+    assert session.active and not session.parked
+    for ms in (1_001, 1_021):
+        session.tick(ms * MS)
+    assert session.parked and not session.active and list(session.commands) == [CloseSession(1)]
+
+
+def test_a_robot_of_a_long_period_that_sent_a_frame_keeps_its_place_for_five_periods():
+    session = Session(1, replace(REQUEST, control_period_ns=10 * SECOND_NS), SCHEMA, RULES, 0)
+    answer(session, submit(session, 1))
+    session.take(1)
+    session.tick(29 * SECOND_NS)
+    assert session.active and not session.parked

@@ -90,9 +90,9 @@ class SessionMachine(RuleBasedStateMachine):
         else:
             raise AssertionError(f"{seq} came twice")
 
-    @rule()
-    def start_decoding(self) -> None:
-        frame = self.session.start_decoding()
+    @rule(alone=st.booleans())
+    def start_decoding(self, alone: bool) -> None:
+        frame = self.session.start_decoding(self.now, alone=alone)
         if frame is not None:
             self.decoding.append(frame)
         assert len(self.decoding) <= 1
@@ -166,7 +166,7 @@ class SessionMachine(RuleBasedStateMachine):
         for _ in range(4):
             if self.alive:
                 self.frame(0, None, False)
-            self.start_decoding()
+            self.start_decoding(True)
             if self.decoding:
                 self.finish_decoding(True)
             self.send()
@@ -181,7 +181,7 @@ class SessionMachine(RuleBasedStateMachine):
             if self.alive:
                 self.frame(0, None, False)
             if steps > 1:
-                self.start_decoding()
+                self.start_decoding(True)
             if steps > 1 and self.decoding:
                 self.finish_decoding(True)
             if steps > 2:
@@ -196,6 +196,16 @@ class SessionMachine(RuleBasedStateMachine):
         self.session.reset(instruction)
         assert self.session.epoch == epoch + 1
         self.stopped = False
+
+    @precondition(lambda self: self.alive)
+    @rule(times=st.integers(1, 12))
+    def request_resets(self, times: int) -> None:
+        """The robot asks for new episodes, perhaps too often."""
+        epoch = self.session.epoch
+        for _ in range(times):
+            self.session.request_reset("", self.now)
+        assert epoch <= self.session.epoch <= epoch + times
+        self.stopped = self.stopped and self.session.epoch == epoch
 
     @precondition(lambda self: self.worker_up and self.session.wants_ring)
     @rule()

@@ -8,7 +8,10 @@ import grpc
 import pytest
 
 from edgeflow.rpc import control_pb2 as pb
-from tests.service.harness import JPEG, eventually, serving
+from edgeflow.service.grpc.codec import UNPARSABLE
+from edgeflow.service.sessions.outbox import MOST_NOTES
+from edgeflow.service.sessions.session import BURST
+from tests.service.harness import JPEG, eventually, open_message, serving
 from tests.service.scripted import Script
 
 
@@ -169,6 +172,32 @@ async def test_frames_above_the_rate_are_refused_unless_they_are_the_newest(chec
         assert sorted(seq for seq, _ in robot.dispositions()) == list(range(1, 41))
 
 
+async def test_a_robot_gets_what_it_declared_while_another_is_active(checkpoint):
+    async with serving(checkpoint) as served:
+        honest, cheat = served.robot(), served.robot()
+        await honest.open(control_period_ms=5000)
+        number = (await cheat.open(control_period_ms=10_000)).session
+        for seq in range(1, 41):
+            await cheat.frame(seq)
+        await cheat.until(lambda m: m.frame_status.reason == "RATE_EXCEEDED" and m.frame_status.seq == 39)
+        await honest.frame(1)
+        await honest.action(1)
+        served_frames = [frame.seq for frame in served.script.worker.submitted() if frame.session == number]
+        assert 1 <= len(served_frames) <= BURST and 40 not in served_frames
+        await honest.send(pb.ClientMessage(close=pb.Close()))
+        assert (await cheat.action(40)).command == pb.COMMAND_ACT, "alone, it need not wait"
+
+
+async def test_second_opens_count_like_refused_frames(checkpoint):
+    async with serving(checkpoint, limits__rejected_frames=20) as served:
+        robot = served.robot()
+        await robot.open()
+        for _ in range(21):
+            await robot.send(pb.ClientMessage(open=open_message()))
+        code, _ = await robot.rest()
+        assert code is grpc.StatusCode.ABORTED
+
+
 async def test_two_robots_are_kept_apart(checkpoint):
     script = Script(values=lambda frame: [frame.session / 10, 0.0, 0.0])
     async with serving(checkpoint, script) as served:
@@ -215,6 +244,20 @@ async def test_a_slow_reader_loses_its_session_and_is_told_when_it_reads(checkpo
             assert served.metric("edgeflow_sessions") == 0
             code, text = await robot.rest()
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "not read" in text
+
+
+async def test_answers_that_nobody_reads_are_bounded(checkpoint):
+    """A reader that is merely slow: each write moves, but the answers pile up."""
+    async with serving(checkpoint, limits__rejected_frames=100_000) as served:
+        robot = served.robot()
+        await robot.open()
+        (runner,) = served.service.plane._runners.values()
+        for _ in range(10_000):
+            runner.receive(UNPARSABLE)
+        assert runner.session.ended is not None and len(runner.session.take(0)) <= MOST_NOTES + 2
+        code, text = await robot.rest()
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "too slowly" in text
+        assert served.metric("edgeflow_sessions_closed_total", reason="slow_reader") == 1
 
 
 async def test_an_unexpected_failure_becomes_an_incident(checkpoint, monkeypatch):

@@ -15,7 +15,7 @@ from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import Call, CallReader, Found
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.text import PreparedPrompt
-from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.observe.chat_metrics import ChatMetrics
 from edgeflow.text.text_stream import TextStream
 from edgeflow.text.tokenizer import TextTokenizer
 
@@ -78,7 +78,7 @@ def of_choice(message: ChatStart, index: int) -> ChatStart:
 class Answering:
     """Runs one choice through the queue."""
 
-    def __init__(self, desk: ChatDesk, tokenizer: TextTokenizer, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, desk: ChatDesk, tokenizer: TextTokenizer, clock: Clock, metrics: ChatMetrics) -> None:
         self._desk = desk
         self._tokenizer = tokenizer
         self._clock = clock
@@ -106,7 +106,7 @@ class Answering:
                 if stopping:
                     continue
                 now_ns = self._clock.now_ns()
-                seconds = self._metrics.chat_token_gap if count else self._metrics.chat_first_token
+                seconds = self._metrics.token_gap if count else self._metrics.first_token
                 seconds.observe((now_ns - last_ns) / 1e9)
                 count, last_ns = count + 1, now_ns
                 found = _read(reader, text.push(answer.token), last=False)
@@ -117,9 +117,9 @@ class Answering:
                 yield Piece(found.text, _token_text(answer), calls=found.calls)
 
     def _count(self, done: ChatDone) -> None:
-        self._metrics.chat_tokens.labels("prompt").inc(done.prompt_tokens)
-        self._metrics.chat_tokens.labels("prefix_reused").inc(done.reused)
-        self._metrics.chat_tokens.labels("answer").inc(done.answer_tokens)
+        self._metrics.tokens.labels("prompt").inc(done.prompt_tokens)
+        self._metrics.tokens.labels("prefix_reused").inc(done.reused)
+        self._metrics.tokens.labels("answer").inc(done.answer_tokens)
 
 
 def usage(dones: list[ChatDone]) -> dict[str, Any]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, FailFast, Field, ValidationError, model_validator
 
+from edgeflow.config import ChatMessage
 from edgeflow.errors import InvalidArgument
 from edgeflow.reasons import Reason
 from edgeflow.service.chat.schemas import call_schema, format_schema
-from edgeflow.service.chat.turns import MAX_TOOLS, Body, Message, NamedTool, ResponseFormat, Tool
+from edgeflow.service.chat.turns import MAX_TOOLS, Body, Message, NamedTool, OneUnknownKey, ResponseFormat, Tool
 from edgeflow.service.http.bodies import JSON_TYPE, media_type, parse_json
 
 MAX_VALUES = 1 << 14  # 64 messages of 64 parts have 12,800
 MAX_FIELD = 100  # characters of a name that an answer repeats
 MAX_MESSAGES = 64
 MAX_STOPS = 4
+PREFIXES = "/admin/v1/prefixes"
 MAX_STOP = 64
 Probability = Annotated[float, Field(ge=0, le=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
@@ -137,6 +139,23 @@ class TokenizeBody(Body):
     def _one_of_both(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
+        return self
+
+
+class PrefixMessage(ChatMessage, OneUnknownKey):
+    """A message of a fixed prefix, as a client sends it."""
+
+
+class PrefixBody(Body):
+    """A fixed prefix: messages (chat completions), or text (completions)."""
+
+    messages: Annotated[list[PrefixMessage], FailFast()] = Field(default_factory=list, max_length=MAX_MESSAGES)
+    text: str = Field("", max_length=1 << 20)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> PrefixBody:
+        if bool(self.messages) == bool(self.text):
+            raise ValueError("give either messages or text")
         return self
 
 

@@ -35,12 +35,13 @@ from edgeflow.ipc.messages import (
     SetPrefix,
 )
 from edgeflow.reasons import Reason
+from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.observe.log import EventLog
-from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.observe.chat_metrics import ChatMetrics
+from edgeflow.service.observe.lines import Log
 from edgeflow.service.security.auth import Caller
-from edgeflow.service.sessions.runner import WorkerPort
 
+MAX_WAITING_BYTES = 128 << 20  # pictures of requests that wait for their turn
 Answer: TypeAlias = ChatToken | ChatDone
 
 
@@ -60,10 +61,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request waiting for its turn."""
+    """A request waiting for its turn. size: bytes of its pictures."""
 
     caller: Caller
     turn: asyncio.Future[None]
+    size: int
 
 
 @dataclass(slots=True)
@@ -77,7 +79,7 @@ class _Ticket:
 class ChatDesk:
     """The queue; runs on the loop. `ready` is the worker's chat model, None without one."""
 
-    def __init__(self, config: ChatConfig, port: WorkerPort, clock: Clock, metrics: Metrics, log: EventLog) -> None:
+    def __init__(self, config: ChatConfig, port: ChatPort, clock: Clock, metrics: ChatMetrics, log: Log) -> None:
         self.ready: ChatReady | None = None
         self.config = config
         self._port = port
@@ -141,16 +143,6 @@ class ChatDesk:
                 await asyncio.wait_for(self._idle.wait(), timeout_ms / 1000)
         self._fail(Unavailable("the service is stopping", reason=Reason.DRAINING))
 
-    @property
-    def summary(self) -> str:
-        """The model and the memory of its slots, for people."""
-        if self.ready is None:
-            return ""
-        ready, slots = self.ready, 1 + len(self.ready.slots)
-        whole_mib = ready.kv_bytes / 2**20
-        size = f"{slots} slots of {ready.capacity} positions, {whole_mib / slots:.1f} MiB each, {whole_mib:.1f} in all"
-        return f"{ready.model} ({ready.family}; {ready.numbers}), {size}"
-
     # Calls for clients.
 
     def check(self) -> ChatReady:
@@ -162,10 +154,13 @@ class ChatDesk:
         return self.ready
 
     @contextlib.asynccontextmanager
-    async def turn(self, caller: Caller) -> AsyncIterator[Turn]:
-        """Wait for a turn, which passes on at the end. ResourceExhausted if too many wait, or one waits too long."""
+    async def turn(self, caller: Caller, size: int = 0) -> AsyncIterator[Turn]:
+        """Wait for a turn, which passes on at the end. ResourceExhausted if too many wait, or one waits too long.
+
+        size: bytes that the request holds meanwhile.
+        """
         asked_ns = self._clock.now_ns()
-        await self._turn(caller)
+        await self._turn(caller, size)
         try:
             self.check()
             yield Turn(asked_ns, self._clock.now_ns(), caller)
@@ -180,7 +175,7 @@ class ChatDesk:
         done = False
         try:
             self._port.send(replace(message, request=number))
-            async for answer in self._answers(ticket, turn.started_ns):
+            async for answer in self._answers(ticket, turn):
                 if isinstance(answer, ChatDone):
                     done = True
                     answer = replace(answer, queue_ns=answer.queue_ns + turn.waited_ns)
@@ -190,6 +185,21 @@ class ChatDesk:
             del self._tickets[number]
             if not done:
                 self._port.send(ChatStop(number, cancelled=True))
+
+    def left_s(self, turn: Turn) -> float:
+        """What is left of the time limit of a turn's answers."""
+        return self.config.request_s - (self._clock.now_ns() - turn.started_ns) / 1e9
+
+    def late(self) -> DeadlineExceeded:
+        """The error of an answer that reached its time limit."""
+        limit_s = self.config.request_s
+        return DeadlineExceeded(f"the answer took longer than {limit_s:g} s", reason=Reason.CHAT_TIMEOUT)
+
+    def restore(self, slot: str, ids: Sequence[int]) -> None:
+        """Take over a prefix that was changed before this process began; workers get it when they are ready."""
+        self._changed[slot] = ids
+        if self.ready is not None:
+            self._port.send(SetPrefix(self._number(), slot, list(ids)))
 
     async def set_prefix(self, slot: str, ids: Sequence[int]) -> None:
         """Replace the prefix of a slot (no ids = remove it); returns once it is in use. Later workers get it too."""
@@ -205,11 +215,9 @@ class ChatDesk:
         """The text is complete (a stop string): ask the worker to end the request with ChatDone."""
         self._port.send(ChatStop(answer.request, cancelled=False))
 
-    async def _answers(self, ticket: _Ticket, started_ns: int) -> AsyncIterator[Answer]:
-        limit_s = self.config.request_s
-        late = DeadlineExceeded(f"the answer took longer than {limit_s:g} s", reason=Reason.CHAT_TIMEOUT)
-        left_s = limit_s - (self._clock.now_ns() - started_ns) / 1e9
-        timer = asyncio.get_running_loop().call_later(max(left_s, 0), ticket.answers.put_nowait, late)
+    async def _answers(self, ticket: _Ticket, turn: Turn) -> AsyncIterator[Answer]:
+        left_s = max(self.left_s(turn), 0)
+        timer = asyncio.get_running_loop().call_later(left_s, ticket.answers.put_nowait, self.late())
         try:
             while True:
                 answer = await ticket.answers.get()
@@ -225,21 +233,24 @@ class ChatDesk:
         self._last += 1
         return self._last
 
-    async def _turn(self, caller: Caller) -> None:
+    async def _turn(self, caller: Caller, size: int) -> None:
         self.check()
         if not self._busy:
             self._busy = True
             self._idle.clear()
-            self._metrics.chat_running.set(1)
+            self._metrics.running.set(1)
             return
         if len(self._waiting) >= self.config.queue:
             raise self._full(f"{self.config.queue} requests are already waiting", Reason.QUEUE_FULL)
+        if size + sum(waiting.size for waiting in self._waiting) > MAX_WAITING_BYTES:
+            why = f"the pictures of waiting requests exceed {MAX_WAITING_BYTES} bytes"
+            raise self._full(why, Reason.QUEUE_FULL)
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         late = loop.call_later(self.config.queue_ms / 1000, self._too_late, turn)
-        waiting = _Waiting(caller, turn)
+        waiting = _Waiting(caller, turn, size)
         self._waiting.append(waiting)
-        self._metrics.chat_waiting.set(len(self._waiting))
+        self._metrics.waiting.set(len(self._waiting))
         try:
             await turn
         except asyncio.CancelledError:
@@ -250,7 +261,7 @@ class ChatDesk:
             late.cancel()
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-            self._metrics.chat_waiting.set(len(self._waiting))
+            self._metrics.waiting.set(len(self._waiting))
 
     def _too_late(self, turn: asyncio.Future[None]) -> None:
         if not turn.done():
@@ -267,10 +278,10 @@ class ChatDesk:
                 return
         self._busy = False
         self._idle.set()
-        self._metrics.chat_running.set(0)
+        self._metrics.running.set(0)
 
     def _full(self, text: str, reason: str) -> RequestError:
-        self._metrics.chat_refused.labels(reason).inc()
+        self._metrics.refused.labels(reason).inc()
         return ResourceExhausted(text, reason=reason, retry_after_ms=RETRY_AFTER_MS)
 
     def _fail(self, error: RequestError) -> None:

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from pydantic import FailFast, Field, model_validator
 
-from edgeflow.config import ChatMessage, ChatSlot
+from edgeflow.config import ChatSlot
 from edgeflow.errors import InvalidArgument, NotFound
 from edgeflow.reasons import Reason
 from edgeflow.service.chat import shapes
-from edgeflow.service.chat.body import MAX_MESSAGES, parse
+from edgeflow.service.chat.body import PREFIXES, PrefixBody
 from edgeflow.service.chat.routes import ChatFront
 from edgeflow.service.chat.text import ChatText
-from edgeflow.service.chat.turns import Body, OneUnknownKey
 
-PREFIXES = "/admin/v1/prefixes"
-
-
-class PrefixMessage(ChatMessage, OneUnknownKey):
-    """A message of a fixed prefix, as a client sends it."""
-
-
-class PrefixBody(Body):
-    """A fixed prefix: messages (chat completions), or text (completions)."""
-
-    messages: Annotated[list[PrefixMessage], FailFast()] = Field(default_factory=list, max_length=MAX_MESSAGES)
-    text: str = Field("", max_length=1 << 20)
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> PrefixBody:
-        if bool(self.messages) == bool(self.text):
-            raise ValueError("give either messages or text")
-        return self
+REMOVED = b"null"
 
 
 def add_prefixes(app: FastAPI, front: ChatFront) -> None:
@@ -51,11 +32,10 @@ def add_prefixes(app: FastAPI, front: ChatFront) -> None:
     @app.put(f"{PREFIXES}/{{slot}}", responses=shapes.FAILURES, openapi_extra=shapes.body_of(PrefixBody))
     async def set_prefix(slot: str, request: Request) -> JSONResponse:
         """Replace the prefix of a declared slot. Returns once the new one is in use; the old one serves until then."""
-        data = await request.body()
-        body = await asyncio.to_thread(parse, PrefixBody, request.headers.get("content-type", ""), data)
-        text = _declared(front, slot)
-        changed = ChatSlot(id=slot, messages=list(body.messages), text=body.text)
-        ids = await asyncio.to_thread(text.prefix_ids, changed)
+        async with front.intake.body(PrefixBody, request) as body:
+            text = _declared(front, slot)
+            changed = ChatSlot(id=slot, messages=list(body.messages), text=body.text)
+            ids = await asyncio.to_thread(text.prefix_ids, changed)
         capacity = front.desk.check().capacity
         if len(ids) >= capacity:
             field = "messages" if body.messages else "text"
@@ -70,6 +50,20 @@ def add_prefixes(app: FastAPI, front: ChatFront) -> None:
         return await _changed(front, slot, None, [])
 
 
+def restore(front: ChatFront, slot_id: str, data: bytes) -> None:
+    """Take over a change that an earlier chat front kept; one that no longer fits the configuration is ignored."""
+    text = front.text
+    if text is None or slot_id not in text.slots:
+        return
+    try:
+        slot = None if data == REMOVED else ChatSlot.model_validate_json(data)
+        ids = text.prefix_ids(slot) if slot is not None else []
+    except (ValueError, InvalidArgument):
+        return
+    text.replace(slot_id, slot)
+    front.desk.restore(slot_id, ids)
+
+
 def _declared(front: ChatFront, slot: str) -> ChatText:
     text = front.loaded()
     if slot not in text.slots:
@@ -81,6 +75,7 @@ def _declared(front: ChatFront, slot: str) -> ChatText:
 async def _changed(front: ChatFront, slot_id: str, slot: ChatSlot | None, ids: list[int]) -> JSONResponse:
     await front.desk.set_prefix(slot_id, ids)
     front.loaded().replace(slot_id, slot)
+    front.keep(slot_id, slot.model_dump_json().encode() if slot is not None else REMOVED)
     return JSONResponse({"id": slot_id, "object": "prefix", "tokens": len(ids)})
 
 

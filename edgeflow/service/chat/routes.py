@@ -1,4 +1,4 @@
-"""OpenAI-compatible routes: chat completions, completions, tokenize. The HTTP middleware writes their errors."""
+"""OpenAI-compatible routes: chat completions, completions, tokenize. http/inner.py writes their errors."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
@@ -21,14 +22,17 @@ from edgeflow.ipc.messages import ChatDone, ChatStart
 from edgeflow.reasons import Reason
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage
-from edgeflow.service.chat.body import ChatBody, CompletionBody, Kind, TokenizeBody, parse
+from edgeflow.service.chat.body import ChatBody, CompletionBody, TokenizeBody
 from edgeflow.service.chat.calls import CallReader
 from edgeflow.service.chat.desk import ChatDesk, Turn
+from edgeflow.service.chat.intake import Intake
+from edgeflow.service.chat.outgoing import MAX_UNREAD_BYTES, Outgoing
 from edgeflow.service.chat.text import ChatText
 from edgeflow.service.http.edge import CALLER, REQUEST_ID, error_body
-from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.observe.chat_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller
 
+Keep: TypeAlias = Callable[[str, bytes], None]
 Value = TypeVar("Value")
 
 
@@ -43,11 +47,17 @@ class _Asked:
 
 
 class ChatFront:
-    """The chat half of the front. `text` is None if no chat model is configured."""
+    """What the routes need. `text` is None if no chat model is configured.
 
-    def __init__(self, config: ServiceConfig, desk: ChatDesk, clock: Clock, metrics: Metrics) -> None:
+    keep: remembers data under a key for the next chat front. unread_bytes: of a streamed answer, at most.
+    """
+
+    def __init__(self, config: ServiceConfig, desk: ChatDesk, clock: Clock, metrics: ChatMetrics, keep: Keep) -> None:
         self.desk = desk
         self.text: ChatText | None = None
+        self.intake = Intake(config, metrics)
+        self.keep = keep
+        self.unread_bytes = MAX_UNREAD_BYTES
         self._config = config
         self._clock = clock
         self._metrics = metrics
@@ -101,38 +111,54 @@ def add_chat(app: FastAPI, front: ChatFront) -> None:
     @app.post("/v1/chat/completions", responses=shapes.ANSWERS, openapi_extra=shapes.body_of(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation; with `stream`, as server-sent events."""
-        return await _answer(front, request, await _body(ChatBody, request))
+        return await _answer(front, request, ChatBody)
 
     @app.post("/v1/completions", responses=shapes.ANSWERS, openapi_extra=shapes.body_of(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue a text; with `stream`, as server-sent events."""
-        return await _answer(front, request, await _body(CompletionBody, request))
+        return await _answer(front, request, CompletionBody)
 
     @app.post("/tokenize", responses=shapes.FAILURES, openapi_extra=shapes.body_of(TokenizeBody))
     async def tokenize(request: Request) -> JSONResponse:
         """Return the token ids of a text, or of messages after the chat template."""
-        body = await _body(TokenizeBody, request)
-        text = front.loaded()
-        text.slot(body.model, None)
-        if body.messages is not None:
-            ids = await asyncio.to_thread(text.count, body.messages)
-        else:
-            ids = await asyncio.to_thread(text.encode, body.prompt or "")
+        async with front.intake.body(TokenizeBody, request) as body:
+            text = front.loaded()
+            text.slot(body.model, None)
+            if body.messages is not None:
+                ids = await asyncio.to_thread(text.count, body.messages)
+            else:
+                ids = await asyncio.to_thread(text.encode, body.prompt or "")
         ready = front.desk.ready
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": ready.capacity if ready else None})
 
 
-async def _answer(front: ChatFront, request: Request, body: ChatBody | CompletionBody) -> Response:
-    asked = await front.ask(body, request.scope[REQUEST_ID], request.scope[CALLER])
+async def _answer(front: ChatFront, request: Request, kind: type[ChatBody | CompletionBody]) -> Response:
+    async with front.intake.body(kind, request) as body:
+        asked = await front.ask(body, request.scope[REQUEST_ID], request.scope[CALLER])
     if not body.stream:
         return JSONResponse(await _unless_gone(request, _collect(front, asked)))
-    events = _events(front, asked)
+    outgoing = Outgoing(front.unread_bytes)
+    outgoing.begin(_stream(front, asked, outgoing))
     try:
-        first = await _unless_gone(request, _first(events))  # a refusal becomes a status, not an event
+        await _unless_gone(request, outgoing.first())  # a refusal becomes a status, not an event
     except BaseException:
-        await events.aclose()
+        await outgoing.close()
         raise
-    return StreamingResponse(_sent(first, events), media_type="text/event-stream")
+    return _Streamed(outgoing)
+
+
+class _Streamed(StreamingResponse):
+    """Server-sent events; whatever becomes of the reader, the answer ends with the response."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        super().__init__(_sent(outgoing), media_type="text/event-stream")
+        self._outgoing = outgoing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._outgoing.close()
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
@@ -152,7 +178,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Va
 
 async def _collect(front: ChatFront, asked: _Asked) -> dict[str, Any]:
     choices, dones = [], []
-    async with front.desk.turn(asked.caller) as turn:
+    async with front.desk.turn(asked.caller, len(asked.message.payload)) as turn:
         for index in range(asked.body.n):
             pieces = [piece async for piece in front.pieces(asked, index, turn)]
             dones += [piece.done for piece in pieces if piece.done is not None]
@@ -160,17 +186,19 @@ async def _collect(front: ChatFront, asked: _Asked) -> dict[str, Any]:
     return asked.shape.whole(choices, usage(dones))
 
 
-async def _events(front: ChatFront, asked: _Asked) -> AsyncGenerator[str, None]:
+async def _stream(front: ChatFront, asked: _Asked, outgoing: Outgoing) -> None:
+    """Put the events of all choices. The turn ends with the last token, or at its limit if the reader stops."""
     dones: list[ChatDone] = []
-    async with front.desk.turn(asked.caller) as turn:
+    async with front.desk.turn(asked.caller, len(asked.message.payload)) as turn:
         for index in range(asked.body.n):
             async with contextlib.aclosing(front.pieces(asked, index, turn)) as pieces:
                 async for chunk in _chunks(asked, index, pieces, dones):
-                    yield _event(chunk)
+                    if not await outgoing.put(_event(chunk), front.desk.left_s(turn)):
+                        raise front.desk.late()
     options = asked.body.stream_options
     if options is not None and options.include_usage:
-        yield _event(asked.shape.last(usage(dones)))
-    yield "data: [DONE]\n\n"
+        outgoing.add(_event(asked.shape.last(usage(dones))))
+    outgoing.add("data: [DONE]\n\n")
 
 
 async def _chunks(
@@ -187,19 +215,13 @@ async def _chunks(
             yield asked.shape.chunk(index, piece)
 
 
-async def _first(events: AsyncGenerator[str, None]) -> str:
-    return await anext(events)
-
-
-async def _sent(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
-    """The rest of a stream; an error on the way becomes its last event."""
-    async with contextlib.aclosing(events):
-        yield first
-        try:
-            async for event in events:
-                yield event
-        except EdgeflowError as error:
-            yield _event(error_body(error.code, error.text, getattr(error, "field", "")))
+async def _sent(outgoing: Outgoing) -> AsyncIterator[bytes]:
+    """The events of a stream; an error on the way becomes its last event."""
+    try:
+        async for chunk in outgoing.chunks():
+            yield chunk
+    except EdgeflowError as error:
+        yield _event(error_body(error.code, error.text, getattr(error, "field", ""))).encode()
 
 
 async def _disconnected(request: Request) -> None:
@@ -209,9 +231,3 @@ async def _disconnected(request: Request) -> None:
 
 def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
-
-
-async def _body(kind: type[Kind], request: Request) -> Kind:
-    """Parse the body in a thread: a large one must not delay robots."""
-    data = await request.body()
-    return await asyncio.to_thread(parse, kind, request.headers.get("content-type", ""), data)

@@ -9,6 +9,8 @@ from edgeflow.ipc.coding import Coding
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import ActionSchema, StageTimings
 
+ACTS_AT_ONCE = 16  # observations that the gateway may have at control: its credit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
@@ -41,7 +43,12 @@ class Certificates:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Control → gateway, once per second. Sealed: control's metrics as text, and its entry in /v1/models as JSON."""
+    """Control → gateway, once per second. Sealed: control's metrics as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Control → gateway, at its start and with each worker. Sealed: control's entries in /v1/models as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +161,9 @@ class ActCancel:
     request: int
 
 
-ToChild: TypeAlias = State | Policy | Certificates | Snapshot | Drain | ChatSocket | Kept | ActDone | ActRefused
+ToChild: TypeAlias = (
+    State | Policy | Certificates | Snapshot | Models | Drain | ChatSocket | Kept | ActDone | ActRefused
+)
 FromChild: TypeAlias = Beat | Serving | ChildFailed | Drained | LogEvent | Keep | Act | ActCancel
 ChildMessage: TypeAlias = ToChild | FromChild
 

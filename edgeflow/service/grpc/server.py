@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -112,10 +111,9 @@ class GrpcServer:
             reflection.enable_server_reflection(names, self._server)
         self._state = state
         self._updates: asyncio.Queue[bool] = asyncio.Queue()
-        self._reporter: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Listen and return the bound port; AddressError if the address is in use."""
+        """Listen and return the bound port; AddressError if the address is in use. `report` must run beside it."""
         host, port = self._config.grpc.host, self._config.grpc.port
         refuse_busy("grpc.port", host, port)
         try:
@@ -125,16 +123,11 @@ class GrpcServer:
         await self._server.start()
         loop = asyncio.get_running_loop()
         self._state.watch(lambda ready: loop.call_soon_threadsafe(self._updates.put_nowait, ready))
-        self._reporter = asyncio.create_task(self._report(), name="grpc-health")
         return bound
 
     async def stop(self) -> None:
         """Refuse new calls, give running ones STOP_GRACE_S, then cancel them."""
         await self._server.stop(STOP_GRACE_S)
-        if self._reporter is not None:
-            self._reporter.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reporter
 
     def _bind(self, address: str) -> int:
         if self._tls is None:
@@ -143,7 +136,7 @@ class GrpcServer:
             bound = self._server.add_secure_port(address, self._tls.grpc_credentials())
         return bound
 
-    async def _report(self) -> None:
+    async def report(self) -> None:
         """Report every change to watchers of the standard health service, in order.
 
         A blocked loop is reported once it runs again; until then this port cannot answer.

@@ -7,6 +7,8 @@ import socket
 
 from edgeflow.errors import AddressError
 
+BACKLOG = 128
+
 
 def address_text(host: str, port: int) -> str:
     """host:port, with brackets around an IPv6 address."""
@@ -14,7 +16,7 @@ def address_text(host: str, port: int) -> str:
 
 
 def bind(key: str, host: str, port: int) -> socket.socket:
-    """A TCP socket bound to an address; AddressError names the configuration key. The caller closes it."""
+    """A TCP socket that listens on an address; AddressError names the configuration key. The caller closes it."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -25,8 +27,7 @@ def bind(key: str, host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        if port:
-            sock.listen(1)  # two sockets may be bound alike with SO_REUSEADDR, but not listen
+        sock.listen(BACKLOG)  # two sockets may be bound alike with SO_REUSEADDR, but not listen
     except OSError as error:
         sock.close()
         raise _describe(key, host, port, error) from None

@@ -1,12 +1,10 @@
-"""POST /v1/act: its JSON or msgpack body as an ActRequest, and the answer."""
+"""POST /v1/act: its JSON or msgpack body as an ActRequest."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import math
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -15,8 +13,6 @@ from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, media_type, parse_json, parse_msgpack
 from edgeflow.service.images.jpeg import read_jpeg
-from edgeflow.service.sessions.events import ActionEvent
-from edgeflow.types import ActionSchema
 
 MAX_PROPRIO = 4096  # the highest limit that a configuration can set
 MAX_VALUES = 2 * MAX_PROPRIO + 64  # msgpack counts keys too
@@ -103,43 +99,6 @@ def act_request(body: ActBody) -> pb.ActRequest:
     return pb.ActRequest(open=opened, frame=frame)
 
 
-def act_answer(action: ActionEvent, schema: ActionSchema) -> dict[str, Any]:
-    """The answer: the action and its schema, timings and validity."""
-    timings = action.timings
-    return {
-        "action": list(action.values),
-        "command": action.command.value,
-        "reason": action.reason,
-        "token_ids": list(action.token_ids),
-        "valid_for_ms": action.valid_for_ms,
-        "schema": {
-            "names": list(schema.names),
-            "units": list(schema.units),
-            "low": _or_null(schema.low),
-            "high": _or_null(schema.high),
-            "relative": list(schema.relative),
-            "frame": schema.frame,
-            "rotation": schema.rotation,
-        },
-        "timings_ms": {
-            "decode": timings.decode_ns / 1e6,
-            "queue": timings.queue_ns / 1e6,
-            "inference": timings.inference_ns / 1e6,
-            "server": action.server_ns / 1e6,
-        },
-    }
-
-
-def _field(*path: object) -> str:
-    """The name of a field as an answer repeats it."""
-    return ".".join(str(part)[:MAX_FIELD] for part in path)[:MAX_FIELD]
-
-
-def _or_null(limits: Sequence[float]) -> list[float | None]:
-    """Limits for JSON, which has no infinity."""
-    return [limit if math.isfinite(limit) else None for limit in limits]
-
-
 def _text(text: str, field: str) -> str:
     """Refuse unpaired surrogates, which JSON can carry and protobuf strings cannot."""
     try:
@@ -152,3 +111,8 @@ def _text(text: str, field: str) -> str:
 def _floats(proprio: dict[str, float]) -> list[float]:
     """The values for 32-bit floats; larger ones become infinite, which the frame check refuses by name."""
     return [value if abs(value) <= 3.4e38 else float("inf") for value in proprio.values()]
+
+
+def _field(*path: object) -> str:
+    """The name of a field as an answer repeats it."""
+    return ".".join(str(part)[:MAX_FIELD] for part in path)[:MAX_FIELD]

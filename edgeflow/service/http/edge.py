@@ -14,8 +14,8 @@ from edgeflow.config import is_loopback
 from edgeflow.errors import EdgeflowError, PermissionDenied, RequestError, Unauthenticated
 from edgeflow.reasons import Reason
 from edgeflow.service.http.hosts import Hosts
-from edgeflow.service.observe.log import EventLog
-from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.observe.lines import Log
+from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
 
 CALLER = "edgeflow.caller"  # key in the ASGI scope
@@ -101,8 +101,8 @@ class Edge:
         app: ASGIApp,
         guard: Guard,
         body_bytes: int,
-        metrics: Metrics,
-        log: EventLog,
+        metrics: ProcessMetrics,
+        log: Log,
         *,
         hosts: Hosts = ANY_HOST,
     ) -> None:

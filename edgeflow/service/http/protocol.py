@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from edgeflow.config import ServiceConfig
 from edgeflow.service.http.goodbye import GOODBYE_S, Refusals, last_answer
-from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.observe.process_metrics import ProcessMetrics
 
 HEADER_BYTES = 16 << 10
 MAX_CHUNKS = 2048  # parsing one takes about 10 us, all at once
@@ -39,12 +39,12 @@ class Bounds:
     body_s: float
     connections: int
     per_address: int
-    metrics: Metrics
+    metrics: ProcessMetrics
     refusals: Refusals
     open: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, config: ServiceConfig, metrics: Metrics) -> Bounds:
+    def of(cls, config: ServiceConfig, metrics: ProcessMetrics) -> Bounds:
         timing, limits = config.timing, config.limits
         return cls(
             headers_s=timing.http_headers_ms / 1000,
@@ -118,7 +118,7 @@ class BoundedProtocol(H11Protocol):
             self._stop()
 
     def send_400_response(self, _: str) -> None:
-        """Refuse what is not HTTP in the form of every error, without the client's words."""
+        """Refuse what is not HTTP in the form of every error; the library's words would repeat the client's."""
         status = self._strict.status
         self._close_with(status, _WORDS.get(status, "this is not a valid HTTP request"))
 

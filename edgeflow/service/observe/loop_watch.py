@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import traceback
@@ -50,13 +51,19 @@ class LoopWatch:
             seen = self._beats
             if reported and late_s == 0.0:
                 reported = False
-                self._resumed()
+                self._call(self._resumed)
             elif not reported and late_s >= STALL_S:
                 reported = True
-                self._stalled(self._stack())
+                self._call(lambda: self._stalled(self._stack()))
             if late_s >= GIVE_UP_S:
                 self._give_up()
                 return
+
+    @staticmethod
+    def _call(callback: Callable[[], None]) -> None:
+        """Call back; no error there ends the watch."""
+        with contextlib.suppress(Exception):
+            callback()
 
     def _stack(self) -> list[str]:
         frame = sys._current_frames().get(self._loop_thread)

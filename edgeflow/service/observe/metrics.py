@@ -2,53 +2,36 @@
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
+from prometheus_client import Info
 
 from edgeflow import __version__
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.observe.health import State
-from edgeflow.service.observe.page_faults import PageFaults
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.lost_lines import LostLines
+from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow.types import Command
 
-CONTROL_BUCKETS = (
-    0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.033, 0.04, 0.05, 0.066, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5,
-)  # fmt: skip
 
-
-class Metrics:
-    """All metrics of the front. They include garbage collection between `open` and `close`."""
+class Metrics(ProcessMetrics):
+    """The metrics of control."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self.registry.register(PageFaults())
+        super().__init__()
         self._session_metrics()
         self._time_metrics()
         self._service_metrics()
         self._worker_metrics()
-        self._chat_metrics()
-        self._gc_started_s = 0.0
         self._pong = Pong(nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[])
 
-    def open(self) -> None:
-        """Start measuring the interpreter's garbage collections."""
-        gc.callbacks.append(self._on_gc)
-
-    def close(self) -> None:
-        """Stop measuring garbage collections."""
-        if self._on_gc in gc.callbacks:
-            gc.callbacks.remove(self._on_gc)
-
-    def text(self) -> bytes:
-        """The metrics in the Prometheus text format."""
-        return generate_latest(self.registry)
+    def watch_log(self, log: EventLog) -> None:
+        """Count the lines that a log has lost."""
+        self.registry.register(LostLines(log))
 
     def observe(self, event: Event) -> None:
         """Count an event sent to a robot."""
@@ -102,12 +85,6 @@ class Metrics:
         self.e2e_seconds.observe(event.server_ns / 1e9)
         self.age_seconds.observe(event.age_ns / 1e9)
 
-    def _on_gc(self, phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            self._gc_started_s = time.perf_counter()
-        else:
-            self.gc_pause.labels(str(info["generation"])).observe(time.perf_counter() - self._gc_started_s)
-
     def _session_metrics(self) -> None:
         self.frames = self._counter("frames", "Frames by outcome", "disposition", "reason")
         self.actions = self._counter("actions", "Actions sent", "mode", "reason")
@@ -127,13 +104,9 @@ class Metrics:
         self.encode_seconds = self._histogram("encode_seconds", "Conversion of answers to messages")
         self.e2e_seconds = self._histogram("frame_e2e_seconds", "Frame received to action handed out")
         self.ingress_gap = self._histogram("ingress_gap_seconds", "Time between frames of a session")
-        self.loop_lag = self._histogram("event_loop_lag_seconds", "Lateness of the service's timer")
-        self.gc_pause = self._histogram("gc_pause_seconds", "Garbage collection", "generation")
 
     def _service_metrics(self) -> None:
         self.rpc = self._counter("rpc", "Calls by status", "method", "code")
-        self.limit_rejections = self._counter("limit_rejections", "Requests beyond a limit", "limit")
-        self.auth_failures = self._counter("auth_failures", "Calls refused for their token", "reason")
         self.watchdog_fired = self._counter("watchdog_fired", "Watchdogs that acted", "which")
         self.health_state = self._gauge("health_state", "1 for the present state", "state")
         self.draining = self._gauge("draining", "1 while the service is stopping")
@@ -149,22 +122,3 @@ class Metrics:
         self.pass_seconds = self._histogram("pass_seconds", "Duration of a pass")
         self.predicted_fps = self._gauge("predicted_fps", "Actions per second of one robot alone at full rate", "mode")
         self.predicted_age = self._gauge("predicted_age_seconds", "Age of its actions when sent", "mode")
-
-    def _chat_metrics(self) -> None:
-        self.chat_running = self._gauge("chat_requests_running", "Requests being answered")
-        self.chat_waiting = self._gauge("chat_requests_waiting", "Requests waiting for their turn")
-        self.chat_refused = self._counter(
-            "chat_refused", "Requests refused because the queue was full or slow", "reason"
-        )
-        self.chat_first_token = self._histogram("chat_time_to_first_token_seconds", "Arrival to first token")
-        self.chat_token_gap = self._histogram("chat_inter_token_latency_seconds", "Time between tokens of an answer")
-        self.chat_tokens = self._counter("chat_tokens", "Tokens of prompts and answers", "kind")
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"edgeflow_{name}", text, labels, registry=self.registry)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"edgeflow_{name}", text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(f"edgeflow_{name}", text, labels, registry=self.registry, buckets=CONTROL_BUCKETS)

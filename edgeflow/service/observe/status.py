@@ -36,6 +36,7 @@ class ServiceStatus:
     http_address: str = ""
     grpc_port: int = 0
     http_port: int = 0
+    health_port: int = 0
     model: str = ""
     device: str = ""
     chat: str = ""

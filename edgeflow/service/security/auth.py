@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from pathlib import Path
+from typing import Protocol
 
+from prometheus_client import Counter
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edgeflow.errors import ConfigError, PermissionDenied, RequestError, Unauthenticated
 from edgeflow.reasons import Reason
-from edgeflow.service.host.files import read_file, stamp
-from edgeflow.service.observe.log import EventLog
-from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.host.files import Stamp, read_file, stamp
+from edgeflow.service.observe.lines import Log
 
 KEY = "tokens_file"
 SCHEME = "Bearer "
@@ -66,32 +67,44 @@ class TokenEntry(BaseModel):
 _ENTRIES = TypeAdapter(list[TokenEntry])
 
 
+class Counted(Protocol):
+    """Metrics that count refusals by reason."""
+
+    auth_failures: Counter
+
+
 class Guard:
-    """Checks callers against a tokens file, reloaded when it changes; without a file everybody is admitted."""
+    """Checks callers against the tokens in force. entries: None = no token is required, everybody is admitted."""
 
     def __init__(
-        self, tokens_file: str, metrics: Metrics, log: EventLog, now: Callable[[], datetime] | None = None
+        self,
+        entries: Sequence[TokenEntry] | None,
+        metrics: Counted,
+        log: Log,
+        now: Callable[[], datetime] | None = None,
     ) -> None:
-        self._file = tokens_file
+        self._entries = entries
         self._metrics = metrics
         self._log = log
         self._now = now or (lambda: datetime.now(timezone.utc))
-        self._stamp = stamp(tokens_file) if tokens_file else ()
-        self._entries = read_tokens(tokens_file) if tokens_file else []
+
+    def replace(self, entries: Sequence[TokenEntry] | None) -> None:
+        """Put other tokens in force."""
+        self._entries = entries
 
     @property
     def asks(self) -> bool:
         """True if tokens are required."""
-        return bool(self._file)
+        return self._entries is not None
 
     def check(self, credentials: Sequence[str], roles: frozenset[Role], peer: str) -> Caller:
         """Identify the caller by the `authorization` values (exactly one), who must have one of `roles`.
 
         Raises Unauthenticated or PermissionDenied, whose reason also labels metrics; nothing is logged here.
         """
-        if not self._file:
+        if self._entries is None:
             return Caller(peer)
-        entry = self._entry(credentials)
+        entry = self._entry(self._entries, credentials)
         if not roles.union(ADMIN).intersection(entry.roles):
             wanted = " or ".join(sorted(role.value for role in roles | ADMIN))
             raise PermissionDenied(
@@ -113,24 +126,12 @@ class Guard:
         return self._may(caller, CHAT)
 
     def _may(self, caller: Caller, roles: frozenset[Role]) -> bool:
-        if not self._file:
+        if self._entries is None:
             return True
         mine = (entry for entry in self._entries if entry.sha256 == caller.token and not self._expired(entry))
         return any(roles.union(ADMIN).intersection(entry.roles) for entry in mine)
 
-    def refresh(self) -> None:
-        """Reload the file if it changed; an invalid or missing file leaves the tokens as they were."""
-        if not self._file or (now := stamp(self._file)) == self._stamp:
-            return
-        self._stamp = now
-        try:
-            self._entries = read_tokens(self._file)
-        except ConfigError as error:
-            self._log.event("tokens_kept", text=error.text)
-        else:
-            self._log.event("tokens_read", tokens=len(self._entries))
-
-    def _entry(self, credentials: Sequence[str]) -> TokenEntry:
+    def _entry(self, entries: Sequence[TokenEntry], credentials: Sequence[str]) -> TokenEntry:
         if not credentials:
             raise Unauthenticated(
                 "a token is required: send the header authorization: Bearer TOKEN",
@@ -140,7 +141,7 @@ class Guard:
         found = None
         if len(credentials) == 1 and credentials[0].startswith(SCHEME) and len(credentials[0]) <= MAX_CREDENTIAL:
             shown = digest(credentials[0].removeprefix(SCHEME).strip())
-            for entry in self._entries:  # all of them, so that timing reveals nothing
+            for entry in entries:  # all of them, so that timing reveals nothing
                 if hmac.compare_digest(shown, entry.sha256):
                     found = entry
         if found is None:
@@ -153,9 +154,45 @@ class Guard:
         return entry.expires is not None and entry.expires <= self._now()
 
 
+class TokensFile:
+    """The tokens file, which only control reads. name: "" = no tokens are required. ConfigError if it is unusable."""
+
+    def __init__(self, name: str, log: Log) -> None:
+        self._name = name
+        self._log = log
+        self._stamp = stamp(name) if name else ()
+        self._unusable: tuple[Stamp | None, ...] = ()
+        self.entries: list[TokenEntry] | None = read_tokens(name) if name else None
+
+    def refresh(self) -> bool:
+        """Reload the file if it changed; True if there are new tokens. An invalid or missing file changes nothing."""
+        if not self._name or (now := stamp(self._name)) == self._stamp:
+            return False
+        try:
+            self.entries = read_tokens(self._name)
+        except ConfigError as error:
+            if now != self._unusable:
+                self._log.event("tokens_kept", text=error.text)
+            self._unusable = now  # tried again: it may have been a lack of descriptors
+            return False
+        self._stamp = now
+        self._log.event("tokens_read", tokens=len(self.entries))
+        return True
+
+
 def digest(token: str) -> str:
     """The hash of a token, as stored in the file."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def write_entries(entries: Sequence[TokenEntry]) -> bytes:
+    """Entries for another process; `read_entries` reads them."""
+    return _ENTRIES.dump_json(list(entries))
+
+
+def read_entries(data: bytes) -> list[TokenEntry]:
+    """Entries written by `write_entries`."""
+    return _ENTRIES.validate_json(data)
 
 
 def read_tokens(name: str) -> list[TokenEntry]:

@@ -33,7 +33,9 @@ class Tls:
         self._log = log
         self._wall = wall
         self._stamp = self._stamp_now()
-        self.context = _server_context(config)
+        self._unusable: tuple[Stamp | None, ...] = ()
+        _server_context(config)
+        self.parts: tuple[bytes, ...] = ()  # certificate chain, key and, if configured, the CA of client certificates
         self._certificates = self._read()
         self._served = self._certificates
 
@@ -41,20 +43,22 @@ class Tls:
         """Credentials whose certificates are looked up at every handshake."""
         return grpc.dynamic_ssl_server_credentials(self._certificates, self._changed, bool(self._config.client_ca))
 
-    def refresh(self) -> None:
-        """Reload changed files; unusable files leave everything as it was."""
+    def refresh(self) -> bool:
+        """Reload changed files; True if there are new ones. Unusable files leave everything as it was."""
         if (now := self._stamp_now()) == self._stamp:
-            return
-        self._stamp = now
+            return False
         try:
             _server_context(self._config)
             certificates = self._read()
-            _load_pair(self.context, self._config)
         except ConfigError as error:
-            self._log.event("certificate_kept", text=error.text)
-        else:
-            self._certificates = certificates
-            self._log.event("certificate_read")
+            if now != self._unusable:
+                self._log.event("certificate_kept", text=error.text)
+            self._unusable = now  # tried again: it may have been a lack of descriptors
+            return False
+        self._stamp = now
+        self._certificates = certificates
+        self._log.event("certificate_read")
+        return True
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         config = self._config
@@ -62,6 +66,7 @@ class Tls:
         if warning := expiry_warning(config, self._wall()):
             self._log.event("warning", text=warning)
         roots = read_file("tls.client_ca", config.client_ca) if config.client_ca else None
+        self.parts = (cert, key) if roots is None else (cert, key, roots)
         return grpc.ssl_server_certificate_configuration([(key, cert)], roots)
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
@@ -82,7 +87,10 @@ def expiry_warning(config: TlsConfig, now_s: float) -> str:
     server = _context(config)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.load_verify_locations(Path(config.cert).expanduser())
+    try:
+        client.load_verify_locations(Path(config.cert).expanduser())
+    except OSError as error:
+        raise ConfigError(f"tls.cert: cannot read {config.cert}: {error.strerror}") from None
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         until_s = _handshake(server, client)
@@ -105,6 +113,8 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
             context.load_verify_locations(Path(config.client_ca).expanduser())
         except ssl.SSLError:
             raise ConfigError(f"tls.client_ca: {config.client_ca} contains no PEM certificate") from None
+        except OSError as error:
+            raise ConfigError(f"tls.client_ca: cannot read {config.client_ca}: {error.strerror}") from None
     return context
 
 

@@ -1,4 +1,4 @@
-"""The order of frames: sequence numbers, stamps, rate, and the number of refusals.
+"""The order of frames: sequence numbers and stamps, and the number of refusals.
 
 Pure integers; callers pass the time.
 """
@@ -9,23 +9,22 @@ from collections import deque
 
 from edgeflow.errors import OutOfRange
 from edgeflow.reasons import Reason
+from edgeflow.service.sessions.robot_clock import RobotClock
 
 SEQ_WINDOW = 10_000  # a larger gap is a broken counter, not lost frames
-STAMP_TOLERANCE_NS = 1_000_000_000
 REFUSAL_WINDOW_NS = 10_000_000_000
 
 
 class FrameOrder:
     """Checks that sequence numbers increase, and that stamps neither go back nor run ahead of the robot's own clock.
 
-    The robot's clock is only known through stamps: the smallest (received - stamp) of a session is its best
-    transport delay, and a stamp that beats it by more than the tolerance is in the future.
+    The robot's clock is only known through its stamps (robot_clock.py).
     """
 
     def __init__(self) -> None:
         self._last_seq = 0
         self._last_stamp_ns = 0
-        self._offset_ns: int | None = None
+        self._clock = RobotClock()
 
     def admit(self, seq: int, stamp_ns: int, now_ns: int) -> None:
         """Accept the frame into the order (even if its contents are refused later), or raise OutOfRange."""
@@ -40,38 +39,16 @@ class FrameOrder:
             )
         if stamp_ns < self._last_stamp_ns:
             raise OutOfRange("is earlier than the previous frame's", field="frame.stamp_ns", reason=Reason.STAMP_OLD)
-        offset_ns = now_ns - stamp_ns
-        if self._offset_ns is not None and offset_ns < self._offset_ns - STAMP_TOLERANCE_NS:
+        if not self._clock.admits(stamp_ns, now_ns):
             raise OutOfRange(
                 "lies in the future of the robot's own clock", field="frame.stamp_ns", reason=Reason.STAMP_FUTURE
             )
         self._last_seq = seq
         self._last_stamp_ns = stamp_ns
-        self._offset_ns = offset_ns if self._offset_ns is None else min(self._offset_ns, offset_ns)
 
     def delay_ns(self, stamp_ns: int, received_ns: int) -> int:
         """The transport delay of a frame in excess of the session's quickest one."""
-        return received_ns - stamp_ns - (self._offset_ns or 0)
-
-
-class RateGauge:
-    """A token bucket of one second's worth of frames, so that a stalled network is not held against the robot."""
-
-    def __init__(self, per_second: float, now_ns: int) -> None:
-        self._per_second = per_second
-        self._capacity = max(per_second, 4.0)
-        self._tokens = self._capacity
-        self._then_ns = now_ns
-
-    def over(self, now_ns: int) -> bool:
-        """Count a frame; True if it exceeds the rate."""
-        earned = (now_ns - self._then_ns) / 1e9 * self._per_second
-        self._tokens = min(self._capacity, self._tokens + earned)
-        self._then_ns = now_ns
-        if self._tokens < 1:
-            return True
-        self._tokens -= 1
-        return False
+        return self._clock.delay_ns(stamp_ns, received_ns)
 
 
 class RollingCount:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from edgeflow.service.sessions.events import ActionEvent, Event, NoticeEvent, StatusEvent
 from edgeflow.types import Disposition
 
+MOST_NOTES = 256
+
 
 class Outbox:
     """Statuses and notices in order, and at most one HOLD or STOP."""
@@ -17,6 +19,11 @@ class Outbox:
 
     def __bool__(self) -> bool:
         return bool(self._notes) or self.safe is not None
+
+    @property
+    def overflowing(self) -> bool:
+        """True if more notes wait than a robot that reads its answers lets wait."""
+        return len(self._notes) > MOST_NOTES
 
     def note(self, event: StatusEvent | NoticeEvent) -> None:
         """Add an event; consecutively superseded frames share one status with a range."""

@@ -125,6 +125,7 @@ class ControlPlane:
             metrics=self._metrics,
             log=self._log,
             want_ring=self._want_ring,
+            alone=self._alone,
         )
         self._register(runner, caller)
         return runner
@@ -267,6 +268,10 @@ class ControlPlane:
             if number in self._runners and not runner.session.parked:
                 self._admission.enter(number, plan)
                 runner.change_plan(plan)
+
+    def _alone(self, runner: SessionRunner) -> bool:
+        """True if no other session is active: what one robot sends above its declared rate takes nobody's device."""
+        return not any(other.session.active for other in self._runners.values() if other is not runner)
 
     def _want_ring(self, runner: SessionRunner) -> None:
         """A parked robot is back and its frame waits: admit it again."""

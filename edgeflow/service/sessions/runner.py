@@ -50,6 +50,7 @@ class SessionRunner:
         metrics: Metrics,
         log: EventLog,
         want_ring: Callable[[SessionRunner], None],
+        alone: Callable[[SessionRunner], bool],
     ) -> None:
         self.session = session
         self.plan = plan
@@ -60,6 +61,8 @@ class SessionRunner:
         self._metrics = metrics
         self._log = log
         self._want_ring = want_ring
+        self._alone = alone
+        self._turn: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._last_frame_ns: int | None = None
         self._taken: list[Event] = []
@@ -141,10 +144,14 @@ class SessionRunner:
             self._port.send(session.commands.popleft())
         if session.wants_ring:
             self._want_ring(self)
-        if self._port.writable and (ready := session.start_sending(self._clock.now_ns())) is not None:
+        now_ns = self._clock.now_ns()
+        if self._port.writable and (ready := session.start_sending(now_ns)) is not None:
             self._port.send(ready)
-        if (frame := session.start_decoding()) is not None:
-            self._decode(frame)
+        if (turn_ns := session.turn_ns(now_ns)) is not None:
+            self._take_turn(turn_ns, now_ns)
+        if session.unread and session.ended is None:
+            session.end(End("RESOURCE_EXHAUSTED", Reason.SLOW_READER, "the robot reads its answers too slowly"))
+            self._metrics.watchdog_fired.labels("slow_reader").inc()
         if session.has_events or session.ended is not None:
             self._changed.set()
 
@@ -170,6 +177,17 @@ class SessionRunner:
             if isinstance(event, ActionEvent) and event.command is not Command.ACT:
                 number, command = self.session.number, event.command.value
                 self._log.event(command, session=number, epoch=event.epoch, reason=event.reason)
+
+    def _take_turn(self, turn_ns: int, now_ns: int) -> None:
+        """Decode the waiting frame, or come back when it has its turn."""
+        frame = self.session.start_decoding(now_ns, alone=turn_ns > now_ns and self._alone(self))
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        if frame is not None:
+            self._decode(frame)
+        else:
+            self._turn = asyncio.get_running_loop().call_later((turn_ns - now_ns) / 1e9, self.pump)
 
     def _decode(self, frame: CheckedFrame) -> None:
         if frame.pixels is not None:
@@ -197,7 +215,7 @@ class SessionRunner:
         except RequestError as error:
             self.session.reject_message(error, self._clock.now_ns())
         else:
-            self.session.reset(text)
+            self.session.request_reset(text, self._clock.now_ns())
 
     def _refuse(self, seq: int, error: RequestError) -> None:
         self.session.refuse(seq, error, self._clock.now_ns())

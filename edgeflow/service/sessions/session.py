@@ -2,7 +2,7 @@
 
 A frame moves through arrived → decoding → decoded → sent → ready, and leaves with exactly one disposition:
 
-    arrived   waits for the decoder; only the newest is kept
+    arrived   waits for the decoder and for its turn at the declared rate; only the newest is kept
     decoding  in the decoder, one at a time
     decoded   waits for the worker's socket; only the newest is kept
     sent      with the worker
@@ -12,8 +12,13 @@ Rules beyond the protocol:
 - An instruction takes effect once its frame's header is accepted, even if the frame is then superseded or its pixels
   are broken. A different text starts a new epoch.
 - An instruction with more tokens than a slot holds is reverted: the previous one applies again, in a new epoch.
+- Beside other active sessions, frames have their turn at the declared rate, with a burst of three. A session alone
+  does not wait.
 - A frame above the permitted rate is used if no newer one arrives before its turn; otherwise it is refused with
   RESOURCE_EXHAUSTED instead of superseded. Such refusals do not count towards ending the stream.
+- A change of instruction or episode above its rate is refused before it takes effect; with a frame, also where the
+  frame is above the permitted rate. These refusals count.
+- A robot that leaves its answers unread until 256 notes wait ends its session, as one that reads nothing does.
 - A robot that was silent for a second with no frame in flight is parked: its ring (its KV slots in the worker) and its
   place become free for others. Its next frame waits until the worker has opened a ring again. If no place is left, the
   frame is dropped with the reason, the robot holds, and the following frame tries again.
@@ -26,7 +31,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from edgeflow.errors import RequestError
+from edgeflow.errors import RequestError, ResourceExhausted
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -38,14 +43,20 @@ from edgeflow.ipc.messages import (
 from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.gate import within_limits
-from edgeflow.service.sessions.ordering import FrameOrder, RateGauge, RollingCount
+from edgeflow.service.sessions.ordering import FrameOrder, RollingCount
 from edgeflow.service.sessions.outbox import Outbox
+from edgeflow.service.sessions.rates import TokenBucket
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, Track
 from edgeflow.service.sessions.underway import UnderWay
 from edgeflow.types import ActionSchema, Command, Disposition, StageTimings
 
 PERIODS_SILENT = 5
+SECOND_NS = 1_000_000_000
+BURST = 3  # frames at once, at the declared rate
+ROUNDING_NS = 500_000  # a period is declared in whole milliseconds
+CHANGES = 10  # of instruction or episode, at once
+CHANGE_PERIOD_NS = SECOND_NS // 5
 RESTARTING = ("UNAVAILABLE", Reason.WORKER_RESTARTING, "the worker is restarting")
 
 
@@ -62,6 +73,12 @@ class SessionRules:
     rejected_frames: int
     session_age_ns: int
 
+    def permitted(self, period_ns: int, now_ns: int) -> TokenBucket:
+        """The frames that a session may send: one second's worth at once, so that a stalled network is forgiven."""
+        period_hz = SECOND_NS / period_ns
+        permitted_hz = min(self.rate_factor * period_hz, max(self.rate_hz, period_hz))
+        return TokenBucket(int(SECOND_NS / permitted_hz), max(int(permitted_hz), 4), now_ns)
+
 
 class Session:
     """The state machine. Report what happens; then take events, `commands`, frames to decode and frames to send."""
@@ -77,13 +94,15 @@ class Session:
         self.ended: End | None = None
         self.commands: deque[ResetSession | CloseSession] = deque()
         self.valid_for_ms = rules.action_ttl_ms
-        period_hz = 1e9 / request.control_period_ns
         self._rules = rules
         self._order = FrameOrder()
-        self._rate = RateGauge(min(rules.rate_factor * period_hz, max(rules.rate_hz, period_hz)), now_ns)
+        self._declared = TokenBucket(request.control_period_ns - ROUNDING_NS, BURST, now_ns)
+        self._permitted = rules.permitted(request.control_period_ns, now_ns)
+        self._changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, now_ns)
         self._refusals = RollingCount(rules.rejected_frames)
         self._hold_after_ns = max(PERIODS_SILENT * request.control_period_ns, rules.silent_hold_ns)
         self._free_after_ns = max(self._hold_after_ns, rules.silent_free_ns)
+        self._begun = False
         self._opened_ns = self._heard_ns = now_ns
         self._silent = self._draining = self._input_ended = self._lost = False
         self._ring = Ring.HELD
@@ -107,16 +126,14 @@ class Session:
                 seq=seq, disposition=rejected, code=error.code, reason=error.reason, text=error.text, field=error.field
             )
         )
-        if self._refusals.exceeded(now_ns):
-            limit = self._rules.rejected_frames
-            self.end(End("ABORTED", Reason.TOO_MANY_REJECTED, f"more than {limit} refused frames in 10 s"))
+        self._count_refusal(now_ns)
 
     def offer(self, frame: CheckedFrame, now_ns: int, received_ns: int | None = None) -> None:
         """Take an admitted frame with a valid header; only the newest waits for the decoder.
 
         received_ns: from when its age counts; None = now.
         """
-        self._silent = False
+        self._silent, self._begun = False, True
         if self._guard.fault:
             refused = Disposition.REJECTED
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
@@ -126,10 +143,14 @@ class Session:
                 )
             )
             return
+        over_rate = not self._permitted.take(now_ns)
         if frame.instruction is not None and frame.instruction != self.instruction:
+            if over_rate or not self._changes.take(now_ns):
+                self.refuse(frame.seq, _too_often("frame.instruction", over_rate), now_ns)
+                return
             self.reset(frame.instruction)
         since_ns = now_ns if received_ns is None else received_ns
-        track = Track(frame=frame, epoch=self.epoch, received_ns=since_ns, over_rate=self._rate.over(now_ns))
+        track = Track(frame=frame, epoch=self.epoch, received_ns=since_ns, over_rate=over_rate)
         if self._draining or self._input_ended:
             self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", Reason.DRAINING, "the service is stopping")
         elif self._ring is Ring.LOST:
@@ -138,6 +159,13 @@ class Session:
             self._frames.arrive(track)
             if self._ring is Ring.FREED:
                 self._ring = Ring.WANTED
+
+    def request_reset(self, instruction: str, now_ns: int) -> None:
+        """The robot asks for a new epoch: `reset`, or a refusal where it asks too often."""
+        if self._changes.take(now_ns):
+            self.reset(instruction)
+        else:
+            self.reject_message(_too_often("reset", False), now_ns)
 
     def reset(self, instruction: str = "") -> None:
         """Start a new epoch: all frames in flight leave and none of their actions is sent. Ends a fault."""
@@ -152,9 +180,10 @@ class Session:
         self._outbox.note(NoticeEvent("epoch", self.epoch, text="a new instruction or episode"))
 
     def reject_message(self, error: RequestError, now_ns: int) -> None:
-        """Report a refused message other than a frame."""
+        """Report a refused message other than a frame; it counts like a refused frame."""
         self._heard_ns = now_ns
         self._outbox.note(NoticeEvent("rejected", self.epoch, error.code, error.text))
+        self._count_refusal(now_ns)
 
     def end_input(self) -> None:
         """The robot sends nothing more; frames in flight still get their actions."""
@@ -163,9 +192,18 @@ class Session:
 
     # Calls for the decoder.
 
-    def start_decoding(self) -> CheckedFrame | None:
-        """The next frame to decode, if one waits and this session's decoder is free."""
+    def start_decoding(self, now_ns: int, *, alone: bool) -> CheckedFrame | None:
+        """The next frame to decode, if one waits, this session's decoder is free and its turn has come.
+
+        alone: no other session is active, so that none has to wait.
+        """
+        if not self._frames.may_decode or not (self._declared.take(now_ns) or alone):
+            return None
         return self._frames.start_decoding()
+
+    def turn_ns(self, now_ns: int) -> int | None:
+        """When the frame that waits for the decoder has its turn; None if there is none, or the decoder is busy."""
+        return self._declared.ready_at_ns(now_ns) if self._frames.may_decode else None
 
     def decoded(self, payload: Payload, decode_ns: int) -> None:
         """The frame in the decoder is decoded to RGB and waits for the worker's socket."""
@@ -283,22 +321,36 @@ class Session:
 
     # Calls for the clock and the service.
 
+    @property
+    def active(self) -> bool:
+        """True while frames of this robot are expected."""
+        return self.ended is None and not self._silent and not self.parked
+
     def tick(self, now_ns: int) -> None:
         """Check for silence and for the maximum age."""
         if self.ended is not None:
             return
         silence_ns = now_ns - self._heard_ns
+        hold_after_ns, free_after_ns = self._patience_ns
         if now_ns - self._opened_ns > self._rules.session_age_ns:
             self.end(End("DEADLINE_EXCEEDED", Reason.SESSION_AGE, "the session reached its maximum age"))
         elif silence_ns > self._rules.silent_end_ns:
             seconds = self._rules.silent_end_ns / 1e9
             self.end(End("DEADLINE_EXCEEDED", Reason.SILENT, f"no frame for {seconds:g} s"))
-        elif silence_ns > self._hold_after_ns and not self._silent and not self._input_ended:
+        elif silence_ns > hold_after_ns and not self._silent and not self._input_ended:
             self._silent = True
             self.hold(Reason.INGRESS_SILENT)
-        elif silence_ns > self._free_after_ns and self._ring is Ring.HELD and not self._frames:
+        elif silence_ns > free_after_ns and self._ring is Ring.HELD and not self._frames:
             self._ring = Ring.FREED
             self.commands.append(CloseSession(self.number))
+
+    @property
+    def _patience_ns(self) -> tuple[int, int]:
+        """Silence before HOLD, and before the place is free; a robot that never sent a frame cannot lengthen them."""
+        if self._begun:
+            return self._hold_after_ns, self._free_after_ns
+        free_ns = self._rules.silent_free_ns
+        return min(self._hold_after_ns, free_ns), free_ns
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
         """Order the robot to stop moving; an action not yet taken is withdrawn. A fault's STOP stays in force."""
@@ -336,6 +388,11 @@ class Session:
     # Events for the robot.
 
     @property
+    def unread(self) -> bool:
+        """True if more answers wait than a robot that reads them lets wait."""
+        return self._outbox.overflowing
+
+    @property
     def has_events(self) -> bool:
         return bool(self._outbox) or self._frames.ready is not None
 
@@ -358,6 +415,11 @@ class Session:
             self._frames.leave(ready.track, Disposition.DROPPED, "DEADLINE_EXCEEDED", Reason.ACTION_TOO_OLD, text)
             self.hold(Reason.ACTION_TOO_OLD)
 
+    def _count_refusal(self, now_ns: int) -> None:
+        if self._refusals.exceeded(now_ns):
+            limit = self._rules.rejected_frames
+            self.end(End("ABORTED", Reason.TOO_MANY_REJECTED, f"more than {limit} refused frames in 10 s"))
+
     def _fault(self) -> None:
         text = f"{INVALID_IN_A_ROW} invalid outputs in a row"
         self._frames.drop_all("INTERNAL", Reason.FAULT, text)
@@ -372,3 +434,11 @@ class Session:
             self.end(End("UNAVAILABLE", Reason.DRAINING, "the service is stopping"))
         elif self._input_ended:
             self.end(End("OK", Reason.CLIENT_CLOSED))
+
+
+def _too_often(field: str, over_rate: bool) -> ResourceExhausted:
+    if over_rate:
+        text = "the frame rate exceeds the permitted one, and this frame would change the instruction"
+    else:
+        text = f"instruction or episode may change {SECOND_NS // CHANGE_PERIOD_NS} times a second, {CHANGES} at once"
+    return ResourceExhausted(text, field=field, reason=Reason.RATE_EXCEEDED)

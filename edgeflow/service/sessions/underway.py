@@ -36,6 +36,11 @@ class UnderWay:
         self.supersede(self._arrived)
         self._arrived = track
 
+    @property
+    def may_decode(self) -> bool:
+        """True if a frame waits for the decoder and it is free."""
+        return self._arrived is not None and not self._decoder_busy
+
     def start_decoding(self) -> CheckedFrame | None:
         """The next frame to decode, if one waits and this session's decoder is free."""
         if self._decoder_busy or self._arrived is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from edgeflow.config import ServiceConfig
+from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.host.realtime import settle
 from edgeflow.types import PassTimes
 
@@ -44,11 +45,15 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A started worker: the front's end of its socket, the process, and warnings about settings not permitted."""
+    """A started worker: the front's end of its socket, the process, and warnings about settings not permitted.
+
+    handover: where the worker expects sockets to the chat front; None without chat.
+    """
 
     sock: socket.socket
     process: Process
     warnings: tuple[str, ...] = ()
+    handover: socket.socket | None = None
 
 
 Launch: TypeAlias = Callable[[], Launched]
@@ -57,7 +62,8 @@ Launch: TypeAlias = Callable[[], Launched]
 class WorkerProcess:
     """A worker in a child process. Start it from a thread that outlives it, since it dies with that thread."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], stacks: int) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], stacks: int, handover: socket.socket) -> None:
+        self.handover = handover
         self._popen = popen
         self._stacks = os.fdopen(stacks, "rb", buffering=0)
         self._last_stacks: list[str] = []
@@ -77,6 +83,7 @@ class WorkerProcess:
             code = await asyncio.to_thread(self._popen.wait, timeout_s)
         except subprocess.TimeoutExpired:
             return None
+        self.handover.close()
         if not self._stacks.closed:
             self._last_stacks = await asyncio.to_thread(self._read_stacks)
             self._stacks.close()
@@ -120,7 +127,7 @@ def launch_worker(config: ServiceConfig, entry: str = ENTRY, known: PassTimes | 
     sock, process = start_process(config, entry, arguments)
     wanted = config.realtime
     warnings = settle("worker", process.pid, wanted.worker_cpus, wanted.worker_priority)
-    return Launched(sock, process, tuple(warnings))
+    return Launched(sock, process, tuple(warnings), process.handover)
 
 
 def start_process(
@@ -132,17 +139,19 @@ def start_process(
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     stacks, worker_stacks = os.pipe()
-    with theirs, os.fdopen(worker_stacks, "wb"), tempfile.TemporaryFile() as file:
+    handover, worker_handover = packet_pair()
+    with theirs, worker_handover, os.fdopen(worker_stacks, "wb"), tempfile.TemporaryFile() as file:
         file.write(config.model_dump_json().encode())
         file.flush()
         file.seek(0)
         command = [sys.executable, "-c", _worker_code(entry), "--parent", str(os.getpid())]
         command += ["--fd", str(theirs.fileno()), "--stacks", str(worker_stacks)]
+        command += ["--handover", str(worker_handover.fileno())]
         command += ["--config", f"/dev/fd/{file.fileno()}", *arguments]
         popen = subprocess.Popen(
             command,
-            pass_fds=(theirs.fileno(), worker_stacks, file.fileno()),
+            pass_fds=(theirs.fileno(), worker_stacks, worker_handover.fileno(), file.fileno()),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # a signal to our process group is ours to handle
         )
-    return ours, WorkerProcess(popen, stacks)
+    return ours, WorkerProcess(popen, stacks, handover)

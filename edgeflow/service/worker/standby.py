@@ -46,7 +46,7 @@ class Workers:
             return launch_worker(self._config, self._entry, known)
         wanted = self._config.realtime
         warnings = settle("worker", reserve.process.pid, wanted.worker_cpus, wanted.worker_priority)
-        return Launched(reserve.sock, reserve.process, tuple(warnings))
+        return Launched(reserve.sock, reserve.process, tuple(warnings), reserve.process.handover)
 
     def prepare(self) -> None:
         """Start a worker in reserve if configured; it loads at idle priority. Call on the loop."""

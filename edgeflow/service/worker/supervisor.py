@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import socket
 from typing import Protocol
 
 from edgeflow.clock import Clock
@@ -11,6 +11,7 @@ from edgeflow.config import ServiceConfig
 from edgeflow.errors import StartError
 from edgeflow.ipc.messages import ChatReady, Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.service.faults import start_error
+from edgeflow.service.host.vital import VitalTask
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.ordering import RollingCount
 from edgeflow.service.worker.link import WorkerLink
@@ -26,6 +27,10 @@ LONGEST_BACKOFF_S = 10.0
 class WorkerListener(Protocol):
     """Receiver of the supervisor's events; all calls come on the loop."""
 
+    def worker_launched(self, handover: socket.socket | None) -> None:
+        """A worker was launched. handover: where it expects sockets to the chat front."""
+        ...
+
     def worker_progress(self, message: WarmupProgress) -> None: ...
 
     def worker_ready(self, ready: WorkerReady) -> None: ...
@@ -39,7 +44,7 @@ class WorkerListener(Protocol):
         ...
 
     def worker_fault(self, text: str) -> None:
-        """No worker can be started any more; text says why."""
+        """No worker can be started any more, or the supervisor itself ended; text says why."""
         ...
 
 
@@ -75,8 +80,12 @@ class WorkerLife:
 
     async def start(self) -> WorkerReady:
         """Launch the worker and wait until it is ready; StartError if it fails."""
-        launched = self._launch()
+        try:
+            launched = self._launch()
+        except OSError as error:
+            raise StartError(f"the worker could not be launched: {error.strerror}") from None
         self._process, self.warnings = launched.process, launched.warnings
+        self._listener.worker_launched(launched.handover)
         await self._link.connect(launched.sock)
         timeout_s = self._timing.worker_start_s
         await asyncio.wait({self.ready}, timeout=timeout_s)  # wait_for of Python 3.11 may swallow a cancellation
@@ -167,7 +176,7 @@ class Supervisor:
         self._log = log
         self._losses = RollingCount(config.timing.crash_limit, int(config.timing.crash_window_s * 1e9))
         self._life: WorkerLife | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: VitalTask | None = None
 
     @property
     def writable(self) -> bool:
@@ -187,15 +196,13 @@ class Supervisor:
     async def start(self) -> WorkerReady:
         """Start the first worker; StartError if it fails. Later ones are started as needed."""
         ready = await self._start_one()
-        self._task = asyncio.create_task(self._keep(), name="worker-supervisor")
+        self._task = VitalTask("worker-supervisor", self._keep(), self._log, self._listener.worker_fault)
         return ready
 
     async def stop(self, timeout_s: float) -> None:
         """End the worker: gracefully if it serves, at once if it is starting."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await self._task.stop()
         life, self._life = self._life, None
         if life is not None:
             ended = await (life.shut_down(timeout_s) if life.serving else life.reap())
@@ -222,7 +229,7 @@ class Supervisor:
             ended, stacks = await self._end_lost(self._life, hung=cause == "hung")
             self._log.event("worker_lost", cause=cause, ended=ended, stacks=stacks)
             if not await self._replace(cause):
-                return
+                await asyncio.Event().wait()  # the service ends
 
     async def _end_lost(self, life: WorkerLife, *, hung: bool) -> tuple[str, list[str]]:
         """End a lost worker; returns how it ended and its stacks (requested, or left by a crash)."""

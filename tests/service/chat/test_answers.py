@@ -16,7 +16,7 @@ from edgeflow.engine.generate import Generation, generate
 from edgeflow.engine.sampling import SampledToken, SamplingParams
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
-from tests.service.chat.workers import Loaded, chatting
+from tests.service.chat.workers import Loaded, chatting, models_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASKED = {"messages": [{"role": "user", "content": "what is red?"}], "max_tokens": 12}
@@ -192,8 +192,7 @@ async def test_a_declared_prefix_is_reused_and_the_answer_is_the_same(text_model
     async with chatting(text_model) as (http, _):
         plain = (await http.post(CHAT, json={**ASKED, "messages": [system, *ASKED["messages"]]})).json()
     async with chatting(text_model, chat__slots=SLOTS) as (http, served):
-        models = [entry["id"] for entry in (await http.get("/v1/models")).json()["data"]]
-        assert models == ["demo", "small", "small:arm", "small:note"]
+        assert await models_of(http, 4) == ["demo", "small", "small:arm", "small:note"]
         found = (await http.post(CHAT, json={**ASKED, "messages": [system, *ASKED["messages"]]})).json()
         named = (await http.post(CHAT, json={**ASKED, **how})).json()
         for answer in (found, named):

@@ -12,7 +12,7 @@ import pytest
 from edgeflow.service.security.auth import new_token
 from tests.service.chat.test_answers import picture
 from tests.service.chat.test_queue import held, under_way
-from tests.service.chat.workers import Loaded, chatting
+from tests.service.chat.workers import Loaded, chatting, models_of
 from tests.service.harness import Served, eventually
 
 TURNS = [{"role": "user", "content": "what is red?"}]
@@ -25,7 +25,8 @@ async def official(served: Served, token: str = "none") -> AsyncIterator[openai.
 
 
 async def test_answers_and_streams(text_model: Loaded):
-    async with chatting(text_model) as (_, served), official(served) as client:
+    async with chatting(text_model) as (http, served), official(served) as client:
+        await models_of(http, 2)
         whole = await client.chat.completions.create(model="small", messages=TURNS, max_tokens=8, logprobs=True)
         assert whole.choices[0].finish_reason == "length" and whole.usage.completion_tokens == 8
         assert len(whole.choices[0].logprobs.content) == 8

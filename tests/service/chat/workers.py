@@ -17,14 +17,18 @@ from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.chat import ChatPlane
 from edgeflow.engine.chat_build import build_chat
+from edgeflow.engine.chat_link import ChatLink
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.worker import Worker
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
+from edgeflow.ipc.packets import packet_pair
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.service.chat.desk import ChatDesk
+from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.worker.process import Launched
-from tests.service.harness import Served, config, serving
+from tests.service.harness import Served, config, eventually, serving
 from tests.service.scripted import ready_message
 
 CPU = torch.device("cpu")
@@ -83,9 +87,10 @@ class Launcher:
 
     def launch(self) -> Launched:
         ours, theirs = socket.socketpair()
-        self.workers.append(ThreadWorker(self, theirs))
+        handover, workers = packet_pair()
+        self.workers.append(ThreadWorker(self, theirs, (handover, workers)))
         self.workers[-1].thread.start()
-        return Launched(ours, self.workers[-1])
+        return Launched(ours, self.workers[-1], handover=handover)
 
     @property
     def worker(self) -> ThreadWorker:
@@ -95,8 +100,10 @@ class Launcher:
 class ThreadWorker:
     """One life; a kill closes its socket."""
 
-    def __init__(self, launcher: Launcher, sock: socket.socket) -> None:
+    def __init__(self, launcher: Launcher, sock: socket.socket, handover: tuple[socket.socket, socket.socket]) -> None:
         self.plane: ChatPlane | None = None
+        self._handover, workers = handover
+        self._link = ChatLink(workers)
         self._launcher = launcher
         self._channel = BlockingChannel(sock)
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -110,6 +117,8 @@ class ThreadWorker:
 
     async def wait(self, timeout_s: float) -> str | None:
         await asyncio.to_thread(self.thread.join, timeout_s)
+        if not self.thread.is_alive():
+            self._handover.close()
         return None if self.thread.is_alive() else "exit code 0"
 
     async def stacks(self) -> list[str]:
@@ -123,6 +132,7 @@ class ThreadWorker:
             pass
         finally:
             self._channel.close()
+            self._link.close()
 
     def _serve(self) -> None:
         loaded, settings, gate = self._launcher.loaded, self._launcher.settings, self._launcher.gate
@@ -130,14 +140,31 @@ class ThreadWorker:
         limits = SchedulerLimits(loaded.policy.K, 2, 1000, 0)
         engine = PolicyEngine(loaded.policy, limits.slots, 80, CPU)
         built = build_chat(settings.chat, loaded.chat, "c" * 64, lambda *_: None)
-        self.plane = built.plane(settings.chat, clock, self._channel.send)
+        self.plane = built.plane(settings.chat, clock, self._link.send)
         step = self.plane.step
         self.plane.step = lambda room_ns: step(room_ns) if gate.passes() else 0
         worker = Worker(engine, Scheduler(limits), clock, self._channel.send, chat=self.plane)
         self._channel.send(built.ready())
         self._channel.send(ready_message())
         self._channel.read_forever(worker.inbox.put, worker.inbox.close)
+        self._link.serve(worker.inbox, built.ready())
         worker.run()
+
+
+def desk(served: Served) -> ChatDesk:
+    """The queue of the chat front, which runs in the test's loop."""
+    chat = served.children.newest["chat"]
+    assert isinstance(chat, ChatProcess)
+    return chat.desk
+
+
+async def models_of(http: httpx.AsyncClient, count: int) -> list[str]:
+    """The names in the list of models, once there are so many: the gateway asks the chat front every second."""
+    names: list[str] = []
+    while len(names) < count:
+        names = [entry["id"] for entry in (await http.get("/v1/models")).json()["data"]]
+        await asyncio.sleep(0.01)
+    return names
 
 
 @contextlib.asynccontextmanager
@@ -154,6 +181,7 @@ async def chatting(
         httpx.AsyncClient(base_url=served.http, timeout=WAIT_S) as http,
     ):
         try:
+            await eventually(lambda: desk(served).ready is not None)
             yield http, served
         finally:
             launcher.gate.release()

@@ -1,0 +1,66 @@
+"""Bounds that the SDK keeps itself, whatever a service sends: schemas, validities and forecasts that make sense."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from edgeflow.errors import FailedPrecondition
+from edgeflow.types import ActionSchema
+
+MAX_DIMENSIONS = 256
+MAX_DECLARED_VALID_MS = 60_000
+MAX_FORETOLD_S = 60.0  # a longer forecast of an age is no forecast
+TOLERANCE = 1e-5  # of a dimension's range, for rounding; ten times the service's
+
+
+def foretold_s(milliseconds: float) -> float:
+    """A forecast in seconds; 0, which means unknown, for a number that cannot be one."""
+    return milliseconds / 1000 if 0.0 <= milliseconds <= MAX_FORETOLD_S * 1000 else 0.0
+
+
+def within_limits(values: Sequence[float], schema: ActionSchema) -> bool:
+    """True if every value is within the schema's limits; NaN is not."""
+    return all(
+        low - _slack(low, high) <= value <= high + _slack(low, high)
+        for value, low, high in zip(values, schema.low, schema.high, strict=True)
+    )
+
+
+def check_schema(schema: ActionSchema) -> None:
+    """Raise FailedPrecondition unless a robot can keep this schema."""
+    count = len(schema.names)
+    if not 1 <= count <= MAX_DIMENSIONS:
+        found = f"{count} dimensions" if count else "no dimensions"
+        raise _refused(f"has {found}; there must be 1 and may be at most {MAX_DIMENSIONS}")
+    name, times = Counter(schema.names).most_common(1)[0]
+    if times > 1:
+        raise _refused(f"the name {name[:32]!r} is repeated")
+    for name, low, high in zip(schema.names, schema.low, schema.high, strict=True):
+        _check_limits(name[:32], low, high)
+
+
+def check_validity(valid_for_ms: int) -> None:
+    """Raise FailedPrecondition if an action's validity is none."""
+    if not 1 <= valid_for_ms <= MAX_DECLARED_VALID_MS:
+        raise FailedPrecondition(
+            f"is {valid_for_ms}; it must be 1 to {MAX_DECLARED_VALID_MS} ms", field="opened.valid_for_ms"
+        )
+
+
+def _check_limits(name: str, low: float, high: float) -> None:
+    if math.isnan(low) or math.isnan(high):
+        raise _refused(f"a limit of {name!r} is NaN")
+    if low > high:
+        raise _refused(f"{name!r} has low {low:g} above high {high:g}")
+    if low == math.inf or high == -math.inf:
+        raise _refused(f"{name!r} has low {low:g} and high {high:g}, which no value keeps")
+
+
+def _refused(text: str) -> FailedPrecondition:
+    return FailedPrecondition(text, field="opened.schema")
+
+
+def _slack(low: float, high: float) -> float:
+    return TOLERANCE * (high - low) if math.isfinite(high - low) else 0.0

@@ -1,0 +1,80 @@
+"""The chat front's end of its socket to the worker, which changes with each start of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Protocol
+
+from edgeflow.ipc.messages import ChatDone, ChatReady, ChatRefused, ChatToken, Message, PrefixSet
+from edgeflow.service.worker.link import WorkerLink
+
+
+class ChatListener(Protocol):
+    """Receiver of the worker's messages; all calls come on the loop."""
+
+    def worker_ready(self, ready: ChatReady) -> None: ...
+
+    def worker_message(self, message: ChatToken | ChatDone | ChatRefused | PrefixSet) -> None: ...
+
+    def worker_lost(self) -> None: ...
+
+
+class ChatPort:
+    """The connection to the present worker, if any."""
+
+    def __init__(self) -> None:
+        self._listener: ChatListener | None = None
+        self._link: WorkerLink | None = None
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    def listen(self, listener: ChatListener) -> None:
+        self._listener = listener
+
+    def send(self, message: Message) -> None:
+        """Queue a message; ignored without a worker."""
+        if self._link is not None:
+            self._link.send(message)
+
+    def attach(self, sock: socket.socket) -> None:
+        """Take a socket to a worker, in place of the one before."""
+        self._drop()
+        link = self._link = WorkerLink(
+            lambda message: self._receive(link, message), lambda: None, lambda _: self._lost(link)
+        )
+        task = asyncio.get_running_loop().create_task(self._connect(link, sock), name="chat-socket")
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def close(self) -> None:
+        """Drop the connection."""
+        self._drop()
+        await asyncio.gather(*self._connecting)
+
+    def _drop(self) -> None:
+        link = self._link
+        if link is not None:
+            self._lost(link)
+            link.close()
+
+    async def _connect(self, link: WorkerLink, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            await link.connect(sock)
+        if link is not self._link:
+            link.close()
+
+    def _receive(self, link: WorkerLink, message: Message) -> None:
+        if link is not self._link or self._listener is None:
+            return
+        match message:
+            case ChatReady():
+                self._listener.worker_ready(message)
+            case ChatToken() | ChatDone() | ChatRefused() | PrefixSet():
+                self._listener.worker_message(message)
+
+    def _lost(self, link: WorkerLink) -> None:
+        if link is self._link:
+            self._link = None
+            if self._listener is not None:
+                self._listener.worker_lost()

@@ -1,0 +1,126 @@
+"""Control's side of the gateway's observations: each becomes a session of one frame."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from edgeflow.errors import (
+    RETRY_AFTER_MS,
+    EdgeflowError,
+    PermissionDenied,
+    RequestError,
+    ResourceExhausted,
+    WorkerError,
+)
+from edgeflow.ipc.packets import close_all
+from edgeflow.ipc.sealed import unseal
+from edgeflow.reasons import Reason
+from edgeflow.service.children.keeper import Keeper
+from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
+from edgeflow.service.observe.lines import Log
+from edgeflow.service.security.auth import Caller, Guard
+from edgeflow.service.sessions.act import act_once
+from edgeflow.service.sessions.events import ActionEvent
+from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow.service.sessions.requests import CheckedFrame
+from edgeflow.types import ActionSchema
+
+CHANNELS = 3
+
+
+class ActDesk:
+    """Answers the gateway's observations, at most ACTS_AT_ONCE at a time; runs on the loop."""
+
+    def __init__(self, plane: ControlPlane, guard: Guard, log: Log) -> None:
+        self._plane = plane
+        self._guard = guard
+        self._log = log
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    def act(self, keeper: Keeper, message: Act, descriptors: list[int]) -> None:
+        """Begin to answer; WorkerError if the message is not what a gateway sends."""
+        try:
+            frame = self._frame(message, descriptors)
+        except OSError:
+            busy = ResourceExhausted("no memory for another observation", retry_after_ms=RETRY_AFTER_MS)
+            keeper.send(_refusal(message.request, busy))
+            return
+        finally:
+            close_all(descriptors)
+        if len(self._running) >= ACTS_AT_ONCE or message.request in self._running:
+            raise WorkerError("the gateway sends more observations than it may")
+        task = asyncio.create_task(self._answer(keeper, message, frame), name="act")
+        self._running[message.request] = task
+        task.add_done_callback(lambda _: self._running.pop(message.request, None))
+
+    def cancel(self, message: ActCancel) -> None:
+        """The client is gone."""
+        if (task := self._running.get(message.request)) is not None:
+            task.cancel()
+
+    def cancel_all(self) -> None:
+        """The gateway is gone."""
+        for task in list(self._running.values()):
+            task.cancel()
+
+    def _frame(self, message: Act, descriptors: list[int]) -> CheckedFrame:
+        """The frame with its pixels, whose number must be that of the camera's."""
+        camera = message.opened.cameras[0] if message.opened.cameras else None
+        if camera is None or len(descriptors) != 1:
+            raise WorkerError("an observation lacks its camera or its pixels")
+        wanted = camera.height * camera.width * CHANNELS
+        if wanted > self._plane.config.limits.image_pixels * CHANNELS:
+            raise WorkerError("an observation exceeds the limit of pixels")
+        pixels = unseal(descriptors[0], wanted)
+        if len(pixels) != wanted:
+            raise WorkerError("an observation has the wrong number of pixels")
+        return CheckedFrame(
+            seq=1,
+            stamp_ns=0,
+            images=(),
+            instruction=None,
+            crc32c=None,
+            pixels=pixels,
+            decode_ns=message.decode_ns,
+        )
+
+    async def _answer(self, keeper: Keeper, message: Act, frame: CheckedFrame) -> None:
+        number = message.request
+        caller = Caller(message.peer, message.principal, message.token)
+        try:
+            if not self._guard.may_control(caller):
+                raise PermissionDenied("the token no longer permits this", field="authorization", reason=Reason.REVOKED)
+            action, schema = await act_once(self._plane, message.opened, frame, caller, received_ns=message.received_ns)
+        except asyncio.CancelledError:
+            raise
+        except EdgeflowError as error:
+            keeper.send(_refusal(number, error))
+        except Exception as error:
+            text = f"internal error, incident {self._log.incident('act', error)}"
+            keeper.send(_refusal(number, EdgeflowError(text)))
+        else:
+            keeper.send(_done(number, action, schema))
+
+
+def _done(request: int, action: ActionEvent, schema: ActionSchema) -> ActDone:
+    return ActDone(
+        request=request,
+        command=action.command.value,
+        reason=action.reason,
+        values=list(action.values),
+        token_ids=list(action.token_ids),
+        valid_for_ms=action.valid_for_ms,
+        max_age_ms=getattr(action, "max_age_ms", 0),
+        age_ns=action.age_ns,
+        server_ns=action.server_ns,
+        timings=action.timings,
+        schema=schema,
+    )
+
+
+def _refusal(request: int, error: EdgeflowError) -> ActRefused:
+    refused = ActRefused(request=request, code=error.code, text=error.text, field="", reason="")
+    if not isinstance(error, RequestError):
+        return refused
+    return replace(refused, field=error.field, reason=error.reason, retry_after_ms=error.retry_after_ms or 0)

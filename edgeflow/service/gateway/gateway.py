@@ -1,0 +1,240 @@
+"""The gateway process: HTTP for strangers, apart from the robots' sessions (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from edgeflow.config import ServiceConfig, load_config
+from edgeflow.errors import StartError, WorkerError
+from edgeflow.ipc.packets import close_all
+from edgeflow.ipc.sealed import unseal
+from edgeflow.service.children.child import ControlLink
+from edgeflow.service.children.log import ChildLog
+from edgeflow.service.children.messages import (
+    ActDone,
+    ActRefused,
+    Certificates,
+    ChildFailed,
+    Drain,
+    Drained,
+    Models,
+    Policy,
+    Serving,
+    Snapshot,
+    State,
+)
+from edgeflow.service.children.start import ChildStart
+from edgeflow.service.gateway.control import Control
+from edgeflow.service.gateway.metrics_text import merge
+from edgeflow.service.gateway.proxy import ChatSide
+from edgeflow.service.gateway.routes import build_app
+from edgeflow.service.gateway.tls import load_pair, server_context
+from edgeflow.service.http.edge import Edge
+from edgeflow.service.http.hosts import Hosts
+from edgeflow.service.http.protocol import Bounds
+from edgeflow.service.http.server import HttpServer
+from edgeflow.service.observe.process_metrics import ProcessMetrics
+from edgeflow.service.security.auth import Guard, read_entries
+
+POLL_S = 1.0  # between snapshots of the chat front
+LAG_S = 0.05  # between beats of the loop's own timer
+ANSWER_SLACK_S = 5.0  # beyond chat's own time limits
+MAX_SEALED_BYTES = 4 << 20
+MAX_MODEL_BYTES = 1 << 20
+
+
+async def serve(start: ChildStart) -> int:
+    """Serve until control is gone or ends this process; returns the exit code."""
+    return await Gateway(start, load_config(start.config, {})).run()
+
+
+class Gateway:
+    """The composition. It begins to serve once control has sent the tokens in force and the certificates."""
+
+    def __init__(self, start: ChildStart, config: ServiceConfig) -> None:
+        self.draining = False
+        self.metrics = ProcessMetrics()
+        self._start = start
+        self._config = config
+        self._link = ControlLink(start.control, self._receive, self._gone)
+        self._log = ChildLog(self._link)
+        self._guard = Guard(None, self.metrics, self._log)
+        self._control = Control(self._link, config.timing.act_timeout_ms)
+        chat = config.chat
+        answer_s = chat.request_s + chat.queue_ms / 1000 + ANSWER_SLACK_S
+        self._chat = ChatSide(start.chat_path, answer_s) if start.chat_path else None
+        self._tls: ssl.SSLContext | None = None
+        self._known = asyncio.Event()  # tokens, and certificates where configured
+        self._over = asyncio.Event()
+        self._in_flight = InFlight()
+        self._texts: dict[str, str] = {}
+        self._models: dict[str, list[dict[str, Any]]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._waiting = {Policy, Certificates} if config.tls.cert else {Policy}
+        self._http: HttpServer | None = None
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """The entries of /v1/models, from the last snapshots."""
+        return [*self._models.get("control", []), *self._models.get("chat", [])]
+
+    def metrics_text(self) -> str:
+        """The metrics of all processes."""
+        own = self.metrics.text().decode()
+        return merge({**{name: self._texts[name] for name in sorted(self._texts)}, "gateway": own})
+
+    async def run(self) -> int:
+        """Serve until control is gone or `close` is called; returns the exit code."""
+        self._link.start()
+        self.metrics.open()
+        try:
+            await self._known.wait()
+            self._begin()
+            self._link.send(Serving())
+            await self._over.wait()
+            return 0
+        except StartError as error:
+            self._link.send(ChildFailed(type(error).__name__, error.text))
+            return 2
+        finally:
+            await self._release()
+
+    def close(self) -> None:
+        """End `run`."""
+        self._known.set()
+        self._over.set()
+
+    def _begin(self) -> None:
+        if self._over.is_set():
+            return
+        config = self._config
+        bounds = Bounds.of(config, self.metrics)
+        self._http = HttpServer(self._start.listener, bounds, self._tls, config.timing.handshake_ms / 1000)
+        self._http.start(self._app())
+        loops = [self._measure_lag()] + ([self._poll_chat(self._chat)] if self._chat else [])
+        self._tasks = [asyncio.create_task(each) for each in loops]
+
+    def _app(self) -> ASGIApp:
+        config = self._config
+        app: FastAPI = build_app(config, self._control, self._chat, self)
+        app.add_middleware(
+            Edge,
+            guard=self._guard,
+            body_bytes=config.limits.http_body_bytes,
+            metrics=self.metrics,
+            log=self._log,
+            hosts=Hosts.of(config.http),
+        )
+        self._in_flight.app = app
+        return self._in_flight
+
+    def _receive(self, message: Any, descriptors: list[int]) -> None:
+        try:
+            self._handle(message, descriptors)
+        finally:
+            close_all(descriptors)
+        self._waiting.discard(type(message))
+        if not self._waiting:
+            self._known.set()
+
+    def _handle(self, message: Any, descriptors: list[int]) -> None:
+        match message:
+            case State():
+                self._control.said(message)
+            case ActDone() | ActRefused():
+                self._control.answered(message)
+            case Policy():
+                data = _sealed(descriptors, MAX_SEALED_BYTES)
+                self._guard.replace(read_entries(data) if message.asks else None)
+            case Certificates():
+                self._renew(descriptors)
+            case Snapshot():
+                self._texts["control"] = _sealed(descriptors, MAX_SEALED_BYTES).decode()
+            case Models():
+                self._models["control"] = json.loads(_sealed(descriptors, MAX_MODEL_BYTES))
+            case Drain():
+                self.draining = True
+                self._tasks.append(asyncio.create_task(self._drain()))
+
+    def _renew(self, descriptors: list[int]) -> None:
+        """Use new certificates for new connections; a new client CA needs a new context, so a restart."""
+        if self._tls is None:
+            self._tls = server_context(descriptors)
+        else:
+            load_pair(self._tls, descriptors)
+
+    async def _drain(self) -> None:
+        await self._in_flight.idle.wait()
+        if self._http is not None:
+            await self._http.flush()
+        self._link.send(Drained())
+
+    async def _poll_chat(self, chat: ChatSide) -> None:
+        """Keep the chat front's metrics and models at hand; while it does not answer, the last ones are shown."""
+        while True:
+            with contextlib.suppress(Exception):  # whatever it is, the next poll may succeed
+                text = await asyncio.wait_for(chat.get("/internal/metrics"), POLL_S)
+                models = json.loads(await asyncio.wait_for(chat.get("/internal/models"), POLL_S))
+                self._texts["chat"], self._models["chat"] = text.decode(), models
+            await asyncio.sleep(POLL_S)
+
+    async def _measure_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due = max(due + LAG_S, loop.time() - LAG_S)
+            await asyncio.sleep(due - loop.time())
+            self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
+
+    def _gone(self) -> None:
+        self.close()
+
+    async def _release(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._http is not None:
+            await self._http.stop()
+        self._link.close()
+        self.metrics.close()
+
+
+class InFlight:
+    """An ASGI middleware that knows whether requests are being answered, health and metrics aside."""
+
+    PASSING = frozenset({"/live", "/ready", "/healthz", "/readyz", "/metrics"})
+
+    def __init__(self) -> None:
+        self.app: ASGIApp | None = None
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._count = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.app is None:
+            raise RuntimeError("no application")
+        if scope["type"] != "http" or scope["path"] in self.PASSING:
+            await self.app(scope, receive, send)
+            return
+        self._count += 1
+        self.idle.clear()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._count -= 1
+            if not self._count:
+                self.idle.set()
+
+
+def _sealed(descriptors: list[int], most: int) -> bytes:
+    """The sealed data of a message that has one descriptor."""
+    if len(descriptors) != 1:
+        raise WorkerError("a message lacks its descriptor")
+    return bytes(unseal(descriptors[0], most))

@@ -1,0 +1,184 @@
+"""Chat's routes in the gateway: head, body and answer pass on to the chat front as bytes, bounded and never parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import h11
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from edgeflow.errors import RETRY_AFTER_MS, DeadlineExceeded, Unavailable
+from edgeflow.reasons import Reason
+from edgeflow.service.http.edge import CALLER, REQUEST_ID
+from edgeflow.service.security.auth import Caller
+
+CONNECT_S = 2.0
+PIECE_BYTES = 64 << 10
+MAX_ANSWER_BYTES = 16 << 20  # of an internal answer
+OWN = b"x-edgeflow-"  # headers that only the gateway writes
+_HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade", b"proxy-connection", b"trailer"}
+_DROPPED = {*_HOP, b"host", b"expect", b"authorization", b"x-request-id"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSide:
+    """Where the chat front listens. answer_s: the longest it may take for the first byte of an answer."""
+
+    path: str
+    answer_s: float
+
+    async def get(self, target: str) -> bytes:
+        """The body of an internal GET; OSError or h11.ProtocolError if there is none."""
+        head = h11.Request(method="GET", target=target, headers=[("host", "chat"), ("connection", "close")])
+        body = b""
+        async with _connected(self.path) as link:
+            await link.send(head, h11.EndOfMessage())
+            async for event in link.events():
+                if isinstance(event, h11.Response) and event.status_code != 200:
+                    raise ConnectionError(f"status {event.status_code}")
+                if isinstance(event, h11.Data):
+                    body += bytes(event.data)
+                    if len(body) > MAX_ANSWER_BYTES:
+                        raise ConnectionError("an answer without end")
+        return body
+
+
+class Passed(Response):
+    """The chat front's answer to the request, piece by piece."""
+
+    def __init__(self, side: ChatSide) -> None:
+        super().__init__()
+        self._side = side
+        self._begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Connect, then pass both directions on until the answer ends or the client leaves."""
+        try:
+            async with _connected(self._side.path) as link:
+                await link.send(_head(scope))
+                await self._pass(link, receive, send)
+        except asyncio.TimeoutError:
+            raise DeadlineExceeded("the chat front did not answer in time", reason=Reason.CHAT_TIMEOUT) from None
+        except (OSError, h11.ProtocolError, EOFError):
+            if self._begun:
+                raise ClientDisconnect from None  # all that can be said is that the answer ends here
+            raise _away() from None
+
+    async def _pass(self, link: _Link, receive: Receive, send: Send) -> None:
+        up = asyncio.create_task(_upload(link, receive))
+        down = asyncio.create_task(self._download(link, send))
+        try:
+            await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
+            if up.done() and not down.done() and up.exception() is None:
+                raise ClientDisconnect  # an upload ends by itself only when the client leaves
+            if not down.done() and isinstance(up.exception(), (OSError, h11.ProtocolError)):
+                await asyncio.wait({down}, timeout=CONNECT_S)  # it answered before the body's end, and closed
+            if not down.done():
+                up.result()
+            down.result()
+        finally:
+            for task in (up, down):
+                task.cancel()
+            await asyncio.gather(up, down, return_exceptions=True)
+
+    async def _download(self, link: _Link, send: Send) -> None:
+        events = link.events()
+        first = await asyncio.wait_for(anext(events), self._side.answer_s)
+        if not isinstance(first, h11.Response):
+            raise h11.RemoteProtocolError("no answer")
+        headers = [(name, value) for name, value in first.headers if name not in (*_HOP, b"x-request-id", b"date")]
+        self._begun = True
+        await send({"type": "http.response.start", "status": first.status_code, "headers": headers})
+        async for event in events:
+            if isinstance(event, h11.Data):
+                await send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _upload(link: _Link, receive: Receive) -> None:
+    """Pass the body on, then wait until the client leaves."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        if link.sending:
+            if body := message.get("body", b""):
+                await link.send(h11.Data(data=body))
+            if not message.get("more_body"):
+                await link.send(h11.EndOfMessage())
+
+
+class _Link:
+    """A connection to the chat front, for one request."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.CLIENT)
+
+    @property
+    def sending(self) -> bool:
+        """True until the request is complete."""
+        return self._http.our_state is h11.SEND_BODY
+
+    async def send(self, *events: h11.Event) -> None:
+        for event in events:
+            self._writer.write(self._http.send(event) or b"")
+        await self._writer.drain()
+
+    async def events(self) -> AsyncIterator[h11.Event]:
+        """The answer's head and pieces."""
+        while True:
+            event = self._http.next_event()
+            if event is h11.NEED_DATA:
+                self._http.receive_data(await self._reader.read(PIECE_BYTES))
+            elif isinstance(event, h11.EndOfMessage):
+                return
+            elif isinstance(event, (h11.Response, h11.Data)):
+                yield event
+            elif not isinstance(event, h11.InformationalResponse):
+                raise h11.RemoteProtocolError("the connection ended")
+
+
+@contextlib.asynccontextmanager
+async def _connected(path: str) -> AsyncIterator[_Link]:
+    reader, writer = await asyncio.wait_for(asyncio.open_unix_connection(path, limit=PIECE_BYTES), CONNECT_S)
+    try:
+        yield _Link(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def _head(scope: Scope) -> h11.Request:
+    """The request's head with the caller in headers of the gateway's own."""
+    target = quote(scope["path"], safe="/:@!$&'()*+,;=-._~").encode()
+    if scope["query_string"]:
+        target += b"?" + scope["query_string"]
+    return h11.Request(method=scope["method"], target=target, headers=list(_headers(scope)))
+
+
+def _headers(scope: Scope) -> Iterator[tuple[bytes, bytes]]:
+    caller: Caller = scope[CALLER]
+    named = {name for name, _ in scope["headers"]}
+    yield b"host", b"chat"
+    yield b"connection", b"close"
+    yield b"x-request-id", scope[REQUEST_ID].encode()
+    for name, value in (("peer", caller.peer), ("principal", caller.principal), ("token", caller.token)):
+        yield OWN + name.encode(), value.encode("ascii", "replace")
+    for name, value in scope["headers"]:
+        if name not in _DROPPED and not name.startswith(OWN):
+            yield name, value
+    if b"content-length" not in named and b"transfer-encoding" in named:
+        yield b"transfer-encoding", b"chunked"
+    elif b"content-length" not in named:
+        yield b"content-length", b"0"
+
+
+def _away() -> Unavailable:
+    return Unavailable("the chat front is restarting", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)

@@ -1,0 +1,67 @@
+"""The sockets that children and the health thread serve, bound by control before any of them starts."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from edgeflow.config import ServiceConfig
+from edgeflow.errors import AddressError
+from edgeflow.service.children.launch import Role
+from edgeflow.service.host.listen import BACKLOG, bind
+
+
+class Doors:
+    """Listening sockets, from construction to `close`. A child that restarts finds its callers in the backlog."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._folder: Path | None = None
+        self._open: list[socket.socket] = []
+        try:
+            self.http = self._bind("http.port", config.http.host, config.http.port)
+            self.health = self._bind("health.port", config.health.host, config.health.port)
+            self._chat = self._bind_chat() if config.chat_path is not None else None
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def http_port(self) -> int:
+        port: int = self.http.getsockname()[1]
+        return port
+
+    def roles(self) -> list[Role]:
+        """The children and what they serve."""
+        limits = self._config.limits
+        path = str(self._chat.getsockname()) if self._chat is not None else ""
+        found = [Role(name="gateway", listener=self.http, chat_path=path, memory_mb=limits.gateway_memory_mb)]
+        if self._chat is not None:
+            found.append(Role(name="chat", listener=self._chat, chat_path=path, memory_mb=limits.chat_memory_mb))
+        return found
+
+    def close(self) -> None:
+        """Close all sockets; idempotent."""
+        for each in self._open:
+            each.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _bind(self, key: str, host: str, port: int) -> socket.socket:
+        sock = bind(key, host, port)
+        self._open.append(sock)
+        return sock
+
+    def _bind_chat(self) -> socket.socket:
+        """The chat front's socket, in a folder that only this user may enter; the gateway connects to it."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._open.append(sock)
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="edgeflow-"))
+            sock.bind(str(self._folder / "chat"))
+            sock.listen(BACKLOG)
+        except OSError as error:
+            raise AddressError(f"chat: cannot listen in {tempfile.gettempdir()}: {error.strerror}") from None
+        return sock

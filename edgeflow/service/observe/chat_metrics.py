@@ -1,0 +1,18 @@
+"""Metrics of the chat front."""
+
+from __future__ import annotations
+
+from edgeflow.service.observe.process_metrics import ProcessMetrics
+
+
+class ChatMetrics(ProcessMetrics):
+    """The metrics of a process that answers chat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = self._gauge("chat_requests_running", "Requests being answered")
+        self.waiting = self._gauge("chat_requests_waiting", "Requests waiting for their turn")
+        self.refused = self._counter("chat_refused", "Requests refused because the queue was full or slow", "reason")
+        self.first_token = self._histogram("chat_time_to_first_token_seconds", "Arrival to first token")
+        self.token_gap = self._histogram("chat_inter_token_latency_seconds", "Time between tokens of an answer")
+        self.tokens = self._counter("chat_tokens", "Tokens of prompts and answers", "kind")

@@ -1,0 +1,74 @@
+"""Metrics that every process of the front keeps: its resources, its loop, and what it refused."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+
+from edgeflow.service.observe.page_faults import PageFaults
+
+CONTROL_BUCKETS = (
+    0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.033, 0.04, 0.05, 0.066, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5,
+)  # fmt: skip
+
+
+class ProcessMetrics:
+    """The base of a process's metrics. They include garbage collection between `open` and `close`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.registry.register(PageFaults())
+        self.loop_lag = self._histogram("event_loop_lag_seconds", "Lateness of the process's timer")
+        self.gc_pause = self._histogram("gc_pause_seconds", "Garbage collection", "generation")
+        self.limit_rejections = self._counter("limit_rejections", "Requests beyond a limit", "limit")
+        self.auth_failures = self._counter("auth_failures", "Calls refused for their token", "reason")
+        self._gc_started_s = 0.0
+
+    def open(self) -> None:
+        """Start measuring the interpreter's garbage collections."""
+        gc.callbacks.append(self._on_gc)
+
+    def close(self) -> None:
+        """Stop measuring garbage collections."""
+        if self._on_gc in gc.callbacks:
+            gc.callbacks.remove(self._on_gc)
+
+    def text(self) -> bytes:
+        """The metrics in the Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def text_by_family(self) -> Iterator[bytes]:
+        """The same text, a family at a time, so that a loop can write it in steps."""
+        for family in self.registry.collect():
+            yield generate_latest(_One(family))
+
+    def _on_gc(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._gc_started_s = time.perf_counter()
+        else:
+            self.gc_pause.labels(str(info["generation"])).observe(time.perf_counter() - self._gc_started_s)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"edgeflow_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"edgeflow_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(f"edgeflow_{name}", text, labels, registry=self.registry, buckets=CONTROL_BUCKETS)
+
+
+class _One:
+    """A registry of one family."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family

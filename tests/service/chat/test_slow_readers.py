@@ -1,0 +1,74 @@
+"""A reader that stops ends nobody's turn but its own, and holds little memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+from edgeflow.service.chat.outgoing import Outgoing
+from tests.service.chat.test_answers import ASKED, CHAT
+from tests.service.chat.workers import Loaded, chatting, desk
+from tests.service.harness import Served, eventually
+
+MUCH = {**ASKED, "max_tokens": 150, "n": 4, "logprobs": True, "top_logprobs": 5, "stream": True, "seed": 1}
+
+
+@contextlib.asynccontextmanager
+async def never_reading(served: Served, body: dict[str, Any]) -> AsyncIterator[socket.socket]:
+    """A client with a small receive buffer that sends a request and reads nothing."""
+    host, _, port = served.http.removeprefix("http://").rpartition(":")
+    data = json.dumps(body).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, (host, int(port)))
+        await loop.sock_sendall(sock, head.encode() + f"content-length: {len(data)}\r\n\r\n".encode() + data)
+        yield sock
+
+
+async def test_the_turn_passes_on_once_the_model_is_done_although_nobody_reads(text_model: Loaded):
+    async with (
+        chatting(text_model, chat__queue_ms=60_000) as (http, served),
+        never_reading(served, MUCH),
+    ):
+        await eventually(lambda: served.metric("edgeflow_chat_requests_running") == 1)
+        answer = await http.post(CHAT, json=ASKED)
+        assert answer.status_code == 200
+        assert served.metric("edgeflow_chat_tokens_total", kind="answer") >= 4 * 100
+
+
+async def test_a_reader_that_stops_ends_its_own_answer_at_the_time_limit(text_model: Loaded):
+    async with chatting(text_model, chat__queue_ms=60_000, chat__request_s=1.0) as (http, served):
+        served.children.newest["chat"].front.unread_bytes = 4096
+        async with never_reading(served, MUCH):
+            await eventually(lambda: served.metric("edgeflow_chat_requests_running") == 1)
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            answer = await http.post(CHAT, json={**ASKED, "max_tokens": 1})
+            assert answer.status_code == 200
+            assert loop.time() - began_s < 1.0 + 2.0, "the limit, and slack for a busy machine"
+            assert desk(served).ready is not None
+            await eventually(lambda: not served.script.worker.busy)
+
+
+async def test_events_wait_for_room_and_no_longer_than_they_may():
+    outgoing = Outgoing(most=10)
+    released = asyncio.Event()
+
+    async def produce() -> None:
+        assert await outgoing.put("x" * 10, 60)
+        assert not await outgoing.put("y", 0)
+        released.set()
+        assert await outgoing.put("y", 60)
+
+    outgoing.begin(produce())
+    await outgoing.first()
+    await released.wait()
+    assert [chunk async for chunk in outgoing.chunks()] in ([b"x" * 10, b"y"], [b"x" * 10 + b"y"])
+    await outgoing.close()

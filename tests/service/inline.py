@@ -1,0 +1,62 @@
+"""Children of a service in the loop of the test: the same messages over the same sockets, without processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from edgeflow.config import ServiceConfig
+from edgeflow.ipc.packets import packet_pair
+from edgeflow.service.chat.front import ChatProcess
+from edgeflow.service.children.launch import LaunchChild, LaunchedChild, Role
+from edgeflow.service.children.start import ChildStart
+from edgeflow.service.gateway.gateway import Gateway
+
+
+class InlineChildren:
+    """Runs children as tasks and remembers the newest of each role."""
+
+    def __init__(self, settings: ServiceConfig) -> None:
+        self.newest: dict[str, Gateway | ChatProcess] = {}
+        self._settings = settings
+
+    def launches(self, role: Role) -> LaunchChild:
+        return lambda: self._launch(role)
+
+    def registries(self) -> list[CollectorRegistry]:
+        return [child.metrics.registry for child in self.newest.values()]
+
+    def _launch(self, role: Role) -> LaunchedChild:
+        ours, theirs = packet_pair()
+        start = ChildStart(
+            role=role.name,
+            control=theirs,
+            listener=role.listener.dup(),
+            chat_path=role.chat_path,
+            config=Path("unused"),
+        )
+        kind = ChatProcess if role.name == "chat" else Gateway
+        child = self.newest[role.name] = kind(start, self._settings)
+        return LaunchedChild(ours, _Task(asyncio.create_task(child.run(), name=role.name), child))
+
+
+class _Task:
+    """A child in a task."""
+
+    pid = None
+
+    def __init__(self, task: asyncio.Task[int], child: Gateway | ChatProcess) -> None:
+        self._task = task
+        self._child = child
+
+    def kill(self) -> None:
+        self._child.close()
+
+    async def wait(self, timeout_s: float) -> str | None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            code = await asyncio.wait_for(asyncio.shield(self._task), max(timeout_s, 0.001))
+            return f"exit code {code}"
+        return None

@@ -1,0 +1,84 @@
+"""The robot's clock: delays, stalls and suspensions never lock a robot out, a clock that jumps is told."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeflow.service.sessions.ordering import FrameOrder
+from edgeflow.service.sessions.robot_clock import MOST_REFUSED, RobotClock
+
+MS = 1_000_000
+SECOND = 1000 * MS
+
+
+def verdicts(frames: list[tuple[int, int]]) -> list[bool]:
+    """frames: (stamp, received)."""
+    clock = RobotClock()
+    return [clock.admits(stamp, received) for stamp, received in frames]
+
+
+def steady(count: int, begin_ms: int = 0, delay_ms: int = 5) -> list[tuple[int, int]]:
+    return [((begin_ms + 50 * n) * MS, (begin_ms + 50 * n + delay_ms) * MS) for n in range(count)]
+
+
+@pytest.mark.parametrize("first", [[(0, 1600 * MS)], [(0, 10**18)], [(0, 3000 * MS), (50 * MS, 3000 * MS)]])
+def test_a_slow_first_frame_or_a_stamp_of_zero_refuses_nothing(first: list[tuple[int, int]]):
+    begin_ms = first[-1][1] // MS
+    assert all(verdicts(first + steady(100, begin_ms)))
+
+
+def test_the_order_takes_the_robot_s_own_clock_after_a_buffered_picture():
+    order = FrameOrder()
+    order.admit(1, 0, now_ns=1600 * MS)
+    for number in range(2, 200):
+        order.admit(number, (1600 + number * 50) * MS, now_ns=(1605 + number * 50) * MS)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3_000), st.integers(0, 20_000), st.integers(0, 9)), max_size=200))
+def test_delays_and_suspensions_never_refuse_more_than_a_few_in_a_row(steps: list[tuple[int, int, int]]):
+    frames, stamp, received = [], 0, 0
+    for gap_ms, delay_ms, rarely in steps:
+        stamp += gap_ms * MS
+        received = max(received, stamp + (delay_ms if rarely == 0 else delay_ms % 40) * MS)
+        frames.append((stamp, received))
+    row = 0
+    for admitted in verdicts(frames + steady(50, received // MS)):
+        row = 0 if admitted else row + 1
+        assert row <= MOST_REFUSED
+
+
+def test_a_clock_that_jumps_is_told_and_then_believed():
+    jumped = [(stamp + 3 * SECOND, received) for stamp, received in steady(50, 1000)]
+    assert verdicts(steady(20) + jumped) == [True] * 20 + [False] * MOST_REFUSED + [True] * (50 - MOST_REFUSED)
+
+
+def test_a_single_stamp_from_the_future_changes_nothing_for_the_others():
+    clock = RobotClock()
+    for stamp, received in steady(20):
+        assert clock.admits(stamp, received)
+    assert not clock.admits(60 * SECOND, SECOND)
+    assert clock.admits(1000 * MS, 1007 * MS) and clock.delay_ns(1000 * MS, 1007 * MS) == 2 * MS
+
+
+def test_frames_that_waited_out_a_stall_count_their_wait():
+    clock = RobotClock()
+    for stamp, received in steady(200):
+        clock.admits(stamp, received)
+    waited = [(10_000 + 50 * n) * MS for n in range(400)]
+    for stamp in waited:
+        assert clock.admits(stamp, 30_000 * MS)
+    assert clock.delay_ns(waited[0], 30_000 * MS) == 19_995 * MS
+
+
+def test_a_clock_that_stood_still_is_forgotten_within_the_window():
+    """A robot that was suspended: its frames look late by the pause, but not for ever."""
+    clock = RobotClock()
+    for stamp, received in steady(100):
+        clock.admits(stamp, received)
+    delays = []
+    for stamp, received in steady(300, 5_000, delay_ms=60_000):
+        clock.admits(stamp, received)
+        delays.append(clock.delay_ns(stamp, received))
+    assert delays[0] > 50 * SECOND and delays[-1] == 0
