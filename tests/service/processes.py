@@ -53,6 +53,18 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def workers(pid: int) -> list[int]:
+    """The worker processes that a process started."""
+    return [child for child in children(pid) if ENTRY.encode() in _command(child)]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 class Newborn:
     """Children that this process has since; others (compilers, servers of other tests) are left out."""
 

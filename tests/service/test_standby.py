@@ -71,6 +71,7 @@ async def serves(launched: Launched) -> list[type]:
     launched.process.kill()
     await launched.process.wait(60)
     link.close()
+    launched.handover.close()
     await asyncio.sleep(0)
     return [type(message) for message in heard]
 
