@@ -55,14 +55,15 @@ def children(pid: int) -> list[int]:
 
 def workers(pid: int) -> list[int]:
     """The worker processes that a process started."""
-    return [child for child in children(pid) if ENTRY.encode() in _command(child)]
+    return [child for child in children(pid) if ENTRY in command(child)]
 
 
-def _command(pid: int) -> bytes:
+def command(pid: int) -> str:
+    """The command line of a process; "" once it is gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return b""
+        return ""
 
 
 class Newborn:
