@@ -8,7 +8,6 @@ import json
 import ssl
 from typing import Any
 
-from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgeflow.config import ServiceConfig, load_config
@@ -123,7 +122,7 @@ class Gateway:
 
     def _app(self) -> ASGIApp:
         config = self._config
-        app: FastAPI = build_app(config, self._control, self._chat, self)
+        app = build_app(config, self._control, self._chat, self)
         app.add_middleware(
             Edge,
             guard=self._guard,
