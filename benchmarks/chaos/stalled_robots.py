@@ -153,7 +153,7 @@ def stalled_robots(link: Connection, port: int, plan: Plan) -> None:
 
 
 def watching_robots(link: Connection, port: int, plan: Plan) -> None:
-    """Work of a process: robots act until asked to stop. A number asks to say when all of them have acted since then."""
+    """Work of a process: robots act until asked to stop. A number asks for a message once all have acted since then."""
     since_ns: int | None = None
     with ExitStack() as stack:
         robots = [StalledRobot(stack, port, plan, number) for number in range(len(plan.stalls_s))]
