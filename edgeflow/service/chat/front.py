@@ -9,9 +9,12 @@ import socket
 from collections.abc import Coroutine
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
@@ -20,8 +23,8 @@ from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import seal, unseal
 from edgeflow.service.chat.desk import ChatDesk
 from edgeflow.service.chat.link import ChatPort
-from edgeflow.service.chat.prefixes import add_prefixes, restore
-from edgeflow.service.chat.routes import ChatFront, add_chat
+from edgeflow.service.chat.prefixes import prefix_routes, restore
+from edgeflow.service.chat.routes import ChatFront, chat_routes
 from edgeflow.service.children.child import ControlLink
 from edgeflow.service.children.log import ChildLog
 from edgeflow.service.children.messages import ChatSocket, ChildFailed, Drain, Drained, Keep, Kept, Policy, Serving
@@ -29,6 +32,7 @@ from edgeflow.service.children.start import ChildStart
 from edgeflow.service.http.edge import error_of_status
 from edgeflow.service.http.inner import InnerEdge, InnerServer
 from edgeflow.service.observe.chat_metrics import ChatMetrics
+from edgeflow.service.observe.lines import Log
 from edgeflow.service.security.auth import Guard, read_entries
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -56,8 +60,7 @@ class ChatProcess:
         self.desk = ChatDesk(config.chat, self._port, clock, self.metrics, log)
         self._port.listen(self.desk)
         self.front = ChatFront(config, self.desk, clock, self.metrics, self._keep)
-        app = build_chat_app(self.front, self.metrics)
-        app.add_middleware(InnerEdge, log=log, reader_s=config.chat.request_s)
+        app = build_chat_app(self.front, self.metrics, log, config.chat.request_s)
         self._http = InnerServer(app, start.listener)
         self._log = log
         self._known = asyncio.Event()  # the tokens in force
@@ -160,23 +163,24 @@ class ChatProcess:
         self.metrics.close()
 
 
-def build_chat_app(front: ChatFront, metrics: ChatMetrics) -> FastAPI:
-    """Build the application; the documentation pages are the gateway's."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_exception_handler(HTTPException, _framework_error)
-    add_chat(app, front)
-    add_prefixes(app, front)
+def build_chat_app(front: ChatFront, metrics: ChatMetrics, log: Log, reader_s: float) -> Starlette:
+    """The application: chat's routes, those of fixed prefixes, and what the gateway itself asks."""
 
-    @app.get("/internal/metrics")
-    async def show_metrics() -> Response:
+    async def show_metrics(_: Request) -> Response:
         """Metrics of this process in the Prometheus text format."""
         return Response(metrics.text(), media_type=METRICS_TYPE)
 
-    @app.get("/internal/models")
-    async def models() -> JSONResponse:
+    async def models(_: Request) -> JSONResponse:
         """Chat's entries in the list of models."""
         return JSONResponse(front.models)
 
+    inner = [Route("/internal/metrics", show_metrics), Route("/internal/models", models)]
+    app = Starlette(
+        routes=[*chat_routes(front), *prefix_routes(front), *inner],
+        middleware=[Middleware(InnerEdge, log=log, reader_s=reader_s)],
+        exception_handlers={HTTPException: _framework_error},
+    )
+    app.router.redirect_slashes = False
     return app
 
 
