@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,12 +10,17 @@ from tokenizers import Tokenizer
 
 from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.text.checkpoint_json import MAX_JSON_BYTES
+from edgeflow.text.marks import Marks, SpecialTexts
+from edgeflow.text.rendered import RenderedTokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
 
 
 class TextTokenizer:
-    """The tokenizer of a checkpoint directory. vocab_size: all ids are below it (the model may have more)."""
+    """The tokenizer of a checkpoint directory, for any number of threads.
+
+    vocab_size: all ids are below it (the model may have more). special: the texts of its special tokens.
+    """
 
     def __init__(self, directory: Path, vocab_size: int) -> None:
         path = directory / TOKENIZER_FILE
@@ -33,6 +39,10 @@ class TextTokenizer:
             raise CheckpointError(
                 f"{path} has ids up to {self.vocab_size - 1}, but the model's vocab_size is {vocab_size}"
             )
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self.special = SpecialTexts([token.content for token in added if token.special])
+        self._lock = threading.Lock()
+        self._rendered: RenderedTokenizer | None = None
 
     @property
     def definition(self) -> str:
@@ -44,14 +54,25 @@ class TextTokenizer:
 
         Special tokens spelled out in a text are encoded as such, as published tokenizers do.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(
-                "contains an unpaired surrogate, which is not valid Unicode text", field="messages"
-            ) from error
+        _check_unicode(text)
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def encode_rendered(self, text: str, marks: Marks) -> list[int]:
+        """The token ids of a rendered chat template: what `marks` hid is plain text, what the template wrote is not."""
+        _check_unicode(marks.show(text))
+        with self._lock:  # made when it is first needed: it takes as much memory as this one
+            rendered = self._rendered = self._rendered or RenderedTokenizer(self.definition, self.special)
+        return rendered.encode(text, marks)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of token ids; ids beyond the vocabulary are skipped, and so are special tokens unless `special`."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=not special))
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            "contains an unpaired surrogate, which is not valid Unicode text", field="messages"
+        ) from error

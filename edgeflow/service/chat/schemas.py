@@ -60,7 +60,41 @@ def checked(schema: Schema, field: str) -> str:
             f"exceeds the limit of {MAX_SCHEMA_BYTES} bytes", field=field, reason=Reason.SCHEMA_TOO_LARGE
         )
     _check(schema, field)
+    _refuse_circles(schema, field)
     return text
+
+
+def _refuse_circles(schema: Schema, field: str) -> None:
+    """Refuse references that lead back to themselves and to nothing else."""
+    ends = {id(None)}
+    for start in _starts(schema):
+        seen: dict[int, None] = {}
+        at = start
+        while id(at) not in ends:
+            if id(at) in seen:
+                raise InvalidArgument("$ref leads back to itself", field=field, reason=Reason.SCHEMA_REFERENCE)
+            seen[id(at)] = None
+            at = _same_as(schema, at)
+        ends |= seen.keys()
+
+
+def _starts(schema: Schema) -> list[Any]:
+    named = [schema.get(key) for key in ("$defs", "definitions")]
+    return [schema, *(each for names in named if isinstance(names, dict) for each in names.values())]
+
+
+def _same_as(root: Schema, schema: Any) -> Any:
+    """The schema to which this one refers, also as its only alternative; None if it says something itself."""
+    if not isinstance(schema, dict):
+        return None
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        _, _, path = reference.partition("#/")
+        kind, _, name = path.partition("/")
+        named = root.get(kind, {})
+        return named.get(name.replace("~1", "/").replace("~0", "~")) if path else root
+    choices = [schema[key] for key in ("anyOf", "allOf", "oneOf") if key in schema]
+    return choices[0][0] if choices and isinstance(choices[0], list) and len(choices[0]) == 1 else None
 
 
 def _check(schema: Any, field: str) -> None:

@@ -21,6 +21,7 @@ from edgeflow.service.chat.pictures import read_picture
 from edgeflow.service.chat.turns import AnswerTurn, ImagePart, Message, TextPart, Tool
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.marks import Marks
 from edgeflow.text.tokenizer import TextTokenizer
 
 MAX_IMAGES = 4
@@ -76,8 +77,7 @@ class ChatText:
         """The tokens of a fixed prefix."""
         if slot.text:
             return self.encode(slot.text)
-        messages = [message.model_dump() for message in slot.messages]
-        return self._encode(self._templated()(messages, answer=False), special=False)
+        return self._render([message.model_dump() for message in slot.messages], answer=False)
 
     def chat_prompt(self, body: ChatBody, slot: ChatSlot | None) -> PreparedPrompt:
         """The prompt of a slot's own messages followed by the request's, through the checkpoint's template."""
@@ -102,13 +102,25 @@ class ChatText:
         """The token ids of messages; an image counts as one."""
         return self._render(self._plain(messages)[0])
 
-    def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool] = (), begun: str = "") -> list[int]:
-        """The token ids of messages. begun: text with which the answer begins."""
+    def _render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[Tool] = (),
+        begun: str = "",
+        *,
+        answer: bool = True,
+    ) -> list[int]:
+        """The token ids of messages, in which special tokens are plain text. begun: the beginning of the answer."""
         template = self._templated()
         if tools and not template.takes_tools:
             raise InvalidArgument("this model's chat template does not support tools", field="tools")
-        offered = [tool.model_dump(exclude_none=True) for tool in tools] or None
-        return self._encode(template(messages, tools=offered) + begun, special=False)
+        marks = Marks(self.tokenizer.special)
+        offered = marks.hide([tool.model_dump(exclude_none=True) for tool in tools]) or None
+        text = template(marks.hide(messages), answer=answer, tools=offered) + begun
+        if not marks.any:
+            return self._encode(text, special=False)
+        self._check_length(len(marks.show(text)))
+        return self.tokenizer.encode_rendered(text, marks)
 
     def _templated(self) -> ChatTemplate:
         if self._template is None:
@@ -117,13 +129,17 @@ class ChatText:
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         """The token ids of a text, refused before tokenising if it cannot fit: tokenising takes time."""
-        if len(text) > self._most:
-            why = f"{len(text)} characters exceed the {self._most} that can fit a slot of this size"
-            raise InvalidArgument(why, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
+        self._check_length(len(text))
         return self.tokenizer.encode(text, special=special)
+
+    def _check_length(self, characters: int) -> None:
+        if characters > self._most:
+            why = f"{characters} characters exceed the {self._most} that can fit a slot of this size"
+            raise InvalidArgument(why, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
 
     def _plain(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], tuple[NDArray[np.uint8], ...]]:
         """Messages as templates know them, and their pictures."""
+        self._check_length(sum(map(_characters, messages)))
         pictures: list[NDArray[np.uint8]] = []
         plain = []
         for index, message in enumerate(messages):
@@ -132,7 +148,7 @@ class ChatText:
                 where = f"messages.{index}.content"
                 parts = [self._part(part, f"{where}.{at}", pictures) for at, part in enumerate(content)]
                 only_text = all(part["type"] == "text" for part in parts)
-                content = "".join(part["text"] for part in parts) if only_text else parts
+                content = "".join(part["text"] for part in parts) if only_text else _joined(parts)
             plain.append({**_outside(message), "content": content or ""})
         return plain, tuple(pictures)
 
@@ -151,6 +167,24 @@ class ChatText:
                 reason=Reason.IMAGES_TOO_LARGE,
             )
         return {"type": "image"}
+
+
+def _characters(message: Message) -> int:
+    """The characters of a turn, before they are put into a template; pictures have none."""
+    parts = [message.content or ""] if not isinstance(message.content, list) else message.content
+    texts = [part if isinstance(part, str) else part.text for part in parts if not isinstance(part, ImagePart)]
+    calls = message.tool_calls or [] if isinstance(message, AnswerTurn) else []
+    return sum(map(len, [*texts, *(call.function.arguments for call in calls)]))
+
+
+def _joined(parts: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Parts of which no two texts follow each other: a special token must not hide in the seam."""
+    joined: list[dict[str, str]] = []
+    for part in parts:
+        if joined and "text" in part and "text" in joined[-1]:
+            part = {**part, "text": joined.pop()["text"] + part["text"]}
+        joined.append(part)
+    return joined
 
 
 def _outside(message: Message) -> dict[str, Any]:

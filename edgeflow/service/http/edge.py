@@ -99,11 +99,11 @@ class Edge:
     def __init__(
         self,
         app: ASGIApp,
-        *,
         guard: Guard,
         body_bytes: int,
         metrics: ProcessMetrics,
         log: Log,
+        *,
         hosts: Hosts = ANY_HOST,
     ) -> None:
         self._app = app

@@ -143,7 +143,7 @@ async def test_pictures_for_a_model_without_eyes_and_too_many(text_model: Loaded
         answer = await http.post(CHAT, json=user(*[part] * 5))
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages.0.content.4")
         answer = await http.post(CHAT, json=user({"type": "text", "text": "<|image_pad|>"}))
-        assert answer.status_code == 400
+        assert answer.status_code == 200, "these are words, not an image"
 
 
 @pytest.mark.parametrize(
