@@ -29,7 +29,7 @@ from edgeflow.console import JsonPrinter
 from edgeflow.service.app import run_service
 from edgeflow.service.host.output import Output
 from edgeflow.service.worker.process import launch_worker
-ports = {"grpc.port": 0, "http.port": 0, "health.port": 0}
+ports = {"grpc.port": 0, "http.port": 0, "health.port": 0, "max_action_age_ms": 60_000}
 config = load_config(None, {"model": sys.argv[1], "chat.enabled": False, **ports, **json.loads(sys.argv[3])})
 launch = lambda: launch_worker(config, "tests.service.process_worker")
 with Output() as output, closing(JsonPrinter(output.results())) as announce:
