@@ -3,7 +3,7 @@ behind.
 
     .venv/bin/python -m benchmarks.chaos SCENARIO [--trials N] [--seed N] [--json FILE]
 
-Scenarios: client-kill, worker-kill, sigterm, server-stop, front-kill, soak, strangers.
+Scenarios: client-kill, worker-kill, sigterm, server-stop, front-kill, soak, stalls, strangers.
 Exit code 1 when a target is missed.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-SCENARIOS = ("client-kill", "worker-kill", "sigterm", "server-stop", "front-kill", "soak", "strangers")
+SCENARIOS = ("client-kill", "worker-kill", "sigterm", "server-stop", "front-kill", "soak", "stalls", "strangers")
 
 
 def main() -> int:

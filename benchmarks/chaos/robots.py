@@ -168,7 +168,7 @@ class RawRobot:
 
 
 def client(address: str, rate_hz: float, **options: object) -> RobotClient:
-    """An SDK client that may act again after any interruption."""
+    """An SDK client that acts again by itself however long a lost worker takes to be replaced."""
     return RobotClient(
         address,
         cameras=[SMALL],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from multiprocessing.connection import Connection
 
 from benchmarks.chaos.robots import client, picture, told_to_stop
 from edgeflow.client.actions import Directive
+from edgeflow.client.robot import RobotClient
 from edgeflow.errors import EdgeflowError
 
 
@@ -62,7 +64,9 @@ class Watch:
 
 
 def sdk_robot(link: Connection, address: str, rate_hz: float, poll_s: float = 0.004) -> None:
-    """Push frames at a rate and call `latest` every poll_s, until the benchmark sends a message."""
+    """Push frames at a rate, call `latest` every poll_s, and `reset` when it is needed, until the benchmark sends a
+    message.
+    """
     watch, image = Watch(link), picture()
     sessions: list[int] = []
     asked = overdue = 0
@@ -73,16 +77,24 @@ def sdk_robot(link: Connection, address: str, rate_hz: float, poll_s: float = 0.
                 due += 1 / rate_hz
                 _push(robot, image)
             before_ns = time.monotonic_ns()
-            action = robot.latest().action
+            directive = robot.latest()
+            action = directive.action
             asked += 1
             overdue += action is not None and before_ns >= action.valid_until_ns
+            if directive.needs_reset:
+                _reset(robot)
             if robot.opened.session not in sessions:
                 sessions.append(robot.opened.session)
         watch.send(Summary(tuple(sessions), robot.statistics().reconnects, asked, overdue))
 
 
-def _push(robot: object, image: bytes) -> None:
+def _reset(robot: RobotClient) -> None:
+    with contextlib.suppress(EdgeflowError):  # the service does not take the session back
+        robot.reset()
+
+
+def _push(robot: RobotClient, image: bytes) -> None:
     try:
-        robot.push(image)  # type: ignore[attr-defined]
+        robot.push(image)
     except EdgeflowError:
         time.sleep(0.01)  # the service does not take the session back

@@ -23,7 +23,7 @@ from edgeflow.model_paths import is_hub_id, resolve_model
 from edgeflow.service.chat.summary import chat_summary
 from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.family import Family
-from edgeflow.service.children.launch import LaunchChild, Role, launches
+from edgeflow.service.children.launch import ChildLauncher, LaunchChild, Role
 from edgeflow.service.grpc.server import ControlService, GrpcServer
 from edgeflow.service.host.doors import Doors
 from edgeflow.service.host.listen import address_text
@@ -91,6 +91,7 @@ class Service:
         self._guard = Guard(self._tokens.entries, self.metrics, log)
         self._tls = Tls(config.tls, log) if config.tls.cert else None
         self._launch_child = launch_child
+        self._launchers: list[ChildLauncher] = []
         self._doors: Doors | None = None
         self._family: Family | None = None
         self._listener: HealthListener | None = None
@@ -265,7 +266,11 @@ class Service:
         )
 
     def _launching(self, role: Role) -> LaunchChild:
-        return self._launch_child(role) if self._launch_child is not None else launches(self._config, role)
+        if self._launch_child is not None:
+            return self._launch_child(role)
+        launcher = ChildLauncher(self._config, role, self._log)
+        self._launchers.append(launcher)
+        return launcher.launch
 
     def _models(self) -> list[dict[str, Any]]:
         """The policy's entry in /v1/models."""
@@ -287,6 +292,8 @@ class Service:
         await asyncio.gather(*ending)
         if self._workers is not None:
             await self._workers.close()
+        for launcher in self._launchers:
+            launcher.close()
         if self._listener is not None:
             self._listener.stop()
         if self._doors is not None:

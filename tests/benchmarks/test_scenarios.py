@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 
-from benchmarks.chaos.fake_server import Proxy
+from benchmarks.chaos.fake_server import Manners, Proxy, fake_server
 from benchmarks.chaos.proc import alive, children, held, memory, started_at, wait_for
+from benchmarks.chaos.robots import RobotProcess
 from benchmarks.chaos.service import ROOT
+from benchmarks.chaos.stalled_robots import Plan, stalled_robots
+from benchmarks.chaos.stalls import LONGEST_S, SHORTEST_S, durations
 
 
 def test_a_server_that_stops_and_a_network_that_stalls(tmp_path):
@@ -29,6 +35,28 @@ def test_a_server_that_stops_and_a_network_that_stalls(tmp_path):
     assert figures["actions given out past their validity"]["value"] == 0
     assert done.returncode == (not all(row["met"] for row in report["figures"]))
     assert {"date", "cpu", "cores", "load_average", "python", "torch", "commit"} <= set(report)
+
+
+def test_the_oldest_frame_that_a_robot_acts_on():
+    """The robots and servers of the stalls scenario, one stall each; the control has no age limit."""
+    seen = {}
+    with ExitStack() as stack:
+        server = stack.enter_context(RobotProcess(fake_server, 250, Manners(350, 100, first_late_s=0.3, late_s=0.3)))
+        port = server.hear()
+        for name, limit_s in (("default", None), ("control", math.inf)):
+            plan = Plan(stalls_s=[[0.5]], seed=0, limit_ms=350, max_action_age_s=limit_s)
+            seen[name] = stack.enter_context(RobotProcess(stalled_robots, port, plan))
+        heard = {name: [robot.hear(), *robot.hear()] for name, robot in seen.items()}
+    (stalled, robot), (_, control) = heard["default"], heard["control"]
+    assert (stalled, robot.stalls_s, robot.beyond) == ("stalled", [0.5], 0)
+    assert robot.acted > 0
+    assert control.late_ms > 50 and control.beyond > 0
+
+
+def test_stalls_have_every_length():
+    lengths = sorted(durations(8, random.Random(1)))
+    edges = [SHORTEST_S * (LONGEST_S / SHORTEST_S) ** (index / 8) for index in range(9)]
+    assert all(low <= length <= high for low, length, high in zip(edges, lengths, edges[1:], strict=False))
 
 
 def test_an_unknown_scenario_is_refused():

@@ -16,6 +16,7 @@ from edgeflow.scheduler.depth import depths_of
 from edgeflow.scheduler.forecast import Forecast, Robot, forecast
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
+from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, PassTimes
 from tests.engine.simulated_device import LAUNCH_NS, MS, TRUTH, AsynchronousEngine, ClosedLoop, Delivered
@@ -103,7 +104,7 @@ def test_drift_of_the_device_is_seen_and_corrected(policy, times):
 
 
 def admission(times: PassTimes, mode: Mode = Mode.AUTO) -> Admission:
-    made = Admission(ServiceConfig.model_validate({"mode": mode.value}))
+    made = Admission(ServiceConfig.model_validate({"mode": mode.value}), Decoders(1, 0))
     ready = WorkerReady(
         model="demo",
         model_fingerprint="f",

@@ -16,7 +16,7 @@ import grpc
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.server import SERVICE
 from tests.service.harness import frame_message, open_message
-from tests.service.processes import children
+from tests.service.processes import workers
 
 ROOT = Path(__file__).parents[2]
 HANG_S = 60  # what takes so long on any machine will never happen
@@ -51,8 +51,8 @@ class Front:
 
     def worker(self) -> int:
         """Its worker's process id."""
-        wait_for(lambda: bool(children(self.process.pid)))
-        return children(self.process.pid)[0]
+        wait_for(lambda: bool(workers(self.process.pid)))
+        return workers(self.process.pid)[0]
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)

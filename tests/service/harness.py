@@ -184,11 +184,15 @@ class Served:
 
 
 def config(**overrides) -> ServiceConfig:
-    """A configuration on free ports, without chat unless one of its keys is given."""
+    """A configuration on free ports, without chat unless one of its keys is given.
+
+    Actions may have any age, since machines that run tests are slow; tests of ages set a limit.
+    """
     dotted = {key.replace("__", "."): value for key, value in overrides.items()}
     if not any(key.startswith("chat.") for key in dotted):
         dotted["chat.enabled"] = False
-    return load_config(None, {"grpc.port": 0, "http.port": 0, "health.port": 0, "decode_threads": 1, **dotted})
+    free = {"grpc.port": 0, "http.port": 0, "health.port": 0}
+    return load_config(None, {**free, "decode_threads": 1, "max_action_age_ms": 60_000, **dotted})
 
 
 @contextlib.asynccontextmanager

@@ -53,6 +53,19 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def workers(pid: int) -> list[int]:
+    """The worker processes that a process started."""
+    return [child for child in children(pid) if ENTRY in command(child)]
+
+
+def command(pid: int) -> str:
+    """The command line of a process; "" once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 class Newborn:
     """Children that this process has since; others (compilers, servers of other tests) are left out."""
 

@@ -9,7 +9,8 @@ import pytest
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow.ipc.messages import Pong, WorkerReady
-from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission, SessionPlan
+from edgeflow.service.sessions.admission import Admission, SessionPlan
+from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, PassTimes
 
@@ -41,16 +42,25 @@ def ready(percent: int = 100) -> WorkerReady:
 
 
 def make(**changes: object) -> Admission:
-    admission = Admission(ServiceConfig.model_validate({"mode": "serial", **changes}))
+    config = ServiceConfig.model_validate({"mode": "serial", **changes})
+    admission = Admission(config, Decoders(1, config.admission_headroom_percent))
     admission.worker_ready(ready())
     return admission
 
 
-def request(period_ms: int, mode: Mode | None = None, age_ms: int = 0, depth: int = 0) -> OpenRequest:
-    camera = CameraSpec("front", 64, 64, ImageFormat.JPEG)
+CAMERA = CameraSpec("front", 64, 64, ImageFormat.JPEG)
+
+
+def request(
+    period_ms: int,
+    mode: Mode | None = None,
+    age_ms: int = 0,
+    depth: int = 0,
+    cameras: tuple[CameraSpec, ...] = (CAMERA,),
+) -> OpenRequest:
     age_ns = age_ms * MS or None
     return OpenRequest(
-        cameras=(camera,),
+        cameras=cameras,
         proprio_names=(),
         instruction="go",
         control_period_ns=period_ms * MS,
@@ -152,7 +162,7 @@ def test_auto_takes_the_highest_rate_that_keeps_the_age(age_ms: int, depth: int)
     plan = make().plan(request(10, Mode.AUTO, age_ms), ())
     assert (plan.mode, plan.depth) == (Mode.AUTO, depth)
     if age_ms:
-        assert plan.forecast.worst_age_ns + OVERHEAD_NS <= age_ms * MS
+        assert plan.worst_age_ns <= age_ms * MS
 
 
 def test_auto_takes_the_youngest_actions_where_the_rate_is_the_cameras():

@@ -22,6 +22,7 @@ from edgeflow.service.host.process import no_core_dumps
 from edgeflow.service.host.realtime import lock_memory, settle
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow.service.sessions.session import Session
 from tests.service.harness import config, eventually, frame_message, serving
@@ -85,9 +86,11 @@ async def test_frames_leave_no_memory_behind(leaks: bool):
             pool=pool,
             clock=MonotonicClock(),
             limits=load_config(None, {}).limits,
+            decoders=Decoders(1, 0),
             metrics=Metrics(),
             log=log,
             want_ring=lambda _: None,
+            alone=lambda _: True,
         )
         port.answer = session.result
         kept: list[bytearray] | None = [] if leaks else None

@@ -116,6 +116,8 @@ class Listener:
         self.lost: list[str] = []
         self.ready = 0
 
+    def worker_launched(self, handover: object) -> None: ...
+
     def worker_progress(self, message: WarmupProgress) -> None: ...
 
     def worker_ready(self, ready: WorkerReady) -> None:
@@ -222,6 +224,7 @@ def started(tmp_path: Path, monkeypatch, start: str = ""):
     """A worker process whose other end is ours."""
     monkeypatch.setenv("EDGEFLOW_TEST_START", start)
     launched = launch_worker(config(model=str(tmp_path)), ENTRY)
+    launched.handover.close()
     channel = BlockingChannel(launched.sock)
     assert isinstance(channel.receive(), WarmupProgress)
     return launched.process, channel

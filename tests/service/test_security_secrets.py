@@ -154,9 +154,10 @@ async def test_a_bug_tells_nothing_of_what_it_was_about(
     monkeypatch.setattr(http_server, "act_once", bug)
     heard = Heard()
     body = {"image": base64.b64encode(JPEG).decode(), "instruction": INSTRUCTION}
+    single = pb.ActRequest(open=open_message(), frame=frame_message(1))
     async with serving(checkpoint, incidents=2) as served:
         stub = served.channel.unary_unary("/edgeflow.v1.Control/Act", request_serializer=bytes)
-        assert await refused_call(heard, stub, b"") == "INTERNAL"
+        assert await refused_call(heard, stub, single.SerializeToString()) == "INTERNAL"
         async with httpx.AsyncClient(base_url=served.http) as http:
             answer = await http.post("/v1/act", json=body)
         assert (answer.status_code, "incident" in answer.text) == (500, True)

@@ -8,7 +8,7 @@ import pytest
 
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.reasons import Reason
-from edgeflow.service.sessions.events import NoticeEvent, StatusEvent
+from edgeflow.service.sessions.events import ActionEvent, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import BURST, CHANGE_PERIOD_NS, CHANGES, SECOND_NS, Session
 from edgeflow.types import Disposition
@@ -27,7 +27,7 @@ def submit(session: Session, seq: int, instruction: str | None = None) -> Submit
     return frame
 
 
-def answer(session: Session, frame: SubmitFrame) -> None:
+def answer(session: Session, frame: SubmitFrame, took_ns: int = 1) -> None:
     session.result(
         FrameResult(
             session=1,
@@ -37,7 +37,7 @@ def answer(session: Session, frame: SubmitFrame) -> None:
             token_ids=[7, 8, 9],
             valid=True,
             queue_ns=1,
-            inference_ns=1,
+            inference_ns=took_ns,
             passes=3,
         )
     )
@@ -169,3 +169,41 @@ def test_a_robot_of_a_long_period_that_sent_a_frame_keeps_its_place_for_five_per
     session.take(1)
     session.tick(29 * SECOND_NS)
     assert session.active and not session.parked
+
+
+def default_session() -> Session:
+    """Nothing but validity and forecast limit the age: 250 and 50 ms."""
+    session = Session(1, replace(REQUEST, max_action_age_ns=None), SCHEMA, RULES, 0)
+    session.age_limit.foretold_ns = 50 * MS
+    return session
+
+
+def acted(session: Session, seq: int, begin_ms: int, took_ms: int, late_ms: int = 0) -> bool:
+    """A frame that the robot sent at `begin_ms` and that was `late_ms` on its way; True if its action is sent."""
+    now_ns = (begin_ms + late_ms) * MS
+    session.admit(seq, begin_ms * MS, now_ns)
+    session.offer(CheckedFrame(seq=seq, stamp_ns=begin_ms * MS, images=(b"abc",)), now_ns)
+    assert session.start_decoding(now_ns, alone=True) is not None
+    session.decoded(b"abc", 1)
+    frame = session.start_sending(now_ns)
+    assert frame is not None
+    answer(session, frame, took_ms * MS)
+    events = session.take(now_ns + took_ms * MS)
+    return any(isinstance(event, ActionEvent) and event.seq == seq for event in events)
+
+
+def test_an_action_s_age_counts_from_the_stamp_where_the_transport_was_slower_than_usual():
+    session = default_session()
+    assert acted(session, 1, 0, 40)
+    assert acted(session, 2, 100, 40, late_ms=200)
+    assert not acted(session, 3, 500, 40, late_ms=300)
+    assert acted(session, 4, 1000, 40)
+
+
+def test_the_limit_follows_frames_that_take_longer_than_foretold_but_no_single_stall():
+    session = default_session()
+    assert acted(session, 1, 0, 40)
+    verdicts = [acted(session, seq, 1000 * seq, 1500 if seq == 9 else 40) for seq in range(2, 20)]
+    assert verdicts == [seq != 9 for seq in range(2, 20)] and session.age_limit.ns == 300 * MS
+    verdicts = [acted(session, seq, 1000 * seq, 600) for seq in range(20, 30)]
+    assert verdicts == [False] * 4 + [True] * 6 and 850 * MS <= session.age_limit.ns <= 851 * MS

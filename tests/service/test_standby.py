@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -15,12 +16,14 @@ import pytest
 
 from edgeflow.clock import MonotonicClock
 from edgeflow.ipc.messages import Message, Ping, Pong, WarmupProgress, WorkerReady
+from edgeflow.service.host.spawn import SpawnedProcess
 from edgeflow.service.observe.log import EventLog
+from edgeflow.service.worker import process, standby
 from edgeflow.service.worker.link import WorkerLink
 from edgeflow.service.worker.process import Launched, WorkerProcess
 from edgeflow.service.worker.standby import Workers
 from edgeflow.types import PassTimes
-from tests.service.harness import config, eventually
+from tests.service.harness import config, eventually, serving
 from tests.service.processes import ENTRY, Newborn, runs
 
 TIMES = PassTimes(stages=7, prefill_ns=1, two_prefills_ns=2, packed_ns=3, decode_ns=4, decodes_ns=5)
@@ -42,8 +45,11 @@ class Reserve:
         return self._told()[-1]
 
     def _told(self) -> list[int]:
+        return [line["pid"] for line in self.told("worker_standby")]
+
+    def told(self, event: str) -> list[dict]:
         lines = [json.loads(line) for line in self._log.getvalue().splitlines()]
-        return [line["pid"] for line in lines if line["event"] == "worker_standby"]
+        return [line for line in lines if line["event"] == event]
 
 
 @asynccontextmanager
@@ -71,6 +77,7 @@ async def serves(launched: Launched) -> list[type]:
     launched.process.kill()
     await launched.process.wait(60)
     link.close()
+    launched.handover.close()
     await asyncio.sleep(0)
     return [type(message) for message in heard]
 
@@ -102,6 +109,52 @@ async def test_its_death_is_noticed_and_another_can_be_had():
         os.kill(pid, signal.SIGKILL)
         await eventually(lambda: not runs(pid) and pid not in made.processes())
         assert await made.prepared() != pid
+
+
+async def test_one_that_dies_is_logged_and_replaced(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(standby, "BACKOFF_S", 0.01)
+    async with reserve() as made:
+        pid = await made.prepared()
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: len(made.told("worker_standby")) == 2)
+        assert [line["pid"] for line in made.told("standby_lost")] == [pid]
+
+
+async def test_one_that_cannot_be_started_is_a_warning_and_tried_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(standby, "RETRY_S", 0.01)
+    failures = iter([OSError(errno.EAGAIN, "no processes"), OSError(errno.ENOMEM, "no memory")])
+
+    def spawn(*given: object) -> SpawnedProcess:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return process.spawn_process(*given)
+
+    monkeypatch.setattr(process, "spawn_process", process.spawn, raising=False)
+    monkeypatch.setattr(process, "spawn", spawn)
+    async with reserve() as made:
+        await made.prepared()
+        assert [line["text"] for line in made.told("standby_failed")] == [
+            "a worker in reserve cannot be started: no processes"
+        ]
+
+
+async def test_one_that_does_not_begin_is_killed_and_a_worker_starts_cold(checkpoint):
+    async with (
+        reserve(model=str(checkpoint)) as made,
+        serving(checkpoint, made.workers, timing__worker_progress_ms=1_500) as served,
+    ):
+        (first,) = made.processes()
+        pid = await made.prepared()
+        robot = served.robot()
+        await robot.open()
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(first, signal.SIGKILL)
+        await robot.notice("worker_ready")
+        await robot.frame(1)
+        await robot.action(1)
+        (failed,) = served.events("worker_failed")
+        assert failed["text"] == "the worker in reserve did not begin within 1.5 s"
+        assert not runs(pid)
 
 
 async def test_one_that_still_loads_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):

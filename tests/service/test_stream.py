@@ -11,8 +11,12 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import UNPARSABLE
 from edgeflow.service.sessions.outbox import MOST_NOTES
 from edgeflow.service.sessions.session import BURST
+from edgeflow.service.worker import supervisor
 from tests.service.harness import JPEG, eventually, open_message, serving
 from tests.service.scripted import Script
+
+MS = 1_000_000
+PASSES = tuple(value * MS for value in (10, 18, 12, 4, 5))  # K = 3: serial 18 ms
 
 
 async def test_a_frame_is_answered_by_its_action(checkpoint):
@@ -118,6 +122,65 @@ async def test_an_action_older_than_permitted_becomes_hold(checkpoint):
         status = await robot.status(1)
         assert (status.code, status.reason) == ("DEADLINE_EXCEEDED", "ACTION_TOO_OLD")
         await robot.hold("ACTION_TOO_OLD")
+
+
+@pytest.mark.parametrize(("seq", "reset"), [(1, False), (2, False), (2, True)])
+async def test_without_a_limit_of_its_own_no_action_is_older_than_its_validity_and_the_age_foretold(
+    checkpoint, seq: int, reset: bool
+):
+    """The first action, any other, and the first after a reset."""
+    script = Script(pass_ns=PASSES)
+    async with serving(checkpoint, script, max_action_age_ms=0, timing__action_ttl_ms=100) as served:
+        robot = served.robot()
+        await robot.open(mode=pb.MODE_SERIAL)
+        if seq == 2:
+            await robot.frame(1)
+            await robot.status(1)
+        if reset:
+            await robot.send(pb.ClientMessage(reset=pb.Reset()))
+            await robot.notice("epoch")
+        script.hold = True
+        await robot.frame(seq)
+        await eventually(lambda: bool(script.worker.held))
+        received_ns = time.monotonic_ns()
+        await eventually(lambda: time.monotonic_ns() - received_ns > 150 * MS)
+        script.worker.release()
+        assert (await robot.status(seq)).reason == "ACTION_TOO_OLD"
+        await robot.hold("ACTION_TOO_OLD")
+
+
+async def test_each_action_carries_its_limit_which_follows_the_forecast(checkpoint, monkeypatch):
+    monkeypatch.setattr(supervisor, "PING_S", 0.02)
+    script = Script(pass_ns=PASSES)
+    async with serving(checkpoint, script, max_action_age_ms=0, timing__action_ttl_ms=500) as served:
+        robot = served.robot()
+        await robot.open(mode=pb.MODE_SERIAL)
+
+        async def limit_ms(seq: int) -> int:
+            await robot.frame(seq)
+            return (await robot.action(seq)).max_age_ms
+
+        alone_ms = await limit_ms(1)
+        assert 500 + 18 + 3 <= alone_ms <= 500 + 18 + 3 + 2, "three passes, the front and decoding"
+        other = served.robot()
+        await other.open(mode=pb.MODE_SERIAL)
+        beside_ms = await limit_ms(2)
+        assert beside_ms > alone_ms
+        other.call.cancel()
+        session = next(iter(served.service.plane._runners.values())).session
+        await eventually(lambda: session.age_limit.ns < (alone_ms + beside_ms) // 2 * MS)
+        assert abs(await limit_ms(3) - alone_ms) <= 2
+        script.ran = (40 * MS, 1, 2)
+        await eventually(lambda: session.age_limit.ns > 530 * MS)
+
+
+async def test_a_session_s_own_limit_or_the_service_s_replaces_the_default(checkpoint):
+    async with serving(checkpoint, max_action_age_ms=700) as served:
+        for asked, told in ((0, 700), (4000, 4000)):
+            robot = served.robot()
+            await robot.open(max_action_age_ms=asked)
+            await robot.frame(1)
+            assert (await robot.action(1)).max_age_ms == told
 
 
 async def test_silence_becomes_hold_and_a_frame_resumes(checkpoint):

@@ -43,7 +43,7 @@ async def test_a_killed_worker_is_replaced_and_the_same_stream_acts_again(checkp
                 depth=3,
                 unnorm_key="",
                 instruction="",
-                deadline_ns=50_000_000,
+                deadline_ns=60_000_000_000,
                 period_ns=50_000_000,
             )
         ]

@@ -143,6 +143,11 @@ class ChatDesk:
                 await asyncio.wait_for(self._idle.wait(), timeout_ms / 1000)
         self._fail(Unavailable("the service is stopping", reason=Reason.DRAINING))
 
+    @property
+    def draining(self) -> bool:
+        """True once new work is refused."""
+        return self._draining
+
     # Calls for clients.
 
     def check(self) -> ChatReady:

@@ -15,7 +15,7 @@ from edgeflow.service.chat.body import Kind, parse
 from edgeflow.service.http.edge import BodyTooLarge
 from edgeflow.service.observe.chat_metrics import ChatMetrics
 
-SMALL_BYTES = 64 << 10  # bodies up to this size are read without a turn
+SMALL_BYTES = 64 << 10  # from here on a body needs a turn; the server may have read a few times as much ahead
 
 
 class BodyLate(RequestError):
@@ -35,6 +35,11 @@ class Intake:
         self._metrics = metrics
         self._large = asyncio.Lock()
         self._parsing = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """True while a large body is being read, or made into a prompt."""
+        return self._large.locked()
 
     @contextlib.asynccontextmanager
     async def body(self, kind: type[Kind], request: Request) -> AsyncIterator[Kind]:

@@ -111,7 +111,7 @@ def _done(request: int, action: ActionEvent, schema: ActionSchema) -> ActDone:
         values=list(action.values),
         token_ids=list(action.token_ids),
         valid_for_ms=action.valid_for_ms,
-        max_age_ms=getattr(action, "max_age_ms", 0),
+        max_age_ms=action.max_age_ms,
         age_ns=action.age_ns,
         server_ns=action.server_ns,
         timings=action.timings,

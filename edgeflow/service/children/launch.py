@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edgeflow.config import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
+from edgeflow.ipc.sealed import seal
+from edgeflow.service.host.held import Held
+from edgeflow.service.host.spawn import spawn
+from edgeflow.service.observe.log import EventLog
 
 ENTRY = "edgeflow.service.children.start"
 
@@ -53,53 +52,49 @@ class Role:
 LaunchChild: TypeAlias = Callable[[], LaunchedChild]
 
 
-class _Spawned:
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
-        self._popen = popen
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Both ends of a child's socket, made before the child is started."""
 
-    @property
-    def pid(self) -> int | None:
-        return self._popen.pid
+    ours: socket.socket
+    theirs: socket.socket
 
-    def kill(self) -> None:
-        if self._popen.poll() is None:
-            self._popen.kill()
+    @classmethod
+    def make(cls) -> _Pair:
+        return cls(*packet_pair())
 
-    async def wait(self, timeout_s: float) -> str | None:
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+
+class ChildLauncher:
+    """Launches the processes of a role; what a start needs is held in advance. Use it on the loop."""
+
+    def __init__(self, config: ServiceConfig, role: Role, log: EventLog) -> None:
+        self._role = role
+        self._settings = seal(config.model_dump_json().encode())
+        self._next = Held(f"{role.name} process", _Pair.make, log)
+
+    def launch(self) -> LaunchedChild:
+        """Start a process, which inherits its listening socket and the configuration; OSError if that is impossible."""
+        role, pair = self._role, self._next.take()
+        inherited = (pair.theirs.fileno(), role.listener.fileno(), self._settings)
+        arguments = ["--role", role.name, "--parent", str(os.getpid()), "--fd", str(pair.theirs.fileno())]
+        arguments += ["--listener", str(role.listener.fileno()), "--config", f"/dev/fd/{self._settings}"]
+        arguments += ["--chat-path", role.chat_path, "--memory-mb", str(role.memory_mb)]
         try:
-            code = await asyncio.to_thread(self._popen.wait, timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            process = spawn(ENTRY, inherited, arguments)
+        except OSError:
+            self._next.put_back(pair)
+            raise
+        pair.theirs.close()
+        self._next.fill()
+        return LaunchedChild(pair.ours, process)
 
-
-def launches(config: ServiceConfig, role: Role) -> LaunchChild:
-    """The way to launch a child of this role as a process."""
-    return lambda: _launch(config, role)
-
-
-def _launch(config: ServiceConfig, role: Role) -> LaunchedChild:
-    """Launch a child process, which inherits its listening socket and the configuration."""
-    ours, theirs = packet_pair()
-    with theirs, tempfile.TemporaryFile() as file:
-        file.write(config.model_dump_json().encode())
-        file.flush()
-        file.seek(0)
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {ENTRY} import run; run()"
-        command = [sys.executable, "-c", code, "--role", role.name, "--parent", str(os.getpid())]
-        command += [
-            "--fd",
-            str(theirs.fileno()),
-            "--listener",
-            str(role.listener.fileno()),
-            "--chat-path",
-            role.chat_path,
-        ]
-        command += ["--config", f"/dev/fd/{file.fileno()}", "--memory-mb", str(role.memory_mb)]
-        popen = subprocess.Popen(
-            command,
-            pass_fds=(theirs.fileno(), role.listener.fileno(), file.fileno()),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    return LaunchedChild(ours, _Spawned(popen))
+    def close(self) -> None:
+        """Give up what is held; idempotent."""
+        self._next.close()
+        if self._settings >= 0:
+            os.close(self._settings)
+            self._settings = -1

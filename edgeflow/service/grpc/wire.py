@@ -50,7 +50,7 @@ def opened_message(
             valid_for_ms=valid_for_ms,
             depth=plan.depth,
             predicted_fps=plan.forecast.fps,
-            predicted_age_ms=plan.forecast.age_ns / 1e6,
+            predicted_age_ms=(plan.forecast.age_ns + plan.decode_ns) / 1e6,
         )
     )
 
@@ -71,6 +71,7 @@ def action_message(event: ActionEvent) -> pb.Action:
         command=_COMMANDS[event.command],
         reason=event.reason,
         valid_for_ms=event.valid_for_ms,
+        max_age_ms=event.max_age_ms,
         values=event.values,
         token_ids=event.token_ids,
         timings=pb.Timings(

@@ -60,13 +60,17 @@ class TimingsAnswer(_Answer):
 
 
 class ActAnswer(_Answer):
-    """One action. reason: why the robot must hold, if so. valid_for_ms: how long the action may be executed."""
+    """One action. reason: why the robot must hold, if so. valid_for_ms: how long the action may be executed.
+
+    max_age_ms: the action's own limit, from the moment of its frame.
+    """
 
     action: list[float]
     command: str = Field(pattern="^(act|hold|stop)$")
     reason: str
     token_ids: list[int]
     valid_for_ms: int
+    max_age_ms: int
     action_schema: SchemaAnswer = Field(alias="schema")
     timings_ms: TimingsAnswer
 

@@ -25,7 +25,7 @@ async def act_once(
 
     received_ns: when the frame reached this machine, on the monotonic clock; None = now.
     """
-    runner = await plane.open(replace(opened, mode=opened.mode or Mode.SERIAL), caller)
+    runner = await plane.open(replace(opened, mode=opened.mode or Mode.SERIAL), caller, single=True)
     timeout_ms = plane.config.timing.act_timeout_ms
     try:
         runner.receive_checked(frame, received_ns)

@@ -7,7 +7,7 @@ alone is always admitted and gets what the device can do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -20,28 +20,45 @@ from edgeflow.scheduler.depth import depth_of, depths_of
 from edgeflow.scheduler.forecast import Forecast, Robot, by_depth, forecast
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
+from edgeflow.service.sessions.decoding import Decoders, per_second
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import Mode, PassTimes
+from edgeflow.types import CameraSpec, Mode, PassTimes
 
 SAME_RATE = 0.98  # this fraction of a promised rate counts as kept
 OVERHEAD_NS = 3_000_000  # what the front may add to the age of an action (benchmarks/service_overhead.py)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPlan:
-    """How a session is served. mode: as requested. forecast: beside the sessions open when it was planned."""
+    """How a session is served. mode: as requested. forecast: beside the sessions open when it was planned.
+
+    camera: the one that the policy uses. decode_ns: what one of its frames is expected to take.
+    """
 
     mode: Mode
     depth: int
     forecast: Forecast
     robot: Robot
+    camera: CameraSpec
+    decode_ns: int
+
+    @property
+    def worst_age_ns(self) -> int:
+        """The greatest age foretold for its actions when they are sent."""
+        return self.forecast.worst_age_ns + self.decode_ns + OVERHEAD_NS
+
+    @property
+    def decode_load_ns(self) -> int:
+        """The decoders' time that it takes per second."""
+        return per_second(self.decode_ns, self.robot.period_ns)
 
 
 class Admission:
     """The pass times and plans of the open sessions. `plan` is pure and may run in a thread."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, decoders: Decoders) -> None:
         self._config = config
+        self._decoders = decoders
         self._cost: CostModel | None = None
         self._limits = SchedulerLimits(1, 1, 1, 0)
         self._prefill_rows = 1
@@ -88,7 +105,10 @@ class Admission:
             rows=self._prefill_rows,
             deadline_ns=request.max_action_age_ns or request.control_period_ns,
         )
-        plans = [self._planned(mode, replace(robot, depth=depth), others) for depth in self._depths(mode, request)]
+        camera = request.cameras[0]
+        self._check_decoding(camera, robot, others)
+        robots = [replace(robot, depth=depth) for depth in self._depths(mode, request)]
+        plans = [self._planned(mode, each, camera, others) for each in robots]
         if mode is Mode.AUTO:
             plans = _by_age(plans, request.max_action_age_ns)
         fitting = [plan for plan in plans if self._fits(plan, others)]
@@ -106,10 +126,25 @@ class Admission:
     def enter(self, number: int, plan: SessionPlan) -> None:
         """Count the session as open."""
         self._plans[number] = plan
+        self._decoders.enter(number, plan.camera, plan.robot.period_ns, plan.decode_ns)
 
-    def leave(self, number: int) -> None:
-        """Count the session as closed; unknown numbers are ignored."""
-        self._plans.pop(number, None)
+    def leave(self, number: int) -> bool:
+        """Count the session as closed; False if it was not open."""
+        self._decoders.leave(number)
+        return self._plans.pop(number, None) is not None
+
+    def foretold_ages(self, plans: Mapping[int, SessionPlan]) -> dict[int, int]:
+        """The greatest age foretold for the actions of each of these sessions, side by side."""
+        seen = self._forecast(self._times, self._limits, tuple(plan.robot for plan in plans.values()))
+        return {
+            number: each.worst_age_ns + self._decoders.frame_ns(plan.camera, number) + OVERHEAD_NS
+            for (number, plan), each in zip(plans.items(), seen, strict=True)
+        }
+
+    @property
+    def plans(self) -> dict[int, SessionPlan]:
+        """The plans of the open sessions by number."""
+        return dict(self._plans)
 
     def others(self, number: int | None = None) -> tuple[SessionPlan, ...]:
         """The plans of the open sessions, except one."""
@@ -130,9 +165,28 @@ class Admission:
             raise InvalidArgument(f"is {depth}; this model takes 1 to {stages}", field="open.depth")
         return [depth_of(mode, stages, depth)]
 
-    def _planned(self, mode: Mode, robot: Robot, others: tuple[SessionPlan, ...]) -> SessionPlan:
+    def _planned(self, mode: Mode, robot: Robot, camera: CameraSpec, others: tuple[SessionPlan, ...]) -> SessionPlan:
         robots = (*(plan.robot for plan in others), robot)
-        return SessionPlan(mode, robot.depth, self._forecast(self._times, self._limits, robots)[-1], robot)
+        return SessionPlan(
+            mode=mode,
+            depth=robot.depth,
+            forecast=self._forecast(self._times, self._limits, robots)[-1],
+            robot=robot,
+            camera=camera,
+            decode_ns=self._decoders.frame_ns(camera),
+        )
+
+    def _check_decoding(self, camera: CameraSpec, robot: Robot, others: tuple[SessionPlan, ...]) -> None:
+        load_ns = per_second(self._decoders.frame_ns(camera), robot.period_ns)
+        if others and not self._decoders.suffice((load_ns, *(plan.decode_load_ns for plan in others))):
+            raise ResourceExhausted(
+                f"decoding {camera.width}x{camera.height} pixels every {robot.period_ns // 1_000_000} ms exceeds what "
+                f"the decoder threads have left with {self._config.admission_headroom_percent} % kept free: send "
+                "smaller images or fewer, or try again once a session has ended",
+                field="open.cameras[0]",
+                reason=Reason.DEVICE_FULL,
+                retry_after_ms=RETRY_AFTER_MS,
+            )
 
     def _fits(self, plan: SessionPlan, others: tuple[SessionPlan, ...]) -> bool:
         if not others:
@@ -152,10 +206,9 @@ def _slowed_percent(headroom_percent: int) -> int:
 
 def _by_age(plans: list[SessionPlan], limit_ns: int | None) -> list[SessionPlan]:
     """The plans within the age limit: highest rate first, among equal rates the youngest actions first."""
-    allowed = [plan for plan in plans if limit_ns is None or plan.forecast.worst_age_ns + OVERHEAD_NS <= limit_ns]
+    allowed = [plan for plan in plans if limit_ns is None or plan.worst_age_ns <= limit_ns]
     if not allowed:
-        best = min(plans, key=lambda plan: plan.forecast.worst_age_ns)
-        best_ms = -(-(best.forecast.worst_age_ns + OVERHEAD_NS) // 1_000_000)
+        best_ms = -(-min(plan.worst_age_ns for plan in plans) // 1_000_000)
         raise FailedPrecondition(
             f"an action age of {(limit_ns or 0) // 1_000_000} ms cannot be kept; the lowest possible is {best_ms} ms",
             field="open.max_action_age_ms",

@@ -46,7 +46,7 @@ class ActionEvent:
     """A command for the robot; HOLD and STOP have seq 0 and no values.
 
     server_ns: from receiving the frame to handing out the action. age_ns: the same plus the frame's transport delay in
-    excess of the session's quickest frame.
+    excess of the session's quickest frame. max_age_ms: the action must not be executed once its frame is older.
     """
 
     epoch: int
@@ -60,6 +60,7 @@ class ActionEvent:
     timings: StageTimings = dataclasses.field(default_factory=StageTimings)
     server_ns: int = 0
     age_ns: int = 0
+    max_age_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-"""The check every action must pass before a robot may execute it."""
+"""The checks every action must pass before a robot may execute it: its values and its age."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from statistics import median_low
 
 from edgeflow.types import ActionSchema
 
@@ -19,3 +21,40 @@ def within_limits(values: Sequence[float], schema: ActionSchema) -> bool:
         if not (math.isfinite(value) and low - slack <= value <= high + slack):
             return False
     return True
+
+
+class FrameTimes:
+    """How long the last frames took in the worker. One stall cannot move it: it is the median of `most` frames.
+
+    most: more than twice the frames that a stall can catch in flight.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._last_ns = deque([0] * most, maxlen=most)
+        self.typical_ns = 0
+
+    def observe(self, took_ns: int) -> None:
+        """Take a frame's time."""
+        self._last_ns.append(took_ns)
+        self.typical_ns = median_low(self._last_ns)
+
+
+class AgeLimit:
+    """How old a frame may be when its action is executed.
+
+    explicit_ns: from the session or the configuration; None = the validity of an action and the age foretold for the
+    session, or the time that its frames take where that is longer.
+    """
+
+    def __init__(self, explicit_ns: int | None, validity_ns: int, times: FrameTimes) -> None:
+        self.times = times
+        self.foretold_ns = 0
+        self._explicit_ns = explicit_ns
+        self._validity_ns = validity_ns
+
+    @property
+    def ns(self) -> int:
+        """The limit as it is now."""
+        if self._explicit_ns is not None:
+            return self._explicit_ns
+        return self._validity_ns + max(self.foretold_ns, self.times.typical_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -29,7 +30,9 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import Admission, SessionPlan
+from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.events import End
+from edgeflow.service.sessions.gate import FrameTimes
 from edgeflow.service.sessions.places import Places
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
@@ -37,6 +40,7 @@ from edgeflow.service.sessions.session import Session, SessionRules
 from edgeflow.types import Command, Mode, PassTimes
 
 TICK_S = 0.02
+MOST_SINGLES = 64  # single actions at once
 
 
 class ControlPlane:
@@ -67,23 +71,32 @@ class ControlPlane:
         self._returning: dict[int, asyncio.Task[None]] = {}
         self._opening: dict[int, asyncio.Future[SessionOpened]] = {}
         self._last_number = 0
-        self._admission = Admission(config)
+        processors = len(os.sched_getaffinity(0)) - 1  # one is the worker's
+        threads = min(config.decode_threads, max(processors, 1))
+        self._decoders = Decoders(threads, config.admission_headroom_percent)
+        self._admission = Admission(config, self._decoders)
+        self._single_times = FrameTimes(2 * MOST_SINGLES + 1)
+        self._ages: dict[int, int] = {}
+        self._ages_stale = False
+        self._foretelling: asyncio.Task[None] | None = None
         self._planning = asyncio.Lock()
         self._replanning: asyncio.Task[None] | None = None
         self._draining = False
         self._all_closed = asyncio.Event()
 
-    async def open(self, request: OpenRequest, caller: Caller) -> SessionRunner:
-        """Open a session; a typed RequestError if it is refused."""
+    async def open(self, request: OpenRequest, caller: Caller, *, single: bool = False) -> SessionRunner:
+        """Open a session; a typed RequestError if it is refused. single: for one frame."""
         number = self._admit(caller)
         limit_ms = self.config.max_action_age_ms
         if request.max_action_age_ns is None and limit_ms:
             request = replace(request, max_action_age_ns=limit_ms * 1_000_000)
         try:
             plan = await self._plan(number, request)
-            return await self._open(number, request, plan, caller)
+            runner = await self._open(number, request, plan, single)
+            self._register(runner, caller)
+            return runner
         except BaseException:
-            self._admission.leave(number)
+            self._leave(number)
             self._places.leave(number)
             raise
 
@@ -93,14 +106,34 @@ class ControlPlane:
             if self.worker is None:
                 raise _no_worker()
             try:
-                plan = await asyncio.to_thread(self._admission.plan, request, self._admission.others())
+                plan, ages = await asyncio.to_thread(self._planned, number, request)
             except RequestError as error:
                 self._metrics.admission_rejected.labels(error.reason).inc()
                 raise
             self._admission.enter(number, plan)
+            self._foretell(ages)
             return plan
 
-    async def _open(self, number: int, request: OpenRequest, plan: SessionPlan, caller: Caller) -> SessionRunner:
+    def _planned(self, number: int, request: OpenRequest) -> tuple[SessionPlan, dict[int, int]]:
+        """A plan for one more session, and the ages that it makes of everybody's actions."""
+        plans = self._admission.plans
+        plan = self._admission.plan(request, tuple(plans.values()))
+        return plan, self._admission.foretold_ages(plans | {number: plan})
+
+    def _foretell(self, ages: dict[int, int]) -> None:
+        self._ages = ages
+        for number, runner in self._runners.items():
+            if number in ages:
+                runner.session.age_limit.foretold_ns = ages[number]
+
+    async def _foretell_again(self) -> None:
+        """Forecast everybody's ages after a session left or pass times changed."""
+        async with self._planning:
+            plans = self._admission.plans
+            if plans and self.worker is not None:
+                self._foretell(await asyncio.to_thread(self._admission.foretold_ages, plans))
+
+    async def _open(self, number: int, request: OpenRequest, plan: SessionPlan, single: bool) -> SessionRunner:
         worker = self.worker
         opened = asyncio.get_running_loop().create_future()
         self._opening[number] = opened
@@ -114,21 +147,22 @@ class ControlPlane:
             raise
         finally:
             del self._opening[number]
-        session = Session(number, request, answer.schema, self._rules, self._clock.now_ns())
-        runner = SessionRunner(
+        times = self._single_times if single else None
+        session = Session(number, request, answer.schema, self._rules, self._clock.now_ns(), times=times)
+        session.age_limit.foretold_ns = self._ages.get(number, plan.worst_age_ns)
+        return SessionRunner(
             session,
             plan,
             port=self._port,
             pool=self._pool,
             clock=self._clock,
             limits=self.config.limits,
+            decoders=self._decoders,
             metrics=self._metrics,
             log=self._log,
             want_ring=self._want_ring,
             alone=self._alone,
         )
-        self._register(runner, caller)
-        return runner
 
     def close(self, runner: SessionRunner) -> None:
         """End a session whose stream is gone: frames in flight leave, the worker frees its slots. Idempotent."""
@@ -139,7 +173,7 @@ class ControlPlane:
         while runner.take_events():
             pass
         self._port.send(CloseSession(session.number))
-        self._admission.leave(session.number)
+        self._leave(session.number)
         self._places.leave(session.number)
         if not self._runners:
             self._all_closed.set()
@@ -157,6 +191,7 @@ class ControlPlane:
         self._metrics.worker_started(ready)
         self._admission.worker_ready(ready)
         self._metrics.predict(self._admission.modes())
+        self._ages_stale = bool(self._runners)
         for runner in self._runners.values():
             if runner.session.parked:
                 runner.session.worker_back()
@@ -213,6 +248,9 @@ class ControlPlane:
     def tick(self) -> None:
         """Check silence and age of every session; sessions parked in a silence give up their place."""
         now_ns = self._clock.now_ns()
+        if self._ages_stale and (self._foretelling is None or self._foretelling.done()):
+            self._ages_stale = False
+            self._foretelling = asyncio.create_task(self._foretell_again(), name="foretell")
         for number, runner in self._runners.items():
             runner.session.tick(now_ns)
             runner.pump()
@@ -256,6 +294,7 @@ class ControlPlane:
         for number, runner in list(self._runners.items()):
             if runner.plan.mode is Mode.AUTO and not runner.session.parked:
                 await self._replan_one(number, runner)
+        self._ages_stale = True
 
     async def _replan_one(self, number: int, runner: SessionRunner) -> None:
         async with self._planning:
@@ -296,8 +335,11 @@ class ControlPlane:
             del self._returning[number]
         runner.pump()
 
+    def _leave(self, number: int) -> None:
+        self._ages_stale = self._admission.leave(number) or self._ages_stale
+
     def _give_up(self, number: int) -> None:
-        self._admission.leave(number)
+        self._leave(number)
         if number in self._runners:
             self._places.give_up(number)
 

@@ -18,6 +18,7 @@ from edgeflow.service.grpc.codec import Unparsable, check_frame, check_text, dec
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.sessions.admission import SessionPlan
+from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.events import ActionEvent, End, Event
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.session import Session
@@ -47,6 +48,7 @@ class SessionRunner:
         pool: Executor,
         clock: Clock,
         limits: LimitsConfig,
+        decoders: Decoders,
         metrics: Metrics,
         log: EventLog,
         want_ring: Callable[[SessionRunner], None],
@@ -58,6 +60,7 @@ class SessionRunner:
         self._pool = pool
         self._clock = clock
         self._limits = limits
+        self._decoders = decoders
         self._metrics = metrics
         self._log = log
         self._want_ring = want_ring
@@ -198,10 +201,13 @@ class SessionRunner:
         camera = self.session.request.cameras[0]
         loop.run_in_executor(self._pool, _timed_decode, frame, camera).add_done_callback(self._decoded)
 
-    def _decoded(self, future: asyncio.Future[tuple[Payload | RequestError, int]]) -> None:
+    def _decoded(self, future: asyncio.Future[tuple[Payload | RequestError, int, int]]) -> None:
         if future.cancelled():
             return
-        payload, decode_ns = future.result()
+        payload, decode_ns, processor_ns = future.result()
+        number = self.session.number
+        self._decoders.observe(number, processor_ns)
+        self.session.decoding_took(processor_ns, self._decoders.allowance_ns(number), self._clock.now_ns())
         if isinstance(payload, RequestError):
             self.session.decode_failed(payload, self._clock.now_ns())
         else:
@@ -251,11 +257,13 @@ def open_session(
     )
 
 
-def _timed_decode(frame: CheckedFrame, camera: CameraSpec) -> tuple[Payload | RequestError, int]:
-    """Decode a frame, in a decoder thread. A refusal is returned, so that only bugs are raised."""
-    started_ns = time.perf_counter_ns()
+def _timed_decode(frame: CheckedFrame, camera: CameraSpec) -> tuple[Payload | RequestError, int, int]:
+    """Decode a frame, in a decoder thread, and measure time and processor time. A refusal is returned, so that only
+    bugs are raised.
+    """
+    started_ns, thread_ns = time.perf_counter_ns(), time.thread_time_ns()
     try:
         payload: Payload | RequestError = decode_frame(frame, camera)
     except RequestError as error:
         payload = error
-    return payload, time.perf_counter_ns() - started_ns
+    return payload, time.perf_counter_ns() - started_ns, time.thread_time_ns() - thread_ns

@@ -41,8 +41,9 @@ from edgeflow.ipc.messages import (
     SubmitFrame,
 )
 from edgeflow.reasons import Reason
+from edgeflow.service.sessions.decoding import DecodeBudget
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
-from edgeflow.service.sessions.gate import within_limits
+from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, within_limits
 from edgeflow.service.sessions.ordering import FrameOrder, RollingCount
 from edgeflow.service.sessions.outbox import Outbox
 from edgeflow.service.sessions.rates import TokenBucket
@@ -55,6 +56,7 @@ PERIODS_SILENT = 5
 SECOND_NS = 1_000_000_000
 BURST = 3  # frames at once, at the declared rate
 ROUNDING_NS = 500_000  # a period is declared in whole milliseconds
+IN_FLIGHT = 3  # times K: more than twice the frames that are in flight or wait
 CHANGES = 10  # of instruction or episode, at once
 CHANGE_PERIOD_NS = SECOND_NS // 5
 RESTARTING = ("UNAVAILABLE", Reason.WORKER_RESTARTING, "the worker is restarting")
@@ -84,7 +86,13 @@ class Session:
     """The state machine. Report what happens; then take events, `commands`, frames to decode and frames to send."""
 
     def __init__(
-        self, number: int, request: OpenRequest, schema: ActionSchema, rules: SessionRules, now_ns: int
+        self,
+        number: int,
+        request: OpenRequest,
+        schema: ActionSchema,
+        rules: SessionRules,
+        now_ns: int,
+        times: FrameTimes | None = None,
     ) -> None:
         self.number = number
         self.request = request
@@ -94,6 +102,9 @@ class Session:
         self.ended: End | None = None
         self.commands: deque[ResetSession | CloseSession] = deque()
         self.valid_for_ms = rules.action_ttl_ms
+        times = FrameTimes(IN_FLIGHT * len(schema.names)) if times is None else times
+        self.age_limit = AgeLimit(request.max_action_age_ns, rules.action_ttl_ms * 1_000_000, times)
+        self._decode_budget = DecodeBudget()
         self._rules = rules
         self._order = FrameOrder()
         self._declared = TokenBucket(request.control_period_ns - ROUNDING_NS, BURST, now_ns)
@@ -197,13 +208,21 @@ class Session:
 
         alone: no other session is active, so that none has to wait.
         """
-        if not self._frames.may_decode or not (self._declared.take(now_ns) or alone):
+        turn_ns = self.turn_ns(now_ns)
+        if turn_ns is None or (turn_ns > now_ns and not alone):
             return None
+        self._declared.take(now_ns)
         return self._frames.start_decoding()
 
     def turn_ns(self, now_ns: int) -> int | None:
         """When the frame that waits for the decoder has its turn; None if there is none, or the decoder is busy."""
-        return self._declared.ready_at_ns(now_ns) if self._frames.may_decode else None
+        if not self._frames.may_decode:
+            return None
+        return max(self._declared.ready_at_ns(now_ns), self._decode_budget.ready_at_ns(now_ns))
+
+    def decoding_took(self, took_ns: int, allowance_ns: int | None, now_ns: int) -> None:
+        """The decoder was busy with a frame for so long. allowance_ns: per second from now on; None = no limit."""
+        self._decode_budget.spend(took_ns, allowance_ns, now_ns)
 
     def decoded(self, payload: Payload, decode_ns: int) -> None:
         """The frame in the decoder is decoded to RGB and waits for the worker's socket."""
@@ -244,6 +263,7 @@ class Session:
         if track is None:
             return
         self._proven_instruction = self.instruction
+        self.age_limit.times.observe(track.decode_ns + message.queue_ns + message.inference_ns)
         if not message.valid or not within_limits(message.values, self.schema):
             text = "the policy's output was not finite or outside the action limits"
             self._frames.leave(track, Disposition.DROPPED, "INTERNAL", Reason.POLICY_OUTPUT_INVALID, text)
@@ -403,16 +423,19 @@ class Session:
         ready = self._frames.take_ready()
         if ready is not None:
             delay_ns = self._order.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
-            events += ready.events(now_ns, delay_ns, self.valid_for_ms)
+            events += ready.events(now_ns, delay_ns, self.valid_for_ms, -(-self.age_limit.ns // 1_000_000))
         self._finish_if_idle()
         return events
 
     def _withdraw_if_old(self, now_ns: int) -> None:
-        ready, limit_ns = self._frames.ready, self.request.max_action_age_ns
-        if ready is not None and limit_ns is not None and now_ns - ready.track.received_ns > limit_ns:
+        ready, limit_ns = self._frames.ready, self.age_limit.ns
+        if ready is None:
+            return
+        track = ready.track
+        if now_ns - track.received_ns + self._order.delay_ns(track.frame.stamp_ns, track.received_ns) > limit_ns:
             self._frames.take_ready()
-            text = f"the action took longer than {limit_ns // 1_000_000} ms"
-            self._frames.leave(ready.track, Disposition.DROPPED, "DEADLINE_EXCEEDED", Reason.ACTION_TOO_OLD, text)
+            text = f"the action is older than {limit_ns // 1_000_000} ms"
+            self._frames.leave(track, Disposition.DROPPED, "DEADLINE_EXCEEDED", Reason.ACTION_TOO_OLD, text)
             self.hold(Reason.ACTION_TOO_OLD)
 
     def _count_refusal(self, now_ns: int) -> None:
@@ -440,5 +463,5 @@ def _too_often(field: str, over_rate: bool) -> ResourceExhausted:
     if over_rate:
         text = "the frame rate exceeds the permitted one, and this frame would change the instruction"
     else:
-        text = f"instruction or episode may change {SECOND_NS // CHANGE_PERIOD_NS} times a second, {CHANGES} at once"
+        text = f"instruction or episode may change {SECOND_NS // CHANGE_PERIOD_NS} times per second, {CHANGES} at once"
     return ResourceExhausted(text, field=field, reason=Reason.RATE_EXCEEDED)

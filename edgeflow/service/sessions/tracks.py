@@ -35,7 +35,7 @@ class Ready:
     token_ids: tuple[int, ...]
     timings: StageTimings
 
-    def events(self, now_ns: int, delay_ns: int, valid_for_ms: int) -> list[Event]:
+    def events(self, now_ns: int, delay_ns: int, valid_for_ms: int, max_age_ms: int) -> list[Event]:
         """The events of handing it out now. delay_ns: transport delay in excess of the session's quickest frame."""
         frame = self.track.frame
         server_ns = now_ns - self.track.received_ns
@@ -51,6 +51,7 @@ class Ready:
             timings=self.timings,
             server_ns=server_ns,
             age_ns=server_ns + delay_ns,
+            max_age_ms=max_age_ms,
         )
         return [action, StatusEvent(seq=frame.seq, disposition=Disposition.ACTED)]
 

@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgeflow.config import ServiceConfig
 from edgeflow.ipc.channel import pack
 from edgeflow.ipc.messages import Begin
-from edgeflow.service.host.realtime import settle
+from edgeflow.ipc.sealed import seal
+from edgeflow.service.host.held import RETRY_S, Held
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.worker.process import ENTRY, KILL_WAIT_S, Launched, WorkerProcess, launch_worker, start_process
+from edgeflow.service.worker.kit import Kit
+from edgeflow.service.worker.process import (
+    ENTRY,
+    KILL_WAIT_S,
+    Launched,
+    WorkerProcess,
+    cold_arguments,
+    launched,
+    start_process,
+)
 from edgeflow.types import PassTimes
+
+BACKOFF_S = 1.0  # before a lost reserve is replaced, doubled with each that is lost soon
+LONGEST_BACKOFF_S = 30.0
 
 
 @dataclass(slots=True)
 class _Reserve:
-    """A worker in reserve. ready: it reported that everything is loaded."""
+    """A worker in reserve. ready: it reported that everything is loaded. since_s: when it was started."""
 
-    sock: socket.socket
+    kit: Kit
     process: WorkerProcess
     ready: bool = False
+    since_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
 
 class Workers:
-    """Launches workers for the supervisor. known: pass times measured earlier, if any. entry: the workers' module."""
+    """Launches workers for the supervisor; what a start needs is held in advance. Use it on the loop.
+
+    known: pass times measured earlier, if any. entry: the workers' module.
+    """
 
     def __init__(
         self, config: ServiceConfig, known: Callable[[], PassTimes | None], log: EventLog, entry: str = ENTRY
@@ -35,49 +53,99 @@ class Workers:
         self._known = known
         self._log = log
         self._entry = entry
+        self._settings: int | None = None
+        self._next = Held("worker", Kit.make, log)
+        self._next_reserve = Held("worker in reserve", Kit.make, log)
         self._reserve: _Reserve | None = None
         self._leaving: set[asyncio.Task[None]] = set()
+        self._later: asyncio.TimerHandle | None = None
+        self._backoff_s = BACKOFF_S
+        self._failing = False
 
     def launch(self) -> Launched:
-        """Start the worker in reserve if it is ready, otherwise a new process. Call on the loop."""
+        """Start the worker in reserve if it is ready, otherwise a new process; OSError if that is impossible."""
         known, reserve = self._known(), self._take()
-        if reserve is None or not _begins(reserve, known):
-            self._discard(reserve)
-            return launch_worker(self._config, self._entry, known)
-        wanted = self._config.realtime
-        warnings = settle("worker", reserve.process.pid, wanted.worker_cpus, wanted.worker_priority)
-        return Launched(reserve.sock, reserve.process, tuple(warnings), reserve.process.handover)
+        if reserve is not None and _begins(reserve, known):
+            return launched(self._config, reserve.kit, reserve.process, reserve=True)
+        self._discard(reserve)
+        kit, process = self._start(self._next, cold_arguments(known))
+        return launched(self._config, kit, process)
 
     def prepare(self) -> None:
-        """Start a worker in reserve if configured; it loads at idle priority. Call on the loop."""
+        """Start a worker in reserve if configured; it loads at idle priority. What fails is tried again."""
+        self._cancel()
         if self._reserve is not None or not self._config.standby:
             return
-        reserve = self._reserve = _Reserve(*start_process(self._config, self._entry, ("--standby",)))
-        asyncio.get_running_loop().add_reader(reserve.sock, self._on_message, reserve)
+        try:
+            reserve = self._reserve = _Reserve(*self._start(self._next_reserve, ["--standby"]))
+        except OSError as error:
+            if not self._failing:
+                self._log.event("standby_failed", text=f"a worker in reserve cannot be started: {error.strerror}")
+            self._failing = True
+            self._prepare_in(RETRY_S)
+        else:
+            self._failing = False
+            asyncio.get_running_loop().add_reader(reserve.kit.sock, self._on_message, reserve)
 
     async def close(self) -> None:
-        """End the worker in reserve, if any, and wait for its end."""
+        """End the worker in reserve, if any, wait for its end, and give up what is held."""
+        self._cancel()
         self._discard(self._take())
         await asyncio.gather(*self._leaving)
+        self._next.close()
+        self._next_reserve.close()
+        if self._settings is not None:
+            os.close(self._settings)
+            self._settings = None
+
+    def _start(self, held: Held[Kit], arguments: list[str]) -> tuple[Kit, WorkerProcess]:
+        if self._settings is None:
+            self._settings = seal(self._config.model_dump_json().encode())
+        kit = held.take()
+        try:
+            process = start_process(kit, self._settings, self._entry, arguments)
+        except OSError:
+            held.put_back(kit)
+            raise
+        self._next.fill()
+        if self._config.standby:
+            self._next_reserve.fill()
+        return kit, process
 
     def _on_message(self, reserve: _Reserve) -> None:
         """Handle the only message of the worker in reserve before it begins, or its end."""
-        reserve.ready = _has_reported(reserve.sock)
-        if reserve.ready:
+        if not reserve.ready and _has_reported(reserve.kit.sock):
+            reserve.ready = True
             self._log.event("worker_standby", pid=reserve.process.pid)
-        else:
-            self._discard(self._take())
+            return
+        lived_s = asyncio.get_running_loop().time() - reserve.since_s
+        if lived_s > LONGEST_BACKOFF_S:
+            self._backoff_s = BACKOFF_S
+        self._log.event("standby_lost", pid=reserve.process.pid)
+        self._discard(self._take())
+        self._prepare_in(self._backoff_s)
+        self._backoff_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
+
+    def _prepare_in(self, delay_s: float) -> None:
+        self._cancel()
+        self._later = asyncio.get_running_loop().call_later(delay_s, self.prepare)
+
+    def _cancel(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
 
     def _take(self) -> _Reserve | None:
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
-            asyncio.get_running_loop().remove_reader(reserve.sock)
+            asyncio.get_running_loop().remove_reader(reserve.kit.sock)
         return reserve
 
     def _discard(self, reserve: _Reserve | None) -> None:
         if reserve is None:
             return
-        reserve.sock.close()
+        reserve.kit.sock.close()
+        reserve.kit.handover.close()
         reserve.process.kill()
         task = asyncio.create_task(_bury(reserve.process), name="reserve-ends")
         self._leaving.add(task)
@@ -97,7 +165,7 @@ def _begins(reserve: _Reserve, known: PassTimes | None) -> bool:
         return False
     try:
         for buffer in pack(Begin(known)):
-            reserve.sock.sendall(buffer)
+            reserve.kit.sock.sendall(buffer)
     except OSError:
         return False
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Protocol
+from typing import Any, Protocol
 
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
@@ -15,8 +15,9 @@ from edgeflow.service.host.vital import VitalTask
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.ordering import RollingCount
 from edgeflow.service.worker.link import WorkerLink
-from edgeflow.service.worker.process import KILL_WAIT_S, Launch, Process
+from edgeflow.service.worker.process import KILL_WAIT_S, Launch, Launched
 from edgeflow.service.worker.progress import Progress
+from edgeflow.service.worker.starts import StartLimits
 
 PING_S = 1.0
 CHECK_S = 0.1
@@ -62,7 +63,8 @@ class WorkerLife:
         self._chunk_rows = config.chat.prefill_chunk
         self._listener = listener
         self._link = WorkerLink(self._receive, listener.worker_writable, self._on_lost)
-        self._process: Process | None = None
+        self._launched: Launched | None = None
+        self._began: asyncio.Future[None] = loop.create_future()
         self._progress = Progress(self._timing.worker_progress_ms * 1_000_000)
 
     @property
@@ -78,20 +80,27 @@ class WorkerLife:
     def send(self, message: Message) -> None:
         self._link.send(message)
 
-    async def start(self) -> WorkerReady:
-        """Launch the worker and wait until it is ready; StartError if it fails."""
+    async def start(self, limits: StartLimits) -> WorkerReady:
+        """Launch the worker and wait until it is ready; StartError if it fails or exceeds its limit."""
         try:
-            launched = self._launch()
+            launched = self._launched = self._launch()
+            self.warnings = launched.warnings
+            self._listener.worker_launched(launched.handover)
+            await self._link.connect(launched.sock)
         except OSError as error:
             raise StartError(f"the worker could not be launched: {error.strerror}") from None
-        self._process, self.warnings = launched.process, launched.warnings
-        self._listener.worker_launched(launched.handover)
-        await self._link.connect(launched.sock)
-        timeout_s = self._timing.worker_start_s
-        await asyncio.wait({self.ready}, timeout=timeout_s)  # wait_for of Python 3.11 may swallow a cancellation
+        begin_s = self._timing.worker_progress_ms / 1000
+        took_s = 0.0
+        if launched.reserve and (took_s := await _listen(self._began, begin_s)) >= begin_s:
+            raise StartError(f"the worker in reserve did not begin within {begin_s:g} s")
+        limit_s = limits.limit_s(reserve=launched.reserve)
+        took_s += await _listen(self.ready, limit_s)
         if not self.ready.done():
-            raise StartError(f"the worker was not ready after {timeout_s:g} s")
-        return self.ready.result()
+            limits.exceeded(reserve=launched.reserve)
+            raise StartError(f"the worker was not ready after {limit_s:g} s")
+        ready = self.ready.result()
+        limits.took(took_s, reserve=launched.reserve)
+        return ready
 
     async def watch(self) -> str:
         """Ping the worker until it is lost; returns the cause."""
@@ -110,7 +119,7 @@ class WorkerLife:
 
     async def stacks(self) -> list[str]:
         """The stacks of its threads, now or when it crashed."""
-        return await self._process.stacks() if self._process is not None else []
+        return await self._launched.process.stacks() if self._launched is not None else []
 
     async def shut_down(self, timeout_s: float) -> str:
         """Ask the worker to exit, then kill it if it does not; returns how it ended."""
@@ -123,16 +132,21 @@ class WorkerLife:
         if not self.ready.cancel() and not self.ready.cancelled():
             self.ready.exception()  # nobody may be waiting for it any more
         self._link.close()
-        if self._process is None:
+        if self._launched is None:
             return "never started"
-        ended = await self._process.wait(patience_s)
+        process = self._launched.process
+        ended = await process.wait(patience_s)
         if ended is None:
-            self._process.kill()
-            ended = await self._process.wait(KILL_WAIT_S)
+            process.kill()
+            ended = await process.wait(KILL_WAIT_S)
+        if self._launched.handover is not None:
+            self._launched.handover.close()
         return ended or f"still running {KILL_WAIT_S:g} s after SIGKILL"
 
     def _receive(self, message: Message) -> None:
         self._progress.heard()
+        if not self._began.done():
+            self._began.set_result(None)
         match message:
             case WarmupProgress():
                 self._listener.worker_progress(message)
@@ -158,8 +172,21 @@ class WorkerLife:
 
     def _on_lost(self, reason: str) -> None:
         self._settle(StartError("the worker process ended before it was ready"))
+        if not self._began.done():
+            self._began.set_result(None)
         if not self.lost.done():
             self.lost.set_result(reason)
+
+
+async def _listen(future: asyncio.Future[Any], limit_s: float) -> float:
+    """Wait for a future; returns how long, counted only while this process runs: it may have been suspended itself."""
+    loop = asyncio.get_running_loop()
+    listened_s = 0.0
+    while not future.done() and listened_s < limit_s:
+        begun_s = loop.time()
+        await asyncio.wait({future}, timeout=min(CHECK_S, limit_s - listened_s))  # wait_for may swallow a cancellation
+        listened_s += min(loop.time() - begun_s, 2 * CHECK_S)
+    return listened_s
 
 
 class Supervisor:
@@ -175,6 +202,7 @@ class Supervisor:
         self._listener = listener
         self._log = log
         self._losses = RollingCount(config.timing.crash_limit, int(config.timing.crash_window_s * 1e9))
+        self._limits = StartLimits(config.timing.worker_start_s)
         self._life: WorkerLife | None = None
         self._task: VitalTask | None = None
 
@@ -211,10 +239,10 @@ class Supervisor:
     async def _start_one(self) -> WorkerReady:
         life = self._life = WorkerLife(self._launch, self._clock, self._config, self._listener)
         try:
-            ready = await life.start()
+            ready = await life.start(self._limits)
         except StartError as error:
             ended = await life.reap()
-            self._log.event("worker_failed", error=type(error).__name__, ended=ended)
+            self._log.event("worker_failed", error=type(error).__name__, text=error.text, ended=ended)
             raise
         for text in life.warnings:
             self._log.event("warning", text=text)

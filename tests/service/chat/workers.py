@@ -25,7 +25,6 @@ from edgeflow.ipc.packets import packet_pair
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.service.chat.desk import ChatDesk
 from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.worker.process import Launched
 from tests.service.harness import Served, config, eventually, serving
@@ -151,11 +150,11 @@ class ThreadWorker:
         worker.run()
 
 
-def desk(served: Served) -> ChatDesk:
-    """The queue of the chat front, which runs in the test's loop."""
+def chat_of(served: Served) -> ChatProcess:
+    """The chat front, which runs in the test's loop."""
     chat = served.children.newest["chat"]
     assert isinstance(chat, ChatProcess)
-    return chat.desk
+    return chat
 
 
 async def models_of(http: httpx.AsyncClient, count: int) -> list[str]:
@@ -181,7 +180,7 @@ async def chatting(
         httpx.AsyncClient(base_url=served.http, timeout=WAIT_S) as http,
     ):
         try:
-            await eventually(lambda: desk(served).ready is not None)
+            await eventually(lambda: chat_of(served).desk.ready is not None)
             yield http, served
         finally:
             launcher.gate.release()

@@ -1,0 +1,211 @@
+"""Stalls connections and processes, and measures the oldest frame that the SDK's robot acts on with its defaults.
+
+    .venv/bin/python -m benchmarks.chaos stalls --trials 1000 --json benchmarks/results/chaos-stalls.json
+
+A trial is one stall of one robot, 0.5 to 20 s long (log-uniform), in one or both directions of its connection; many
+robots run at once, at 5 Hz, against a server without a model, half of them against one that sends no age limits. Robots
+call `reset` as soon as that is needed. Other servers send their first action late, or every action. `--real` trials run
+against `edgeflow serve` with the embedded policy: half of them are stalls of the network, the others stop the worker or
+the front. An action may be handed out until its frame is as old as its limit; 50 ms are allowed for this machine.
+Controls are the same robots with max_action_age_s=inf: they must be seen to act on old frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import chain
+from multiprocessing.connection import wait
+
+from benchmarks.chaos.fake_server import Manners, fake_server
+from benchmarks.chaos.proc import alive
+from benchmarks.chaos.report import Report, parser, progress
+from benchmarks.chaos.robots import OVERCOMMIT, RobotProcess
+from benchmarks.chaos.rules import Row
+from benchmarks.chaos.service import ServiceUnderTest, crash_budget
+from benchmarks.chaos.stalled_robots import STALLED, Plan, Watched, stalled_robots, watching_robots
+
+SHORTEST_S, LONGEST_S = 0.5, 20.0
+BAR_MS = 50.0
+VALID_MS, AGE_MS = 250, 100
+LIMIT_MS = VALID_MS + AGE_MS
+PER_PROCESS = 10
+WATCH_S = 6.0
+REAL_ROBOTS = 2
+PATIENCE_S = 120.0
+PROMPT = Manners(max_age_ms=LIMIT_MS, predicted_age_ms=AGE_MS)
+LATE = {
+    "first action 3 s late": Manners(LIMIT_MS, AGE_MS, first_late_s=3.0),
+    "every action 0.3 s late": Manners(LIMIT_MS, AGE_MS, first_late_s=0.3, late_s=0.3),
+    "every action 3 s late": Manners(LIMIT_MS, AGE_MS, first_late_s=3.0, late_s=3.0),
+}
+OLDER = Manners(predicted_age_ms=AGE_MS)
+Seen = dict[str, list[Watched]]
+
+
+def main() -> int:
+    """Run the scenario; return the exit code."""
+    made = parser(__doc__, 1000)
+    made.add_argument("--robots", type=int, default=50, help="robots at once")
+    made.add_argument("--real", type=int, default=40, help="trials against the real service, further ones")
+    arguments = made.parse_args()
+    report = Report("stalls", arguments)
+    generator = random.Random(arguments.seed)
+    each = -(-arguments.trials // arguments.robots)
+    lengths = [durations(each, generator) for _ in range(arguments.robots)]
+    with progress() as bar:
+        task = bar.add_task("server without model", total=each * arguments.robots)
+        seen = _without_model(lengths, arguments.seed, lambda: bar.advance(task))
+        task = bar.add_task("late servers and controls", total=None)
+        late, controls = _late(arguments.seed, lambda: None)
+        bar.update(task, total=1, completed=1)
+        task = bar.add_task("real service", total=arguments.real)
+        seen |= late | _real(arguments.real, generator, lambda robots: bar.advance(task, robots))
+    rows = [Row("stalls", sum(len(robot.stalls_s) for robots in seen.values() for robot in robots))]
+    rows += [Row("stalls after which a robot did not act again", _total(seen, "lost"), "", 0)]
+    rows += [_oldest(name, robots) for name, robots in seen.items()]
+    rows += [
+        Row("times that `latest` was asked", _total(seen, "asked")),
+        Row("actions given out beyond their limit", _total(seen, "beyond"), "", 0),
+        Row("actions that arrived too old", _total(seen, "too_old")),
+        Row("controls that saw no old action", sum(_latest_ms(each) <= BAR_MS for each in controls.values()), "", 0),
+    ]
+    rows += [Row(f"control without a limit, {name}", _latest_ms(robots), "ms") for name, robots in controls.items()]
+    return report.finish(rows, robots=_samples(seen), controls=_samples(controls))
+
+
+def durations(count: int, generator: random.Random) -> list[float]:
+    """Lengths of stalls in seconds: log-uniform, one from each of `count` equally likely ranges, in random order."""
+    shares = [(index + generator.random()) / count for index in range(count)]
+    generator.shuffle(shares)
+    return [SHORTEST_S * (LONGEST_S / SHORTEST_S) ** share for share in shares]
+
+
+def _without_model(lengths: Sequence[Sequence[float]], seed: int, ended: Callable[[], object]) -> Seen:
+    with ExitStack() as stack:
+        ports = [_serve(stack, manners) for manners in (PROMPT, OLDER)]
+        groups = [lengths[first : first + PER_PROCESS] for first in range(0, len(lengths), PER_PROCESS)]
+        plans = [Plan(stalls_s=group, seed=seed + index, limit_ms=LIMIT_MS) for index, group in enumerate(groups)]
+        work = [(ports[index % len(ports)], plan) for index, plan in enumerate(plans)]
+        robots = _run(stack, work, ended)
+    names = ("network stalled", "network stalled, no limits sent")
+    shares = [list(chain.from_iterable(robots[index :: len(names)])) for index in range(len(names))]
+    return {name: share for name, share in zip(names, shares, strict=True) if share}
+
+
+def _late(seed: int, ended: Callable[[], object]) -> tuple[Seen, Seen]:
+    """Robots of servers that are late; then the controls, robots without an age limit."""
+    idle: list[list[float]] = [[]] * 5
+    short = [[SHORTEST_S, 2 * SHORTEST_S, 3 * SHORTEST_S]] * 5
+    with ExitStack() as stack:
+        ports = [_serve(stack, manners) for manners in LATE.values()]
+        judged = [Plan(stalls_s=idle, seed=seed, limit_ms=LIMIT_MS, watch_s=WATCH_S) for _ in ports]
+        freed = [
+            Plan(stalls_s=idle, seed=seed, limit_ms=LIMIT_MS, watch_s=WATCH_S, max_action_age_s=math.inf) for _ in ports
+        ]
+        stalled = Plan(stalls_s=short, seed=seed, limit_ms=LIMIT_MS, max_action_age_s=math.inf)
+        work = [*zip(ports * 2, judged + freed, strict=True), (_serve(stack, PROMPT), stalled)]
+        robots = _run(stack, work, ended)
+    names = [*LATE, "network stalled"]
+    return dict(zip(LATE, robots, strict=False)), dict(zip(names, robots[len(LATE) :], strict=True))
+
+
+def _real(count: int, generator: random.Random, ended: Callable[[int], object]) -> Seen:
+    stalls = count // REAL_ROBOTS
+    with ExitStack() as stack:
+        if not stalls:
+            return {}
+        service = stack.enter_context(ServiceUnderTest(crash_budget({"max_sessions": 8, **OVERCOMMIT})))
+        port = service.port("grpc")
+        network, faults = stalls - stalls // 2, stalls // 2
+        lengths = [durations(network, generator) for _ in range(REAL_ROBOTS)]
+        plan = Plan(stalls_s=lengths, seed=generator.randrange(1 << 30), limit_ms=None)
+        seen = {"real service, network stalled": _run(stack, [(port, plan)], lambda: ended(1))[0]}
+        if faults:
+            plan = Plan(stalls_s=[[]] * REAL_ROBOTS, seed=0, limit_ms=None)
+            robots = stack.enter_context(RobotProcess(watching_robots, port, plan))
+            for index, seconds in enumerate(durations(faults, generator)):
+                _stop(robots, service, seconds, worker=index % 2 == 0)
+                ended(REAL_ROBOTS)
+            robots.link.send("stop")
+            found = _heard(robots)
+            found[0].stalls_s = [0.0] * faults * REAL_ROBOTS
+            seen["real service, worker or front stopped"] = found
+    return seen
+
+
+def _stop(robots: RobotProcess, service: ServiceUnderTest, seconds: float, worker: bool) -> None:
+    """Stop the worker or the front for some seconds, while all robots act."""
+    _wait_acting(robots)
+    pid = service.worker() if worker else service.pid
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    if alive(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    _wait_acting(robots)
+
+
+def _wait_acting(robots: RobotProcess) -> None:
+    robots.link.send(time.monotonic_ns())
+    robots.hear(PATIENCE_S)
+
+
+def _serve(stack: ExitStack, manners: Manners) -> int:
+    """Start a server without a model and return its port."""
+    process = stack.enter_context(RobotProcess(fake_server, VALID_MS, manners))
+    return int(process.hear())  # type: ignore[call-overload]
+
+
+def _run(stack: ExitStack, work: Sequence[tuple[int, Plan]], ended: Callable[[], object]) -> list[list[Watched]]:
+    """Run one process of robots per entry, all at once; returns what each one saw. ended: called after each stall."""
+    processes = [stack.enter_context(RobotProcess(stalled_robots, port, plan)) for port, plan in work]
+    links = {process.link: index for index, process in enumerate(processes)}
+    found: dict[int, list[Watched]] = {}
+    while len(found) < len(processes):
+        open_links = [link for link, index in links.items() if index not in found]
+        for link in wait(open_links, PATIENCE_S) or _give_up():
+            said = link.recv()  # type: ignore[union-attr]
+            if said == STALLED:
+                ended()
+            else:
+                found[links[link]] = said  # type: ignore[index]
+    return [found[index] for index in range(len(processes))]
+
+
+def _give_up() -> list[object]:
+    raise TimeoutError(f"no message from a robot for {PATIENCE_S:g} s")
+
+
+def _heard(robots: RobotProcess) -> list[Watched]:
+    found: list[Watched] = robots.hear()  # type: ignore[assignment]
+    return found
+
+
+def _samples(seen: Seen) -> dict[str, list[dict[str, object]]]:
+    """What every robot did; late_ms is null where it acted on no frame."""
+    return {
+        name: [{**asdict(robot), "late_ms": robot.late_ms if robot.acted else None} for robot in robots]
+        for name, robots in seen.items()
+    }
+
+
+def _oldest(name: str, robots: Sequence[Watched]) -> Row:
+    if not any(robot.acted for robot in robots):
+        return Row(f"actions executed, {name}", 0, "", 0)
+    return Row(f"oldest frame acted on minus its limit, {name}", _latest_ms(robots), "ms", BAR_MS)
+
+
+def _latest_ms(robots: Sequence[Watched]) -> float:
+    return max(robot.late_ms for robot in robots)
+
+
+def _total(seen: Seen, name: str) -> int:
+    return sum(getattr(robot, name) for robots in seen.values() for robot in robots)

@@ -1,0 +1,71 @@
+"""Things made in advance and held, so that their use cannot fail for want of descriptors or memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from edgeflow.service.observe.log import EventLog
+
+RETRY_S = 1.0
+
+
+class Closable(Protocol):
+    """Something that holds descriptors."""
+
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=Closable)
+
+
+class Held(Generic[T]):
+    """Holds one `T`, and another one soon after it was taken. Use it on the loop. name: for the log."""
+
+    def __init__(self, name: str, make: Callable[[], T], log: EventLog) -> None:
+        self._name = name
+        self._make = make
+        self._log = log
+        self._item: T | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._lacking = False
+
+    def take(self) -> T:
+        """The held one, or a new one; OSError if there is none and none can be made. Call `fill` after its use."""
+        item, self._item = self._item, None
+        return item if item is not None else self._make()
+
+    def put_back(self, item: T) -> None:
+        """Return one that was not used."""
+        if self._item is None:
+            self._item = item
+        else:
+            item.close()
+
+    def fill(self) -> None:
+        """Make one if none is held. If that fails it is logged once and tried again every RETRY_S."""
+        self._cancel()
+        if self._item is not None:
+            return
+        try:
+            self._item = self._make()
+        except OSError as error:
+            if not self._lacking:
+                self._log.event("warning", text=f"nothing is held for the next {self._name}: {error.strerror}")
+            self._lacking = True
+            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self.fill)
+        else:
+            self._lacking = False
+
+    def close(self) -> None:
+        """Give up what is held; idempotent."""
+        self._cancel()
+        item, self._item = self._item, None
+        if item is not None:
+            item.close()
+
+    def _cancel(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None

@@ -1,0 +1,94 @@
+"""Child processes started with posix_spawn, which needs no descriptor, no copy of memory and no thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+MOST_DESCRIPTORS = 1 << 16
+LEAST_POLL_S, MOST_POLL_S = 0.002, 0.05
+UNKNOWN_END = "an unknown end"
+
+
+class SpawnedProcess:
+    """A child process. It dies with the thread that started it, if it is bound to it (ipc/leash.py)."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._ended: str | None = None
+
+    @property
+    def ended(self) -> str | None:
+        """How it ended; None while it runs."""
+        if self._ended is None:
+            self._ended = self._reap()
+        return self._ended
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.ended is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    async def wait(self, timeout_s: float) -> str | None:
+        """Wait for its end; returns how it ended, or None if it still runs after the timeout."""
+        began_s = time.monotonic()
+        while self.ended is None and (waited_s := time.monotonic() - began_s) < timeout_s:
+            await asyncio.sleep(min(max(waited_s / 4, LEAST_POLL_S), MOST_POLL_S, timeout_s - waited_s))
+        return self.ended
+
+    def _reap(self) -> str | None:
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            return UNKNOWN_END
+        if pid == 0:
+            return None
+        code = os.waitstatus_to_exitcode(status)
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def spawn(
+    entry: str,
+    descriptors: Sequence[int],
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> SpawnedProcess:
+    """Start `run` of a module as a process in a session of its own; OSError if that is impossible.
+
+    It gets `descriptors` under their numbers, no standard input, and standard error for both kinds of output.
+    environment: default: this process's.
+    """
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, STDIN, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, STDERR, STDOUT),
+        *((os.POSIX_SPAWN_DUP2, each, each) for each in descriptors),
+    ]
+    pid = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-c", _code(entry, descriptors), *arguments],
+        dict(os.environ if environment is None else environment),
+        file_actions=actions,
+        setsid=True,  # a signal to our process group is ours to handle
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # the interpreter ignores them
+    )
+    return SpawnedProcess(pid)
+
+
+def _code(entry: str, descriptors: Sequence[int]) -> str:
+    """The code of the child, which imports from the same paths; `-m` would search the current directory first.
+
+    It closes what it should not have: descriptors that this process inherited, or that a library left open for it.
+    """
+    kept = [STDERR, *sorted(descriptors), MOST_DESCRIPTORS]
+    close = "".join(f"os.closerange({low + 1}, {high}); " for low, high in pairwise(kept))
+    return f"import os, sys; {close}sys.path[:] = {sys.path!r}; from {entry} import run; run()"

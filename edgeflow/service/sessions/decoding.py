@@ -1,0 +1,130 @@
+"""Decoding as a part of the device: what frames cost, what each session may spend. Integers; callers pass the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from edgeflow.types import CameraSpec, ImageFormat
+
+SECOND_NS = 1_000_000_000
+JPEG_NS = 6_000  # per 1,000 pixels, baseline, quality 85; progressive ones take three times as long
+EXTRA_PIXELS = 8_192  # what a decoder takes however small the image is
+WEIGHT = 8  # of what was known, against one new measurement
+LEAST_ALLOWANCE_NS = SECOND_NS // 1000  # per second: a session with none would never be heard
+
+
+class DecodeCost:
+    """The processor time that JPEGs take, per pixel, as measured lately."""
+
+    def __init__(self, kilopixel_ns: int = JPEG_NS) -> None:
+        self.kilopixel_ns = kilopixel_ns
+
+    def frame_ns(self, camera: CameraSpec) -> int:
+        """The time of one of the camera's frames; raw ones take none."""
+        return _pixels(camera) * self.kilopixel_ns // 1000
+
+    def observe(self, camera: CameraSpec, took_ns: int) -> None:
+        """Take a measurement."""
+        if pixels := _pixels(camera):
+            self.kilopixel_ns = (WEIGHT * self.kilopixel_ns + took_ns * 1000 // pixels) // (WEIGHT + 1)
+
+
+@dataclass(slots=True)
+class _Share:
+    """A session's part of the decoders. admitted_ns: per second, as estimated when it was admitted."""
+
+    camera: CameraSpec
+    period_ns: int
+    admitted_ns: int = 0
+    cost: DecodeCost = field(default_factory=DecodeCost)
+
+    @property
+    def taken_ns(self) -> int:
+        """Processor time per second as measured, at the declared rate."""
+        return per_second(self.cost.frame_ns(self.camera), self.period_ns)
+
+
+class Decoders:
+    """The decoder threads, which sessions share as they were admitted.
+
+    Who takes more than that is limited only while all together take more than there is.
+    """
+
+    def __init__(self, threads: int, headroom_percent: int) -> None:
+        self._most_ns = threads * SECOND_NS * (100 - headroom_percent) // 100
+        self._cost = DecodeCost()
+        self._shares: dict[int, _Share] = {}
+
+    def frame_ns(self, camera: CameraSpec, number: int | None = None) -> int:
+        """The time of a camera's frames: as the session's were measured, else as everybody's."""
+        share = self._shares.get(number) if number is not None else None
+        return (share.cost if share else self._cost).frame_ns(camera)
+
+    def suffice(self, loads_ns: Iterable[int]) -> bool:
+        """True if decoders have that much time per second, with the headroom kept free."""
+        return sum(loads_ns) <= self._most_ns
+
+    def enter(self, number: int, camera: CameraSpec, period_ns: int, frame_ns: int) -> None:
+        """Admit a session with an estimate; known ones keep what was measured."""
+        share = self._shares.get(number) or _Share(camera, period_ns, cost=DecodeCost(self._cost.kilopixel_ns))
+        share.admitted_ns = per_second(frame_ns, period_ns)
+        self._shares[number] = share
+
+    def leave(self, number: int) -> None:
+        """Remove a session; unknown ones are ignored."""
+        self._shares.pop(number, None)
+
+    def observe(self, number: int, took_ns: int) -> None:
+        """Take a measurement of a session's frame."""
+        share = self._shares.get(number)
+        if share is not None:
+            share.cost.observe(share.camera, took_ns)
+            self._cost.observe(share.camera, took_ns)
+
+    def allowance_ns(self, number: int) -> int | None:
+        """Time per second that a session may take; None = no limit."""
+        share = self._shares.get(number)
+        if share is None or share.taken_ns <= share.admitted_ns:
+            return None
+        if self.suffice(each.taken_ns for each in self._shares.values()):
+            return None
+        return max(share.admitted_ns, LEAST_ALLOWANCE_NS)
+
+
+class DecodeBudget:
+    """The time that a session has earned for decoding. It may be in debt: then its next frame waits."""
+
+    def __init__(self) -> None:
+        self._allowance_ns: int | None = None
+        self._earned_ns = 0
+        self._then_ns = 0
+
+    def spend(self, took_ns: int, allowance_ns: int | None, now_ns: int) -> None:
+        """Pay for a frame; what is earned from now on is `allowance_ns` per second, or anything."""
+        self._earn(now_ns)
+        self._allowance_ns = allowance_ns
+        self._earned_ns = 0 if allowance_ns is None else self._earned_ns - took_ns
+
+    def ready_at_ns(self, now_ns: int) -> int:
+        """When the next frame may be decoded; `now_ns` or earlier if it may be now."""
+        self._earn(now_ns)
+        if self._allowance_ns is None:
+            return now_ns
+        return now_ns - self._earned_ns * SECOND_NS // self._allowance_ns
+
+    def _earn(self, now_ns: int) -> None:
+        """Earn what the time since the last call is worth. Nothing is saved up: idle decoders cannot be lent."""
+        if self._allowance_ns is not None:
+            earned_ns = max(now_ns - self._then_ns, 0) * self._allowance_ns // SECOND_NS
+            self._earned_ns = min(self._earned_ns + earned_ns, 0)
+        self._then_ns = now_ns
+
+
+def per_second(frame_ns: int, period_ns: int) -> int:
+    """The time per second that frames of a period take."""
+    return frame_ns * SECOND_NS // period_ns
+
+
+def _pixels(camera: CameraSpec) -> int:
+    return 0 if camera.format is ImageFormat.RGB8 else camera.width * camera.height + EXTRA_PIXELS

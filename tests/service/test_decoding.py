@@ -1,0 +1,72 @@
+"""Decoding counts: in what is admitted, in the ages foretold, and for who takes more than was admitted."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeflow.errors import ResourceExhausted
+from edgeflow.service.sessions.decoding import SECOND_NS, DecodeBudget, DecodeCost, Decoders
+from edgeflow.types import CameraSpec, ImageFormat
+from tests.service.test_admission import MS, fill, make, ready, request
+
+LARGE = CameraSpec("large", 2000, 2000, ImageFormat.JPEG)
+SMALL = CameraSpec("small", 224, 224, ImageFormat.JPEG)
+RAW = CameraSpec("raw", 640, 480, ImageFormat.RGB8)
+
+
+def test_the_cost_follows_what_was_measured_and_raw_frames_have_none():
+    cost = DecodeCost()
+    assert cost.frame_ns(RAW) == 0 and 20 * MS < cost.frame_ns(LARGE) < 30 * MS
+    for _ in range(50):
+        cost.observe(LARGE, 60 * MS)
+        cost.observe(RAW, 60 * MS)
+    assert cost.frame_ns(LARGE) == pytest.approx(60 * MS, rel=0.05)
+    assert cost.frame_ns(SMALL) < 1 * MS
+
+
+def test_sessions_that_would_decode_more_than_the_threads_can_are_refused():
+    admission = make()
+    admission.worker_ready(ready(percent=5))
+    with pytest.raises(ResourceExhausted, match="decoding 2000x2000 pixels every 200 ms") as caught:
+        fill(admission, request(200, cameras=(LARGE,)))
+    assert caught.value.reason == "DEVICE_FULL" and len(admission.others()) == 6
+
+
+def test_decoding_is_part_of_the_age_foretold():
+    admission = make()
+    small, large = (admission.plan(request(500, cameras=(camera,)), ()) for camera in (SMALL, LARGE))
+    assert large.worst_age_ns - small.worst_age_ns > 20 * MS
+    admission.enter(1, large)
+    assert admission.foretold_ages(admission.plans) == {1: large.worst_age_ns}
+
+
+def decoders(*sessions: tuple[CameraSpec, int]) -> Decoders:
+    """One thread, four fifths of which may be used."""
+    made = Decoders(1, 20)
+    for number, (camera, period_ms) in enumerate(sessions):
+        made.enter(number, camera, period_ms * MS, made.frame_ns(camera))
+    return made
+
+
+def test_who_takes_more_than_was_admitted_is_limited_only_where_there_is_not_enough():
+    one, two = decoders((LARGE, 100), (SMALL, 50)), decoders((LARGE, 100), (SMALL, 50), (LARGE, 100))
+    for _ in range(50):
+        for number in (0, 2):
+            one.observe(number, 60 * MS)
+            two.observe(number, 60 * MS)
+        one.observe(1, 1 * MS // 3)
+        two.observe(1, 1 * MS // 3)
+    assert [one.allowance_ns(number) for number in (0, 1)] == [None, None]
+    assert two.allowance_ns(1) is None
+    assert two.allowance_ns(0) == two.allowance_ns(2) == pytest.approx(SECOND_NS * 24 // 100, rel=0.02)
+
+
+def test_a_budget_in_debt_is_ready_once_it_has_earned_the_debt():
+    budget = DecodeBudget()
+    budget.spend(60 * MS, None, 0)
+    assert budget.ready_at_ns(0) == 0
+    budget.spend(60 * MS, SECOND_NS // 4, 0)
+    assert budget.ready_at_ns(0) == 240 * MS and budget.ready_at_ns(100 * MS) == 240 * MS
+    assert budget.ready_at_ns(10 * SECOND_NS) == 10 * SECOND_NS, "nothing is saved up"
+    budget.spend(60 * MS, SECOND_NS // 4, 10 * SECOND_NS)
+    assert budget.ready_at_ns(10 * SECOND_NS) == 10 * SECOND_NS + 240 * MS

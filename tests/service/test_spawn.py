@@ -1,0 +1,107 @@
+"""Child processes: what they inherit, how they end; and what is held for them in advance."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from edgeflow.clock import MonotonicClock
+from edgeflow.service.host import held
+from edgeflow.service.host.held import Held
+from edgeflow.service.host.spawn import SpawnedProcess, spawn
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.worker.kit import Kit
+from tests.service.processes import descriptors, state
+
+ENTRY = "tests.service.spawned"
+
+
+async def spawned(order: str, extra: int) -> tuple[SpawnedProcess, str]:
+    """A process, and what it says."""
+    reader, writer = os.pipe()
+    process = spawn(ENTRY, (writer, extra), (str(writer), order), {**os.environ, "SPAWNED": "yes"})
+    os.close(writer)
+    said = await asyncio.to_thread(os.read, reader, 4096)
+    os.close(reader)
+    return process, said.decode().replace(str([0, 1, 2, *sorted((writer, extra))]), "expected")
+
+
+async def test_a_process_gets_its_descriptors_and_no_others(tmp_path: Path):
+    with (tmp_path / "extra").open("w") as extra, (tmp_path / "other").open("w") as other:
+        os.set_inheritable(other.fileno(), True)  # as a careless parent of ours may have left it
+        process, said = await spawned("exit", extra.fileno())
+    assert said == "expected True yes"
+    assert await process.wait(60) == "exit code 3"
+
+
+async def test_its_end_is_known_by_name_and_leaves_nothing(tmp_path: Path):
+    with (tmp_path / "extra").open("w") as extra:
+        process, _ = await spawned("crash", extra.fileno())
+        assert await process.wait(60) == "signal SIGABRT"
+        process.kill()  # no effect: the number may be another's by now
+        process, _ = await spawned("wait", extra.fileno())
+    assert await process.wait(0) is None
+    assert await process.wait(0.01) is None
+    process.kill()
+    assert await process.wait(60) == "signal SIGKILL"
+    assert state(process.pid) == "X"
+
+
+async def test_one_that_another_waited_for_has_ended_too():
+    process = spawn(ENTRY, (), ("2", "exit"))
+    await asyncio.to_thread(os.waitpid, process.pid, 0)
+    assert await process.wait(60) == "an unknown end"
+
+
+def test_a_kit_that_cannot_be_made_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch):
+    def no_pipe() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    before = descriptors()
+    Kit.make().close()
+    monkeypatch.setattr(os, "pipe", no_pipe)
+    with pytest.raises(OSError, match="too many"):
+        Kit.make()
+    assert descriptors() == before
+
+
+class Thing:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_what_is_held_is_made_again_after_its_use_or_as_soon_as_possible(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(held, "RETRY_S", 0.001)
+    stream, made = io.StringIO(), asyncio.Event()
+    tries: list[int] = []
+
+    def make() -> Thing:
+        tries.append(1)
+        if 2 <= len(tries) <= 4:
+            raise OSError(errno.EMFILE, "too many open files")
+        if len(tries) > 4:
+            made.set()
+        return Thing()
+
+    one = Held("worker", make, EventLog(MonotonicClock(), stream))
+    one.fill()
+    first = one.take()
+    one.fill()
+    with pytest.raises(OSError, match="too many"):
+        one.take()
+    await made.wait()
+    assert one.take() is not first
+    one.put_back(first)
+    one.close()
+    assert first.closed
+    (told,) = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert told["text"] == "nothing is held for the next worker: too many open files"
