@@ -47,7 +47,7 @@ class _Asked:
 
 
 class ChatFront:
-    """What the routes need. `text` is None if no chat model is configured.
+    """The parts that the routes need. `text` is None if no chat model is configured.
 
     keep: remembers data under a key for the next chat front. unread_bytes: of a streamed answer, at most.
     """

@@ -40,7 +40,7 @@ MAX_LOG_BYTES = 16 << 10
 
 
 class ChildListener(Protocol):
-    """What control does for a child; all calls come on the loop."""
+    """The calls of a keeper; all come on the loop."""
 
     def child_started(self, keeper: Keeper) -> None:
         """A child was launched: send what it must know before it serves."""
@@ -56,7 +56,7 @@ class ChildListener(Protocol):
 
 
 class _Life:
-    """One child, from its launch to its end. `over` is set once it has ended, hangs, or sends what is no message."""
+    """One child, from its launch to its end. `over` is set once it has ended, hangs, or breaks the protocol."""
 
     def __init__(self, sock: socket.socket, process: ChildProcess) -> None:
         self.packets: Packets[ChildMessage] = Packets(sock, CODING)

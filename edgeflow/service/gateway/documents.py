@@ -63,7 +63,7 @@ def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
 
 
 def _described() -> dict[tuple[str, str], dict[str, Any]]:
-    """What the document adds to each route, by method and path."""
+    """The additions of the document to each route, by method and path."""
     check = {"response_model": StateAnswer, "responses": CHECK_FAILED}
     slot = f"{PREFIXES}/{{slot}}"
     found: dict[tuple[str, str], dict[str, Any]] = {("GET", path): check for path in CHECKS}

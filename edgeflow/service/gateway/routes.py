@@ -30,7 +30,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Shown(Protocol):
-    """What the gateway shows of the other processes, from their last snapshots."""
+    """The view of the other processes, from their last snapshots."""
 
     draining: bool
 
