@@ -397,6 +397,8 @@ async def _serve(
     faulted = asyncio.create_task(service.faulted.wait())
     await asyncio.wait({start, stopped, faulted}, return_when=asyncio.FIRST_COMPLETED)
     if not start.done():
+        stopped.cancel()
+        faulted.cancel()
         start.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await start
