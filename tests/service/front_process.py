@@ -29,13 +29,14 @@ from pathlib import Path
 from edgeflow.config import load_config
 from edgeflow.console import JsonPrinter
 from edgeflow.service import app
+from edgeflow.service.run import run_service
 from edgeflow.service.host.output import Output
 ports = {"grpc.port": 0, "http.port": 0, "health.port": 0, "max_action_age_ms": 60_000}
 plain = {"chat.enabled": False, "standby": False}
 config = load_config(None, {"model": sys.argv[1], **plain, **ports, **json.loads(sys.argv[3])})
 app.Workers = partial(app.Workers, entry="tests.service.process_worker")
 with Output() as output, closing(JsonPrinter(output.results())) as announce:
-    code = app.run_service(config, announce, ready_file=Path(sys.argv[2]), log=output.lines)
+    code = run_service(config, announce, ready_file=Path(sys.argv[2]), log=output.lines)
 sys.exit(code)
 """
 
