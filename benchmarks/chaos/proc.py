@@ -61,6 +61,29 @@ def alive(pid: int) -> bool:
     return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
 
 
+def command(pid: int) -> str:
+    """The words of its command, each ended by a null character; "" once the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def is_idle(pid: int, within_s: float = 0.05) -> bool:
+    """True if the process slept, and used no processor time, during this time."""
+    before = _state_and_ticks(pid)
+    time.sleep(within_s)
+    return before is not None and before[0] == "S" and before == _state_and_ticks(pid)
+
+
+def _state_and_ticks(pid: int) -> tuple[str, int] | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return fields[0], int(fields[11]) + int(fields[12])
+
+
 def started_at(pid: int) -> float:
     """Start of the process on the wall clock, to a tick of the kernel (10 ms)."""
     ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])

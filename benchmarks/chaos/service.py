@@ -11,36 +11,58 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.chaos.proc import Held, alive, children, held, wait_for
+from benchmarks.chaos.proc import Held, alive, children, command, held, is_idle, wait_for
 from edgeflow.config import schema_json
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
 EXIT_S = 30.0
+ENGINE = "edgeflow.engine.start"
+IDLE_LOOKS = 10  # in a row, by which a reserve has loaded everything
 SAMPLE = re.compile(r"^([a-z0-9_]+)(\{.*\})? ([-+.\deEinfNa]+)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a service is started in. output, errors: descriptors; None: nowhere, and the log that `events` reads.
+
+    under: a command that runs the service's, given behind it.
+    """
+
+    output: int | None = None
+    errors: int | None = None
+    under: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class ServiceUnderTest:
     """A service that starts and ends with the context. probes: options of benchmarks.chaos.launch."""
 
-    def __init__(self, config: dict[str, Any], probes: Sequence[str] = ()) -> None:
+    def __init__(self, config: dict[str, Any], probes: Sequence[str] = (), around: Surroundings | None = None) -> None:
+        self._around = around or Surroundings()
         self._folder = tempfile.TemporaryDirectory(prefix="edgeflow-chaos-")
         self._path = Path(self._folder.name)
         (self._path / "config.json").write_text(json.dumps(config))
         program = ["-m", "benchmarks.chaos.launch", *probes, "--"] if probes else ["-m", "edgeflow.cli"]
-        self._command = [sys.executable, *program, "serve", "--config", str(self._path / "config.json"), "--json"]
+        self._command = [*self._around.under, sys.executable, *program]
+        self._command += ["serve", "--config", str(self._path / "config.json"), "--json"]
         self._command += ["--grpc-port", "0", "--http-port", "0", "--health-port", "0"]
         self._command += ["--ready-file", str(self._path / "ready.json")]
         self._ports: dict[str, int] = {}
 
     def __enter__(self) -> ServiceUnderTest:
+        around = self._around
+        output = subprocess.DEVNULL if around.output is None else around.output
+        environment = {**os.environ, **around.environment}
         with (self._path / "log").open("w") as log:
-            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=log)
+            errors = log if around.errors is None else around.errors
+            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=output, stderr=errors, env=environment)
         try:
             self._wait_ready()
         except BaseException:
@@ -58,7 +80,7 @@ class ServiceUnderTest:
         return f"127.0.0.1:{self._ports['grpc']}"
 
     def port(self, name: str) -> int:
-        """The port of `grpc` or `http`."""
+        """The port of `grpc`, `http` or `health`."""
         return self._ports[name]
 
     @property
@@ -67,16 +89,40 @@ class ServiceUnderTest:
         return self._process.pid
 
     def worker(self) -> int:
-        """Process id of the worker: the front's oldest child (a younger one is the reserve). RuntimeError if none."""
-        found = children(self.pid)
+        """Process id of the worker: the oldest process of the engine (a younger one is the reserve). RuntimeError if
+        none.
+        """
+        found = self._engines()
         if not found:
-            raise RuntimeError("the front has no children")
+            raise RuntimeError("the front has no worker")
         return found[0]
+
+    def reserve(self) -> int | None:
+        """Process id of the worker in reserve; None without one."""
+        younger = self._engines()[1:]
+        return younger[0] if younger else None
+
+    def child(self, role: str) -> int | None:
+        """Process id of the child of this role, `gateway` or `chat`; None without one."""
+        return next((pid for pid in children(self.pid) if f"\0--role\0{role}\0" in command(pid)), None)
 
     def wait_reserve(self) -> None:
         """Wait until a reserve stands by for the current worker; TimeoutError."""
         ready = self.events("worker_ready")[-1]["time"]
         self.wait_event("worker_standby", ready, START_S)
+
+    def wait_idle_reserve(self) -> None:
+        """Wait until a reserve has loaded and uses no processor, where there is no log to read; TimeoutError."""
+        looks = 0
+
+        def idle() -> bool:
+            nonlocal looks
+            reserve = self.reserve()
+            looks = looks + 1 if reserve is not None and is_idle(reserve) else 0
+            return looks >= IDLE_LOOKS
+
+        if wait_for(idle, START_S, 0.1) is None:
+            raise TimeoutError(f"no worker in reserve within {START_S:g} s")
 
     def held(self) -> dict[str, Held]:
         """The resources held by front and worker."""
@@ -131,7 +177,14 @@ class ServiceUnderTest:
         if not ready.exists():
             raise RuntimeError(f"the service ended while starting:\n{self.log_end()}")
         self._ports = json.loads(ready.read_text())
-        self.wait_event("worker_standby", 0.0, START_S)
+        if self._around.errors is None:
+            self.wait_event("worker_standby", 0.0, START_S)
+        else:
+            self.wait_idle_reserve()
+
+    def _engines(self) -> list[int]:
+        """Processes of the engine, oldest first."""
+        return [pid for pid in children(self.pid) if ENGINE in command(pid)]
 
     def _release(self) -> None:
         """End the service, whatever state the scenario left it in."""
