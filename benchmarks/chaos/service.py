@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -16,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.chaos.proc import Held, alive, children, held, wait_for
+from benchmarks.chaos.proc import Held, alive, children, command, held, started_at, wait_for
 from edgeflow.config import schema_json
+from edgeflow.service.worker.process import ENTRY
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
@@ -58,7 +60,7 @@ class ServiceUnderTest:
         return f"127.0.0.1:{self._ports['grpc']}"
 
     def port(self, name: str) -> int:
-        """The port of `grpc` or `http`."""
+        """The port of `grpc`, `http` or `health`."""
         return self._ports[name]
 
     @property
@@ -67,11 +69,15 @@ class ServiceUnderTest:
         return self._process.pid
 
     def worker(self) -> int:
-        """Process id of the worker: the front's oldest child (a younger one is the reserve). RuntimeError if none."""
-        found = children(self.pid)
+        """Process id of the worker: the older one, if another is in reserve. RuntimeError if there is none."""
+        found = [pid for pid in children(self.pid) if ENTRY in " ".join(command(pid))]
         if not found:
-            raise RuntimeError("the front has no children")
-        return found[0]
+            raise RuntimeError("the service has no worker")
+        return min(found, key=_age)
+
+    def child(self, role: str) -> int | None:
+        """Process id of the `gateway` or the `chat` front; None while there is none."""
+        return next((pid for pid in children(self.pid) if role_of(command(pid)) == role), None)
 
     def wait_reserve(self) -> None:
         """Wait until a reserve stands by for the current worker; TimeoutError."""
@@ -145,6 +151,20 @@ class ServiceUnderTest:
         for pid in filter(alive, workers):
             os.kill(pid, signal.SIGKILL)
         self._folder.cleanup()
+
+
+def role_of(words: Sequence[str]) -> str:
+    """The role in the command line of a service's child; "" for workers."""
+    at = words.index("--role") + 1 if "--role" in words else len(words)
+    return words[at] if at < len(words) else ""
+
+
+def _age(pid: int) -> float:
+    """A key that is lowest for the oldest process, and highest for one that is gone."""
+    try:
+        return started_at(pid)
+    except OSError:
+        return math.inf
 
 
 def crash_budget(config: dict[str, Any]) -> dict[str, Any]:
