@@ -3,8 +3,8 @@ behind.
 
     .venv/bin/python -m benchmarks.chaos SCENARIO [--trials N] [--seed N] [--json FILE]
 
-Scenarios: client-kill, worker-kill, sigterm, server-stop, front-kill, soak, stalls, strangers,
-resources, mixed.
+Scenarios: client-kill, worker-kill, sigterm, server-stop, front-kill, soak, stalls, strangers, bodies,
+children, cheat, resources, mixed.
 Exit code 1 when a target is missed.
 """
 
@@ -14,16 +14,8 @@ import sys
 from importlib import import_module
 
 SCENARIOS = (
-    "client-kill",
-    "worker-kill",
-    "sigterm",
-    "server-stop",
-    "front-kill",
-    "soak",
-    "stalls",
-    "strangers",
-    "resources",
-    "mixed",
+    *("client-kill", "worker-kill", "sigterm", "server-stop", "front-kill", "soak", "stalls", "strangers"),
+    *("bodies", "children", "cheat", "resources", "mixed"),
 )
 
 

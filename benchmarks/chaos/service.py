@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -17,13 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.chaos.proc import Held, alive, children, command, held, is_idle, wait_for
+from benchmarks.chaos.proc import Held, alive, children, command, held, is_idle, started_at, wait_for
 from edgeflow.config import schema_json
+from edgeflow.service.worker.process import ENTRY
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
 EXIT_S = 30.0
-ENGINE = "edgeflow.engine.start"
 IDLE_LOOKS = 10  # in a row, by which a reserve has loaded everything
 SAMPLE = re.compile(r"^([a-z0-9_]+)(\{.*\})? ([-+.\deEinfNa]+)$")
 
@@ -89,12 +90,10 @@ class ServiceUnderTest:
         return self._process.pid
 
     def worker(self) -> int:
-        """Process id of the worker: the oldest process of the engine (a younger one is the reserve). RuntimeError if
-        none.
-        """
+        """Process id of the worker: the older one, if another is in reserve. RuntimeError if there is none."""
         found = self._engines()
         if not found:
-            raise RuntimeError("the front has no worker")
+            raise RuntimeError("the service has no worker")
         return found[0]
 
     def reserve(self) -> int | None:
@@ -103,8 +102,8 @@ class ServiceUnderTest:
         return younger[0] if younger else None
 
     def child(self, role: str) -> int | None:
-        """Process id of the child of this role, `gateway` or `chat`; None without one."""
-        return next((pid for pid in children(self.pid) if f"\0--role\0{role}\0" in command(pid)), None)
+        """Process id of the `gateway` or the `chat` front; None while there is none."""
+        return next((pid for pid in children(self.pid) if role_of(command(pid)) == role), None)
 
     def wait_reserve(self) -> None:
         """Wait until a reserve stands by for the current worker; TimeoutError."""
@@ -184,7 +183,8 @@ class ServiceUnderTest:
 
     def _engines(self) -> list[int]:
         """Processes of the engine, oldest first."""
-        return [pid for pid in children(self.pid) if ENGINE in command(pid)]
+        found = [pid for pid in children(self.pid) if ENTRY in " ".join(command(pid))]
+        return sorted(found, key=_age)
 
     def _release(self) -> None:
         """End the service, whatever state the scenario left it in."""
@@ -198,6 +198,20 @@ class ServiceUnderTest:
         for pid in filter(alive, workers):
             os.kill(pid, signal.SIGKILL)
         self._folder.cleanup()
+
+
+def role_of(words: Sequence[str]) -> str:
+    """The role in the command line of a service's child; "" for workers."""
+    at = words.index("--role") + 1 if "--role" in words else len(words)
+    return words[at] if at < len(words) else ""
+
+
+def _age(pid: int) -> float:
+    """A key that is lowest for the oldest process, and highest for one that is gone."""
+    try:
+        return started_at(pid)
+    except OSError:
+        return math.inf
 
 
 def crash_budget(config: dict[str, Any]) -> dict[str, Any]:
