@@ -50,6 +50,8 @@ class ServiceUnderTest:
         self._folder = tempfile.TemporaryDirectory(prefix="edgeflow-chaos-")
         self._path = Path(self._folder.name)
         (self._path / "config.json").write_text(json.dumps(config))
+        if self._around.under:
+            self._path.chmod(0o777)  # the command may run it as another user
         program = ["-m", "benchmarks.chaos.launch", *probes, "--"] if probes else ["-m", "edgeflow.cli"]
         self._command = [*self._around.under, sys.executable, *program]
         self._command += ["serve", "--config", str(self._path / "config.json"), "--json"]
