@@ -4,9 +4,9 @@
 
 Two polite robots act at 10 Hz with the SDK. After a quiet block come, for the rest of the time, two robots that send
 ten times what they declared and begin episodes all the time, four chat clients, 100 slow sockets on both ports, and
-large bodies from eight connections; all on this machine, at nice 10 but for the slow sockets. The verdict: rate and age of the polite robots beside
-those of the quiet block, their HOLDs, growth of every process by the rules of the soak test, processes that were
-replaced, and descriptors once the guests are gone.
+large bodies from eight connections; all on this machine, at nice 10 but for the slow sockets. The verdict: rate and age
+of the polite robots beside those of the quiet block, their HOLDs, growth of every process by the rules of the soak
+test, processes that were replaced, and descriptors once the guests are gone.
 """
 
 from __future__ import annotations
