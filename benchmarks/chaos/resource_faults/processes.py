@@ -80,8 +80,11 @@ def _no_processes(pid: int) -> Iterator[None]:
 
 
 def _limit(pid: int, soft: str) -> None:
-    user = NOBODY if os.geteuid() == 0 else None
-    subprocess.run(["prlimit", f"--pid={pid}", f"--nproc={soft}:"], user=user, check=True, capture_output=True)
+    command = ["prlimit", f"--pid={pid}", f"--nproc={soft}:"]
+    if os.geteuid() == 0:
+        subprocess.run(command, user=NOBODY, group=NOBODY, extra_groups=[], check=True, capture_output=True)
+    else:
+        subprocess.run(command, check=True, capture_output=True)
 
 
 def _hard_limit(pid: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import time
@@ -19,8 +20,9 @@ BACKOFF_S = 0.5  # before another process is started
 LEAST_START_S, START_TIMES = 5.0, 4  # a start may take this long, or this many times the slowest before
 WARMING_S = 0.15  # after the loss of a worker the reserve has begun
 CONTROL_S = 1.5  # too short to be replaced by whatever watches the service
-BACK_S = 0.5
-HTTP_S = 2.0
+BACK_S = 1.0
+HTTP_S = 5.0
+QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
 
 def suspended(setting: Setting) -> list[Row]:
@@ -36,7 +38,7 @@ def suspended(setting: Setting) -> list[Row]:
         }
         lost = len(patient.service.events("worker_lost"))
         before = len(patient.fleet.reasons())
-        rows = [*_child(patient, "gateway", "/v1/models", cold), *_child(patient, "chat", "/v1/tokenize", cold)]
+        rows = [*_child(patient, "gateway", cold), *_child(patient, "chat", cold)]
         rows.append(Row("HOLDs by suspended children", len(patient.fleet.reasons()) - before, "", 0))
         rows += _control(patient)
         rows.append(Row("workers lost by suspended children or control", _lost(patient) - lost, "", 0))
@@ -91,28 +93,28 @@ def _stopped(patient: Patient, pid: int) -> float:
         _resume(pid)
 
 
-def _child(patient: Patient, role: str, path: str, cold_s: float) -> list[Row]:
-    """Suspend a child; it is replaced, and answers again."""
+def _child(patient: Patient, role: str, cold_s: float) -> list[Row]:
+    """Suspend a child; it is replaced, and chat is answered again."""
     pid, at = patient.service.child(role), time.time()
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     lost_at = patient.service.wait_event("child_lost", at, START_S, child=role)
-    answered_s = wait_for(_answers(patient, path), START_S, 0.05)
+    answered_s = wait_for(_answers(patient), START_S, 0.05)
     return [
         Row(f"{role} suspended to noticed", lost_at - at, "s", NOTICED_S),
-        Row(f"{role} noticed to HTTP answered", float("nan") if answered_s is None else answered_s, "s", cold_s),
+        Row(f"{role} noticed to chat answered", float("nan") if answered_s is None else answered_s, "s", cold_s),
         Row(f"{role}: suspended process still there", float(alive(pid)), "", 0),
     ]
 
 
-def _answers(patient: Patient, path: str) -> Callable[[], bool]:
-    """A condition that holds once a path is answered other than by 502, 503 or nothing."""
+def _answers(patient: Patient) -> Callable[[], bool]:
+    """A condition that holds once chat is answered."""
 
     def answers() -> bool:
         asked = http.client.HTTPConnection("127.0.0.1", patient.service.port("http"), timeout=HTTP_S)
         with contextlib.closing(asked), contextlib.suppress(OSError, http.client.HTTPException):
-            asked.request("GET", path)
-            return asked.getresponse().status < http.HTTPStatus.INTERNAL_SERVER_ERROR
+            asked.request("POST", "/v1/chat/completions", json.dumps(QUESTION), {"content-type": "application/json"})
+            return asked.getresponse().status == http.HTTPStatus.OK
         return False
 
     return answers
