@@ -69,7 +69,7 @@ def _cheat(address: str, image: pb.Image, leaving: threading.Event, tally: Tally
         channel = Channel(address)
         ended = threading.Event()
         try:
-            for message in channel.stream(_messages(image, leaving, ended, tally)):
+            for message in channel.stream(cheating(image, leaving, ended, tally)):
                 tally[str(message.WhichOneof("kind"))] += 1
             tally["OK"] += 1
         except grpc.RpcError as error:
@@ -80,9 +80,10 @@ def _cheat(address: str, image: pb.Image, leaving: threading.Event, tally: Tally
         leaving.wait(REST_S)
 
 
-def _messages(
+def cheating(
     image: pb.Image, leaving: threading.Event, ended: threading.Event, tally: Tally
 ) -> Iterator[pb.ClientMessage]:
+    """The messages of a robot that cheats, until it leaves or its stream has ended."""
     yield opening(SMALL, DECLARED_HZ)
     seq = 0
     while not leaving.is_set() and not ended.wait(1 / SENT_HZ):

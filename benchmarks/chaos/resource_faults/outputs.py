@@ -29,17 +29,17 @@ class Outlet:
 
 
 def full_disk(setting: Setting) -> list[Row]:
-    return _case(setting, "full-disk", _disk())
+    return _case(setting, "full-disk", disk())
 
 
 def closed_pipe(setting: Setting) -> list[Row]:
-    return _case(setting, "closed-pipe", _pipe(closed=True))
+    return _case(setting, "closed-pipe", pipe(closed=True))
 
 
 def blocked_pipe(setting: Setting) -> list[Row]:
     """Nobody reads either output; the last worker is killed after --blocked-s."""
     pause_s = setting.blocked_s / max(setting.trials - 1, 1)
-    rows = _case(setting, "blocked-pipe", _pipe(closed=False), both=True, pause_s=pause_s)
+    rows = _case(setting, "blocked-pipe", pipe(closed=False), both=True, pause_s=pause_s)
     return [Row("blocked for", pause_s * (setting.trials - 1), "s"), *rows]
 
 
@@ -54,7 +54,7 @@ def _case(
 
 
 @contextmanager
-def _disk() -> Iterator[Outlet]:
+def disk() -> Iterator[Outlet]:
     """A file on a small disk that is filled, or /dev/full where none can be mounted."""
     with tempfile.TemporaryDirectory() as folder:
         mounted = subprocess.run(
@@ -80,7 +80,8 @@ def _fill_disk(folder: Path) -> None:
 
 
 @contextmanager
-def _pipe(closed: bool) -> Iterator[Outlet]:
+def pipe(closed: bool) -> Iterator[Outlet]:
+    """A pipe whose reader goes, or one that is filled and not read."""
     reader, writer = os.pipe()
     try:
         yield Outlet(writer, lambda: os.close(reader) if closed else _fill_pipe(writer))
