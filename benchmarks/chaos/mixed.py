@@ -30,7 +30,7 @@ from benchmarks.command import options
 
 POLITE, HZ = 2, 10.0
 CHEATS, TALKERS, SOCKETS, CONNECTIONS = 2, 4, 100, 4
-LOOPBACK = ("127.0.0.1",)
+STRANGERS = ("127.0.0.2",)  # connections are counted per address
 MIXED = "everybody"
 QUIET_SHARE, LONGEST_QUIET_S = 0.2, 60.0
 SAMPLES, FASTEST_S = 400, 0.2
@@ -123,8 +123,8 @@ def _beside_guests(service: ServiceUnderTest, spans: Spans, seconds: float) -> t
             "cheats": RobotProcess(cheats, service.address, CHEATS),
             "talkers": RobotProcess(talkers, http_port, TALKERS),
             "slow sockets closed per second": RobotProcess(slow_sockets, grpc_port, http_port, SOCKETS),
-            "keys": RobotProcess(body_senders, http_port, "1.4 MB of keys", LOOPBACK, CONNECTIONS),
-            "parts": RobotProcess(body_senders, http_port, "empty parts", LOOPBACK, CONNECTIONS),
+            "keys": RobotProcess(body_senders, http_port, "1.4 MB of keys", STRANGERS, CONNECTIONS),
+            "parts": RobotProcess(body_senders, http_port, "empty parts", STRANGERS, CONNECTIONS),
         }
         for guest in guests.values():
             stack.enter_context(guest)

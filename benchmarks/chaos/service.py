@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import math
 import os
@@ -11,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +26,14 @@ from edgeflow.service.worker.process import ENTRY
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
 EXIT_S = 30.0
+METRICS_FROM = "127.0.0.9"  # connections are counted per address, and 127.0.0.1 is everybody's
 IDLE_LOOKS = 10  # in a row, by which a reserve has loaded everything
 SAMPLE = re.compile(r"^([a-z0-9_]+)(\{.*\})? ([-+.\deEinfNa]+)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a service is started in. output, errors: descriptors; None: nowhere, and the log that `events` reads.
+    """The surroundings of a service. output, errors: descriptors; None: nowhere, and the log that `events` reads.
 
     under: a command that runs the service's, given behind it.
     """
@@ -152,8 +154,14 @@ class ServiceUnderTest:
 
     def metrics(self) -> dict[str, float]:
         """Metrics by name, each summed over its labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports['http']}/metrics", timeout=10) as answer:
+        source = (METRICS_FROM, 0)
+        link = http.client.HTTPConnection("127.0.0.1", self._ports["http"], timeout=10, source_address=source)
+        with contextlib.closing(link):
+            link.request("GET", "/metrics")
+            answer = link.getresponse()
             text = answer.read().decode()
+        if answer.status != http.HTTPStatus.OK:
+            raise RuntimeError(f"/metrics: status {answer.status}: {text[:200]}")
         totals: dict[str, float] = {}
         for line in text.splitlines():
             if found := SAMPLE.match(line):

@@ -4,8 +4,8 @@ scripts/nightly --list
 scripts/nightly --part limits --part stress --out build/nightly
 scripts/nightly --scale 0.1
 
-Without --part: all parts, one after another. --scale: less, or more, of everything that is counted or lasts as long as
-it is told to. Each part writes PART.json, with its steps and the facts of the machine, and a log per step.
+Without --part: all parts, one after another. --scale: a factor of all counts and times that can be chosen. Each part
+writes PART.json, with its steps and the facts of the machine, and a log per step.
 """
 
 from __future__ import annotations
