@@ -6,7 +6,7 @@ A robot with the SDK acts at 20 Hz over gRPC, another one calls POST /v1/act at 
 Quiet blocks alternate with blocks in which 16 connections of one address send bodies to the HTTP port: objects of
 844,991 keys in 8 MiB, the same cut to what the route reads at most, their last bytes together; and chat messages of
 65,000 empty parts, as fast as they are answered. --addresses: as many connections from each of several addresses.
-The strangers run on this machine, at nice 10, and share its cores.
+The strangers run on this machine, at nice 10, and share its cores; the policy is so small that it leaves them alone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from multiprocessing.connection import Connection
 
 from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, sdk_track, undisturbed, verdict
 from benchmarks.chaos.bodies_attack import NO_ANSWER, SHAPES, body_senders
+from benchmarks.chaos.light import light_policy
 from benchmarks.chaos.proc import resident
 from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import INSTRUCTION, OVERCOMMIT, RobotProcess, picture, told_to_stop
+from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, picture, told_to_stop
 from benchmarks.chaos.rules import MIB, Row, percentile
 from benchmarks.chaos.service import ServiceUnderTest
 from edgeflow.types import CameraSpec, ImageFormat
@@ -32,11 +33,11 @@ from edgeflow.types import CameraSpec, ImageFormat
 GRPC_HZ, ACT_HZ = 20.0, 10.0
 BLOCK_S, WARM_UP_S = 12.0, 6.0
 CONNECTIONS = 16
+PLACES = 4
 ROBOT_ADDRESS = "127.0.0.100"  # of the robot on HTTP; every address has connections of its own
 PATIENCE_S = 10.0
 WARM_UP = "warm-up"
 FRAME = CameraSpec("", 224, 224, ImageFormat.JPEG)
-CONFIG = {"max_sessions": 4, **OVERCOMMIT}
 GRPC_BARS = Bars(rise_ms=10.0)
 ACT_BARS = Bars(least_share=0.95, rise_ms=30.0)
 CHILD_BAR_MIB = 64.0
@@ -62,7 +63,8 @@ def main() -> int:
     report = Report("bodies", arguments)
     spans, sizes, answers = Spans(), list[Size](), {shape: Counter[int]() for shape in SHAPES}
     with (
-        ServiceUnderTest(CONFIG) as service,
+        light_policy(PLACES) as config,
+        ServiceUnderTest(config) as service,
         RobotProcess(sdk_track, service.address, GRPC_HZ) as robot,
         RobotProcess(act_track, service.port("http"), ACT_HZ) as caller,
     ):

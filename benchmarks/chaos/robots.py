@@ -59,7 +59,7 @@ def declared_ms(rate_hz: float) -> int:
     return int(1000 / rate_hz)
 
 
-def opening(camera: CameraSpec, rate_hz: float, mode: pb.Mode.ValueType = pb.MODE_PIPELINED) -> pb.ClientMessage:
+def opening(camera: CameraSpec, rate_hz: float, mode: pb.Mode = pb.MODE_PIPELINED) -> pb.ClientMessage:
     """The first message of a stream."""
     number = pb.IMAGE_FORMAT_JPEG if camera.format is ImageFormat.JPEG else pb.IMAGE_FORMAT_RGB8
     spec = pb.Camera(name=camera.name, width=camera.width, height=camera.height, format=number)
@@ -82,7 +82,7 @@ class RawRobot:
         camera: CameraSpec = SMALL,
         before_write: Callable[[int], None] | None = None,
         keep: bool = True,
-        mode: pb.Mode.ValueType = pb.MODE_PIPELINED,
+        mode: pb.Mode = pb.MODE_PIPELINED,
     ) -> None:
         self.session = self.sent = 0
         self.told: Counter[int] = Counter()
@@ -239,7 +239,7 @@ def ages_of(ages: object, spans: Sequence[tuple[int, int, bool]], kind: bool) ->
     return [age / 1e6 for at, age in ages if any(start <= at < end for start, end in chosen)]  # type: ignore[attr-defined]
 
 
-def told_to_stop(link: Connection, wait_s: float = 0.0) -> bool:
+def told_to_stop(link: Connection, wait_s: float | None = 0.0) -> bool:
     """In a robot's process: True when the benchmark asked it to stop, or is gone."""
     return link.poll(wait_s)
 
