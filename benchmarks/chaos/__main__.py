@@ -3,7 +3,8 @@ behind.
 
     .venv/bin/python -m benchmarks.chaos SCENARIO [--trials N] [--seed N] [--json FILE]
 
-Scenarios: client-kill, worker-kill, sigterm, server-stop, front-kill, soak, stalls, strangers.
+Scenarios: client-kill, worker-kill, sigterm, server-stop, front-kill, soak, stalls, strangers, bodies,
+children, cheat, resources, mixed.
 Exit code 1 when a target is missed.
 """
 
@@ -12,7 +13,10 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-SCENARIOS = ("client-kill", "worker-kill", "sigterm", "server-stop", "front-kill", "soak", "stalls", "strangers")
+SCENARIOS = (
+    *("client-kill", "worker-kill", "sigterm", "server-stop", "front-kill", "soak", "stalls", "strangers"),
+    *("bodies", "children", "cheat", "resources", "mixed"),
+)
 
 
 def main() -> int:

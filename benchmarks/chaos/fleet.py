@@ -43,6 +43,15 @@ class Fleet:
                 return changes
         raise TimeoutError(f"not every robot reached {command} within {PATIENCE_S:g} s")
 
+    def reasons(self) -> list[str]:
+        """The reasons of all HOLDs and STOPs so far, those before a robot's first action left out."""
+        self._hear()
+        found = []
+        for said in self._said:
+            acted = next((index for index, change in enumerate(said) if change.command == "act"), len(said))
+            found += [change.reason for change in said[acted:] if change.command != "act"]
+        return found
+
     def finish(self) -> list[Summary]:
         """End all robots."""
         for robot in self._robots:

@@ -41,6 +41,41 @@ def memory(pid: int) -> dict[str, int]:
     return {key: int(value.split()[0]) * KIB for key, value in pairs if key in wanted}
 
 
+def resident(pid: int) -> int:
+    """Resident memory in bytes, without the cost of counting shared pages; 0 once the process is gone."""
+    return _sizes(pid).get("VmRSS", 0)
+
+
+def data_size(pid: int) -> int:
+    """Bytes that count towards RLIMIT_DATA; 0 once the process is gone."""
+    return _sizes(pid).get("VmData", 0)
+
+
+def _sizes(pid: int) -> dict[str, int]:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split(":", 1) for line in lines if line.startswith("Vm"))
+    return {key: int(value.split()[0]) * KIB for key, value in pairs}
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for the state of a process: T = stopped, Z = ended; X once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return "X"
+
+
+def command(pid: int) -> list[str]:
+    """The words of a command line; none once the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
 def children(pid: int) -> list[int]:
     """Running processes that any thread of this one started."""
     found: list[int] = []
@@ -54,11 +89,22 @@ def children(pid: int) -> list[int]:
 
 def alive(pid: int) -> bool:
     """True while the process runs; a zombie, which holds no resources, counts as ended."""
+    return state(pid) not in "ZX"
+
+
+def is_idle(pid: int, within_s: float = 0.05) -> bool:
+    """True if the process slept, and used no processor time, during this time."""
+    before = _state_and_ticks(pid)
+    time.sleep(within_s)
+    return before is not None and before[0] == "S" and before == _state_and_ticks(pid)
+
+
+def _state_and_ticks(pid: int) -> tuple[str, int] | None:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
-        return False
-    return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
+        return None
+    return fields[0], int(fields[11]) + int(fields[12])
 
 
 def started_at(pid: int) -> float:

@@ -59,14 +59,12 @@ def declared_ms(rate_hz: float) -> int:
     return int(1000 / rate_hz)
 
 
-def opening(camera: CameraSpec, rate_hz: float) -> pb.ClientMessage:
+def opening(camera: CameraSpec, rate_hz: float, mode: pb.Mode = pb.MODE_PIPELINED) -> pb.ClientMessage:
     """The first message of a stream."""
     number = pb.IMAGE_FORMAT_JPEG if camera.format is ImageFormat.JPEG else pb.IMAGE_FORMAT_RGB8
     spec = pb.Camera(name=camera.name, width=camera.width, height=camera.height, format=number)
     return pb.ClientMessage(
-        open=pb.Open(
-            cameras=[spec], instruction=INSTRUCTION, control_period_ms=declared_ms(rate_hz), mode=pb.MODE_PIPELINED
-        )
+        open=pb.Open(cameras=[spec], instruction=INSTRUCTION, control_period_ms=declared_ms(rate_hz), mode=mode)
     )
 
 
@@ -84,6 +82,7 @@ class RawRobot:
         camera: CameraSpec = SMALL,
         before_write: Callable[[int], None] | None = None,
         keep: bool = True,
+        mode: pb.Mode = pb.MODE_PIPELINED,
     ) -> None:
         self.session = self.sent = 0
         self.told: Counter[int] = Counter()
@@ -97,6 +96,7 @@ class RawRobot:
         self._ended = threading.Event()
         self._rate_hz, self._camera = rate_hz, camera
         self._before_write, self._keep = before_write, keep
+        self._mode = mode
         self._image = picture(camera)
         self._channel = Channel(address)
         self._call = self._channel.stream(self._messages())
@@ -121,7 +121,7 @@ class RawRobot:
         return self._ended.wait(timeout_s)
 
     def _messages(self) -> Iterator[pb.ClientMessage]:
-        yield opening(self._camera, self._rate_hz)
+        yield opening(self._camera, self._rate_hz, self._mode)
         self._opened.wait()
         due = time.monotonic()
         while not self._leaving.wait(max(due - time.monotonic(), 0)) and not self._ended.is_set():
@@ -239,7 +239,7 @@ def ages_of(ages: object, spans: Sequence[tuple[int, int, bool]], kind: bool) ->
     return [age / 1e6 for at, age in ages if any(start <= at < end for start, end in chosen)]  # type: ignore[attr-defined]
 
 
-def told_to_stop(link: Connection, wait_s: float = 0.0) -> bool:
+def told_to_stop(link: Connection, wait_s: float | None = 0.0) -> bool:
     """In a robot's process: True when the benchmark asked it to stop, or is gone."""
     return link.poll(wait_s)
 

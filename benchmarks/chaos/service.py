@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import math
 import os
 import re
 import signal
@@ -10,37 +13,61 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.chaos.proc import Held, alive, children, held, wait_for
+from benchmarks.chaos.proc import Held, alive, children, command, held, is_idle, started_at, wait_for
 from edgeflow.config import schema_json
+from edgeflow.service.worker.process import ENTRY
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
 EXIT_S = 30.0
+METRICS_FROM = "127.0.0.9"  # connections are counted per address, and 127.0.0.1 is everybody's
+IDLE_LOOKS = 10  # in a row, by which a reserve has loaded everything
 SAMPLE = re.compile(r"^([a-z0-9_]+)(\{.*\})? ([-+.\deEinfNa]+)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The surroundings of a service. output, errors: descriptors; None: nowhere, and the log that `events` reads.
+
+    under: a command that runs the service's, given behind it.
+    """
+
+    output: int | None = None
+    errors: int | None = None
+    under: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class ServiceUnderTest:
     """A service that starts and ends with the context. probes: options of benchmarks.chaos.launch."""
 
-    def __init__(self, config: dict[str, Any], probes: Sequence[str] = ()) -> None:
+    def __init__(self, config: dict[str, Any], probes: Sequence[str] = (), around: Surroundings | None = None) -> None:
+        self._around = around or Surroundings()
         self._folder = tempfile.TemporaryDirectory(prefix="edgeflow-chaos-")
         self._path = Path(self._folder.name)
         (self._path / "config.json").write_text(json.dumps(config))
+        if self._around.under:
+            self._path.chmod(0o777)  # the command may run it as another user
         program = ["-m", "benchmarks.chaos.launch", *probes, "--"] if probes else ["-m", "edgeflow.cli"]
-        self._command = [sys.executable, *program, "serve", "--config", str(self._path / "config.json"), "--json"]
+        self._command = [*self._around.under, sys.executable, *program]
+        self._command += ["serve", "--config", str(self._path / "config.json"), "--json"]
         self._command += ["--grpc-port", "0", "--http-port", "0", "--health-port", "0"]
         self._command += ["--ready-file", str(self._path / "ready.json")]
         self._ports: dict[str, int] = {}
 
     def __enter__(self) -> ServiceUnderTest:
+        around = self._around
+        output = subprocess.DEVNULL if around.output is None else around.output
+        environment = {**os.environ, **around.environment}
         with (self._path / "log").open("w") as log:
-            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=log)
+            errors = log if around.errors is None else around.errors
+            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=output, stderr=errors, env=environment)
         try:
             self._wait_ready()
         except BaseException:
@@ -58,7 +85,7 @@ class ServiceUnderTest:
         return f"127.0.0.1:{self._ports['grpc']}"
 
     def port(self, name: str) -> int:
-        """The port of `grpc` or `http`."""
+        """The port of `grpc`, `http` or `health`."""
         return self._ports[name]
 
     @property
@@ -67,16 +94,38 @@ class ServiceUnderTest:
         return self._process.pid
 
     def worker(self) -> int:
-        """Process id of the worker: the front's oldest child (a younger one is the reserve). RuntimeError if none."""
-        found = children(self.pid)
+        """Process id of the worker: the older one, if another is in reserve. RuntimeError if there is none."""
+        found = self._engines()
         if not found:
-            raise RuntimeError("the front has no children")
+            raise RuntimeError("the service has no worker")
         return found[0]
+
+    def reserve(self) -> int | None:
+        """Process id of the worker in reserve; None without one."""
+        younger = self._engines()[1:]
+        return younger[0] if younger else None
+
+    def child(self, role: str) -> int | None:
+        """Process id of the `gateway` or the `chat` front; None while there is none."""
+        return next((pid for pid in children(self.pid) if role_of(command(pid)) == role), None)
 
     def wait_reserve(self) -> None:
         """Wait until a reserve stands by for the current worker; TimeoutError."""
         ready = self.events("worker_ready")[-1]["time"]
         self.wait_event("worker_standby", ready, START_S)
+
+    def wait_idle_reserve(self) -> None:
+        """Wait until a reserve has loaded and uses no processor, where there is no log to read; TimeoutError."""
+        looks = 0
+
+        def idle() -> bool:
+            nonlocal looks
+            reserve = self.reserve()
+            looks = looks + 1 if reserve is not None and is_idle(reserve) else 0
+            return looks >= IDLE_LOOKS
+
+        if wait_for(idle, START_S, 0.1) is None:
+            raise TimeoutError(f"no worker in reserve within {START_S:g} s")
 
     def held(self) -> dict[str, Held]:
         """The resources held by front and worker."""
@@ -105,8 +154,14 @@ class ServiceUnderTest:
 
     def metrics(self) -> dict[str, float]:
         """Metrics by name, each summed over its labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports['http']}/metrics", timeout=10) as answer:
+        source = (METRICS_FROM, 0)
+        link = http.client.HTTPConnection("127.0.0.1", self._ports["http"], timeout=10, source_address=source)
+        with contextlib.closing(link):
+            link.request("GET", "/metrics")
+            answer = link.getresponse()
             text = answer.read().decode()
+        if answer.status != http.HTTPStatus.OK:
+            raise RuntimeError(f"/metrics: status {answer.status}: {text[:200]}")
         totals: dict[str, float] = {}
         for line in text.splitlines():
             if found := SAMPLE.match(line):
@@ -131,7 +186,15 @@ class ServiceUnderTest:
         if not ready.exists():
             raise RuntimeError(f"the service ended while starting:\n{self.log_end()}")
         self._ports = json.loads(ready.read_text())
-        self.wait_event("worker_standby", 0.0, START_S)
+        if self._around.errors is None:
+            self.wait_event("worker_standby", 0.0, START_S)
+        else:
+            self.wait_idle_reserve()
+
+    def _engines(self) -> list[int]:
+        """Processes of the engine, oldest first."""
+        found = [pid for pid in children(self.pid) if ENTRY in " ".join(command(pid))]
+        return sorted(found, key=_age)
 
     def _release(self) -> None:
         """End the service, whatever state the scenario left it in."""
@@ -145,6 +208,20 @@ class ServiceUnderTest:
         for pid in filter(alive, workers):
             os.kill(pid, signal.SIGKILL)
         self._folder.cleanup()
+
+
+def role_of(words: Sequence[str]) -> str:
+    """The role in the command line of a service's child; "" for workers."""
+    at = words.index("--role") + 1 if "--role" in words else len(words)
+    return words[at] if at < len(words) else ""
+
+
+def _age(pid: int) -> float:
+    """A key that is lowest for the oldest process, and highest for one that is gone."""
+    try:
+        return started_at(pid)
+    except OSError:
+        return math.inf
 
 
 def crash_budget(config: dict[str, Any]) -> dict[str, Any]:

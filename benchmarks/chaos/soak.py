@@ -67,7 +67,7 @@ def main() -> int:
     ):
         robots.hear()
         series = _watch(service, arguments)
-        leaked = arguments.leak_bytes * service.metrics()["edgeflow_frames_total"] / _answered(service)
+        leaked = arguments.leak_bytes * service.metrics()["edgeflow_frames_total"] / answered(service)
         robots.link.send("stop")
         codes = robots.hear(60.0)
         robots.process.join()
@@ -97,29 +97,31 @@ def _watch(service: ServiceUnderTest, arguments: argparse.Namespace) -> dict[str
     every_s = max((hours_s if arguments.hours else frames_s) / SAMPLES, FASTEST_S)
     pids = {"front": service.pid, "worker": service.worker()}
     series: dict[str, list[Sample]] = {name: [] for name in pids}
-    started, first = time.monotonic(), _answered(service)
+    started, first = time.monotonic(), answered(service)
     frames, moved_s, elapsed_s = 0, 0.0, 0.0
     with progress() as bar:
         task = bar.add_task("frames answered", total=None if arguments.hours else arguments.frames)
         while elapsed_s < hours_s and (arguments.hours or frames < arguments.frames):
             time.sleep(every_s)
             elapsed_s = time.monotonic() - started
-            before, frames = frames, _answered(service) - first
+            before, frames = frames, answered(service) - first
             moved_s = elapsed_s if frames > before else moved_s
             if elapsed_s - moved_s > max(STALLED_S, 2 * every_s):
                 text = f"no frame was answered for {STALLED_S:g} s after {frames} frames; the service's log:"
                 raise TimeoutError(f"{text}\n{service.log_end()}")
             for name, pid in pids.items():
-                series[name].append(_sample(pid, elapsed_s, frames))
+                series[name].append(sample(pid, elapsed_s, frames))
             bar.update(task, completed=frames)
     return series
 
 
-def _answered(service: ServiceUnderTest) -> int:
+def answered(service: ServiceUnderTest) -> int:
+    """The frames answered with an action so far."""
     return int(service.metrics()["edgeflow_frame_e2e_seconds_count"])
 
 
-def _sample(pid: int, elapsed_s: float, frames: int) -> Sample:
+def sample(pid: int, elapsed_s: float, frames: int) -> Sample:
+    """A sample of one process."""
     bytes_of, holds = memory(pid), held(pid)
     sizes = bytes_of["VmRSS"], bytes_of["VmHWM"], bytes_of["Pss"]
     return Sample(elapsed_s, frames, *sizes, holds.descriptors, holds.threads)
@@ -133,7 +135,7 @@ def _rows(series: dict[str, list[Sample]], found: dict[str, Growth], codes: obje
         Row("robots that lost their stream", sum(code != "OK" for code in codes), "", 0),  # type: ignore[attr-defined]
     ]
     for name, each in found.items():
-        rows += _process_rows(name, each, series[name], judged=not leaked)
+        rows += process_rows(name, each, series[name], judged=not leaked)
     if leaked:
         rows.append(Row("leak put in, in 100,000 answered frames", leaked * SLOPE_FRAMES / MIB, "MiB"))
         rows.append(Row("leak put in and not caught", float(found["front"].bounded), "", 0))
@@ -141,7 +143,9 @@ def _rows(series: dict[str, list[Sample]], found: dict[str, Growth], codes: obje
     return rows
 
 
-def _process_rows(name: str, found: Growth, samples: list[Sample], judged: bool) -> list[Row]:
+def process_rows(name: str, found: Growth, samples: list[Sample], judged: bool) -> list[Row]:
+    """The figures of one process. judged: compared with the targets."""
+
     def row(what: str, value: float, unit: str, bar: float) -> Row:
         return Row(f"{name}: {what}", value, unit, bar if judged else None)
 

@@ -1,6 +1,11 @@
-"""The tests that take too long for `make test`, one step after another, with a summary.
+"""The tests that take too long for `make test`, in parts of at most an hour.
 
-scripts/nightly --count 1000 --minutes 10 --out build/nightly
+scripts/nightly --list
+scripts/nightly --part limits --part stress --out build/nightly
+scripts/nightly --scale 0.1
+
+Without --part: all parts, one after another. --scale: a factor of all counts and times that can be chosen. Each part
+writes PART.json, with its steps and the facts of the machine, and a log per step.
 """
 
 from __future__ import annotations
@@ -29,7 +34,83 @@ PROPERTIES = (
     "tests/scheduler/test_properties.py",
     "tests/ipc/test_foreign_bytes.py",
 )
-CHAOS = ("sigterm", "front-kill", "worker-kill")  # their bounds on time, which the suite leaves out
+PYTHON = (sys.executable, "-m")
+PYTEST = (*PYTHON, "pytest", "-q")
+CHAOS = (*PYTHON, "benchmarks.chaos")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command, followed by what depends on the run.
+
+    count: an option and its number at scale 1, at least 1 at any other. result: it can write its figures with --json.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    count: tuple[str, float] | None = None
+    result: bool = True
+
+    def words(self, scale: float, out: Path) -> list[str]:
+        """The command line of a run."""
+        words = [*self.command]
+        if self.count is not None:
+            option, number = self.count
+            scaled = number * scale
+            words.append(f"{option}={max(round(scaled), 1) if isinstance(number, int) else scaled:g}")
+        if self.result:
+            words.append(f"--json={out / self.name}.json")
+        return words
+
+
+def _chaos(scenario: str, *options: str, count: tuple[str, float] | None = ("--trials", 5)) -> Step:
+    return Step(f"chaos-{scenario}", (*CHAOS, scenario, *options), count)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Steps that belong together. minutes: about how long they take at scale 1 on two cores."""
+
+    name: str
+    minutes: int
+    steps: tuple[Step, ...]
+
+
+PARTS = (
+    Part("tests", 25, (Step("suite-in-one-process", (*PYTEST, "-n0"), result=False),)),
+    Part("frames", 15, (Step("bad-frames", (*PYTHON, "benchmarks.fuzz.bad_frames"), ("--count", 1000)),)),
+    Part("limits", 20, (Step("limits", (*PYTHON, "benchmarks.fuzz.limits"), ("--count", 1000)),)),
+    Part(
+        "properties",
+        40,
+        (
+            Step(
+                "properties",
+                (*PYTEST, "--timeout=3000", "--hypothesis-profile=nightly", *PROPERTIES),
+                result=False,
+            ),
+        ),
+    ),
+    Part("stress", 50, (Step("stress", (*PYTHON, "benchmarks.fuzz.stress"), ("--minutes", 50.0)),)),
+    Part(
+        "fuzz",
+        12 * len(TARGETS),
+        tuple(Step(f"fuzz-{target}", ("scripts/fuzz", target), ("--minutes", 10.0)) for target in TARGETS),
+    ),
+    Part(
+        "strangers",
+        50,
+        (
+            _chaos("strangers", count=("--trials", 3)),
+            _chaos("bodies", count=None),
+            _chaos("children", count=None),
+            _chaos("cheat", count=None),
+        ),
+    ),
+    Part("processes", 20, (_chaos("sigterm"), _chaos("front-kill"), _chaos("worker-kill"))),
+    Part("resources", 40, (_chaos("resources", count=("--trials", 3)),)),
+    Part("soak", 55, (_chaos("mixed", count=("--minutes", 30.0)), _chaos("soak", count=("--frames", 100_000)))),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,59 +123,62 @@ class Result:
     log: str
 
 
-def steps(count: int, minutes: float, out: Path) -> dict[str, list[str]]:
-    """Name and command of each step."""
-    python = sys.executable
-    plan = {
-        "suite-in-one-process": [python, "-m", "pytest", "-q", "-n0"],
-        "bad-frames": [python, "-m", "benchmarks.fuzz.bad_frames", f"--count={count}", f"--json={out}/bad-frames.json"],
-        "limits": [python, "-m", "benchmarks.fuzz.limits", f"--count={count}", f"--json={out}/limits.json"],
-        "properties": [python, "-m", "pytest", "-q", "--timeout=3000", "--hypothesis-profile=nightly", *PROPERTIES],
-    }
-    plan["stress"] = [python, "-m", "benchmarks.fuzz.stress", f"--minutes={6 * minutes}", f"--json={out}/stress.json"]
-    for target in TARGETS:
-        plan[f"fuzz-{target}"] = ["scripts/fuzz", target, f"--minutes={minutes}", f"--json={out}/fuzz.json"]
-    for scenario in CHAOS:
-        command = [python, "-m", "benchmarks.chaos", scenario, "--trials=5", f"--json={out}/chaos-{scenario}.json"]
-        plan[f"chaos-{scenario}"] = command
-    return plan
-
-
-def run(name: str, command: list[str], out: Path) -> Result:
+def run(step: Step, scale: float, out: Path) -> Result:
     """Run a step to its end, whatever its exit code."""
-    log = out / f"{name}.log"
+    log = out / f"{step.name}.log"
     start = time.monotonic()
     with log.open("wb") as stream:
-        done = subprocess.run(command, cwd=ROOT, stdout=stream, stderr=stream, check=False)
-    return Result(name, done.returncode, round(time.monotonic() - start), str(log))
+        done = subprocess.run(step.words(scale, out), cwd=ROOT, stdout=stream, stderr=stream, check=False)
+    return Result(step.name, done.returncode, round(time.monotonic() - start), str(log))
+
+
+def run_part(part: Part, scale: float, out: Path, console: Console) -> list[Result]:
+    """Run the steps of a part and write its file."""
+    results = []
+    for step in part.steps:
+        with console.status(step.name):
+            results.append(run(step, scale, out))
+        verdict = "FAILED" if results[-1].exit_code else "passed"
+        console.print(f"{part.name}: {step.name} {verdict} in {results[-1].seconds} s")
+    passed = not any(result.exit_code for result in results)
+    head = {"part": part.name, "passed": passed, "scale": scale, "machine": machine_facts()}
+    document = {**head, "steps": [asdict(result) for result in results]}
+    (out / f"{part.name}.json").write_text(json.dumps(document, indent=2) + "\n")
+    return results
 
 
 def main() -> int:
-    """Run all steps; return the exit code."""
+    """Run the chosen parts; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000, help="bad frames of each kind, bombs, oversized messages")
-    parser.add_argument(
-        "--minutes", type=float, default=10.0, help="of fuzzing, each target; six times as many of stress"
-    )
+    known = {part.name: part for part in PARTS}
+    parser.add_argument("--part", action="append", choices=list(known), help="only this one; may be repeated")
+    parser.add_argument("--list", action="store_true", help="list the parts, and run nothing")
+    parser.add_argument("--scale", type=float, default=1.0, help="of all counts and times")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "nightly", help="folder of logs and results")
-    parser.add_argument("--step", action="append", help="only this one; may be repeated")
     arguments = parser.parse_args()
+    if arguments.list:
+        _print_parts()
+        return 0
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    plan = steps(arguments.count, arguments.minutes, out)
-    console = Console()
-    results = []
-    for name in arguments.step or plan:
-        with console.status(name):
-            results.append(run(name, plan[name], out))
-        console.print(f"{name}: {'passed' if results[-1].exit_code == 0 else 'FAILED'} in {results[-1].seconds} s")
+    chosen = [known[name] for name in arguments.part or known]
+    results = [result for part in chosen for result in run_part(part, arguments.scale, out, Console())]
+    _print_results(results)
+    return int(any(result.exit_code for result in results))
+
+
+def _print_parts() -> None:
+    table = Table("part", "minutes, about", "steps")
+    for part in PARTS:
+        table.add_row(part.name, str(part.minutes), ", ".join(step.name for step in part.steps))
+    table_console().print(table)
+
+
+def _print_results(results: list[Result]) -> None:
     table = Table("step", "result", "seconds", "log")
     for result in results:
         table.add_row(result.step, "failed" if result.exit_code else "passed", str(result.seconds), result.log)
     table_console().print(table)
-    document = {"machine": machine_facts(), "steps": [asdict(result) for result in results]}
-    (out / "summary.json").write_text(json.dumps(document, indent=2) + "\n")
-    return int(any(result.exit_code for result in results))
 
 
 if __name__ == "__main__":

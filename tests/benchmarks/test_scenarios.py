@@ -10,14 +10,23 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections import Counter
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
 
 from benchmarks.chaos.fake_server import Manners, Proxy, fake_server
-from benchmarks.chaos.proc import alive, children, held, memory, started_at, wait_for
+from benchmarks.chaos.mixed_guests import cheating
+from benchmarks.chaos.proc import alive, children, held, is_idle, memory, started_at, wait_for
+from benchmarks.chaos.resource_faults.outputs import disk, pipe
 from benchmarks.chaos.robots import RobotProcess
 from benchmarks.chaos.service import ROOT
 from benchmarks.chaos.stalled_robots import Plan, stalled_robots
 from benchmarks.chaos.stalls import LONGEST_S, SHORTEST_S, durations
+from edgeflow.rpc import control_pb2 as pb
 
 
 def test_a_server_that_stops_and_a_network_that_stalls(tmp_path):
@@ -65,6 +74,40 @@ def test_an_unknown_scenario_is_refused():
     )
     assert done.returncode == 2
     assert "client-kill" in done.stdout
+
+
+def test_an_unknown_case_of_a_scenario_is_refused():
+    command = [sys.executable, "-m", "benchmarks.chaos", "resources", "--only", "full-disk,nothing"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "no case 'nothing'" in done.stderr and "blocked-pipe" in done.stderr
+
+
+@pytest.mark.parametrize("opened", [disk, partial(pipe, closed=True), partial(pipe, closed=False)])
+def test_an_outlet_takes_lines_until_it_is_spoilt(opened):
+    with opened() as outlet:
+        if os.fstat(outlet.descriptor).st_rdev != Path("/dev/full").stat().st_rdev:
+            assert os.write(outlet.descriptor, b"a line\n") == 7
+        outlet.spoil()
+        os.set_blocking(outlet.descriptor, False)
+        with pytest.raises(OSError):
+            os.write(outlet.descriptor, b"a line\n")
+
+
+def test_cheats_send_more_than_they_declare_and_begin_episodes():
+    leaving, ended, tally = threading.Event(), threading.Event(), Counter()
+    sent = cheating(pb.Image(data=b"picture"), leaving, ended, tally)
+    kinds = [next(sent).WhichOneof("kind") for _ in range(5)]
+    assert kinds == ["open", "frame", "frame", "frame", "reset"]
+    leaving.set()
+    assert next(sent, None) is None and tally["frames"] == 3
+
+
+def test_a_sleeping_process_is_idle_and_this_one_is_not():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert wait_for(lambda: is_idle(child.pid), 60) is not None
+        child.kill()
+    assert not is_idle(os.getpid())
 
 
 def test_a_child_is_seen_until_it_is_killed_and_not_as_a_zombie():

@@ -24,6 +24,7 @@ from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow.types import Disposition
 
+MOMENT_S = 0.1  # for a write to end once the loop turns again
 Context: TypeAlias = Any  # grpc.aio.ServicerContext; the library ships no types
 
 
@@ -37,6 +38,7 @@ class StreamCall:
         self._caller = caller
         self._timing = plane.config.timing
         self._runner: SessionRunner | None = None
+        self._alarm: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Run until the session ends; a RequestError becomes the call's status."""
@@ -117,11 +119,15 @@ class StreamCall:
 
     async def _send(self, message: pb.ServerMessage) -> None:
         loop = asyncio.get_running_loop()
-        alarm = loop.call_later(self._timing.slow_reader_ms / 1000, self._on_stall)
+        self._alarm = loop.call_later(self._timing.slow_reader_ms / 1000, self._on_silence)
         try:
             await self._context.write(message)
         finally:
-            alarm.cancel()
+            self._alarm.cancel()
+
+    def _on_silence(self) -> None:
+        """Give the robot one more moment: it may be this process that stood still."""
+        self._alarm = asyncio.get_running_loop().call_later(MOMENT_S, self._on_stall)
 
     def _on_stall(self) -> None:
         """End the session of a robot that does not read; the status follows the unread messages."""

@@ -1,0 +1,286 @@
+"""Kills, stops and starves the gateway and the chat front: robots must not notice, and callers must soon be answered.
+
+    .venv/bin/python -m benchmarks.chaos children --json benchmarks/results/chaos-children.json
+
+Two robots with the SDK act at 20 Hz over gRPC. Blocks in which both children are killed every 5 s alternate with quiet
+ones; then each child in turn is stopped (SIGSTOP), and then left without memory: its limit is lowered to a little more
+than it holds, and large bodies with pictures come. Answered again is a GET of /v1/models for the gateway, a chat
+completion of one token for the chat front.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import http.client
+import json
+import os
+import random
+import resource
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+
+from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, holds, sdk_track, undisturbed, verdict, within
+from benchmarks.chaos.light import light_policy
+from benchmarks.chaos.proc import alive, data_size, state, wait_for
+from benchmarks.chaos.report import Report, parser, progress
+from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, picture
+from benchmarks.chaos.rules import Row, percentile
+from benchmarks.chaos.service import ServiceUnderTest, wall
+from edgeflow.types import CameraSpec, ImageFormat
+
+ROBOTS, HZ = 2, 20.0
+ROLES = ("gateway", "chat")
+EVERY_S, KILLS_S, BLOCKS = 5.0, 120.0, 4
+KILLED, STOPPED, STARVED = "kills", "stops", "no memory"
+BARS_S = {KILLED: 2.5, STOPPED: 5.0, STARVED: 5.0}
+AGE_BARS = Bars(rise_ms=3.0, rise_percent=10.0)
+PATIENCE_S = 30.0
+AGAIN_S = 0.02
+SPARE_BYTES = 1 << 20
+LARGE_SENDERS, LARGE_S = 6, 2.0
+LARGE = CameraSpec("", 1000, 1000, ImageFormat.JPEG)
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+
+
+@dataclass(slots=True)
+class Answers:
+    """Seconds from a fault to the first answer, by role; NaN where none came."""
+
+    kills: dict[str, list[float]] = field(default_factory=lambda: {role: [] for role in ROLES})
+    stops: dict[str, list[float]] = field(default_factory=lambda: {role: [] for role in ROLES})
+    starved: dict[str, list[float]] = field(default_factory=lambda: {role: [] for role in ROLES})
+
+    def by_kind(self) -> dict[str, dict[str, list[float]]]:
+        return {KILLED: self.kills, STOPPED: self.stops, STARVED: self.starved}
+
+
+class Caller:
+    """Sends small requests to the children, each on a connection of its own."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def answers(self, role: str, patience_s: float) -> bool:
+        """True if this child answers a small request with success."""
+        if role == "gateway":
+            return self.status("GET", "/v1/models", None, patience_s) == http.HTTPStatus.OK
+        body = json.dumps(CHAT).encode()
+        return self.status("POST", "/v1/chat/completions", body, patience_s) == http.HTTPStatus.OK
+
+    def status(self, method: str, path: str, body: bytes | None, patience_s: float) -> int:
+        """The status of the answer; 0 if there is none."""
+        link = http.client.HTTPConnection("127.0.0.1", self._port, timeout=patience_s)
+        try:
+            link.request(method, path, body, {"content-type": "application/json"} if body else {})
+            answer = link.getresponse()
+            answer.read()
+            return answer.status
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            link.close()
+
+    def again_s(self, role: str, since_s: float) -> float:
+        """Seconds from then (monotonic) until this child answers; NaN if it does not."""
+        while (waited_s := time.monotonic() - since_s) < PATIENCE_S:
+            if self.answers(role, PATIENCE_S - waited_s):
+                return time.monotonic() - since_s
+            time.sleep(AGAIN_S)
+        return float("nan")
+
+
+def main() -> int:
+    """Run the scenario; return the exit code."""
+    made = parser(__doc__, 3)
+    made.add_argument("--seconds", type=float, default=KILLS_S, help="time during which children are killed")
+    arguments = made.parse_args()
+    report = Report("children", arguments)
+    spans, answers, outcomes = Spans(), Answers(), Counter[str]()
+    with light_policy(ROBOTS + 1) as config, ServiceUnderTest(config) as service:
+        robots = [RobotProcess(sdk_track, service.address, HZ) for _ in range(ROBOTS)]
+        try:
+            for robot in robots:
+                robot.hear()
+            began = wall()
+            with progress() as bar:
+                _faults(_Trial(service, spans, answers, outcomes), arguments, bar.track)
+            left = [event["state"] for event in service.events("state", began)]
+            tracks = [_ended(robot) for robot in robots]
+            lost = Counter(f"{event['child']}: {event['ended']}" for event in service.events("child_lost", began))
+        finally:
+            for robot in robots:
+                robot.close()
+    rows = _rows(tracks, spans, answers)
+    rows.append(Row("times without memory at which a body was refused, or the child ended", outcomes["starved"]))
+    rows.append(Row("times that the service was not ready", len(left), "", 0))
+    return report.finish(
+        rows,
+        spans=[asdict(each) for each in spans.all],
+        answered_s=answers.by_kind(),
+        tracks=[asdict(each) for each in tracks],
+        outcomes=dict(outcomes),
+        lost=dict(lost),
+    )
+
+
+def _ended(robot: RobotProcess) -> Track:
+    robot.link.send("stop")
+    track: Track = robot.hear()  # type: ignore[assignment]
+    return track
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What the faults share."""
+
+    service: ServiceUnderTest
+    spans: Spans
+    answers: Answers
+    outcomes: Counter[str]
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.service.port("http"))
+
+
+def _faults(trial: _Trial, arguments: argparse.Namespace, shown: Callable[..., Iterable[str]]) -> None:
+    generator = random.Random(arguments.seed)
+    for role in ROLES:  # the first answers of all are slower
+        trial.caller.again_s(role, time.monotonic())
+    block_s = max(arguments.seconds / BLOCKS, EVERY_S)
+    blocks = max(round(arguments.seconds / block_s), 1)
+    for _ in shown([KILLED] * blocks, description="blocks of kills"):
+        trial.spans.wait(QUIET, block_s)
+        _kill(trial, block_s, generator)
+    for kind, fault in ((STOPPED, _stop), (STARVED, _starve)):
+        for _ in shown([kind] * arguments.trials, description=f"{kind} of each child"):
+            for role in ROLES:
+                trial.spans.wait(QUIET, EVERY_S)
+                with trial.spans.during(kind):
+                    fault(trial, role)
+
+
+def _kill(trial: _Trial, seconds: float, generator: random.Random) -> None:
+    """Kill both children every EVERY_S, at a random time of it."""
+    with trial.spans.during(KILLED):
+        due = time.monotonic()
+        for _ in range(max(round(seconds / EVERY_S), 1)):
+            time.sleep(max(due + generator.uniform(0, EVERY_S / 10) - time.monotonic(), 0))
+            due += EVERY_S
+            at_s = time.monotonic()
+            for role in ROLES:
+                _end(_pid(trial.service, role))
+            asking = [threading.Thread(target=_ask, args=(trial, KILLED, role, at_s)) for role in ROLES]
+            for each in asking:
+                each.start()
+            for each in asking:
+                each.join()
+        time.sleep(max(due - time.monotonic(), 0))
+
+
+def _ask(trial: _Trial, kind: str, role: str, since_s: float) -> None:
+    trial.answers.by_kind()[kind][role].append(trial.caller.again_s(role, since_s))
+
+
+def _pid(service: ServiceUnderTest, role: str) -> int:
+    """The child's process id, once there is a child; TimeoutError."""
+    if wait_for(lambda: service.child(role) is not None, PATIENCE_S) is None:
+        raise TimeoutError(f"no {role} process within {PATIENCE_S:g} s")
+    return service.child(role) or 0
+
+
+def _end(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not alive(pid), PATIENCE_S, 0.001)
+
+
+def _stop(trial: _Trial, role: str) -> None:
+    """Stop a child: nobody but control can end it now."""
+    pid, at_s = _pid(trial.service, role), time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: state(pid) in "TZX", PATIENCE_S, 0.001)
+    _ask(trial, STOPPED, role, at_s)
+
+
+def _starve(trial: _Trial, role: str) -> None:
+    """Let a child run out of memory, then wait for the next small answer."""
+    pid, refused = _pid(trial.service, role), Counter[int]()
+    hard = resource.prlimit(pid, resource.RLIMIT_DATA)[1]
+    resource.prlimit(pid, resource.RLIMIT_DATA, (data_size(pid) + SPARE_BYTES, hard))
+    path, body = ("/v1/act", large_frame()) if role == "gateway" else ("/v1/chat/completions", large_chat())
+    with _sending(trial.caller, path, body, refused):
+        time.sleep(LARGE_S)
+        at_s = time.monotonic()
+    _ask(trial, STARVED, role, at_s)
+    ended = trial.service.child(role) != pid
+    trial.outcomes.update(f"{role}: {status}" for status in refused.elements())
+    trial.outcomes["starved"] += ended or any(status == 0 or status >= 500 for status in refused)
+
+
+@contextmanager
+def _sending(caller: Caller, path: str, body: bytes, statuses: Counter[int]) -> Iterator[None]:
+    """Send a body on several connections, again and again, while the context lasts."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            statuses[caller.status("POST", path, body, PATIENCE_S)] += 1
+            over.wait(AGAIN_S)
+
+    senders = [threading.Thread(target=run) for _ in range(LARGE_SENDERS)]
+    for each in senders:
+        each.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for each in senders:
+            each.join()
+
+
+def large_frame() -> bytes:
+    """An observation whose picture takes 3 MB, as often as it is in memory."""
+    return json.dumps({"image": base64.b64encode(picture(LARGE)).decode(), "instruction": INSTRUCTION}).encode()
+
+
+def large_chat() -> bytes:
+    """A conversation of 4 MB, and of a few values only."""
+    return json.dumps({"messages": [{"role": "user", "content": "hi " * (4 << 20 >> 2)}], "max_tokens": 1}).encode()
+
+
+def _rows(tracks: Sequence[Track], spans: Spans, answers: Answers) -> list[Row]:
+    rows = undisturbed("gRPC robots", tracks, spans.all)
+    for kind, by_role in answers.by_kind().items():
+        if any(span.kind == kind for span in spans.all):
+            rows += robots_rows(tracks, spans, kind)
+            rows += [row for role in ROLES for row in answer_rows(kind, role, by_role[role])]
+    between = sum(not _named(at_ns, spans) for track in tracks for at_ns, _ in track.holds)
+    rows.append(Row("HOLDs between the blocks", between, "", 0))
+    rows.append(Row("HOLDs in quiet blocks", len(holds(tracks, spans.all, QUIET))))
+    return rows
+
+
+def robots_rows(tracks: Sequence[Track], spans: Spans, kind: str) -> list[Row]:
+    """The robots beside faults of this kind."""
+    held = Row(f"gRPC robots: HOLDs beside {kind}", len(holds(tracks, spans.all, kind)), "", 0)
+    return [held, *verdict("gRPC robots", tracks, spans.all, kind, AGE_BARS)]
+
+
+def answer_rows(kind: str, role: str, seconds: Sequence[float]) -> list[Row]:
+    """How soon a child answered again; one that never did misses the bar."""
+    return [
+        Row(f"{role}: {kind}", len(seconds)),
+        Row(f"{role}: answering again after {kind}, p50", percentile(seconds, 50), "s"),
+        Row(f"{role}: answering again after {kind}, max", percentile(seconds, 100), "s", BARS_S[kind]),
+    ]
+
+
+def _named(at_ns: int, spans: Spans) -> bool:
+    return any(within(at_ns, spans.all, kind) for kind in {span.kind for span in spans.all})

@@ -1,0 +1,109 @@
+"""A service with a robot whose worker can be killed, and the comparison of two of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from benchmarks.chaos.fleet import Fleet
+from benchmarks.chaos.proc import started_at
+from benchmarks.chaos.report import progress
+from benchmarks.chaos.robots import OVERCOMMIT
+from benchmarks.chaos.rules import Row, percentile
+from benchmarks.chaos.service import ServiceUnderTest, Surroundings, crash_budget
+
+HZ, POLL_S = 20.0, 0.01
+SLOWER = 1.2
+EXIT_S = 15.0
+STEADY_S = 0.5
+CONFIG = crash_budget({"max_sessions": 1, **OVERCOMMIT})
+
+
+@dataclass(slots=True, kw_only=True)
+class Setting:
+    """Options of the run. trials: workers killed per case. samples: raw measurements, for the report."""
+
+    trials: int
+    blocked_s: float
+    limit: int
+    samples: dict[str, object] = field(default_factory=dict)
+
+
+class Patient:
+    """A service with one robot that acts."""
+
+    def __init__(self, around: Surroundings | None = None, probes: Sequence[str] = ()) -> None:
+        self.service = ServiceUnderTest(CONFIG, probes, around)
+
+    def __enter__(self) -> Patient:
+        with ExitStack() as stack:
+            stack.enter_context(self.service)
+            self.fleet = stack.enter_context(Fleet(self.service.address, 1, HZ, POLL_S))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def cold_start_s(self) -> float:
+        """How long its first worker took to start; its log must be readable."""
+        return self.service.wait_event("worker_ready", 0.0, 1.0) - started_at(self.service.worker())
+
+    def killed(self, during: Callable[[], None] = lambda: None) -> float:
+        """Seconds from the death of its worker, with one in reserve, until the robot acts again."""
+        self.service.wait_idle_reserve()
+        self.steady()
+        at_ns = time.monotonic_ns()
+        os.kill(self.service.worker(), signal.SIGKILL)
+        during()
+        return self.recovered(at_ns)
+
+    def recovered(self, at_ns: int) -> float:
+        """Seconds from this moment until the robot acts again after a HOLD."""
+        held = self.fleet.wait("hold", at_ns)[0]
+        return (self.fleet.wait("act", held.at_ns)[0].at_ns - at_ns) / 1e9
+
+    def steady(self) -> None:
+        """Wait until the robot acts."""
+        time.sleep(STEADY_S)
+        self.fleet.wait("act", time.monotonic_ns())
+
+    def strange_holds(self, *expected: str) -> int:
+        """HOLDs for other reasons than those expected."""
+        return sum(reason not in expected for reason in self.fleet.reasons())
+
+    def exit_code(self) -> float:
+        """The exit code after SIGTERM with the robot still there; NaN if it does not end."""
+        self.service.signal(signal.SIGTERM)
+        code = self.service.wait_exit(EXIT_S)
+        return float("nan") if code is None else abs(code)
+
+
+def compared(
+    setting: Setting, name: str, ill: Patient, well: Patient, between: Callable[[], None] = lambda: None
+) -> list[Row]:
+    """Kill the workers of both in turn, and compare; then stop the ill one. between: called between two trials."""
+    took: dict[str, list[float]] = {"fault": [], "control": []}
+    with progress() as bar:
+        for trial in bar.track(range(setting.trials), description=name):
+            if trial:
+                between()
+            took["control"].append(well.killed())
+            took["fault"].append(ill.killed())
+    setting.samples[name] = took
+    control, usual = percentile(took["control"], 50), well.strange_holds("WORKER_LOST")
+    return [
+        Row("workers killed", len(took["fault"])),
+        Row("acting again in the control, median", control, "s"),
+        Row("acting again, median", percentile(took["fault"], 50), "s", SLOWER * control),
+        Row("HOLDs other than WORKER_LOST in the control", usual),
+        Row("HOLDs other than WORKER_LOST", ill.strange_holds("WORKER_LOST"), "", usual),
+        Row("exit code after SIGTERM", ill.exit_code(), "", 0),
+    ]

@@ -1,0 +1,92 @@
+"""A machine on which no process can be started for some seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.chaos.proc import wait_for
+from benchmarks.chaos.resource_faults.patient import SLOWER, Patient, Setting
+from benchmarks.chaos.rules import Row, percentile
+from benchmarks.chaos.service import START_S, Surroundings
+
+LACKING_S = 3.0
+LONGEST_PAUSE_S = 3.2  # between two attempts of the supervisor after so long (0.2 s, doubled with each)
+NOBODY = 65534
+CAPABILITIES = "+dac_override,+dac_read_search"  # the files may be root's
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", f"--inh-caps=-all,{CAPABILITIES}")
+
+
+def processes(setting: Setting) -> list[Row]:
+    """The worker is killed with one in reserve, which takes over, and again: then a process is needed."""
+    with_reserve, without = [], []
+    root = os.geteuid() == 0
+    around = Surroundings(under=[*AS_NOBODY, f"--ambient-caps={CAPABILITIES}", "--"] if root else [])
+    with Patient(around) as patient:
+        cold_s = patient.cold_start_s()
+        for _ in range(setting.trials):
+            patient.service.wait_idle_reserve()
+            patient.steady()
+            with _no_processes(patient.service.pid):
+                with_reserve.append(_killed(patient))
+                at_ns = time.monotonic_ns()
+                os.kill(patient.service.worker(), signal.SIGKILL)
+                patient.fleet.wait("hold", at_ns)
+                time.sleep(LACKING_S)
+            lifted_ns = time.monotonic_ns()
+            without.append((patient.fleet.wait("act", lifted_ns)[0].at_ns - lifted_ns) / 1e9)
+        back = wait_for(lambda: patient.service.reserve() is not None, START_S, 0.05)
+        strange = patient.strange_holds("WORKER_LOST")
+        code = patient.exit_code()
+    setting.samples["processes"] = {"with_reserve_s": with_reserve, "without_s": without, "cold_s": cold_s}
+    return [
+        Row("workers killed", 2 * len(without)),
+        Row("cold start of a worker", cold_s, "s"),
+        Row("acting again with the reserve, median", percentile(with_reserve, 50), "s", SLOWER * cold_s),
+        Row(
+            "acting again once processes can be started, median",
+            percentile(without, 50),
+            "s",
+            LONGEST_PAUSE_S + SLOWER * cold_s,
+        ),
+        Row("reserves missing at the end", float(back is None), "", 0),
+        Row("HOLDs other than WORKER_LOST", strange, "", 0),
+        Row("exit code after SIGTERM", code, "", 0),
+    ]
+
+
+def _killed(patient: Patient) -> float:
+    at_ns = time.monotonic_ns()
+    os.kill(patient.service.worker(), signal.SIGKILL)
+    return patient.recovered(at_ns)
+
+
+@contextmanager
+def _no_processes(pid: int) -> Iterator[None]:
+    """Let every fork and thread of a process fail with EAGAIN."""
+    hard = _hard_limit(pid)
+    _limit(pid, "1")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(subprocess.CalledProcessError):  # it is gone
+            _limit(pid, hard)
+
+
+def _limit(pid: int, soft: str) -> None:
+    command = ["prlimit", f"--pid={pid}", f"--nproc={soft}:"]
+    if os.geteuid() == 0:
+        subprocess.run(command, user=NOBODY, group=NOBODY, extra_groups=[], check=True, capture_output=True)
+    else:
+        subprocess.run(command, check=True, capture_output=True)
+
+
+def _hard_limit(pid: int) -> str:
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    return next(line for line in lines if line.startswith("Max processes")).split()[3]

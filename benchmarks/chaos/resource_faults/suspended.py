@@ -1,0 +1,147 @@
+"""Processes that are suspended, in every state: worker, reserve, starting worker, gateway, chat front, control."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from benchmarks.chaos.proc import alive, wait_for
+from benchmarks.chaos.resource_faults.patient import SLOWER, Patient, Setting
+from benchmarks.chaos.rules import Row
+from benchmarks.chaos.service import START_S
+
+NOTICED_S = 2.5  # a process that shows no progress (timing.worker_progress_ms and a margin)
+BACKOFF_S = 0.5  # before another process is started
+LEAST_START_S, START_TIMES = 5.0, 4  # a start may take this long, or this many times the slowest before
+WARMING_S = 0.15  # after the loss of a worker the reserve has begun
+CONTROL_S = 1.5  # too short to be replaced by whatever watches the service
+BACK_S = 1.0
+HTTP_S = 5.0
+QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+
+
+def suspended(setting: Setting) -> list[Row]:
+    """Suspend each once, with a robot that acts."""
+    with Patient() as patient:
+        cold_s, again_s = patient.cold_start_s(), SLOWER * patient.killed()
+        cold = SLOWER * cold_s
+        start_s = max(LEAST_START_S, START_TIMES * cold_s)
+        took = {
+            "worker": (_worker(patient), NOTICED_S + again_s),
+            "reserve, worker killed": (_reserve(patient), NOTICED_S + BACKOFF_S + cold),
+            "worker while it warms up": (_warming(patient), start_s + NOTICED_S + BACKOFF_S + cold),
+        }
+        lost = len(patient.service.events("worker_lost"))
+        before = len(patient.fleet.reasons())
+        rows = [*_child(patient, "gateway", cold), *_child(patient, "chat", cold)]
+        rows.append(Row("HOLDs by suspended children", len(patient.fleet.reasons()) - before, "", 0))
+        rows += _control(patient)
+        rows.append(Row("workers lost by suspended children or control", _lost(patient) - lost, "", 0))
+        rows.append(Row("HOLDs for strange reasons", patient.strange_holds("WORKER_LOST", "SILENCE"), "", 0))
+        rows.append(Row("exit code after SIGTERM", patient.exit_code(), "", 0))
+    setting.samples["suspended"] = {"cold_s": cold_s, **{name: value for name, (value, _) in took.items()}}
+    acting = [Row(f"acting again after SIGSTOP, {name}", value, "s", bar) for name, (value, bar) in took.items()]
+    return [Row("cold start of a worker", cold_s, "s"), *acting, *rows]
+
+
+def _worker(patient: Patient) -> float:
+    patient.service.wait_idle_reserve()
+    patient.steady()
+    return _stopped(patient, patient.service.worker())
+
+
+def _reserve(patient: Patient) -> float:
+    patient.service.wait_idle_reserve()
+    patient.steady()
+    reserve = patient.service.reserve()
+    assert reserve is not None
+    os.kill(reserve, signal.SIGSTOP)
+    try:
+        at_ns = time.monotonic_ns()
+        os.kill(patient.service.worker(), signal.SIGKILL)
+        return patient.recovered(at_ns)
+    finally:
+        _resume(reserve)
+
+
+def _warming(patient: Patient) -> float:
+    patient.service.wait_idle_reserve()
+    patient.steady()
+    reserve, at, at_ns = patient.service.reserve(), time.time(), time.monotonic_ns()
+    assert reserve is not None
+    os.kill(patient.service.worker(), signal.SIGKILL)
+    patient.service.wait_event("state", at, START_S, state="degraded")
+    time.sleep(WARMING_S)
+    os.kill(reserve, signal.SIGSTOP)
+    try:
+        return patient.recovered(at_ns)
+    finally:
+        _resume(reserve)
+
+
+def _stopped(patient: Patient, pid: int) -> float:
+    at_ns = time.monotonic_ns()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        return patient.recovered(at_ns)
+    finally:
+        _resume(pid)
+
+
+def _child(patient: Patient, role: str, cold_s: float) -> list[Row]:
+    """Suspend a child; it is replaced, and chat is answered again."""
+    pid, at = patient.service.child(role), time.time()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    lost_at = patient.service.wait_event("child_lost", at, START_S, child=role)
+    answered_s = wait_for(_answers(patient), START_S, 0.05)
+    return [
+        Row(f"{role} suspended to noticed", lost_at - at, "s", NOTICED_S),
+        Row(f"{role} noticed to chat answered", float("nan") if answered_s is None else answered_s, "s", cold_s),
+        Row(f"{role}: suspended process still there", float(alive(pid)), "", 0),
+    ]
+
+
+def _answers(patient: Patient) -> Callable[[], bool]:
+    """A condition that holds once chat is answered."""
+
+    def answers() -> bool:
+        asked = http.client.HTTPConnection("127.0.0.1", patient.service.port("http"), timeout=HTTP_S)
+        with contextlib.closing(asked), contextlib.suppress(OSError, http.client.HTTPException):
+            asked.request("POST", "/v1/chat/completions", json.dumps(QUESTION), {"content-type": "application/json"})
+            return asked.getresponse().status == http.HTTPStatus.OK
+        return False
+
+    return answers
+
+
+def _control(patient: Patient) -> list[Row]:
+    """Suspend control, too shortly for anybody to replace it; the robot holds and goes on with the same worker."""
+    patient.steady()
+    worker = patient.service.worker()
+    at_ns = time.monotonic_ns()
+    patient.service.signal(signal.SIGSTOP)
+    time.sleep(CONTROL_S)
+    patient.service.signal(signal.SIGCONT)
+    resumed_ns = time.monotonic_ns()
+    held = patient.fleet.wait("hold", at_ns)[0]
+    acting_ns = max(patient.fleet.wait("act", max(held.at_ns, resumed_ns))[0].at_ns - resumed_ns, 0)
+    return [
+        Row("control suspended to HOLD", (held.at_ns - at_ns) / 1e9, "s", CONTROL_S),
+        Row("control resumed to acting", acting_ns / 1e9, "s", BACK_S),
+        Row("workers replaced by it", float(patient.service.worker() != worker), "", 0),
+    ]
+
+
+def _lost(patient: Patient) -> int:
+    return len(patient.service.events("worker_lost"))
+
+
+def _resume(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
