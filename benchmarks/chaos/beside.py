@@ -51,7 +51,7 @@ class Spans:
 
 @dataclass(slots=True)
 class Track:
-    """What a robot did. actions: (received, age) in nanoseconds. holds: (time, reason) of changes from ACT to HOLD."""
+    """The history of a robot. actions: (received, age) in nanoseconds. holds: (time, reason) of HOLDs, once each."""
 
     actions: list[tuple[int, int]] = field(default_factory=list)
     holds: list[tuple[int, str]] = field(default_factory=list)

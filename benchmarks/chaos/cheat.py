@@ -101,4 +101,4 @@ def honest(link: Connection, address: str, rate_hz: float) -> None:
     link.send("acting")
     told_to_stop(link, None)
     robot.leave()
-    link.send(Track(robot.ages, []))
+    link.send(Track(robot.ages, robot.holds))

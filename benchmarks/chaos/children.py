@@ -61,7 +61,7 @@ class Answers:
 
 
 class Caller:
-    """Sends small requests to the children, each on a connection of its own."""
+    """Sends small requests to the children, each on a new connection."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -210,23 +210,25 @@ def _stop(trial: _Trial, role: str) -> None:
 
 
 def _starve(trial: _Trial, role: str) -> None:
-    """Let a child run out of memory, then wait for the next small answer."""
-    pid, refused = _pid(trial.service, role), Counter[int]()
-    hard = resource.prlimit(pid, resource.RLIMIT_DATA)[1]
-    resource.prlimit(pid, resource.RLIMIT_DATA, (data_size(pid) + SPARE_BYTES, hard))
+    """Let a child run out of memory, then wait for the next small answer; one that lives gets its limit back."""
+    pid, statuses = _pid(trial.service, role), Counter[int]()
+    limits = resource.prlimit(pid, resource.RLIMIT_DATA)
+    resource.prlimit(pid, resource.RLIMIT_DATA, (data_size(pid) + SPARE_BYTES, limits[1]))
     path, body = ("/v1/act", large_frame()) if role == "gateway" else ("/v1/chat/completions", large_chat())
-    with _sending(trial.caller, path, body, refused):
+    with _sending(trial.caller, path, body, statuses) as over:
         time.sleep(LARGE_S)
-        at_s = time.monotonic()
-    _ask(trial, STARVED, role, at_s)
+        over.set()
+        _ask(trial, STARVED, role, time.monotonic())
     ended = trial.service.child(role) != pid
-    trial.outcomes.update(f"{role}: {status}" for status in refused.elements())
-    trial.outcomes["starved"] += ended or any(status == 0 or status >= 500 for status in refused)
+    with suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_DATA, limits)
+    trial.outcomes.update(f"{role}: {status}" for status in statuses.elements())
+    trial.outcomes["starved"] += ended or any(status == 0 or status >= 500 for status in statuses)
 
 
 @contextmanager
-def _sending(caller: Caller, path: str, body: bytes, statuses: Counter[int]) -> Iterator[None]:
-    """Send a body on several connections, again and again, while the context lasts."""
+def _sending(caller: Caller, path: str, body: bytes, statuses: Counter[int]) -> Iterator[threading.Event]:
+    """Send a body on several connections, again and again, until the event that it yields is set."""
     over = threading.Event()
 
     def run() -> None:
@@ -238,7 +240,7 @@ def _sending(caller: Caller, path: str, body: bytes, statuses: Counter[int]) -> 
     for each in senders:
         each.start()
     try:
-        yield
+        yield over
     finally:
         over.set()
         for each in senders:

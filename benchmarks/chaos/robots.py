@@ -71,8 +71,8 @@ def opening(camera: CameraSpec, rate_hz: float, mode: pb.Mode = pb.MODE_PIPELINE
 class RawRobot:
     """A robot that sends frames at a rate until `leave`; all messages it received can be read afterwards.
 
-    before_write: called with each frame's number right before the library writes it. keep: record `told` and `ages`,
-    for which a long run has no memory.
+    before_write: called with each frame's number right before the library writes it. keep: record `told`, `ages` and
+    `holds`, for which a long run has no memory.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class RawRobot:
         self.session = self.sent = 0
         self.told: Counter[int] = Counter()
         self.ages: list[tuple[int, int]] = []  # (received, age), nanoseconds
+        self.holds: list[tuple[int, str]] = []  # (received, reason)
         self.notices: list[str] = []
         self.last_command = pb.COMMAND_UNSPECIFIED
         self.code = self.text = ""
@@ -160,11 +161,14 @@ class RawRobot:
 
     def _hear_action(self, action: pb.Action) -> None:
         self.last_command = action.command
-        if action.command == pb.COMMAND_ACT:
-            now_ns = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
+        if action.command != pb.COMMAND_ACT:
             if self._keep:
-                self.ages.append((now_ns, now_ns - action.stamp_ns))
-            self.acted.set()
+                self.holds.append((now_ns, action.reason))
+            return
+        if self._keep:
+            self.ages.append((now_ns, now_ns - action.stamp_ns))
+        self.acted.set()
 
 
 def client(address: str, rate_hz: float, **options: object) -> RobotClient:
