@@ -137,7 +137,7 @@ def _ended(robot: RobotProcess) -> Track:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """What the faults share."""
+    """The common parts of all faults."""
 
     service: ServiceUnderTest
     spans: Spans
