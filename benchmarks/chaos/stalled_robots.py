@@ -29,7 +29,7 @@ STALLED = "stalled"  # said after each stall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the robots of a process do. stalls_s: the lengths of each robot's stalls; a robot without any acts for
+    """The task of a process of robots. stalls_s: the lengths of each robot's stalls; a robot without any acts for
     watch_s. limit_ms: the age limit to judge by, None = the one that each action carries. max_action_age_s: the SDK's
     setting.
     """
@@ -43,7 +43,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Watched:
-    """What a robot did. late_ms: age of the oldest frame acted on when `latest` had returned its action, minus its
+    """The record of a robot. late_ms: age of the oldest frame acted on when `latest` had returned its action, minus its
     limit; -inf = it acted on none. beyond: calls of `latest` that were made beyond the limit and returned the action
     all the same. lost: stalls after which it did not act again.
     """
@@ -153,7 +153,7 @@ def stalled_robots(link: Connection, port: int, plan: Plan) -> None:
 
 
 def watching_robots(link: Connection, port: int, plan: Plan) -> None:
-    """Work of a process: robots act until told to stop. A number asks to say when all of them have acted since then."""
+    """Work of a process: robots act until asked to stop. A number asks for a message once all have acted since then."""
     since_ns: int | None = None
     with ExitStack() as stack:
         robots = [StalledRobot(stack, port, plan, number) for number in range(len(plan.stalls_s))]

@@ -190,7 +190,7 @@ def _heard(robots: RobotProcess) -> list[Watched]:
 
 
 def _samples(seen: Seen) -> dict[str, list[dict[str, object]]]:
-    """What every robot did; late_ms is null where it acted on no frame."""
+    """The records of all robots; late_ms is null where it acted on no frame."""
     return {
         name: [{**asdict(robot), "late_ms": robot.late_ms if robot.acted else None} for robot in robots]
         for name, robots in seen.items()

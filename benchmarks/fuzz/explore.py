@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
-TARGETS = ("parser", "image", "body")
+TARGETS = ("parser", "image", "body", "chat")
 MAX_BYTES = 8192
 SECONDS_PER_INPUT = 5
 SEED = "seed-"

@@ -78,8 +78,8 @@ def serve(
     """Serve a policy to robots over gRPC, with HTTP beside it. SIGTERM or Ctrl-C drains and exits with code 0."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise strangers' handshakes fill the log
     from edgeflow.config import load_config
-    from edgeflow.service.app import run_service
     from edgeflow.service.host.output import Output
+    from edgeflow.service.run import run_service
 
     overrides = {
         "model": model,

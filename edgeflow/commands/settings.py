@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgeflow.commands.options import OptionalFloat
+from edgeflow.commands.options import OptionalFloat, OptionalPath
 
 
 def config_schema() -> None:
@@ -35,11 +35,18 @@ def token_new(
     days: Annotated[
         OptionalFloat, typer.Option(min=0, max=36500, help="Days until the token expires; default: never.")
     ] = None,
+    out: Annotated[
+        OptionalPath, typer.Option(help="New file for the token, readable by you alone; default: print it.")
+    ] = None,
 ) -> None:
-    """Create an access token and print it, once: the file stores its SHA-256 only.
+    """Create an access token and print it, once: the tokens file stores its SHA-256 only.
 
     A running service accepts the token within a second.
     """
-    from edgeflow.service.security.auth import new_token
+    from edgeflow.service.security.auth import new_token, secret_file
 
-    print(new_token(tokens, principal, role, days))
+    if out is None:
+        print(new_token(tokens, principal, role, days))
+        return
+    with secret_file(out) as file:
+        file.write(new_token(tokens, principal, role, days) + "\n")

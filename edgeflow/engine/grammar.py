@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import IO, cast
 
 import numpy as np
@@ -33,15 +34,17 @@ from edgeflow.engine.grammar_child import (
     MASK,
     MEMORY_BYTES,
     NEXT,
-    send,
 )
-from edgeflow.errors import InvalidArgument
+from edgeflow.errors import RETRY_AFTER_MS, InvalidArgument, RequestError, Unavailable
 from edgeflow.reasons import Reason
 from edgeflow.text.tokenizer import TextTokenizer
 
 START_S = 60.0  # of the process, a large tokenizer included
 PATIENCE_S = 20.0  # with an answer, of which COMPILE_S may be processor time: on a busy machine it gets little
 MAX_BYTES = 1 << 20  # of a mask: eight million tokens
+STOPPED_S = 0.5  # between looks at a process that does not answer
+LAST_WORDS_S = 0.1
+FROM_OUTSIDE = {-each for each in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
 
 
 class Grammar:
@@ -113,7 +116,9 @@ class _Process:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, message: bytes) -> bytes:
-        """A mask; InvalidArgument where there is none, or none in time."""
+        """A mask; InvalidArgument where there is none, or none in time; Unavailable if the process is lost."""
+        if self._process is not None and message[:1] == COMPILE and self._process.poll() is not None:
+            self._end()  # it was lost between two requests: nothing of this one is
         if self._process is None:
             self._start()
             self._exchange(self._first, START_S)
@@ -122,23 +127,21 @@ class _Process:
     def _exchange(self, message: bytes, limit_s: float) -> bytes:
         process = cast("subprocess.Popen[bytes]", self._process)
         try:
-            send(cast("IO[bytes]", process.stdin), message)  # type: ignore[arg-type]
-            answer = _receive(cast("IO[bytes]", process.stdout).fileno(), time.monotonic() + limit_s)
+            answer = _Exchange(process, time.monotonic() + limit_s).run(message)
         except TimeoutError:
             self._end()
             raise _refused(f"takes longer than {limit_s:g} s") from None
         except OSError:
-            code = self._end()
-            slow = code == -signal.SIGXCPU
-            limit = f"{COMPILE_S} s of processor time" if slow else f"{MEMORY_BYTES >> 20} MiB"
-            raise _refused(f"needs more than {limit}") from None
+            raise _cause(self._end()) from None
         if answer[:1] != MASK:
             raise _refused(answer[1:].decode(errors="replace"))
         return answer[1:]
 
     def _end(self) -> int:
-        """Kill it; its exit code."""
+        """Kill it; returns its exit code."""
         process, self._process = cast("subprocess.Popen[bytes]", self._process), None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LAST_WORDS_S)  # its end of the pipe closes before it can be waited for
         self._ended()
         return process.wait()
 
@@ -156,24 +159,72 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-def _receive(descriptor: int, deadline_s: float) -> bytes:
-    """One message; TimeoutError after the deadline, ConnectionError when the other side has gone."""
-    (size,) = LENGTH.unpack(_read(descriptor, LENGTH.size, deadline_s))
-    if size > MAX_BYTES:
-        raise ConnectionError
-    return _read(descriptor, size, deadline_s)
+class _Exchange:
+    """One message and its answer, within a deadline.
 
+    TimeoutError after the deadline; ConnectionError once the other side has gone, or is stopped and will not go on.
+    """
 
-def _read(descriptor: int, size: int, deadline_s: float) -> bytes:
-    data = b""
-    while len(data) < size:
-        if not select.select([descriptor], [], [], max(deadline_s - time.monotonic(), 0))[0]:
-            raise TimeoutError
-        part = os.read(descriptor, size - len(data))
-        if not part:
+    def __init__(self, process: subprocess.Popen[bytes], deadline_s: float) -> None:
+        self._pid = process.pid
+        self._writer = cast("IO[bytes]", process.stdin).fileno()
+        self._reader = cast("IO[bytes]", process.stdout).fileno()
+        self._deadline_s = deadline_s
+        os.set_blocking(self._writer, False)
+
+    def run(self, message: bytes) -> bytes:
+        """Write a message and read the answer."""
+        rest = memoryview(LENGTH.pack(len(message)) + message)
+        while rest:
+            self._wait([], [self._writer])
+            rest = rest[os.write(self._writer, rest[: select.PIPE_BUF]) :]
+        (size,) = LENGTH.unpack(self._read(LENGTH.size))
+        if size > MAX_BYTES:
             raise ConnectionError
-        data += part
-    return data
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            self._wait([self._reader], [])
+            part = os.read(self._reader, size - len(data))
+            if not part:
+                raise ConnectionError
+            data += part
+        return data
+
+    def _wait(self, readers: list[int], writers: list[int]) -> None:
+        """Wait until a descriptor is ready; every STOPPED_S, see whether the process is stopped."""
+        while not any(select.select(readers, writers, [], min(STOPPED_S, self._left_s()))):
+            if self._left_s() == 0:
+                raise TimeoutError
+            if _is_stopped(self._pid):
+                raise ConnectionError
+
+    def _left_s(self) -> float:
+        return max(self._deadline_s - time.monotonic(), 0.0)
+
+
+def _is_stopped(pid: int) -> bool:
+    """True if a signal has stopped the process (where /proc says so)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
+def _cause(code: int) -> RequestError:
+    """The error for a request whose process ended with this exit code."""
+    if code == -signal.SIGXCPU:
+        return _refused(f"needs more than {COMPILE_S} s of processor time")
+    if code in FROM_OUTSIDE:
+        return Unavailable(
+            "the process that handles schemas was lost: try again",
+            field="response_format",
+            reason=Reason.SCHEMA_PROCESS_LOST,
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+    return _refused(f"needs more than {MEMORY_BYTES >> 20} MiB")
 
 
 def _refused(why: str) -> InvalidArgument:

@@ -1,23 +1,19 @@
-"""The front process: composition, start, signals and drain."""
+"""The service: composition, start and drain."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
 import socket
-import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from edgeflow import __version__
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import WorkerError
 from edgeflow.ipc.messages import ChatReady, Message, WarmupProgress, WorkerReady
 from edgeflow.model_paths import is_hub_id, resolve_model
 from edgeflow.service.chat.summary import chat_summary
@@ -28,12 +24,11 @@ from edgeflow.service.grpc.server import ControlService, GrpcServer
 from edgeflow.service.host.doors import Doors
 from edgeflow.service.host.listen import address_text
 from edgeflow.service.host.preflight import check_model_directory
-from edgeflow.service.host.process import clear_ready_file, new_loop, no_core_dumps, stop_signal, write_ready_file
 from edgeflow.service.host.realtime import lock_memory, settle
 from edgeflow.service.host.vital import VitalTask
 from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.health_listener import HealthListener
-from edgeflow.service.observe.log import EventLog, Sink
+from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.loop_watch import LoopWatch
 from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.observe.status import Phase, ServiceStatus
@@ -354,72 +349,3 @@ def _freeze() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-
-
-def run_service(
-    config: ServiceConfig,
-    announce: Announce,
-    *,
-    ready_file: Path | None = None,
-    launch: Launch | None = None,
-    log: Sink | None = None,
-) -> int:
-    """Serve until SIGTERM or SIGINT and return the exit code.
-
-    Raises StartError if the service cannot start, WorkerError if it cannot continue.
-    announce: called with every phase and the progress of the warm-up; "ready" carries the bound addresses.
-    ready_file: written as {"grpc": port, "http": port, "health": port} once robots can connect.
-    launch: starts a worker; default: a process running edgeflow.engine.start.
-    log: receives the lines of the log; default: standard error, which then must not block.
-    """
-    if ready_file is not None:
-        clear_ready_file(ready_file)
-    no_core_dumps()
-    events = EventLog(MonotonicClock(), log or sys.stderr)
-    loop = new_loop()
-    asyncio.set_event_loop(loop)
-    try:
-        return loop.run_until_complete(_serve(config, announce, ready_file, launch, events))
-    finally:
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        asyncio.set_event_loop(None)
-        loop.close()
-
-
-async def _serve(
-    config: ServiceConfig, announce: Announce, ready_file: Path | None, launch: Launch | None, log: EventLog
-) -> int:
-    service = Service(config, announce, log, launch)
-    stop = stop_signal()
-    start = asyncio.create_task(service.start())
-    stopped = asyncio.create_task(stop.wait())
-    faulted = asyncio.create_task(service.faulted.wait())
-    await asyncio.wait({start, stopped, faulted}, return_when=asyncio.FIRST_COMPLETED)
-    if not start.done():
-        start.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await start
-        return _exit_code(service)
-    try:
-        start.result()
-    except BaseException:
-        stopped.cancel()
-        faulted.cancel()
-        raise
-    try:
-        if ready_file is not None:
-            status = service.status
-            write_ready_file(ready_file, grpc=status.grpc_port, http=status.http_port, health=status.health_port)
-        await asyncio.wait({stopped, faulted}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopped.cancel()
-        faulted.cancel()
-        await service.stop()
-    return _exit_code(service)
-
-
-def _exit_code(service: Service) -> int:
-    if service.fault:
-        raise WorkerError(service.fault)
-    return 0

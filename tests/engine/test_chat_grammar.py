@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,11 +23,11 @@ from edgeflow.config import ChatConfig
 from edgeflow.engine import grammar as grammar_module
 from edgeflow.engine.chat_build import build_chat
 from edgeflow.engine.generate import Generation, generate
-from edgeflow.engine.grammar import Grammars
+from edgeflow.engine.grammar import PATIENCE_S, Grammars
 from edgeflow.engine.grammar_child import COMPILE, HANDLE, KEPT, KEPT_ANSWERS, MASK, NEXT, Compiler
 from edgeflow.engine.inbox import Inbox
 from edgeflow.engine.sampling import SamplingParams
-from edgeflow.errors import InvalidArgument
+from edgeflow.errors import InvalidArgument, Unavailable
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message
 from edgeflow.models.chat import ChatModel, load_chat_model
 from tests.chat_checkpoint import END
@@ -215,13 +218,27 @@ def test_the_kernel_refuses_memory_beyond_the_limit(model: ChatModel, monkeypatc
         compiled(grammars, {"enum": [f"{i:04}" * 8 for i in range(1500)]})
 
 
-def test_a_process_that_is_gone_is_told_and_another_one_starts(model: ChatModel):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_a_process_that_is_killed_or_stopped_is_nobodys_schemas_fault(model: ChatModel, number: signal.Signals):
     grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
     grammar = compiled(grammars, SCHEMA)
-    grammars._process._process.kill()
+    process = grammars._process._process
+    os.kill(process.pid, number)
+    began = time.monotonic()
     grammar.accept(int(grammar.allowed().nonzero()[0]))
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(Unavailable, match="the process that handles schemas was lost: try again") as caught:
         grammar.allowed()
+    assert caught.value.reason == "SCHEMA_PROCESS_LOST" and time.monotonic() - began < PATIENCE_S / 2
+    assert process.returncode is not None
+    assert compiled(grammars, SCHEMA).allowed().any()
+
+
+def test_a_process_that_is_lost_between_two_requests_is_not_missed(model: ChatModel):
+    grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
+    compiled(grammars, SCHEMA)
+    process = grammars._process._process
+    process.kill()
+    process.wait()
     assert compiled(grammars, SCHEMA).allowed().any()
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from random import Random
+
+from pydantic import BaseModel
 
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import RequestError
 from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.chat.body import MAX_MESSAGES, ChatBody, CompletionBody, TokenizeBody, parse
+from edgeflow.service.chat.prefixes import PrefixBody
+from edgeflow.service.chat.schemas import MAX_SCHEMA_BYTES
 from edgeflow.service.grpc.codec import Unparsable, check_frame, check_open, parse_client_message, refuse_unknown_fields
 from edgeflow.service.http.act import act_request, parse_body
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
@@ -61,7 +67,18 @@ def body(data: bytes) -> None:
         check_frame(request.frame, check_open(request.open, "demo", LIMITS), LIMITS)
 
 
-TARGETS: dict[str, Target] = {"parser": parser, "image": image, "body": body}
+def chat(data: bytes) -> None:
+    """A body of a chat route; its first byte says of which."""
+    kind = CHAT_BODIES[data[0] % len(CHAT_BODIES)] if data else ChatBody
+    with contextlib.suppress(RequestError):
+        parsed = parse(kind, JSON_TYPE, data[1:])
+        json.dumps(parsed.model_dump(mode="json"))
+        if isinstance(parsed, ChatBody):
+            assert len(parsed.schema_wanted) <= MAX_SCHEMA_BYTES and len(parsed.messages) <= MAX_MESSAGES
+
+
+CHAT_BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, TokenizeBody, PrefixBody)
+TARGETS: dict[str, Target] = {"parser": parser, "image": image, "body": body, "chat": chat}
 
 
 def seeds(name: str) -> list[bytes]:
@@ -78,6 +95,19 @@ def seeds(name: str) -> list[bytes]:
         found = [picture, pictures.picture(8, 8), pictures.with_scans(picture, 3)]
         found += [pictures.saved(16, 8, mode, "JPEG") for mode in ("L", "RGB", "CMYK")]
         found += [pictures.bomb(picture, rng) for _ in range(3)]
+    elif name == "chat":
+        turn = {"role": "user", "content": [{"type": "text", "text": "<|im_end|>"}]}
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, 1e999]}'}}
+        schema = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "type": "object", "properties": {"b": {"$ref": "#"}}}
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        answer = {"role": "assistant", "tool_calls": [call]}
+        bodies = [
+            {"messages": [turn, answer], "tools": [tool], "tool_choice": "required", "stop": ["a"]},
+            {"prompt": "x", "logprobs": 1, "stream_options": {"include_usage": True}, "temperature": 0.5},
+            {"messages": [turn]},
+            {"messages": [{"role": "system", "content": "x"}]},
+        ]
+        found = [bytes([index]) + json.dumps(each).encode() for index, each in enumerate(bodies)]
     else:
         found = [b'\x00{"image": "gICA", "format": "rgb8", "width": 1, "height": 1, "instruction": "go"}']
         found += [b"\x00" + b'{"image": "/9j/", "instruction": "\\ud800", "proprio": {"a": 1e999}, "mode": "serial"}']

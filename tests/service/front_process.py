@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -23,17 +24,19 @@ HANG_S = 60  # what takes so long on any machine will never happen
 RUN = """
 import json, sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from edgeflow.config import load_config
 from edgeflow.console import JsonPrinter
-from edgeflow.service.app import run_service
+from edgeflow.service import app
+from edgeflow.service.run import run_service
 from edgeflow.service.host.output import Output
-from edgeflow.service.worker.process import launch_worker
-ports = {"grpc.port": 0, "http.port": 0, "health.port": 0}
-config = load_config(None, {"model": sys.argv[1], "chat.enabled": False, **ports, **json.loads(sys.argv[3])})
-launch = lambda: launch_worker(config, "tests.service.process_worker")
+ports = {"grpc.port": 0, "http.port": 0, "health.port": 0, "max_action_age_ms": 60_000}
+plain = {"chat.enabled": False, "standby": False}
+config = load_config(None, {"model": sys.argv[1], **plain, **ports, **json.loads(sys.argv[3])})
+app.Workers = partial(app.Workers, entry="tests.service.process_worker")
 with Output() as output, closing(JsonPrinter(output.results())) as announce:
-    code = run_service(config, announce, ready_file=Path(sys.argv[2]), launch=launch, log=output.lines)
+    code = run_service(config, announce, ready_file=Path(sys.argv[2]), log=output.lines)
 sys.exit(code)
 """
 
@@ -64,15 +67,23 @@ class Front:
 
 @contextmanager
 def front(
-    checkpoint: Path, tmp_path: Path, *, ready: bool = True, output: int | None = None, **settings
+    checkpoint: Path,
+    tmp_path: Path,
+    *,
+    ready: bool = True,
+    output: int | None = None,
+    descriptors: int | None = None,
+    **settings,
 ) -> Iterator[Front]:
-    """output: where standard output and error go instead of to the file `log`."""
+    """output: where standard output and error go instead of to the file `log`. descriptors: how many it may have."""
     dotted = {key.replace("__", "."): value for key, value in settings.items()}
     ready_file = tmp_path / "ready.json"
     command = [sys.executable, "-c", RUN, str(checkpoint), str(ready_file), json.dumps(dotted)]
     with (tmp_path / "log").open("w") as log:
         stdout, stderr = (output, output) if output is not None else (subprocess.DEVNULL, log)
         process = subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stderr, text=True)
+    if descriptors is not None:
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (descriptors, descriptors))
     made = Front(process, ready_file)
     try:
         if ready:
@@ -113,9 +124,8 @@ class BlockingRobot:
 
     def frame(self, instruction: str = "") -> int:
         self.sent += 1
-        changes = {"instruction": instruction} if instruction else {}
-        frame = frame_message(self.sent, stamp_ns=time.monotonic_ns(), **changes)
-        self._messages.append(pb.ClientMessage(frame=frame))
+        changes = {"stamp_ns": time.monotonic_ns(), **({"instruction": instruction} if instruction else {})}
+        self._messages.append(pb.ClientMessage(frame=frame_message(self.sent, **changes)))
         return self.sent
 
     def until(self, kind: str) -> pb.ServerMessage:

@@ -196,13 +196,18 @@ def config(**overrides) -> ServiceConfig:
 
 
 @contextlib.asynccontextmanager
-async def serving(checkpoint, script: Script | None = None, incidents: int = 0, **overrides) -> AsyncIterator[Served]:
-    """checkpoint: a directory that passes the preflight. incidents: how many bugs the test provokes."""
+async def serving(
+    checkpoint, script: Script | None = None, incidents: int = 0, chat_path: str = "", **overrides
+) -> AsyncIterator[Served]:
+    """checkpoint: a directory that passes the preflight. incidents: how many bugs the test provokes.
+
+    chat_path: of a chat front that the test plays.
+    """
     script = script or Script()
     log = io.StringIO()
     announced: list[ServiceStatus] = []
     settings = config(model=str(checkpoint), alias="demo", **overrides)
-    inline = InlineChildren(settings)
+    inline = InlineChildren(settings, chat_path)
     service = Service(settings, announced.append, EventLog(MonotonicClock(), log), script.launch, inline.launches)
     await service.start()
     address = service.status.grpc_address

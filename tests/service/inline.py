@@ -19,9 +19,11 @@ from edgeflow.service.gateway.gateway import Gateway
 class InlineChildren:
     """Runs children as tasks and remembers the newest of each role."""
 
-    def __init__(self, settings: ServiceConfig) -> None:
+    def __init__(self, settings: ServiceConfig, chat_path: str = "") -> None:
+        """chat_path: of a chat front that the test plays."""
         self.newest: dict[str, Gateway | ChatProcess] = {}
         self._settings = settings
+        self._chat_path = chat_path
 
     def launches(self, role: Role) -> LaunchChild:
         return lambda: self._launch(role)
@@ -35,7 +37,7 @@ class InlineChildren:
             role=role.name,
             control=theirs,
             listener=role.listener.dup(),
-            chat_path=role.chat_path,
+            chat_path=self._chat_path or role.chat_path,
             config=Path("unused"),
         )
         kind = ChatProcess if role.name == "chat" else Gateway

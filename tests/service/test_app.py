@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from edgeflow.errors import AddressError, CheckpointError, ConfigError, StartError
-from edgeflow.service.app import run_service
 from edgeflow.service.host.preflight import check_model_directory
+from edgeflow.service.run import run_service
 from tests.service.conftest import write_fake_checkpoint
 from tests.service.harness import config, eventually, serving
 from tests.service.scripted import Script
@@ -25,7 +25,7 @@ RUN = """
 import sys
 from pathlib import Path
 from edgeflow.config import load_config
-from edgeflow.service.app import run_service
+from edgeflow.service.run import run_service
 from tests.service.scripted import Script
 config = load_config(None, {"model": sys.argv[1], "grpc.port": 0, "http.port": 0, "health.port": 0})
 announce = lambda status: print(status.phase.value, status.grpc_port, flush=True)

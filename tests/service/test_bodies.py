@@ -11,6 +11,8 @@ from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.service.http.act import MAX_VALUES, parse_body
@@ -158,6 +160,31 @@ def test_counting_does_not_depend_on_where_a_chunk_ends(step: int):
     assert parse_json(data, 2 + len(texts)) == {"texts": texts}
     with pytest.raises(InvalidArgument, match="values"):
         parse_json(data, 1 + len(texts))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def count(value: Any) -> tuple[int, int]:
+    """The values within a value, itself included, and those of them that are empty containers."""
+    members = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    counts = [count(member) for member in members]
+    empty = isinstance(value, dict | list) and not members
+    return 1 + sum(total for total, _ in counts), empty + sum(empties for _, empties in counts)
+
+
+@settings(deadline=None, derandomize=True)
+@given(VALUES, st.booleans(), st.sampled_from([None, 3]))
+def test_any_value_is_counted_and_comes_back(value: Any, ascii_only: bool, indent: int | None):
+    total, empties = count(value)
+    data = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
+    assert parse_json(data, total + empties + 20) == value, "20: long numbers need room"
+    if total + empties > 1:
+        with pytest.raises(InvalidArgument, match="values"):
+            parse_json(data, total + empties - 1)
 
 
 def test_every_legal_body_passes():

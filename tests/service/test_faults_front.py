@@ -84,6 +84,20 @@ def test_sigterm_while_the_worker_loads(checkpoint, tmp_path: Path, monkeypatch)
         assert not made.ready_file.exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_closed_terminal_and_a_quit_drain_too(checkpoint, tmp_path: Path, number: int):
+    with front(checkpoint, tmp_path) as made, robot(made.address) as one:
+        one.open()
+        for harmless in (signal.SIGUSR1, signal.SIGUSR2):
+            made.signal(harmless)
+        one.frame()
+        one.until("action")
+        made.signal(number)
+        assert one.rest() is grpc.StatusCode.UNAVAILABLE
+        assert made.ended() == 0
+        assert one.kinds()[-2:] == ["drain", "DRAINING"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(checkpoint, tmp_path: Path, number: int):
     with front(checkpoint, tmp_path, timing__drain_ms=ENDLESS_MS) as made, robot(made.address) as one:

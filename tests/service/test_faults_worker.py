@@ -22,8 +22,8 @@ from edgeflow.ipc.messages import (
     WorkerFailed,
     WorkerReady,
 )
-from edgeflow.service.app import run_service
 from edgeflow.service.observe.log import EventLog
+from edgeflow.service.run import run_service
 from edgeflow.service.worker import supervisor
 from edgeflow.service.worker.process import launch_worker
 from edgeflow.service.worker.progress import SLOW_PASSES, Progress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,23 @@ def test_a_token_is_printed_once_and_its_hash_kept(tmp_path: Path):
     refused = run("token", "new", "--principal", "arm-1", "--role", "king", cwd=tmp_path)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1) and "roles" in refused.stderr
     assert len(json.loads((tmp_path / "tokens.json").read_text())) == 1
+
+
+def test_a_token_s_own_file_is_private_and_never_replaced(tmp_path: Path):
+    """Also with a umask that lets everybody read."""
+    ask = ("token", "new", "--principal", "arm-1", "--role", "control", "--out", "arm-1.token")
+    written = run(*ask, cwd=tmp_path)
+    assert (written.returncode, written.stdout, written.stderr) == (0, "", "")
+    file, tokens = tmp_path / "arm-1.token", tmp_path / "tokens.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [entry["sha256"] for entry in json.loads(tokens.read_text())] == [digest(file.read_text().strip())]
+    again = run(*ask, cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (2, "edgeflow: out: arm-1.token exists already\n")
+    nowhere = run(*ask[:-1], "nowhere/arm.token", cwd=tmp_path)
+    assert nowhere.returncode == 2 and nowhere.stderr.startswith("edgeflow: out: cannot write nowhere/arm.token")
+    refused = run(*ask[:5], "king", "--out", "king.token", cwd=tmp_path)
+    assert refused.returncode == 2 and not (tmp_path / "king.token").exists()
+    assert len(json.loads(tokens.read_text())) == 1
 
 
 PORTS = ("--grpc-port", "0", "--http-port", "0", "--health-port", "0", "--model", "nowhere")

@@ -16,8 +16,8 @@ import pytest
 
 from edgeflow.client.credentials import Credentials
 from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.children import act_desk
 from edgeflow.service.grpc import server as grpc_server
-from edgeflow.service.http import server as http_server
 from edgeflow.service.worker.process import ENTRY
 from tests.service.harness import JPEG, WAIT_S, config, frame_message, open_message, serving
 from tests.service.processes import Launcher
@@ -151,7 +151,7 @@ async def test_a_bug_tells_nothing_of_what_it_was_about(
         raise ValueError(f"no such thing as {CANARY}")
 
     monkeypatch.setattr(grpc_server, "act_once", bug)
-    monkeypatch.setattr(http_server, "act_once", bug)
+    monkeypatch.setattr(act_desk, "act_once", bug)
     heard = Heard()
     body = {"image": base64.b64encode(JPEG).decode(), "instruction": INSTRUCTION}
     single = pb.ActRequest(open=open_message(), frame=frame_message(1))

@@ -192,7 +192,7 @@ class ChatDesk:
                 self._port.send(ChatStop(number, cancelled=True))
 
     def left_s(self, turn: Turn) -> float:
-        """What is left of the time limit of a turn's answers."""
+        """The rest of the time limit of a turn's answers."""
         return self.config.request_s - (self._clock.now_ns() - turn.started_ns) / 1e9
 
     def late(self) -> DeadlineExceeded:

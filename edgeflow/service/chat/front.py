@@ -9,9 +9,11 @@ import socket
 from collections.abc import Coroutine
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
@@ -20,13 +22,13 @@ from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import seal, unseal
 from edgeflow.service.chat.desk import ChatDesk
 from edgeflow.service.chat.link import ChatPort
-from edgeflow.service.chat.prefixes import add_prefixes, restore
-from edgeflow.service.chat.routes import ChatFront, add_chat
+from edgeflow.service.chat.prefixes import prefix_routes, restore
+from edgeflow.service.chat.routes import ChatFront, chat_routes
 from edgeflow.service.children.child import ControlLink
 from edgeflow.service.children.log import ChildLog
 from edgeflow.service.children.messages import ChatSocket, ChildFailed, Drain, Drained, Keep, Kept, Policy, Serving
 from edgeflow.service.children.start import ChildStart
-from edgeflow.service.http.edge import error_of_status
+from edgeflow.service.http.edge import framework_error
 from edgeflow.service.http.inner import InnerEdge, InnerServer
 from edgeflow.service.observe.chat_metrics import ChatMetrics
 from edgeflow.service.security.auth import Guard, read_entries
@@ -160,31 +162,22 @@ class ChatProcess:
         self.metrics.close()
 
 
-def build_chat_app(front: ChatFront, metrics: ChatMetrics) -> FastAPI:
+def build_chat_app(front: ChatFront, metrics: ChatMetrics) -> Starlette:
     """Build the application; the documentation pages are the gateway's."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_exception_handler(HTTPException, _framework_error)
-    add_chat(app, front)
-    add_prefixes(app, front)
 
-    @app.get("/internal/metrics")
-    async def show_metrics() -> Response:
-        """Metrics of this process in the Prometheus text format."""
+    async def show_metrics(_: Request) -> Response:
+        """Return the metrics of this process in the Prometheus text format."""
         return Response(metrics.text(), media_type=METRICS_TYPE)
 
-    @app.get("/internal/models")
-    async def models() -> JSONResponse:
-        """Chat's entries in the list of models."""
+    async def models(_: Request) -> Response:
+        """Return chat's entries in the list of models."""
         return JSONResponse(front.models)
 
+    internal = [Route("/internal/metrics", show_metrics), Route("/internal/models", models)]
+    routes = [*chat_routes(front), *prefix_routes(front), *internal]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: framework_error})
+    app.router.redirect_slashes = False
     return app
-
-
-async def _framework_error(_: Request, error: Exception) -> JSONResponse:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    detail = str(error.detail) if isinstance(error, HTTPException) else "internal error"
-    headers = error.headers if isinstance(error, HTTPException) else None
-    return JSONResponse(error_of_status(status, detail), status, headers)
 
 
 def _sealed(descriptors: list[int], most: int) -> bytes:

@@ -12,7 +12,7 @@ CHUNK_BYTES = 16 << 10
 
 
 class Outgoing:
-    """A bounded queue of events, filled by a task of its own and read by the response."""
+    """A bounded queue of events, filled by a separate task and read by the response."""
 
     def __init__(self, most: int = MAX_UNREAD_BYTES) -> None:
         self._most = most

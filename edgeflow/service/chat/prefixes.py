@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from edgeflow.config import ChatSlot
 from edgeflow.errors import InvalidArgument, NotFound
 from edgeflow.reasons import Reason
-from edgeflow.service.chat import shapes
 from edgeflow.service.chat.body import PREFIXES, PrefixBody
 from edgeflow.service.chat.routes import ChatFront
 from edgeflow.service.chat.text import ChatText
@@ -19,19 +19,18 @@ from edgeflow.service.chat.text import ChatText
 REMOVED = b"null"
 
 
-def add_prefixes(app: FastAPI, front: ChatFront) -> None:
-    """Add the routes, which the HTTP middleware limits to administrators."""
+def prefix_routes(front: ChatFront) -> list[Route]:
+    """The routes, which the gateway limits to administrators."""
 
-    @app.get(PREFIXES, responses=shapes.FAILURES)
-    async def prefixes() -> JSONResponse:
+    async def prefixes(_: Request) -> JSONResponse:
         """List the fixed prefix of every declared slot."""
         text = front.loaded()
         entries = await asyncio.to_thread(lambda: [_entry(text, slot_id) for slot_id in text.slots])
         return JSONResponse({"object": "list", "data": entries})
 
-    @app.put(f"{PREFIXES}/{{slot}}", responses=shapes.FAILURES, openapi_extra=shapes.body_of(PrefixBody))
-    async def set_prefix(slot: str, request: Request) -> JSONResponse:
+    async def set_prefix(request: Request) -> JSONResponse:
         """Replace the prefix of a declared slot. Returns once the new one is in use; the old one serves until then."""
+        slot = request.path_params["slot"]
         async with front.intake.body(PrefixBody, request) as body:
             text = _declared(front, slot)
             changed = ChatSlot(id=slot, messages=list(body.messages), text=body.text)
@@ -43,11 +42,18 @@ def add_prefixes(app: FastAPI, front: ChatFront) -> None:
             raise InvalidArgument(why, field=field, reason=Reason.CONTEXT_LENGTH_EXCEEDED)
         return await _changed(front, slot, changed, ids)
 
-    @app.delete(f"{PREFIXES}/{{slot}}", responses=shapes.FAILURES)
-    async def clear_prefix(slot: str) -> JSONResponse:
+    async def clear_prefix(request: Request) -> JSONResponse:
         """Remove the prefix of a slot."""
+        slot = request.path_params["slot"]
         _declared(front, slot)
         return await _changed(front, slot, None, [])
+
+    one = f"{PREFIXES}/{{slot}}"
+    return [
+        Route(PREFIXES, prefixes, methods=["GET"]),
+        Route(one, set_prefix, methods=["PUT"]),
+        Route(one, clear_prefix, methods=["DELETE"]),
+    ]
 
 
 def restore(front: ChatFront, slot_id: str, data: bytes) -> None:

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from edgeflow.clock import Clock
@@ -47,7 +47,7 @@ class _Asked:
 
 
 class ChatFront:
-    """What the routes need. `text` is None if no chat model is configured.
+    """The parts that the routes need. `text` is None if no chat model is configured.
 
     keep: remembers data under a key for the next chat front. unread_bytes: of a streamed answer, at most.
     """
@@ -105,20 +105,17 @@ class ChatFront:
         return answering.pieces(of_choice(asked.message, index), body.stops, reader, turn)
 
 
-def add_chat(app: FastAPI, front: ChatFront) -> None:
-    """Add the routes."""
+def chat_routes(front: ChatFront) -> list[Route]:
+    """The routes."""
 
-    @app.post("/v1/chat/completions", responses=shapes.ANSWERS, openapi_extra=shapes.body_of(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation; with `stream`, as server-sent events."""
         return await _answer(front, request, ChatBody)
 
-    @app.post("/v1/completions", responses=shapes.ANSWERS, openapi_extra=shapes.body_of(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue a text; with `stream`, as server-sent events."""
         return await _answer(front, request, CompletionBody)
 
-    @app.post("/tokenize", responses=shapes.FAILURES, openapi_extra=shapes.body_of(TokenizeBody))
     async def tokenize(request: Request) -> JSONResponse:
         """Return the token ids of a text, or of messages after the chat template."""
         async with front.intake.body(TokenizeBody, request) as body:
@@ -130,6 +127,9 @@ def add_chat(app: FastAPI, front: ChatFront) -> None:
                 ids = await asyncio.to_thread(text.encode, body.prompt or "")
         ready = front.desk.ready
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": ready.capacity if ready else None})
+
+    found = {"/v1/chat/completions": chat_completions, "/v1/completions": completions, "/tokenize": tokenize}
+    return [Route(path, handler, methods=["POST"]) for path, handler in found.items()]
 
 
 async def _answer(front: ChatFront, request: Request, kind: type[ChatBody | CompletionBody]) -> Response:

@@ -6,50 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pydantic import BaseModel
-
 from edgeflow.service.chat.answer import Piece, TokenText
 from edgeflow.service.chat.calls import Call
-from edgeflow.service.http.schema import ErrorAnswer
 from edgeflow.text.tokenizer import TextTokenizer
-
-_WHY = {
-    400: "invalid request; error.param names the field",
-    401: "missing, unknown or expired token",
-    403: "the token's roles do not permit this request",
-    404: "unknown model or slot",
-    408: "the request body arrived too slowly",
-    413: "request body too large",
-    415: "unsupported content type or content encoding",
-    429: "too many requests are waiting; try again after retry-after seconds",
-    503: "the service is stopping, or no chat model is ready",
-    504: "no answer within the time limit",
-}
-FAILURES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": why} for status, why in _WHY.items()
-}
-ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "the answer; with stream, server-sent events", "content": {"text/event-stream": {}}},
-    **FAILURES,
-}
-
-
-def body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a body for the OpenAPI document, with definitions inlined."""
-    schema = kind.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    content = {"application/json": {"schema": _inlined(schema, definitions)}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
-    if isinstance(value, dict):
-        if "$ref" in value:
-            return _inlined(definitions[value["$ref"].rpartition("/")[2]], definitions)
-        if "mapping" in value and "propertyName" in value:
-            return {"propertyName": value["propertyName"]}
-        return {key: _inlined(inner, definitions) for key, inner in value.items()}
-    return [_inlined(inner, definitions) for inner in value] if isinstance(value, list) else value
 
 
 class Shape(Protocol):

@@ -29,13 +29,13 @@ from edgeflow.service.children.messages import (
     State,
     ToChild,
 )
+from edgeflow.service.children.start import CHAT, GATEWAY
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import TokensFile, write_entries
 from edgeflow.service.security.tls import Tls
 
-GATEWAY, CHAT = "gateway", "chat"
 STATE_TICKS = 10  # of control's ticker between repetitions of the state
 MAX_KEPT = 32
 MAX_KEPT_BYTES = 1 << 20

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from edgeflow.clock import Clock
 from edgeflow.errors import StartError, WorkerError
 from edgeflow.ipc.packets import Packets, close_all
-from edgeflow.service.children.launch import ChildProcess, LaunchChild
+from edgeflow.service.children.launch import LaunchChild, LaunchedChild
 from edgeflow.service.children.messages import (
     CODING,
     Beat,
@@ -31,16 +30,19 @@ from edgeflow.service.worker.progress import Progress
 
 CHECK_S = 0.1
 SILENT_NS = 2_000_000_000  # a child that serves and shows no sign of life for this long is replaced
-STARTING_NS = 20_000_000_000  # the same for one that is starting
+FIRST_START_NS = 30_000_000_000  # the same for the first one while it starts
+LEAST_START_NS = 5_000_000_000  # and for later ones, at least; else START_FACTOR times the slowest start so far
+START_FACTOR = 4
 BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 0.5
 PER_TURN = 16  # messages handled before control's loop gets its turn
 KILL_WAIT_S = 5.0
 MAX_LOG_BYTES = 16 << 10
+MAX_NAME = 64  # characters of an event's name
 
 
 class ChildListener(Protocol):
-    """What control does for a child; all calls come on the loop."""
+    """The calls of a keeper; all come on the loop."""
 
     def child_started(self, keeper: Keeper) -> None:
         """A child was launched: send what it must know before it serves."""
@@ -56,12 +58,13 @@ class ChildListener(Protocol):
 
 
 class _Life:
-    """One child, from its launch to its end. `over` is set once it has ended, hangs, or sends what is no message."""
+    """One child, from its launch to its end. `over` is set once it has ended, hangs, or breaks the protocol."""
 
-    def __init__(self, sock: socket.socket, process: ChildProcess) -> None:
-        self.packets: Packets[ChildMessage] = Packets(sock, CODING)
-        self.process = process
-        self.progress = Progress(STARTING_NS)
+    def __init__(self, launched: LaunchedChild, now_ns: int, start_ns: int) -> None:
+        self.packets: Packets[ChildMessage] = Packets(launched.sock, CODING)
+        self.process = launched.process
+        self.progress = Progress(start_ns)
+        self.since_ns = now_ns
         self.serving = asyncio.Event()
         self.drained = asyncio.Event()
         self.failed: StartError | None = None
@@ -86,6 +89,7 @@ class Keeper:
         self._clock = clock
         self._log = log
         self._life: _Life | None = None
+        self._slowest_ns = 0  # of the starts so far
 
     @property
     def pid(self) -> int | None:
@@ -153,8 +157,8 @@ class Keeper:
             await _bury(life)
 
     def _begin(self) -> _Life:
-        launched = self._launch()
-        life = self._life = _Life(launched.sock, launched.process)
+        start_ns = max(LEAST_START_NS, START_FACTOR * self._slowest_ns) if self._slowest_ns else FIRST_START_NS
+        life = self._life = _Life(self._launch(), self._clock.now_ns(), start_ns)
         asyncio.get_running_loop().add_reader(life.packets.fileno(), self._read, life)
         self._listener.child_started(self)
         return life
@@ -186,6 +190,7 @@ class Keeper:
             case Beat():
                 close_all(descriptors)
             case Serving():
+                self._slowest_ns = max(self._slowest_ns, self._clock.now_ns() - life.since_ns)
                 life.progress = Progress(SILENT_NS)
                 life.serving.set()
                 close_all(descriptors)
@@ -208,7 +213,8 @@ class Keeper:
     def _write(self, message: LogEvent) -> None:
         """Write a child's line to the log, under its name; what is not an object of moderate size is dropped."""
         try:
-            values = json.loads(message.values) if len(message.values) <= MAX_LOG_BYTES else None
+            fits = len(message.values) <= MAX_LOG_BYTES and len(message.name) <= MAX_NAME
+            values = json.loads(message.values) if fits else None
         except ValueError:
             values = None
         if isinstance(values, dict):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib
 import os
 import resource
 import socket
@@ -17,12 +16,12 @@ from edgeflow.ipc.leash import bind_to_front
 
 NICE = 5
 OOM_SCORE = 1000  # the first to go when the machine is out of memory
-ROLES = {"gateway": "edgeflow.service.gateway.gateway", "chat": "edgeflow.service.chat.front"}
+GATEWAY, CHAT = "gateway", "chat"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildStart:
-    """What a child starts with. control: its socket to control. listener: the bound socket it serves.
+    """The inheritance of a child. control: its socket to control. listener: the bound socket it serves.
 
     chat_path: of the chat front's socket, for the gateway; "" without chat. config: the resolved configuration's file.
     """
@@ -37,7 +36,7 @@ class ChildStart:
 def run() -> NoReturn:
     """Run the process from start to exit."""
     parser = argparse.ArgumentParser(description="edgeflow child process; started by `edgeflow serve`")
-    parser.add_argument("--role", choices=list(ROLES), required=True)
+    parser.add_argument("--role", choices=(GATEWAY, CHAT), required=True)
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to control")
     parser.add_argument("--listener", type=int, required=True, help="inherited listening socket")
     parser.add_argument("--chat-path", default="", help="path of the chat front's socket")
@@ -56,11 +55,21 @@ def run() -> NoReturn:
     )
     from edgeflow.service.host.process import new_loop  # the leash comes first
 
-    module = importlib.import_module(ROLES[arguments.role])
     loop = new_loop()
     asyncio.set_event_loop(loop)
-    exit_code = loop.run_until_complete(module.serve(start))
+    exit_code = loop.run_until_complete(_serve(start))
     os._exit(exit_code)
+
+
+async def _serve(start: ChildStart) -> int:
+    """Load the role's modules and serve; returns the exit code."""
+    if start.role == GATEWAY:
+        from edgeflow.service.gateway import gateway
+
+        return await gateway.serve(start)
+    from edgeflow.service.chat import front
+
+    return await front.serve(start)
 
 
 def be_expendable(memory_mb: int) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import Request
+from starlette.requests import Request
 
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import RETRY_AFTER_MS, ResourceExhausted

@@ -8,7 +8,6 @@ import json
 import ssl
 from typing import Any
 
-from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgeflow.config import ServiceConfig, load_config
@@ -68,7 +67,8 @@ class Gateway:
         self._guard = Guard(None, self.metrics, self._log)
         self._control = Control(self._link, config.timing.act_timeout_ms)
         chat = config.chat
-        answer_s = chat.request_s + chat.queue_ms / 1000 + ANSWER_SLACK_S
+        waits_ms = 2 * chat.queue_ms + config.timing.http_body_ms  # for the body's turn, the body, the answer's turn
+        answer_s = chat.request_s + waits_ms / 1000 + ANSWER_SLACK_S
         self._chat = ChatSide(start.chat_path, answer_s) if start.chat_path else None
         self._tls: ssl.SSLContext | None = None
         self._known = asyncio.Event()  # tokens, and certificates where configured
@@ -123,7 +123,7 @@ class Gateway:
 
     def _app(self) -> ASGIApp:
         config = self._config
-        app: FastAPI = build_app(config, self._control, self._chat, self)
+        app = build_app(config, self._control, self._chat, self)
         app.add_middleware(
             Edge,
             guard=self._guard,

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgpack
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
-from edgeflow import __version__
 from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.errors import Unavailable
 from edgeflow.reasons import Reason
-from edgeflow.service.chat import shapes
-from edgeflow.service.chat.body import PREFIXES, ChatBody, CompletionBody, PrefixBody, TokenizeBody
 from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control
 from edgeflow.service.gateway.proxy import ChatSide, Passed
 from edgeflow.service.http.bodies import MSGPACK_TYPES
-from edgeflow.service.http.edge import CALLER, error_of_status
-from edgeflow.service.http.schema import (
-    ACT_BODY,
-    ACT_FAILURES,
-    CHECK_FAILED,
-    ActAnswer,
-    ModelsAnswer,
-    StateAnswer,
-)
+from edgeflow.service.http.edge import CALLER, framework_error
 
+TITLE = "edgeflow"
+DOCS, OPENAPI = "/docs", "/openapi.json"
+PREFIXES = "/admin/v1/prefixes"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Shown(Protocol):
-    """What the gateway shows of the other processes, from their last snapshots."""
+    """The view of the other processes, from their last snapshots."""
 
     draining: bool
 
@@ -43,27 +40,26 @@ class Shown(Protocol):
     def metrics_text(self) -> str: ...
 
 
-def build_app(config: ServiceConfig, control: Control, chat: ChatSide | None, shown: Shown) -> FastAPI:
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A route. The handler's name and text are those of the OpenAPI document."""
+
+    method: str
+    path: str
+    handler: Callable[[Request], Awaitable[Response]]
+
+
+def build_app(config: ServiceConfig, control: Control, chat: ChatSide | None, shown: Shown) -> Starlette:
     """Build the application. Documentation pages are served on loopback only."""
-    docs = "/docs" if is_loopback(config.http.host) else None
-    openapi = "/openapi.json" if docs else None
-    app = FastAPI(
-        title="edgeflow",
-        version=__version__,
-        docs_url=docs,
-        redoc_url=None,
-        openapi_url=openapi,
-        redirect_slashes=False,
-    )
-    app.add_exception_handler(HTTPException, _framework_error)
-    _add_act(app, Observations(config), control, shown)
-    _add_state(app, control, shown)
-    _add_chat(app, chat, shown)
+    endpoints = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
+    documents = _documents(endpoints) if is_loopback(config.http.host) else []
+    routes = [Route(each.path, each.handler, methods=[each.method]) for each in (*endpoints, *documents)]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: framework_error})
+    app.router.redirect_slashes = False  # a redirect would repeat the Host header
     return app
 
 
-def _add_act(app: FastAPI, observations: Observations, control: Control, shown: Shown) -> None:
-    @app.post("/v1/act", response_model=ActAnswer, responses=ACT_FAILURES, openapi_extra=ACT_BODY)
+def _act(observations: Observations, control: Control, shown: Shown) -> list[Endpoint]:
     async def act(request: Request) -> Response:
         """Return the action for one observation."""
         _check_open(shown)
@@ -73,78 +69,101 @@ def _add_act(app: FastAPI, observations: Observations, control: Control, shown: 
             return Response(msgpack.packb(answer), media_type=MSGPACK_TYPES[0])
         return JSONResponse(answer)
 
+    return [Endpoint("POST", "/v1/act", act)]
 
-def _add_state(app: FastAPI, control: Control, shown: Shown) -> None:
-    @app.get("/live", response_model=StateAnswer, responses=CHECK_FAILED)
-    @app.get("/healthz", response_model=StateAnswer, responses=CHECK_FAILED)
-    async def healthz() -> JSONResponse:
+
+def _state(control: Control, shown: Shown) -> list[Endpoint]:
+    async def healthz(_: Request) -> Response:
         """Liveness: 503 means that the process should be restarted."""
         state = control.state
         return JSONResponse({"state": state.state}, 200 if state.live else 503)
 
-    @app.get("/ready", response_model=StateAnswer, responses=CHECK_FAILED)
-    @app.get("/readyz", response_model=StateAnswer, responses=CHECK_FAILED)
-    async def readyz() -> JSONResponse:
+    async def readyz(_: Request) -> Response:
         """Readiness: 200 means that a session opened now gets actions."""
         state = control.state
         return JSONResponse({"state": state.state}, 200 if state.ready else 503)
 
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def show_metrics() -> Response:
+    async def show_metrics(_: Request) -> Response:
         """Metrics of all processes in the Prometheus text format, at most a second or two old."""
-        return Response(shown.metrics_text(), media_type=METRICS_TYPE)
+        return PlainTextResponse(shown.metrics_text(), headers={"content-type": METRICS_TYPE})
 
-    @app.get("/v1/models", response_model=ModelsAnswer)
-    async def models() -> JSONResponse:
+    async def models(_: Request) -> Response:
         """List the policy and, where chat is served, the chat model under each of its names."""
         return JSONResponse({"object": "list", "data": shown.models})
 
+    checks = {"/live": healthz, "/healthz": healthz, "/ready": readyz, "/readyz": readyz}
+    return [
+        *(Endpoint("GET", path, handler) for path, handler in checks.items()),
+        Endpoint("GET", "/metrics", show_metrics),
+        Endpoint("GET", "/v1/models", models),
+    ]
 
-def _add_chat(app: FastAPI, chat: ChatSide | None, shown: Shown) -> None:
+
+def _chat(chat: ChatSide | None, shown: Shown) -> list[Endpoint]:
     def passed() -> Response:
         _check_open(shown)
         if chat is None:
             raise Unavailable("no chat model is configured", reason=Reason.NO_CHAT)
         return Passed(chat)
 
-    @app.post("/v1/chat/completions", responses=shapes.ANSWERS, openapi_extra=shapes.body_of(ChatBody))
-    async def chat_completions() -> Response:
+    async def chat_completions(_: Request) -> Response:
         """Answer a conversation; with `stream`, as server-sent events."""
         return passed()
 
-    @app.post("/v1/completions", responses=shapes.ANSWERS, openapi_extra=shapes.body_of(CompletionBody))
-    async def completions() -> Response:
+    async def completions(_: Request) -> Response:
         """Continue a text; with `stream`, as server-sent events."""
         return passed()
 
-    @app.post("/tokenize", responses=shapes.FAILURES, openapi_extra=shapes.body_of(TokenizeBody))
-    async def tokenize() -> Response:
+    async def tokenize(_: Request) -> Response:
         """Return the token ids of a text, or of messages after the chat template."""
         return passed()
 
-    @app.get(PREFIXES, responses=shapes.FAILURES)
-    async def prefixes() -> Response:
+    async def prefixes(_: Request) -> Response:
         """List the fixed prefix of every declared slot."""
         return passed()
 
-    @app.put(f"{PREFIXES}/{{slot}}", responses=shapes.FAILURES, openapi_extra=shapes.body_of(PrefixBody))
-    async def set_prefix(slot: str) -> Response:  # noqa: ARG001
+    async def set_prefix(_: Request) -> Response:
         """Replace the prefix of a declared slot. Returns once the new one is in use; the old one serves until then."""
         return passed()
 
-    @app.delete(f"{PREFIXES}/{{slot}}", responses=shapes.FAILURES)
-    async def clear_prefix(slot: str) -> Response:  # noqa: ARG001
+    async def clear_prefix(_: Request) -> Response:
         """Remove the prefix of a slot."""
         return passed()
+
+    return [
+        Endpoint("POST", "/v1/chat/completions", chat_completions),
+        Endpoint("POST", "/v1/completions", completions),
+        Endpoint("POST", "/tokenize", tokenize),
+        Endpoint("GET", PREFIXES, prefixes),
+        Endpoint("PUT", f"{PREFIXES}/{{slot}}", set_prefix),
+        Endpoint("DELETE", f"{PREFIXES}/{{slot}}", clear_prefix),
+    ]
+
+
+def _documents(endpoints: list[Endpoint]) -> list[Endpoint]:
+    """The routes of the OpenAPI document, which a thread makes at the first request."""
+
+    def made() -> dict[str, Any]:
+        from edgeflow.service.gateway import documents  # a second of work that serving does not need
+
+        return documents.document(endpoints)
+
+    def shown() -> bytes:
+        from edgeflow.service.gateway import documents
+
+        return documents.page()
+
+    async def openapi(_: Request) -> Response:
+        """Return the OpenAPI document."""
+        return JSONResponse(await asyncio.to_thread(made))
+
+    async def docs(_: Request) -> Response:
+        """Show the OpenAPI document."""
+        return HTMLResponse(await asyncio.to_thread(shown))
+
+    return [Endpoint("GET", OPENAPI, openapi), Endpoint("GET", DOCS, docs)]
 
 
 def _check_open(shown: Shown) -> None:
     if shown.draining:
         raise Unavailable("the service is stopping", reason=Reason.DRAINING)
-
-
-async def _framework_error(_: Request, error: Exception) -> JSONResponse:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    detail = str(error.detail) if isinstance(error, HTTPException) else "internal error"
-    headers = error.headers if isinstance(error, HTTPException) else None
-    return JSONResponse(error_of_status(status, detail), status, headers)

@@ -10,6 +10,7 @@ from pathlib import Path
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import AddressError
 from edgeflow.service.children.launch import Role
+from edgeflow.service.children.start import CHAT, GATEWAY
 from edgeflow.service.host.listen import BACKLOG, bind
 
 
@@ -37,9 +38,9 @@ class Doors:
         """The children and what they serve."""
         limits = self._config.limits
         path = str(self._chat.getsockname()) if self._chat is not None else ""
-        found = [Role(name="gateway", listener=self.http, chat_path=path, memory_mb=limits.gateway_memory_mb)]
+        found = [Role(name=GATEWAY, listener=self.http, chat_path=path, memory_mb=limits.gateway_memory_mb)]
         if self._chat is not None:
-            found.append(Role(name="chat", listener=self._chat, chat_path=path, memory_mb=limits.chat_memory_mb))
+            found.append(Role(name=CHAT, listener=self._chat, chat_path=path, memory_mb=limits.chat_memory_mb))
         return found
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from edgeflow.errors import ConfigError
 
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
 
 def new_loop() -> asyncio.AbstractEventLoop:
     """A new event loop, uvloop's if it is installed."""
@@ -28,18 +30,24 @@ def no_core_dumps() -> None:
 
 
 def stop_signal() -> asyncio.Event:
-    """An event set by the first SIGTERM or SIGINT; a second signal kills this process and the worker with it."""
+    """An event set by the first signal to stop; a second one kills this process and the worker with it.
+
+    SIGHUP is such a signal unless whoever started this process ignored it (nohup). SIGUSR1 and SIGUSR2 have no effect.
+    """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
     def on_signal() -> None:
         stop.set()
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for each in stopping:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
 
-    for each in (signal.SIGTERM, signal.SIGINT):
+    stopping = [each for each in STOPPING if signal.getsignal(each) != signal.SIG_IGN]
+    for each in stopping:
         loop.add_signal_handler(each, on_signal)
+    for each in (signal.SIGUSR1, signal.SIGUSR2):
+        loop.add_signal_handler(each, lambda: None)
     return stop
 
 

@@ -63,7 +63,7 @@ def spawn(
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> SpawnedProcess:
-    """Start `run` of a module as a process in a session of its own; OSError if that is impossible.
+    """Start `run` of a module as a process in a new session; OSError if that is impossible.
 
     It gets `descriptors` under their numbers, no standard input, and standard error for both kinds of output.
     environment: default: this process's.

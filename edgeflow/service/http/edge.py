@@ -7,7 +7,9 @@ import re
 import uuid
 from typing import Any
 
-from starlette.requests import ClientDisconnect
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeflow.config import is_loopback
@@ -87,6 +89,14 @@ def error_body(code: str, message: str, field: str = "") -> dict[str, Any]:
 def error_of_status(status: int, message: str) -> dict[str, Any]:
     """The body of an error raised by the web framework."""
     return error_body(_CODES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT"), message)
+
+
+async def framework_error(_: Request, error: Exception) -> Response:
+    """The answer to what the framework itself refuses: an unknown path or method."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    detail = str(error.detail) if isinstance(error, HTTPException) else "internal error"
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return JSONResponse(error_of_status(status, detail), status, headers)
 
 
 class Edge:

@@ -7,12 +7,13 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from prometheus_client import Counter
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -220,6 +221,22 @@ def new_token(name: str, principal: str, roles: Sequence[str], days: float | Non
         raise ConfigError(f"{detail['loc'][0]}: {detail['msg']}") from None
     _replace(path, entries)
     return token
+
+
+@contextmanager
+def secret_file(path: Path) -> Iterator[TextIO]:
+    """A new file that its owner alone can read; nothing remains of it if writing fails."""
+    try:
+        with open(path, "x", opener=_private) as file:
+            yield file
+    except FileExistsError:
+        raise ConfigError(f"out: {path} exists already") from None
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise ConfigError(f"out: cannot write {path}: {error.strerror}") from None
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _replace(path: Path, entries: Sequence[TokenEntry]) -> None:

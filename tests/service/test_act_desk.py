@@ -1,0 +1,117 @@
+"""What control takes from a gateway: only what a gateway sends, and no more of it than it may."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from edgeflow.errors import WorkerError
+from edgeflow.ipc.sealed import seal
+from edgeflow.service.children.act_desk import ActDesk
+from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
+from edgeflow.service.security.auth import Guard, Role, TokenEntry, digest
+from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.types import CameraSpec, ImageFormat
+from tests.service.harness import eventually, serving
+from tests.service.scripted import Script
+
+CAMERA = CameraSpec("image", 2, 2, ImageFormat.RGB8)
+OPENED = OpenRequest(
+    cameras=(CAMERA,),
+    proprio_names=(),
+    instruction="go",
+    control_period_ns=1_000_000_000,
+    max_action_age_ns=60_000_000_000,
+    mode=None,
+    unnorm_key="",
+)
+ACT = Act(request=1, opened=OPENED, peer="192.0.2.1", principal="", token="", received_ns=0, decode_ns=5)
+PIXELS = bytes(range(12))
+
+
+class Told:
+    """A keeper that remembers what its gateway would hear."""
+
+    name = "gateway"
+
+    def __init__(self) -> None:
+        self.messages: list[ActDone | ActRefused] = []
+
+    def send(self, message, descriptors=()) -> bool:
+        self.messages.append(message)
+        return True
+
+
+@contextlib.asynccontextmanager
+async def desk(checkpoint, guard: Guard | None = None, script: Script | None = None) -> AsyncIterator[tuple]:
+    async with serving(checkpoint, script) as served:
+        service = served.service
+        made = ActDesk(service.plane, guard or service._guard, service._log)
+        yield made, Told(), served
+        made.cancel_all()
+
+
+def ask(made: ActDesk, told: Told, message: Act, *parts: bytes) -> None:
+    made.act(told, message, [seal(part) for part in parts])  # type: ignore[arg-type]
+
+
+async def test_an_observation_becomes_an_action(checkpoint):
+    async with desk(checkpoint) as (made, told, served):
+        ask(made, told, ACT, PIXELS)
+        await eventually(lambda: bool(told.messages))
+        (done,) = told.messages
+        assert isinstance(done, ActDone)
+        assert (done.request, done.command, done.timings.decode_ns) == (1, "act", 5)
+        assert done.max_age_ms == 60_000
+        assert served.metric("edgeflow_sessions") == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "parts"),
+    [
+        (ACT, ()),
+        (ACT, (PIXELS, PIXELS)),
+        (ACT, (PIXELS[:-1],)),
+        (ACT, (PIXELS + b"x",)),
+        (replace(ACT, opened=replace(OPENED, cameras=())), (PIXELS,)),
+        (replace(ACT, opened=replace(OPENED, cameras=(replace(CAMERA, width=1 << 20),))), (PIXELS,)),
+    ],
+    ids=["no pixels", "too many", "too few", "too long", "no camera", "a size beyond the limit"],
+)
+async def test_what_no_gateway_sends_ends_it(checkpoint, message: Act, parts: tuple[bytes, ...]):
+    async with desk(checkpoint) as (made, told, _):
+        with pytest.raises(WorkerError):
+            ask(made, told, message, *parts)
+        assert told.messages == []
+
+
+async def test_a_gateway_has_so_much_credit_and_no_more(checkpoint):
+    script = Script(hold=True)
+    async with desk(checkpoint, script=script) as (made, told, _):
+        for number in range(ACTS_AT_ONCE):
+            ask(made, told, replace(ACT, request=number), PIXELS)
+        with pytest.raises(WorkerError):
+            ask(made, told, replace(ACT, request=ACTS_AT_ONCE), PIXELS)
+        made.cancel(ActCancel(0))
+        await eventually(lambda: 0 not in made._running)
+        ask(made, told, replace(ACT, request=0), PIXELS)
+
+
+async def test_a_token_that_is_revoked_meanwhile_is_refused(checkpoint):
+    entry = TokenEntry(principal="arm-1", sha256=digest("t"), roles=[Role.CONTROL])
+    async with serving(checkpoint) as served:
+        guard = Guard([entry], served.service.metrics, served.service._log)
+        made, told = ActDesk(served.service.plane, guard, served.service._log), Told()
+        known = replace(ACT, principal="arm-1", token=digest("t"))
+        ask(made, told, known, PIXELS)
+        await eventually(lambda: len(told.messages) == 1)
+        guard.replace([])
+        ask(made, told, known, PIXELS)
+        await eventually(lambda: len(told.messages) == 2)
+        refused = told.messages[1]
+        assert isinstance(refused, ActRefused)
+        assert (refused.code, refused.reason) == (grpc.StatusCode.PERMISSION_DENIED.name, "REVOKED")

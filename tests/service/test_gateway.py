@@ -1,0 +1,137 @@
+"""The gateway's own parts: metrics of several processes as one text, chat's bytes passed on, health from control."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from edgeflow.service.gateway import control as control_module
+from edgeflow.service.gateway.metrics_text import merge
+from edgeflow.service.gateway.proxy import ChatSide
+from edgeflow.service.observe.process_metrics import ProcessMetrics
+from tests.service.harness import Served, eventually, serving
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
+
+
+def test_metrics_of_several_processes_make_one_valid_text():
+    texts = {}
+    for name, count in (("control", 1), ("gateway", 2)):
+        metrics = ProcessMetrics()
+        metrics.limit_rejections.labels("http_headers").inc(count)
+        texts[name] = b"".join(metrics.text_by_family()).decode()
+        assert texts[name] == metrics.text().decode() or "process_cpu" in texts[name]
+    texts["control"] += "# HELP edgeflow_own Only here\n# TYPE edgeflow_own gauge\nedgeflow_own 3.0\n"
+    families = {family.name: family for family in text_string_to_metric_families(merge(texts))}
+    samples = {sample.labels["process"]: sample.value for sample in families["process_open_fds"].samples}
+    assert set(samples) == {"control", "gateway"}
+    refused = families["edgeflow_limit_rejections"].samples
+    counted = {each.labels["process"]: each.value for each in refused if each.name.endswith("_total")}
+    assert counted == {"control": 1.0, "gateway": 2.0}
+    assert [(each.labels, each.value) for each in families["edgeflow_own"].samples] == [({}, 3.0)]
+
+
+@contextlib.asynccontextmanager
+async def chat_side(checkpoint, folder: Path, talk: Talk) -> AsyncIterator[tuple[httpx.AsyncClient, Served]]:
+    """A gateway whose chat front is the test."""
+    path = str(folder / "chat")
+    async with (
+        await asyncio.start_unix_server(talk, path),
+        serving(checkpoint, chat_path=path) as served,
+        httpx.AsyncClient(base_url=served.http, timeout=20) as http,
+    ):
+        yield http, served
+
+
+async def read_head(reader: asyncio.StreamReader) -> list[bytes]:
+    return (await reader.readuntil(b"\r\n\r\n")).lower().splitlines()
+
+
+async def test_head_and_body_pass_on_and_names_of_the_gateway_s_own_do_not(checkpoint, tmp_path: Path):
+    heads: list[list[bytes]] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await read_head(reader)
+        if b"/internal/" not in head[0]:
+            heads.append(head)
+            body = await reader.readexactly(5)
+            answer = b'{"got":"' + body + b'"}'
+            writer.write(b"HTTP/1.1 418 Teapot\r\nx-own: 1\r\ncontent-length: %d\r\n\r\n" % len(answer) + answer)
+            await writer.drain()
+        writer.close()
+
+    async with chat_side(checkpoint, tmp_path, talk) as (http, _):
+        headers = {"x-edgeflow-principal": "boss", "x-request-id": "mine", "authorization": "Bearer secret"}
+        answer = await http.post("/v1/chat/completions?a=b%20c", content=b"hello", headers=headers)
+    assert (answer.status_code, answer.json(), answer.headers["x-own"]) == (418, {"got": "hello"}, "1")
+    assert answer.headers["x-request-id"] == "mine"
+    (head,) = heads
+    assert head[0] == b"post /v1/chat/completions?a=b%20c http/1.1"
+    assert b"x-edgeflow-principal: " in head and b"x-edgeflow-peer: 127.0.0.1" in head
+    assert b"x-request-id: mine" in head
+    assert not any(b"secret" in line or b"boss" in line for line in head)
+
+
+async def test_a_chat_front_that_is_away_or_dies_is_told(checkpoint, tmp_path: Path):
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await read_head(reader)
+        if b"/tokenize" in head[0]:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf")
+            await writer.drain()
+        writer.close()
+
+    async with chat_side(checkpoint, tmp_path, talk) as (http, _):
+        answer = await http.post("/v1/completions", content=b"{}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "UNAVAILABLE")
+        assert answer.headers["retry-after"]
+        with pytest.raises(httpx.RemoteProtocolError):
+            await http.post("/tokenize", content=b"{}")
+        (tmp_path / "chat").unlink()
+        assert (await http.post("/v1/completions", content=b"{}")).status_code == 503
+
+
+async def test_a_client_that_leaves_ends_its_request_at_the_chat_front(checkpoint, tmp_path: Path):
+    left = asyncio.Event()
+    asked = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await read_head(reader)
+        if b"/v1/" in head[0]:
+            asked.set()
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(100):
+                    pass
+            left.set()
+        writer.close()
+
+    async with chat_side(checkpoint, tmp_path, talk) as (http, _):
+        asking = asyncio.create_task(http.post("/v1/completions", content=b"{}"))
+        await asyncio.wait_for(asked.wait(), 20)
+        asking.cancel()
+        await asyncio.wait_for(left.wait(), 20)
+
+
+async def test_health_is_control_s_last_word_for_two_seconds(checkpoint, monkeypatch: pytest.MonkeyPatch):
+    async with serving(checkpoint) as served, httpx.AsyncClient(base_url=served.http) as http:
+        await eventually(lambda: served.children.newest["gateway"]._control.state.ready)  # type: ignore[union-attr]
+        assert (await http.get("/ready")).status_code == 200
+        monkeypatch.setattr(control_module, "STALE_S", -1.0)
+        assert (await http.get("/live")).status_code == (await http.get("/ready")).status_code == 503
+
+
+async def test_internal_paths_are_not_passed_on(checkpoint):
+    async with serving(checkpoint) as served, httpx.AsyncClient(base_url=served.http) as http:
+        assert (await http.get("/internal/metrics")).status_code == 404
+        answer = await http.post("/v1/chat/completions", content=b"{}")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no chat model is configured")
+
+
+async def test_asking_a_chat_front_that_is_not_there_is_an_error(tmp_path: Path):
+    with pytest.raises(OSError):
+        await ChatSide(str(tmp_path / "nowhere"), 1.0).get("/internal/models")
