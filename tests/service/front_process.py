@@ -124,8 +124,9 @@ class BlockingRobot:
 
     def frame(self, instruction: str = "") -> int:
         self.sent += 1
-        changes = {"stamp_ns": time.monotonic_ns(), **({"instruction": instruction} if instruction else {})}
-        self._messages.append(pb.ClientMessage(frame=frame_message(self.sent, **changes)))
+        changes = {"instruction": instruction} if instruction else {}
+        frame = frame_message(self.sent, stamp_ns=time.monotonic_ns(), **changes)
+        self._messages.append(pb.ClientMessage(frame=frame))
         return self.sent
 
     def until(self, kind: str) -> pb.ServerMessage:
