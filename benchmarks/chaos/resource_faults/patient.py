@@ -56,13 +56,12 @@ class Patient:
         """How long its first worker took to start; its log must be readable."""
         return self.service.wait_event("worker_ready", 0.0, 1.0) - started_at(self.service.worker())
 
-    def killed(self, during: Callable[[], None] = lambda: None) -> float:
+    def killed(self) -> float:
         """Seconds from the death of its worker, with one in reserve, until the robot acts again."""
         self.service.wait_idle_reserve()
         self.steady()
         at_ns = time.monotonic_ns()
         os.kill(self.service.worker(), signal.SIGKILL)
-        during()
         return self.recovered(at_ns)
 
     def recovered(self, at_ns: int) -> float:
@@ -87,16 +86,16 @@ class Patient:
 
 
 def compared(
-    setting: Setting, name: str, ill: Patient, well: Patient, between: Callable[[], None] = lambda: None
+    setting: Setting, name: str, ill: Patient, well: Patient, before: Callable[[], None] = lambda: None
 ) -> list[Row]:
-    """Kill the workers of both in turn, and compare; then stop the ill one. between: called between two trials."""
+    """Kill the workers of both in turn, and compare; then stop the ill one. before: called before each trial."""
     took: dict[str, list[float]] = {"fault": [], "control": []}
     with progress() as bar:
-        for trial in bar.track(range(setting.trials), description=name):
-            if trial:
-                between()
-            took["control"].append(well.killed())
-            took["fault"].append(ill.killed())
+        for _ in bar.track(range(setting.trials), description=name):
+            before()
+            for kind, patient, other in (("control", well, ill), ("fault", ill, well)):
+                other.service.wait_idle_reserve()  # the loading of one must not slow the other
+                took[kind].append(patient.killed())
     setting.samples[name] = took
     control, usual = percentile(took["control"], 50), well.strange_holds("WORKER_LOST")
     return [
