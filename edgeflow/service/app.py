@@ -19,7 +19,7 @@ from edgeflow.model_paths import is_hub_id, resolve_model
 from edgeflow.service.chat.summary import chat_summary
 from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.family import Family
-from edgeflow.service.children.launch import ChildLauncher, LaunchChild, Role
+from edgeflow.service.children.launch import ChildLauncher, Launcher, Role
 from edgeflow.service.grpc.server import ControlService, GrpcServer
 from edgeflow.service.host.doors import Doors
 from edgeflow.service.host.listen import address_text
@@ -47,8 +47,8 @@ Announce = Callable[[ServiceStatus], None]
 class Service:
     """The whole service: control in this process, worker and children in theirs.
 
-    Call `start`, then `stop`, on one loop. It listens to its supervisor. launch, launch_child: start a worker and a
-    child; default: processes.
+    Call `start`, then `stop`, on one loop. It listens to its supervisor. launch: starts a worker; launchers: start the
+    children of a role. Default: processes.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Service:
         announce: Announce,
         log: EventLog,
         launch: Launch | None = None,
-        launch_child: Callable[[Role], LaunchChild] | None = None,
+        launchers: Callable[[Role], Launcher] | None = None,
     ) -> None:
         self.health = Health()
         self.metrics = Metrics()
@@ -85,8 +85,7 @@ class Service:
         self._tokens = TokensFile(config.tokens_file, log)
         self._guard = Guard(self._tokens.entries, self.metrics, log)
         self._tls = Tls(config.tls, log) if config.tls.cert else None
-        self._launch_child = launch_child
-        self._launchers: list[ChildLauncher] = []
+        self._launcher = launchers or (lambda role: ChildLauncher(config, role, log))
         self._doors: Doors | None = None
         self._family: Family | None = None
         self._listener: HealthListener | None = None
@@ -209,7 +208,9 @@ class Service:
             for task in (children, worker):
                 if task.done():
                     task.result()
-            return await worker
+            ready = await worker
+            self._family.prepare()
+            return ready
         finally:
             for task in (children, worker):
                 task.cancel()
@@ -241,7 +242,7 @@ class Service:
         grpc_port = await self._grpc.start()
         self._keep("grpc-health", self._grpc.report())
         self._family = Family(
-            {role.name: self._launching(role) for role in doors.roles()},
+            {role.name: self._launcher(role) for role in doors.roles()},
             desk=ActDesk(self.plane, self._guard, self._log),
             health=self.health,
             tokens=self._tokens,
@@ -259,13 +260,6 @@ class Service:
             grpc_address=address_text(config.grpc.host, grpc_port),
             http_address=f"{'https' if self._tls else 'http'}://{address_text(config.http.host, doors.http_port)}",
         )
-
-    def _launching(self, role: Role) -> LaunchChild:
-        if self._launch_child is not None:
-            return self._launch_child(role)
-        launcher = ChildLauncher(self._config, role, self._log)
-        self._launchers.append(launcher)
-        return launcher.launch
 
     def _models(self) -> list[dict[str, Any]]:
         """The policy's entry in /v1/models."""
@@ -287,8 +281,6 @@ class Service:
         await asyncio.gather(*ending)
         if self._workers is not None:
             await self._workers.close()
-        for launcher in self._launchers:
-            launcher.close()
         if self._listener is not None:
             self._listener.stop()
         if self._doors is not None:

@@ -68,12 +68,14 @@ class Child:
 
 @dataclass
 class Children:
-    """The listener of a keeper, and the children that it launched."""
+    """The listener and launcher of a keeper, and the children that it launched."""
 
     children: list[Child] = field(default_factory=list)
     messages: list[Any] = field(default_factory=list)
     started: int = 0
     lost: int = 0
+    serving: int = 0
+    spare: bool = False
     refuse: bool = False
 
     def launch(self) -> LaunchedChild:
@@ -81,7 +83,7 @@ class Children:
             raise OSError("no descriptors")
         ours, theirs = packet_pair()
         self.children.append(Child(Packets(theirs, CODING)))
-        return LaunchedChild(ours, self.children[-1])
+        return LaunchedChild(ours, self.children[-1], spare=self.spare)
 
     @property
     def newest(self) -> Child:
@@ -95,8 +97,17 @@ class Children:
         close_all(descriptors)
         self.messages.append(message)
 
+    def child_serving(self, keeper: Keeper) -> None:
+        self.serving += 1
+
     def child_lost(self, keeper: Keeper) -> None:
         self.lost += 1
+
+    def prepare(self) -> None:
+        """No spare."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
 
 
 @dataclass
@@ -116,7 +127,7 @@ async def keeping(clock: Any = None) -> AsyncIterator[Kept]:
     """A keeper whose first child serves."""
     family, log = Children(), io.StringIO()
     clock = clock or MonotonicClock()
-    keeper = Keeper("gateway", family.launch, listener=family, clock=clock, log=EventLog(MonotonicClock(), log))
+    keeper = Keeper("gateway", family, listener=family, clock=clock, log=EventLog(MonotonicClock(), log))
     starting = asyncio.create_task(keeper.start())
     await eventually(lambda: bool(family.children))
     family.newest.say(Serving())
@@ -192,7 +203,7 @@ async def test_children_that_cannot_be_launched_are_tried_again():
 async def test_a_first_child_that_cannot_serve_is_an_error(last: ChildMessage | None, error: type[Exception]):
     family = Children()
     keeper = Keeper(
-        "chat", family.launch, listener=family, clock=MonotonicClock(), log=EventLog(MonotonicClock(), io.StringIO())
+        "chat", family, listener=family, clock=MonotonicClock(), log=EventLog(MonotonicClock(), io.StringIO())
     )
     starting = asyncio.create_task(keeper.start())
     await eventually(lambda: bool(family.children))

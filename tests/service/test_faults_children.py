@@ -15,16 +15,15 @@ from tests.service.front_process import BlockingRobot, Front, front, robot, wait
 from tests.service.processes import children, command, runs, until_gone
 
 
+def gateways(served: Front) -> list[int]:
+    """The process ids of gateways, the oldest first; a younger one is the spare."""
+    return [pid for pid in children(served.process.pid) if "--role\0gateway" in command(pid) and runs(pid)]
+
+
 def gateway(served: Front) -> int:
     """The gateway's process id, once there is one."""
-    found: list[int] = []
-
-    def there() -> bool:
-        found[:] = [pid for pid in children(served.process.pid) if "--role\0gateway" in command(pid) and runs(pid)]
-        return bool(found)
-
-    wait_for(there)
-    return found[0]
+    wait_for(lambda: bool(gateways(served)))
+    return gateways(served)[0]
 
 
 def models(served: Front) -> dict:
@@ -66,6 +65,22 @@ def test_a_gateway_that_is_killed_or_stopped_is_replaced_and_robots_go_on(checkp
         acts(one)
         served.signal(signal.SIGTERM)
         assert served.ended() == 0
+
+
+def test_a_spare_takes_over_at_once(checkpoint, tmp_path: Path):
+    with front(checkpoint, tmp_path, standby=True) as served:
+        wait_for(lambda: len(gateways(served)) == 2)
+        first, spare = gateways(served)
+        models(served)
+        os.kill(first, signal.SIGKILL)
+        assert models(served)["data"]
+        assert gateway(served) == spare
+        wait_for(lambda: len(gateways(served)) == 2)  # another spare
+        first, spare = gateways(served)
+        os.kill(spare, signal.SIGKILL)
+        os.kill(first, signal.SIGKILL)
+        assert models(served)["data"]
+        assert gateway(served) not in (first, spare)
 
 
 def test_children_die_with_control(checkpoint, tmp_path: Path):

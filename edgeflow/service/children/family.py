@@ -15,7 +15,7 @@ from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import seal, unseal
 from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.keeper import Keeper
-from edgeflow.service.children.launch import LaunchChild
+from edgeflow.service.children.launch import Launcher
 from edgeflow.service.children.messages import (
     Act,
     ActCancel,
@@ -47,7 +47,7 @@ class Family:
 
     def __init__(
         self,
-        launches: dict[str, LaunchChild],
+        launchers: dict[str, Launcher],
         *,
         desk: ActDesk,
         health: Health,
@@ -65,8 +65,10 @@ class Family:
         self._models = models
         self._snapshots = _Snapshots(metrics)
         self._keepers = {
-            name: Keeper(name, launch, listener=self, clock=clock, log=log) for name, launch in launches.items()
+            name: Keeper(name, launcher, listener=self, clock=clock, log=log) for name, launcher in launchers.items()
         }
+        self._launchers = launchers
+        self._ready = False
         self._kept: dict[str, bytes] = {}
         self._handover: socket.socket | None = None
         self._owed: set[str] = set()  # children that lack the latest tokens or certificates
@@ -86,6 +88,7 @@ class Family:
     async def stop(self) -> None:
         """Kill all children, once their tasks are stopped; idempotent."""
         await _all(keeper.stop() for keeper in self._keepers.values())
+        await _all(launcher.close() for launcher in self._launchers.values())
 
     def pids(self) -> dict[str, int]:
         """Process ids by name, of the children that are processes."""
@@ -127,6 +130,12 @@ class Family:
         if (chat := self._keepers.get(CHAT)) is not None:
             self._connect_chat(chat)
 
+    def prepare(self) -> None:
+        """The service is ready: have a spare of every child at hand from now on."""
+        self._ready = True
+        for launcher in self._launchers.values():
+            launcher.prepare()
+
     # The keepers' listener.
 
     def child_started(self, keeper: Keeper) -> None:
@@ -149,6 +158,10 @@ class Family:
             case Keep() if keeper.name == CHAT:
                 self._keep(message, descriptors)
         close_all(descriptors)
+
+    def child_serving(self, keeper: Keeper) -> None:
+        if self._ready:
+            self._launchers[keeper.name].prepare()
 
     def child_lost(self, keeper: Keeper) -> None:
         if keeper.name == GATEWAY:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from edgeflow.clock import Clock
 from edgeflow.errors import StartError, WorkerError
 from edgeflow.ipc.packets import Packets, close_all
-from edgeflow.service.children.launch import LaunchChild, LaunchedChild
+from edgeflow.service.children.launch import KILL_WAIT_S, LaunchedChild, Launcher
 from edgeflow.service.children.messages import (
     CODING,
     Beat,
@@ -36,7 +36,6 @@ START_FACTOR = 4
 BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 0.5
 PER_TURN = 16  # messages handled before control's loop gets its turn
-KILL_WAIT_S = 5.0
 MAX_LOG_BYTES = 16 << 10
 MAX_NAME = 64  # characters of an event's name
 
@@ -50,6 +49,10 @@ class ChildListener(Protocol):
 
     def child_message(self, keeper: Keeper, message: Any, descriptors: list[int]) -> None:
         """A message of the child. The listener closes the descriptors."""
+        ...
+
+    def child_serving(self, keeper: Keeper) -> None:
+        """The child accepts requests."""
         ...
 
     def child_lost(self, keeper: Keeper) -> None:
@@ -81,10 +84,10 @@ class _Life:
 class Keeper:
     """Keeps one child running between `start` and `stop`; runs on the loop."""
 
-    def __init__(self, name: str, launch: LaunchChild, *, listener: ChildListener, clock: Clock, log: EventLog) -> None:
+    def __init__(self, name: str, launcher: Launcher, *, listener: ChildListener, clock: Clock, log: EventLog) -> None:
         self.name = name
         self.restarts = 0
-        self._launch = launch
+        self._launcher = launcher
         self._listener = listener
         self._clock = clock
         self._log = log
@@ -157,11 +160,17 @@ class Keeper:
             await _bury(life)
 
     def _begin(self) -> _Life:
-        start_ns = max(LEAST_START_NS, START_FACTOR * self._slowest_ns) if self._slowest_ns else FIRST_START_NS
-        life = self._life = _Life(self._launch(), self._clock.now_ns(), start_ns)
+        launched = self._launcher.launch()
+        life = self._life = _Life(launched, self._clock.now_ns(), self._start_ns(launched))
         asyncio.get_running_loop().add_reader(life.packets.fileno(), self._read, life)
         self._listener.child_started(self)
         return life
+
+    def _start_ns(self, launched: LaunchedChild) -> int:
+        """The longest silence of a child that starts."""
+        if launched.spare:
+            return SILENT_NS
+        return max(LEAST_START_NS, START_FACTOR * self._slowest_ns) if self._slowest_ns else FIRST_START_NS
 
     async def _watch(self, life: _Life) -> None:
         """Wait for the end of a child's life; its silence counts only while this loop runs."""
@@ -193,6 +202,7 @@ class Keeper:
                 self._slowest_ns = max(self._slowest_ns, self._clock.now_ns() - life.since_ns)
                 life.progress = Progress(SILENT_NS)
                 life.serving.set()
+                self._listener.child_serving(self)
                 close_all(descriptors)
             case ChildFailed():
                 life.failed = start_error(message.kind, message.text)

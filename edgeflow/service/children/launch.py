@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from edgeflow.config import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
@@ -16,6 +16,7 @@ from edgeflow.service.host.spawn import spawn
 from edgeflow.service.observe.log import EventLog
 
 ENTRY = "edgeflow.service.children.start"
+KILL_WAIT_S = 5.0
 
 
 class ChildProcess(Protocol):
@@ -23,6 +24,11 @@ class ChildProcess(Protocol):
 
     @property
     def pid(self) -> int | None: ...
+
+    @property
+    def ended(self) -> str | None:
+        """How it ended; None while it runs."""
+        ...
 
     def kill(self) -> None: ...
 
@@ -33,10 +39,11 @@ class ChildProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaunchedChild:
-    """A started child: control's end of its socket, and the process."""
+    """A started child: control's end of its socket, and the process. spare: its modules are loaded already."""
 
     sock: socket.socket
     process: ChildProcess
+    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +56,20 @@ class Role:
     memory_mb: int
 
 
-LaunchChild: TypeAlias = Callable[[], LaunchedChild]
+class Launcher(Protocol):
+    """Launches the children of one role, one after another. Use it on the loop."""
+
+    def launch(self) -> LaunchedChild:
+        """Launch a child; OSError if that is impossible."""
+        ...
+
+    def prepare(self) -> None:
+        """Have a spare at hand, if configured."""
+        ...
+
+    async def close(self) -> None:
+        """Give up what is held; idempotent."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +89,48 @@ class _Pair:
 
 
 class ChildLauncher:
-    """Launches the processes of a role; what a start needs is held in advance. Use it on the loop."""
+    """Launches the processes of a role; what a start needs is held in advance. Use it on the loop.
+
+    A spare is a child that has loaded everything and waits for its first message from control, so that a lost child is
+    replaced at once. It beats into a socket that nobody reads.
+    """
 
     def __init__(self, config: ServiceConfig, role: Role, log: EventLog) -> None:
         self._role = role
+        self._wants_spare = config.standby
         self._settings = seal(config.model_dump_json().encode())
         self._next = Held(f"{role.name} process", _Pair.make, log)
+        self._spare: LaunchedChild | None = None
 
     def launch(self) -> LaunchedChild:
-        """Start a process, which inherits its listening socket and the configuration; OSError if that is impossible."""
+        """The spare if there is one, else a new process; OSError if that is impossible."""
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.process.ended is None:
+            return replace(spare, spare=True)
+        if spare is not None:
+            spare.sock.close()
+        return self._start()
+
+    def prepare(self) -> None:
+        """Start a spare if configured; what fails is tried again the next time."""
+        if self._wants_spare and self._spare is None:
+            with contextlib.suppress(OSError):
+                self._spare = self._start()
+
+    async def close(self) -> None:
+        """End the spare, and give up what is held; idempotent."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.process.kill()
+            await spare.process.wait(KILL_WAIT_S)
+            spare.sock.close()
+        self._next.close()
+        if self._settings >= 0:
+            os.close(self._settings)
+            self._settings = -1
+
+    def _start(self) -> LaunchedChild:
+        """Start a process, which inherits its listening socket and the configuration."""
         role, pair = self._role, self._next.take()
         inherited = (pair.theirs.fileno(), role.listener.fileno(), self._settings)
         arguments = ["--role", role.name, "--parent", str(os.getpid()), "--fd", str(pair.theirs.fileno())]
@@ -91,10 +144,3 @@ class ChildLauncher:
         pair.theirs.close()
         self._next.fill()
         return LaunchedChild(pair.ours, process)
-
-    def close(self) -> None:
-        """Give up what is held; idempotent."""
-        self._next.close()
-        if self._settings >= 0:
-            os.close(self._settings)
-            self._settings = -1
