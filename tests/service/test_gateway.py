@@ -11,11 +11,14 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from edgeflow.ipc.packets import MAX_PACKET_BYTES, Packets, packet_pair
+from edgeflow.service.children.messages import CODING, LogEvent
 from edgeflow.service.gateway import control as control_module
 from edgeflow.service.gateway.metrics_text import merge
 from edgeflow.service.gateway.proxy import ChatSide
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from tests.service.harness import Served, eventually, serving
+from tests.service.test_http import JSON_BODY
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
 
@@ -130,6 +133,25 @@ async def test_internal_paths_are_not_passed_on(checkpoint):
         assert (await http.get("/internal/metrics")).status_code == 404
         answer = await http.post("/v1/chat/completions", content=b"{}")
         assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no chat model is configured")
+
+
+async def test_a_packet_that_is_too_long_is_not_sent():
+    ours, theirs = packet_pair()
+    try:
+        packets = Packets(ours, CODING)
+        assert not packets.send(LogEvent("long", "a" * MAX_PACKET_BYTES))
+        assert packets.send(LogEvent("short", "a"))
+        assert Packets(theirs, CODING).receive() == (LogEvent("short", "a"), [])
+    finally:
+        ours.close()
+        theirs.close()
+
+
+async def test_any_number_of_proprioceptive_values_passes(checkpoint):
+    names = [f"{number:064}" for number in range(4096)]
+    body = {**JSON_BODY, "proprio": dict.fromkeys(names, 0.0)}
+    async with serving(checkpoint, limits__proprio=4096) as served, httpx.AsyncClient(base_url=served.http) as http:
+        assert (await http.post("/v1/act", json=body)).status_code == 200
 
 
 async def test_asking_a_chat_front_that_is_not_there_is_an_error(tmp_path: Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeflow.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted
 from edgeflow.ipc.messages import Payload
@@ -97,7 +97,7 @@ class Control:
     def _send(self, number: int, seen: Seen, caller: Caller) -> None:
         message = Act(
             request=number,
-            opened=seen.opened,
+            opened=replace(seen.opened, proprio_names=()),  # long, and used by the check alone
             peer=caller.peer,
             principal=caller.principal,
             token=caller.token,
