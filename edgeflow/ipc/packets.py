@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.coding import Coding
@@ -15,6 +15,14 @@ MAX_DESCRIPTORS = 4
 MAX_PACKET_BYTES = 128 << 10
 SEND_BUFFER_BYTES = 1 << 20  # as far as the system permits
 Kind = TypeVar("Kind")
+
+
+class DescriptorsLackingError(Exception):
+    """A message arrived without its descriptors, because this process has no free number for them."""
+
+    def __init__(self, message: Any) -> None:
+        super().__init__("no free descriptors")
+        self.message = message
 
 
 def packet_pair() -> tuple[socket.socket, socket.socket]:
@@ -50,7 +58,8 @@ class Packets(Generic[Kind]):
     def receive(self) -> tuple[Kind, list[int]] | None:
         """The next message with its descriptors, which the caller closes; None if there is none yet.
 
-        EOFError once the other end is gone; WorkerError for what is not a message.
+        EOFError once the other end is gone; WorkerError for what is not a message. DescriptorsLackingError carries a
+        message whose descriptors are lost.
         """
         try:
             data, descriptors, flags, _ = socket.recv_fds(
@@ -63,10 +72,13 @@ class Packets(Generic[Kind]):
         if not data:
             raise EOFError
         try:
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            if flags & socket.MSG_TRUNC or (flags & socket.MSG_CTRUNC and len(descriptors) >= MAX_DESCRIPTORS):
                 raise WorkerError("truncated message between processes")
-            return self._coding.decode(data), descriptors
-        except WorkerError:
+            message = self._coding.decode(data)
+            if flags & socket.MSG_CTRUNC:
+                raise DescriptorsLackingError(message)
+            return message, descriptors
+        except BaseException:
             close_all(descriptors)
             raise
 

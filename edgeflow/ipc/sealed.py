@@ -31,8 +31,23 @@ def seal(data: bytes | memoryview) -> int:
 def unseal(fd: int, most: int) -> memoryview:
     """The bytes behind a descriptor, mapped; WorkerError if it is not sealed or holds more than `most` bytes.
 
-    The descriptor stays open and is the caller's; the mapping lives as long as the view.
+    The descriptor stays open and is the caller's; the mapping lives as long as the view, and has a descriptor too.
     """
+    size = _size(fd, most)
+    return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
+
+
+def read_sealed(fd: int, most: int) -> bytes:
+    """The bytes behind a descriptor, copied: this needs no further descriptor. WorkerError as for `unseal`."""
+    size = _size(fd, most)
+    data = os.pread(fd, size, 0)
+    if len(data) != size:
+        raise WorkerError("memory between processes cannot be read")
+    return data
+
+
+def _size(fd: int, most: int) -> int:
+    """The size of sealed memory, once checked."""
     try:
         sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS == SEALS
         size = os.fstat(fd).st_size
@@ -42,4 +57,4 @@ def unseal(fd: int, most: int) -> memoryview:
         raise WorkerError("memory between processes is not sealed")
     if size > most:
         raise WorkerError(f"{size} bytes of memory between processes exceed the limit of {most}")
-    return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
+    return size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import socket
 from collections.abc import Coroutine
 from typing import Any
@@ -19,7 +18,7 @@ from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
 from edgeflow.errors import StartError, WorkerError
 from edgeflow.ipc.packets import close_all
-from edgeflow.ipc.sealed import seal, unseal
+from edgeflow.ipc.sealed import read_sealed, seal
 from edgeflow.service.chat.desk import ChatDesk
 from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.chat.prefixes import prefix_routes, restore
@@ -111,8 +110,10 @@ class ChatProcess:
                 self._known.set()
             case Kept():
                 restore(self.front, message.key, _sealed(descriptors, MAX_KEPT_BYTES))
-            case ChatSocket() if len(descriptors) == 1:
-                self._port.attach(socket.socket(fileno=os.dup(descriptors[0])))
+            case ChatSocket():
+                if len(descriptors) != 1:
+                    raise WorkerError("a message lacks its descriptor")
+                self._port.attach(socket.socket(fileno=descriptors.pop()))
             case Drain():
                 self._spawn(self._drain(message.deadline_ms))
 
@@ -184,4 +185,4 @@ def _sealed(descriptors: list[int], most: int) -> bytes:
     """The sealed data of a message that has one descriptor."""
     if len(descriptors) != 1:
         raise WorkerError("a message lacks its descriptor")
-    return bytes(unseal(descriptors[0], most))
+    return read_sealed(descriptors[0], most)

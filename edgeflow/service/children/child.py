@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edgeflow.errors import WorkerError
-from edgeflow.ipc.packets import Packets, close_all
-from edgeflow.service.children.messages import CODING, Beat, ChildMessage, LogEvent, ToChild
+from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all
+from edgeflow.service.children.messages import CODING, MUST_TAKE, Beat, ChildMessage, LogEvent, ToChild
+from edgeflow.service.observe.lines import incident_values
 
 BEAT_S = 0.25
 PER_TURN = 16  # messages handled before the loop gets its turn
@@ -21,7 +22,8 @@ Receive = Callable[[Any, list[int]], None]
 class ControlLink:
     """The connection to control; runs on the loop between `start` and `close`.
 
-    received: called with each message and its descriptors, which it must close. gone: called once when control is gone.
+    received: called with each message and its descriptors, which it must close. gone: called once when control is gone,
+    or when this process cannot take a message that it must take: control ends it then.
     """
 
     def __init__(self, sock: socket.socket, received: Receive, gone: Callable[[], None]) -> None:
@@ -32,10 +34,9 @@ class ControlLink:
         self._beat: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to listen and to beat."""
+        """Begin to listen, and with the first message to beat."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._packets.fileno(), self._read)
-        self._beats()
 
     def send(self, message: ChildMessage, descriptors: Sequence[int] = ()) -> bool:
         """Send a message; False if control does not read."""
@@ -64,11 +65,32 @@ class ControlLink:
             for _ in range(PER_TURN):
                 if self._loop is None or (found := self._packets.receive()) is None:
                     return
-                message, descriptors = found
-                if isinstance(message, ToChild):
-                    self._received(message, descriptors)
-                else:
-                    close_all(descriptors)
-        except (EOFError, WorkerError):
-            self.close()
-            self._gone()
+                if self._beat is None:
+                    self._beats()
+                self._pass_on(*found)
+        except DescriptorsLackingError as lack:
+            if isinstance(lack.message, MUST_TAKE):
+                self._give_up(lack)
+        except EOFError:
+            self._give_up(None)
+        except WorkerError as error:
+            self._give_up(error)
+
+    def _pass_on(self, message: ChildMessage, descriptors: list[int]) -> None:
+        if not isinstance(message, ToChild):
+            close_all(descriptors)
+            return
+        try:
+            self._received(message, descriptors)
+        except Exception as error:
+            if isinstance(message, MUST_TAKE):
+                self._give_up(error)
+            else:
+                self.event("incident", **incident_values("message of control", error))
+
+    def _give_up(self, error: Exception | None) -> None:
+        """Close the socket, at whose end control kills this process."""
+        if error is not None:
+            self.event("incident", **incident_values("socket to control", error))
+        self.close()
+        self._gone()

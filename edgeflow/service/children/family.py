@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from edgeflow.clock import Clock
-from edgeflow.errors import WorkerError
+from edgeflow.errors import RETRY_AFTER_MS, WorkerError
 from edgeflow.ipc.packets import close_all
-from edgeflow.ipc.sealed import seal, unseal
+from edgeflow.ipc.sealed import read_sealed, seal
 from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.keeper import Keeper
 from edgeflow.service.children.launch import Launcher
 from edgeflow.service.children.messages import (
     Act,
     ActCancel,
+    ActRefused,
     Certificates,
     ChatSocket,
     Keep,
@@ -37,6 +38,7 @@ from edgeflow.service.security.auth import TokensFile, write_entries
 from edgeflow.service.security.tls import Tls
 
 STATE_TICKS = 10  # of control's ticker between repetitions of the state
+RETRY_TICKS = 50  # of control's ticker, between attempts to send what could not be sent
 MAX_KEPT = 32
 MAX_KEPT_BYTES = 1 << 20
 HAND_OVER = b"c"
@@ -71,13 +73,14 @@ class Family:
         self._ready = False
         self._kept: dict[str, bytes] = {}
         self._handover: socket.socket | None = None
-        self._owed: set[str] = set()  # children that lack the latest tokens or certificates
+        self._owed: dict[tuple[str, str], Callable[[], bool]] = {}  # by child: what could not be sent to it yet
+        self._log = log
         self._ticks = 0
 
     async def start(self, keep: Callable[[str, Coroutine[Any, Any, None]], None]) -> None:
         """Start every child and wait until all serve; StartError if one cannot. keep: runs a task that must live."""
         self._health.watch(lambda _: self.say_state())
-        await _all(keeper.start() for keeper in self._keepers.values())
+        await _start_all(keeper.start() for keeper in self._keepers.values())
         for name, keeper in self._keepers.items():
             keep(f"{name}-keeper", keeper.keep())
 
@@ -102,11 +105,12 @@ class Family:
         self._ticks += 1
         if self._ticks % STATE_TICKS == 0:
             self.say_state()
-        for name in list(self._owed):
-            self._give(self._keepers[name])
+        if self._ticks % RETRY_TICKS == 0:
+            self._pay()
         text = self._snapshots.step()
         if text is not None and (gateway := self._keepers.get(GATEWAY)) is not None:
             _send_sealed(gateway, Snapshot(), text)
+            self.models_changed()
 
     def say_state(self) -> None:
         """Send the state of the service to every child."""
@@ -139,25 +143,35 @@ class Family:
     # The keepers' listener.
 
     def child_started(self, keeper: Keeper) -> None:
+        self._owed = {key: send for key, send in self._owed.items() if key[0] != keeper.name}
         self._give(keeper)
         if keeper.name == GATEWAY:
             self.models_changed()
         else:
             for key, data in self._kept.items():
-                _send_sealed(keeper, Kept(key), data)
+                self._owe(keeper, f"kept {key}", partial(_send_sealed, keeper, Kept(key), data))
             self._connect_chat(keeper)
         keeper.send(State(state=self._health.state.value, live=self._health.live, ready=self._health.ready))
 
     def child_message(self, keeper: Keeper, message: Any, descriptors: list[int]) -> None:
+        if isinstance(message, Act) and keeper.name == GATEWAY:
+            self._desk.act(keeper, message, descriptors)
+            return
+        try:
+            match message:
+                case ActCancel() if keeper.name == GATEWAY:
+                    self._desk.cancel(message)
+                case Keep() if keeper.name == CHAT:
+                    self._keep(message, descriptors)
+        finally:
+            close_all(descriptors)
+
+    def child_message_lost(self, keeper: Keeper, message: Any) -> None:
         match message:
-            case Act() if keeper.name == GATEWAY:
-                self._desk.act(keeper, message, descriptors)
-                return
-            case ActCancel() if keeper.name == GATEWAY:
-                self._desk.cancel(message)
-            case Keep() if keeper.name == CHAT:
-                self._keep(message, descriptors)
-        close_all(descriptors)
+            case Act():
+                keeper.send(_no_descriptors(message.request))
+            case Keep():
+                self._log.event("prefix_not_kept", slot=message.key)
 
     def child_serving(self, keeper: Keeper) -> None:
         if self._ready:
@@ -169,29 +183,39 @@ class Family:
 
     def _keep(self, message: Keep, descriptors: list[int]) -> None:
         """Keep what a chat front wants its successor to have; control never looks into it."""
-        data = bytes(unseal(descriptors[0], MAX_KEPT_BYTES)) if descriptors else b""
+        data = read_sealed(descriptors[0], MAX_KEPT_BYTES) if descriptors else b""
+        if not data:
+            self._kept.pop(message.key, None)
+            return
         if len(self._kept) >= MAX_KEPT and message.key not in self._kept:
             raise WorkerError("the chat front keeps too much")
         self._kept[message.key] = data
 
     def _connect_chat(self, keeper: Keeper) -> None:
-        """Make a socket between chat front and worker, and hand both their ends."""
-        if self._handover is None:
-            return
-        with contextlib.suppress(OSError):  # the next start of either tries again
-            fronts, workers = socket.socketpair()
-            with fronts, workers:
-                socket.send_fds(self._handover, [HAND_OVER], [workers.fileno()])
-                keeper.send(ChatSocket(), [fronts.fileno()])
+        """Connect the chat front to the present worker, if there is one."""
+        self._owe(keeper, "socket", partial(_connect, keeper, self._handover))
 
     def _give(self, keeper: Keeper) -> None:
-        """Send a child the tokens and, to the gateway, the certificates; what cannot be sent is owed."""
-        entries = self._tokens.entries
-        given = _send_sealed(keeper, Policy(entries is not None), write_entries(entries or []))
+        """Send a child the tokens and, to the gateway, the certificates in force."""
+        self._owe(keeper, "tokens", partial(self._give_tokens, keeper))
         if self._tls is not None and keeper.name == GATEWAY:
-            parts = self._tls.parts
-            given = _send_sealed(keeper, Certificates(client_ca=len(parts) > 2), *parts) and given
-        (self._owed.discard if given else self._owed.add)(keeper.name)
+            self._owe(keeper, "certificates", partial(_give_certificates, keeper, self._tls))
+
+    def _give_tokens(self, keeper: Keeper) -> bool:
+        entries = self._tokens.entries
+        return _send_sealed(keeper, Policy(entries is not None), write_entries(entries or []))
+
+    def _owe(self, keeper: Keeper, what: str, send: Callable[[], bool]) -> None:
+        """Send something to a child, now or as soon as it can be sent; its successor gets all anew."""
+        if send():
+            self._owed.pop((keeper.name, what), None)
+        else:
+            self._owed[keeper.name, what] = send
+
+    def _pay(self) -> None:
+        for (name, what), send in list(self._owed.items()):
+            if self._keepers[name].lives:
+                self._owe(self._keepers[name], what, send)
 
 
 class _Snapshots:
@@ -223,6 +247,46 @@ def _send_sealed(keeper: Keeper, message: ToChild, *parts: bytes) -> bool:
         return False
     finally:
         close_all(descriptors)
+
+
+def _give_certificates(keeper: Keeper, tls: Tls) -> bool:
+    parts = tls.parts
+    return _send_sealed(keeper, Certificates(client_ca=len(parts) > 2), *parts)
+
+
+def _connect(keeper: Keeper, handover: socket.socket | None) -> bool:
+    """Make a socket between chat front and worker, and hand both their ends; False if that is impossible now."""
+    if handover is None:
+        return True
+    try:
+        fronts, workers = socket.socketpair()
+        with fronts, workers:
+            socket.send_fds(handover, [HAND_OVER], [workers.fileno()])
+            return keeper.send(ChatSocket(), [fronts.fileno()])
+    except OSError:
+        return False
+
+
+def _no_descriptors(request: int) -> ActRefused:
+    return ActRefused(
+        request=request,
+        code="RESOURCE_EXHAUSTED",
+        text="no memory for another observation",
+        field="",
+        reason="",
+        retry_after_ms=RETRY_AFTER_MS,
+    )
+
+
+async def _start_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all; the first error ends the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _all(works: Iterable[Any]) -> None:

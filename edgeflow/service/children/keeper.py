@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from edgeflow.clock import Clock
 from edgeflow.errors import StartError, WorkerError
-from edgeflow.ipc.packets import Packets, close_all
+from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all
+from edgeflow.service.children.intake import Lines, Rate
 from edgeflow.service.children.launch import KILL_WAIT_S, LaunchedChild, Launcher
 from edgeflow.service.children.messages import (
     CODING,
+    Act,
+    ActCancel,
     Beat,
     ChildFailed,
     ChildMessage,
     Drain,
     Drained,
-    FromChild,
+    Keep,
     LogEvent,
     Serving,
     ToChild,
@@ -27,17 +29,17 @@ from edgeflow.service.children.messages import (
 from edgeflow.service.faults import start_error
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.progress import Progress
+from edgeflow.service.worker.starts import StartLimits
 
 CHECK_S = 0.1
 SILENT_NS = 2_000_000_000  # a child that serves and shows no sign of life for this long is replaced
-FIRST_START_NS = 30_000_000_000  # the same for the first one while it starts
-LEAST_START_NS = 5_000_000_000  # and for later ones, at least; else START_FACTOR times the slowest start so far
-START_FACTOR = 4
+FIRST_START_S = 30.0  # the same for the first one while it starts; later ones: worker/starts.py
+BEATING = 2  # a child that starts, and beats, may take this many times its longest silence until it serves
 BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 0.5
 PER_TURN = 16  # messages handled before control's loop gets its turn
-MAX_LOG_BYTES = 16 << 10
-MAX_NAME = 64  # characters of an event's name
+NS_PER_S = 1_000_000_000
+FORWARDED = (Act, ActCancel, Keep)  # to the listener
 
 
 class ChildListener(Protocol):
@@ -49,6 +51,10 @@ class ChildListener(Protocol):
 
     def child_message(self, keeper: Keeper, message: Any, descriptors: list[int]) -> None:
         """A message of the child. The listener closes the descriptors."""
+        ...
+
+    def child_message_lost(self, keeper: Keeper, message: Any) -> None:
+        """A message of the child whose descriptors this process has no room for."""
         ...
 
     def child_serving(self, keeper: Keeper) -> None:
@@ -63,11 +69,14 @@ class ChildListener(Protocol):
 class _Life:
     """One child, from its launch to its end. `over` is set once it has ended, hangs, or breaks the protocol."""
 
-    def __init__(self, launched: LaunchedChild, now_ns: int, start_ns: int) -> None:
+    def __init__(self, launched: LaunchedChild, clock: Clock, limit_s: float) -> None:
         self.packets: Packets[ChildMessage] = Packets(launched.sock, CODING)
         self.process = launched.process
-        self.progress = Progress(start_ns)
-        self.since_ns = now_ns
+        self.spare = launched.spare
+        self.progress = Progress(SILENT_NS if launched.spare else int(limit_s * NS_PER_S))
+        self.start = Progress(BEATING * int(limit_s * NS_PER_S))  # from launch to service, beats or not
+        self.rate = Rate(clock)
+        self.since_ns = clock.now_ns()
         self.serving = asyncio.Event()
         self.drained = asyncio.Event()
         self.failed: StartError | None = None
@@ -92,7 +101,10 @@ class Keeper:
         self._clock = clock
         self._log = log
         self._life: _Life | None = None
-        self._slowest_ns = 0  # of the starts so far
+        self._lines = Lines(name, log)
+        self._starts = StartLimits(FIRST_START_S)
+        self._backoff_s = BACKOFF_S
+        self._draining = False
 
     @property
     def pid(self) -> int | None:
@@ -103,6 +115,11 @@ class Keeper:
     def serving(self) -> bool:
         """True if the child accepts requests."""
         return self._life is not None and self._life.serving.is_set() and not self._life.over.is_set()
+
+    @property
+    def lives(self) -> bool:
+        """True if there is a child, serving or not."""
+        return self._life is not None and not self._life.over.is_set()
 
     def send(self, message: ToChild, descriptors: Sequence[int] = ()) -> bool:
         """Send a message to the present child; False if it is gone or does not read."""
@@ -124,26 +141,44 @@ class Keeper:
             raise life.failed or StartError(f"the {self.name} process ended before it served ({life.cause}; {ended})")
 
     async def keep(self) -> None:
-        """Watch the child and replace it whenever it ends, for ever."""
-        backoff_s = BACKOFF_S
+        """Watch the child and replace it whenever it ends, for ever; once it drains, none follows."""
         while True:
-            life = self._life
-            if life is not None:
-                await self._watch(life)
-                self._listener.child_lost(self)
-                ended = await _bury(life)
-                self._log.event("child_lost", child=self.name, cause=life.cause, ended=ended)
-                backoff_s = BACKOFF_S if life.serving.is_set() else min(2 * backoff_s, LONGEST_BACKOFF_S)
-            self._life = None
-            await asyncio.sleep(backoff_s)
             try:
-                self._begin()
-                self.restarts += 1
-            except OSError as error:
-                self._log.event("child_failed", child=self.name, error=type(error).__name__)
+                await self._keep_one()
+            except Exception as error:
+                self._log.incident(f"{self.name}-keeper", error)
+                await asyncio.sleep(LONGEST_BACKOFF_S)
+
+    async def _keep_one(self) -> None:
+        life = self._life
+        if life is not None:
+            await self._watch(life)
+            await self._lose(life)
+        self._life = None
+        await asyncio.sleep(self._backoff_s)
+        if self._draining:
+            await asyncio.Event().wait()
+        try:
+            self._begin()
+            self.restarts += 1
+        except OSError as error:
+            self._log.event("child_failed", child=self.name, error=type(error).__name__)
+
+    async def _lose(self, life: _Life) -> None:
+        """Bury a child, and note what its end means for the next start."""
+        self._listener.child_lost(self)
+        ended = await _bury(life)
+        self._log.event("child_lost", child=self.name, cause=life.cause, ended=ended)
+        if life.serving.is_set():
+            self._backoff_s = BACKOFF_S
+            return
+        self._backoff_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
+        if life.cause == "hung" and not life.spare:
+            self._starts.exceeded(reserve=False)
 
     async def drain(self, deadline_ms: int) -> None:
         """Have the child refuse new work and finish the rest, within the deadline."""
+        self._draining = True
         life = self._life
         if life is None or life.over.is_set() or not life.packets.send(Drain(deadline_ms)):
             return
@@ -161,16 +196,10 @@ class Keeper:
 
     def _begin(self) -> _Life:
         launched = self._launcher.launch()
-        life = self._life = _Life(launched, self._clock.now_ns(), self._start_ns(launched))
+        life = self._life = _Life(launched, self._clock, self._starts.limit_s(reserve=False))
         asyncio.get_running_loop().add_reader(life.packets.fileno(), self._read, life)
         self._listener.child_started(self)
         return life
-
-    def _start_ns(self, launched: LaunchedChild) -> int:
-        """The longest silence of a child that starts."""
-        if launched.spare:
-            return SILENT_NS
-        return max(LEAST_START_NS, START_FACTOR * self._slowest_ns) if self._slowest_ns else FIRST_START_NS
 
     async def _watch(self, life: _Life) -> None:
         """Wait for the end of a child's life; its silence counts only while this loop runs."""
@@ -179,7 +208,8 @@ class Keeper:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(life.over.wait(), CHECK_S)
             listened_ns = min(self._clock.now_ns() - now_ns, int(2e9 * CHECK_S))
-            if life.progress.listened(listened_ns):
+            late = not life.serving.is_set() and life.start.listened(listened_ns)
+            if life.progress.listened(listened_ns) or late:
                 life.end("hung")
 
     def _read(self, life: _Life) -> None:
@@ -187,50 +217,51 @@ class Keeper:
             for _ in range(PER_TURN):
                 if life.over.is_set() or (found := life.packets.receive()) is None:
                     return
-                life.progress.heard()
-                self._handle(life, *found)
+                self._take(life, *found)
+        except DescriptorsLackingError as lack:
+            self._listener.child_message_lost(self, lack.message)
         except EOFError:
             life.end("eof")
         except WorkerError:
             life.end("protocol")
+        except Exception as error:
+            self._log.incident(f"{self.name}-message", error)
+
+    def _take(self, life: _Life, message: ChildMessage, descriptors: list[int]) -> None:
+        life.progress.heard()
+        try:
+            life.rate.count(message)
+        except WorkerError:
+            close_all(descriptors)
+            raise
+        self._handle(life, message, descriptors)
 
     def _handle(self, life: _Life, message: ChildMessage, descriptors: list[int]) -> None:
+        if isinstance(message, FORWARDED):
+            self._listener.child_message(self, message, descriptors)
+            return
+        close_all(descriptors)
         match message:
             case Beat():
-                close_all(descriptors)
+                pass
             case Serving():
-                self._slowest_ns = max(self._slowest_ns, self._clock.now_ns() - life.since_ns)
-                life.progress = Progress(SILENT_NS)
-                life.serving.set()
-                self._listener.child_serving(self)
-                close_all(descriptors)
+                self._serves(life)
             case ChildFailed():
                 life.failed = start_error(message.kind, message.text)
-                close_all(descriptors)
                 life.end("failed")
             case Drained():
                 life.drained.set()
-                close_all(descriptors)
             case LogEvent():
-                self._write(message)
-                close_all(descriptors)
-            case _ if isinstance(message, FromChild):
-                self._listener.child_message(self, message, descriptors)
+                self._lines.write(message)
             case _:
-                close_all(descriptors)
                 raise WorkerError("a message of control came from a child")
 
-    def _write(self, message: LogEvent) -> None:
-        """Write a child's line to the log, under its name; what is not an object of moderate size is dropped."""
-        try:
-            fits = len(message.values) <= MAX_LOG_BYTES and len(message.name) <= MAX_NAME
-            values = json.loads(message.values) if fits else None
-        except ValueError:
-            values = None
-        if isinstance(values, dict):
-            reserved = ("name", "event", "time", "process", "self")
-            kept = {str(key): value for key, value in values.items() if key not in reserved}
-            self._log.event(message.name, process=self.name, **kept)
+    def _serves(self, life: _Life) -> None:
+        if not life.spare and not life.serving.is_set():
+            self._starts.took((self._clock.now_ns() - life.since_ns) / NS_PER_S, reserve=False)
+        life.progress = Progress(SILENT_NS)
+        life.serving.set()
+        self._listener.child_serving(self)
 
 
 async def _bury(life: _Life) -> str:

@@ -98,6 +98,7 @@ class ChildLauncher:
     def __init__(self, config: ServiceConfig, role: Role, log: EventLog) -> None:
         self._role = role
         self._wants_spare = config.standby
+        self._every_cpu = bool(config.realtime.front_cpus)  # which this process has when a child starts
         self._settings = seal(config.model_dump_json().encode())
         self._next = Held(f"{role.name} process", _Pair.make, log)
         self._spare: LaunchedChild | None = None
@@ -136,6 +137,7 @@ class ChildLauncher:
         arguments = ["--role", role.name, "--parent", str(os.getpid()), "--fd", str(pair.theirs.fileno())]
         arguments += ["--listener", str(role.listener.fileno()), "--config", f"/dev/fd/{self._settings}"]
         arguments += ["--chat-path", role.chat_path, "--memory-mb", str(role.memory_mb)]
+        arguments += ["--every-cpu"] if self._every_cpu else []
         try:
             process = spawn(ENTRY, inherited, arguments)
         except OSError:

@@ -48,7 +48,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Control → gateway, at its start and with each worker. Sealed: control's entries in /v1/models as JSON."""
+    """Control → gateway, at its start, with each worker and each Snapshot. Sealed: entries in /v1/models as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,5 +166,7 @@ ToChild: TypeAlias = (
 )
 FromChild: TypeAlias = Beat | Serving | ChildFailed | Drained | LogEvent | Keep | Act | ActCancel
 ChildMessage: TypeAlias = ToChild | FromChild
+
+MUST_TAKE = (Policy, Certificates, ChatSocket, Kept)  # a child that cannot take one of these ends; its successor will
 
 CODING: Coding[ChildMessage] = Coding((*ToChild.__args__, *FromChild.__args__))

@@ -42,10 +42,11 @@ def run() -> NoReturn:
     parser.add_argument("--chat-path", default="", help="path of the chat front's socket")
     parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
     parser.add_argument("--memory-mb", type=int, required=True, help="limit of this process's memory, in MiB")
+    parser.add_argument("--every-cpu", action="store_true", help="run on other CPUs than control, too")
     parser.add_argument("--parent", type=int, required=True, help="process id of control")
     arguments = parser.parse_args()
     bind_to_front(arguments.parent, arguments.fd, None)
-    be_expendable(arguments.memory_mb)
+    be_expendable(arguments.memory_mb, every_cpu=arguments.every_cpu)
     start = ChildStart(
         role=arguments.role,
         control=socket.socket(fileno=arguments.fd),
@@ -72,10 +73,18 @@ async def _serve(start: ChildStart) -> int:
     return await front.serve(start)
 
 
-def be_expendable(memory_mb: int) -> None:
-    """Give way to robots: low priority, bounded memory, and the first to be killed without memory."""
+def be_expendable(memory_mb: int, *, every_cpu: bool) -> None:
+    """Give way to robots: low priority, bounded memory, and the first to be killed without memory.
+
+    Control's real-time policy is given up, under which a nice level means nothing; so are its CPUs with `every_cpu`.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    if every_cpu:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the kernel leaves out those that are not permitted
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         wanted = memory_mb << 20

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from edgeflow.config import ServiceConfig, load_config
 from edgeflow.errors import StartError, WorkerError
 from edgeflow.ipc.packets import close_all
-from edgeflow.ipc.sealed import unseal
+from edgeflow.ipc.sealed import read_sealed
 from edgeflow.service.children.child import ControlLink
 from edgeflow.service.children.log import ChildLog
 from edgeflow.service.children.messages import (
@@ -239,4 +239,4 @@ def _sealed(descriptors: list[int], most: int) -> bytes:
     """The sealed data of a message that has one descriptor."""
     if len(descriptors) != 1:
         raise WorkerError("a message lacks its descriptor")
-    return bytes(unseal(descriptors[0], most))
+    return read_sealed(descriptors[0], most)

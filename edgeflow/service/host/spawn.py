@@ -54,7 +54,7 @@ class SpawnedProcess:
         if pid == 0:
             return None
         code = os.waitstatus_to_exitcode(status)
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"exit code {code}" if code >= 0 else f"signal {_signal_name(-code)}"
 
 
 def spawn(
@@ -82,6 +82,14 @@ def spawn(
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # the interpreter ignores them
     )
     return SpawnedProcess(pid)
+
+
+def _signal_name(number: int) -> str:
+    """The name of a signal; real-time signals have only a number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 def _code(entry: str, descriptors: Sequence[int]) -> str:
