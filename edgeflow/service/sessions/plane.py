@@ -315,7 +315,7 @@ class ControlPlane:
     def _want_ring(self, runner: SessionRunner) -> None:
         """A parked robot is back and its frame waits: admit it again."""
         number = runner.session.number
-        if number not in self._returning:
+        if number in self._runners and number not in self._returning:
             self._returning[number] = asyncio.create_task(self._readmit(number, runner), name="readmit")
 
     async def _readmit(self, number: int, runner: SessionRunner) -> None:
