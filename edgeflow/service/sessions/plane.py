@@ -35,7 +35,7 @@ from edgeflow.service.sessions.events import End
 from edgeflow.service.sessions.gate import FrameTimes
 from edgeflow.service.sessions.places import Places
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
+from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session, start_threads
 from edgeflow.service.sessions.session import Session, SessionRules
 from edgeflow.types import Command, Mode, PassTimes
 
@@ -61,6 +61,7 @@ class ControlPlane:
         self.worker: WorkerReady | None = None
         self._port = port
         self._pool = pool
+        start_threads(pool, config.decode_threads)
         self._clock = clock
         self._health = health
         self._metrics = metrics

@@ -245,9 +245,11 @@ class Session:
             self._frames.decoded(track, payload, decode_ns)
 
     def decode_failed(self, error: RequestError, now_ns: int) -> None:
-        """The frame in the decoder cannot be decoded."""
+        """The frame in the decoder cannot be decoded. UNAVAILABLE is the service's failure and no refusal."""
         track = self._frames.finish_decoding()
-        if track is not None:
+        if track is not None and error.code == "UNAVAILABLE":
+            self._frames.leave(track, Disposition.DROPPED, error.code, error.reason, error.text)
+        elif track is not None:
             self.refuse(track.frame.seq, error, now_ns)
         self._finish_if_idle()
 
