@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.act_latency --json benchmarks/results/act-latency-cpu.json
     .venv/bin/python -m benchmarks.act_latency http://127.0.0.1:8000 http://127.0.0.1:9000
 
-Without addresses it starts a service of its own. Requests alternate between the services, over connections that stay
+Without addresses it starts a service itself. Requests alternate between the services, over connections that stay
 open; the time is from the first byte sent to the last byte received, less the model's inference time in the answer.
 """
 
