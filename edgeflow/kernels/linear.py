@@ -89,8 +89,8 @@ class Packed:
 class Int8:
     """8-bit weights (symmetric, one scale per output) for a row in 8 bits (one scale; 7 bits where 8 saturate).
 
-    A single row, which is memory-bound, reads a quarter or half of the bytes. CPU only; the table uses it for the row of
-    a decode pass.
+    A single row, which is memory-bound, reads a quarter or half of the bytes. CPU only; the table uses it for the row
+    of a decode pass.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
