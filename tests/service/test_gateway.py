@@ -154,7 +154,7 @@ async def test_a_client_that_reads_nothing_loses_its_connection(
 async def test_an_observation_ends_with_its_client(checkpoint):
     script = Script(hold=True)
     async with (
-        serving(checkpoint, script, timing__act_timeout_ms=600_000) as served,
+        serving(checkpoint, script, timing__act_timeout_ms=600_000, timing__silent_end_ms=600_000) as served,
         httpx.AsyncClient(base_url=served.http, timeout=60) as http,
     ):
         asking = asyncio.create_task(http.post("/v1/act", json=JSON_BODY))

@@ -197,11 +197,8 @@ def _check_cameras(messages: Sequence[pb.Camera], limits: LimitsConfig) -> tuple
 
 def _check_camera_names(names: Sequence[str], limits: LimitsConfig) -> None:
     if not 1 <= len(names) <= limits.cameras:
-        raise InvalidArgument(
-            f"has {len(names)} cameras; a session takes 1 to {limits.cameras}",
-            field="open.cameras",
-            reason=Reason.CAMERA_COUNT,
-        )
+        text = f"has {len(names)} cameras; a session takes 1 to {limits.cameras}"
+        raise InvalidArgument(text, field="open.cameras", reason=Reason.CAMERA_COUNT)
     for index, name in enumerate(names):
         _check_name(name, f"open.cameras[{index}].name")
     if len(set(names)) != len(names):
