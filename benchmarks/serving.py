@@ -22,7 +22,7 @@ RESERVE = '"worker_standby"'  # the log event after which memory is complete
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A running service. address: gRPC. http: HTTP. pid: the front's; the worker is its child."""
+    """A running service. address: gRPC. http: HTTP. pid: control's; the other processes are its children."""
 
     address: str
     http: str
@@ -38,7 +38,7 @@ def serving(config: Mapping[str, Any]) -> Iterator[Serving]:
     """Run `edgeflow serve` with this configuration on free ports, and wait for its reserve worker too."""
     with tempfile.TemporaryDirectory() as folder:
         ready, file, log = (Path(folder) / name for name in ("ready.json", "config.json", "log"))
-        ports = {"grpc": {"port": 0}, "http": {"port": 0}}
+        ports = {"grpc": {"port": 0}, "http": {"port": 0}, "health": {"port": 0}}
         file.write_text(json.dumps({**config, **ports}))
         command = [sys.executable, "-m", "edgeflow.cli", "serve", "--config", str(file), "--ready-file", str(ready)]
         with log.open("w") as stream:

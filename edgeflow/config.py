@@ -266,7 +266,8 @@ class ServiceConfig(_Section):
     limits: LimitsConfig = LimitsConfig()
     timing: TimingConfig = TimingConfig()
     standby: bool = Field(
-        True, description="keep a worker in reserve, with its libraries loaded, to replace a lost one sooner; 160 MB"
+        True,
+        description="keep a worker in reserve, with its libraries loaded, and a spare gateway and chat front; 270 MB",
     )
     realtime: RealtimeConfig = RealtimeConfig()
     chat: ChatConfig = ChatConfig()

@@ -26,7 +26,7 @@ from edgeflow.models.openvla.policy import OpenVLAPolicy
 from tests.tiny_checkpoint import write_checkpoint
 
 ROOT = Path(__file__).parents[1]
-START_LIMIT_S = 5.0
+START_LIMIT_S = 8.0  # of processor time: gateway and chat front load beside the worker
 
 
 def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -132,7 +132,7 @@ def test_a_busy_port_is_told(flag: str):
         ports = {"--grpc-port": "0", "--http-port": "0", "--health-port": "0", flag: port}
         result = run("serve", *[word for each in ports.items() for word in each])
     assert result.returncode == 2
-    (told,) = result.stderr.splitlines()
+    (told,) = [line for line in result.stderr.splitlines() if not line.startswith("{")]  # but for the log
     assert port in told
 
 

@@ -41,7 +41,7 @@ def serving(**config: object) -> Iterator[Serving]:
     """Run a service. config: keys of the configuration file, in addition to free ports."""
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
-        settings = {"grpc": {"port": 0}, "http": {"port": 0}, **config}
+        settings = {"grpc": {"port": 0}, "http": {"port": 0}, "health": {"port": 0}, **config}
         (folder / "config.json").write_text(json.dumps(settings))
         ready, log = folder / "ready.json", folder / "log"
         command = [sys.executable, "-m", "edgeflow.cli", "serve"]

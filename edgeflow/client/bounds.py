@@ -6,12 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from edgeflow.errors import FailedPrecondition
+from edgeflow.errors import FailedPrecondition, InvalidArgument
+from edgeflow.reasons import Reason
 from edgeflow.types import ActionSchema
 
 MAX_DIMENSIONS = 256
 MAX_DECLARED_VALID_MS = 60_000
+MAX_DECLARED_AGE_MS = 60_000  # an action that declares more has this limit
 MAX_FORETOLD_S = 60.0  # a longer forecast of an age is no forecast
+MAX_CAPTURED_AGE_NS = 60_000_000_000
 TOLERANCE = 1e-5  # of a dimension's range, for rounding; ten times the service's
 
 
@@ -47,6 +50,19 @@ def check_validity(valid_for_ms: int) -> None:
         raise FailedPrecondition(
             f"is {valid_for_ms}; it must be 1 to {MAX_DECLARED_VALID_MS} ms", field="opened.valid_for_ms"
         )
+
+
+def check_captured(captured_ns: int, now_ns: int) -> None:
+    """Raise InvalidArgument for a capture time that is not of the last 60 s: no age would count from it."""
+    ahead_ns = captured_ns - now_ns
+    if ahead_ns > 0:
+        reason, text = Reason.STAMP_FUTURE, f"is {ahead_ns} ns ahead of the client's clock; it may not be"
+    elif -ahead_ns > MAX_CAPTURED_AGE_NS:
+        longest_s = MAX_CAPTURED_AGE_NS / 1e9
+        reason, text = Reason.STAMP_OLD, f"is {-ahead_ns / 1e9:g} s old; it may be at most {longest_s:g} s"
+    else:
+        return
+    raise InvalidArgument(text, field="captured_ns", reason=reason)
 
 
 def _check_limits(name: str, low: float, high: float) -> None:

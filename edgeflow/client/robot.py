@@ -154,8 +154,8 @@ class RobotClient:
 
         pose: of the tool at capture; relative actions are anchored to it. instruction: takes effect with this frame.
         captured_ns: on the client's clock, default now; the age of its action counts from it. Raises InvalidArgument if
-        images or proprio do not match the session, and the service's refusal if it does not take the session back after
-        a lost stream.
+        images or proprio do not match the session or captured_ns is not of the last 60 s, and the service's refusal if
+        it does not take the session back after a lost stream.
         """
         stamp_ns = self._clock.now_ns() if captured_ns is None else captured_ns
         data = encode_images(images, self._settings.cameras)

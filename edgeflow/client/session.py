@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgeflow.client.actions import Action, Directive
-from edgeflow.client.bounds import within_limits
+from edgeflow.client.bounds import check_captured, within_limits
 from edgeflow.client.flight import Flight, Taken
 from edgeflow.client.outgoing import Outgoing
 from edgeflow.client.pose import Pose
@@ -65,6 +65,7 @@ class Session:
         """Queue the newest frame and return its number; an empty instruction keeps the current one."""
         self._check_usable()
         check_text(instruction)
+        check_captured(stamp_ns, self._clock.now_ns())
         if instruction not in ("", self._instruction):
             self._instruction = instruction
             self._watchdog.restart(self.flight.last_seq, Reason.NEW_INSTRUCTION, rearm=False)

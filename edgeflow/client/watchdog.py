@@ -11,11 +11,13 @@ from collections.abc import Callable
 from edgeflow.client.actions import Action, Directive
 from edgeflow.client.incidents import Incidents
 from edgeflow.clock import Clock
+from edgeflow.errors import FailedPrecondition
 from edgeflow.reasons import Reason
 from edgeflow.types import Command
 
 TICK_S = 0.004  # HOLD follows the end of an action's validity within 20 ms, scheduling delays included
 RESUME_WITHIN_NS = 2_000_000_000  # the longest silence that a robot ends by itself
+MAX_EPOCHS = 1000  # announced at once; no service starts more
 _STREAM_GONE = (Reason.DISCONNECTED, Reason.REFUSED, Reason.CLOSED)
 
 
@@ -27,9 +29,10 @@ class Watchdog:
       service announced last. Each `restart` lets one more epoch follow it before it is announced. An action never
       changes which epochs are accepted.
     - HOLD ends with the next action if the interruption was shorter than RESUME_WITHIN_NS, or resume_within_ns if that
-      is shorter. If the service said WORKER_LOST in it, and the stream lasts, resume_within_ns applies even if longer.
-      Otherwise, and after STOP, only a `restart` with rearm lets actions through again. Waiting for the first action
-      after a `restart` does not count as an interruption.
+      is shorter. If the service said WORKER_LOST in it, and the stream lasts, resume_within_ns applies even if longer:
+      also if silence alone came before, however long. Otherwise, and after STOP, only a `restart` with rearm lets
+      actions through again. Waiting for the first action after it does not count as an interruption; a `restart`
+      without rearm begins one, or leaves one as it is.
     """
 
     def __init__(self, clock: Clock, resume_within_ns: int = RESUME_WITHIN_NS) -> None:
@@ -39,6 +42,7 @@ class Watchdog:
         self._newest_seq = 0
         self._worker_lost = False  # in this interruption
         self._interrupted_ns: int | None = None
+        self._silence_alone = False  # in this interruption
         self._now = Directive(Command.HOLD, Reason.WAITING)
 
     def opened(self, epoch: int) -> None:
@@ -53,12 +57,24 @@ class Watchdog:
         held = self.directive()
         self._newest_seq = max(self._newest_seq, last_seq)
         self._unannounced += 1
-        if rearm or not held.needs_reset:
+        if rearm:
             self._interrupted_ns, self._worker_lost = None, False
-            self._now = Directive(Command.HOLD, reason)
+        elif held.needs_reset:
+            return
+        elif held.command is Command.ACT:
+            self._interrupt(self._clock.now_ns())
+        self._now = Directive(Command.HOLD, reason)
 
     def advance(self, epoch: int) -> None:
-        """The service started a new epoch: an action being executed belongs to an old one, so hold."""
+        """The service started a new epoch: an action being executed belongs to an old one, so hold.
+
+        Raises FailedPrecondition for one that is more than MAX_EPOCHS ahead: no action could ever follow it.
+        """
+        if epoch - self._epoch > MAX_EPOCHS:
+            ahead = epoch - self._epoch
+            raise FailedPrecondition(
+                f"is {ahead} epochs ahead; at most {MAX_EPOCHS} are believed", field="notice.epoch"
+            )
         if epoch > self._epoch:
             self._unannounced = max(self._unannounced - (epoch - self._epoch), 0)
             self._epoch = epoch
@@ -84,8 +100,11 @@ class Watchdog:
         held = self.directive()
         self._worker_lost = reason == Reason.WORKER_LOST or (self._worker_lost and reason not in _STREAM_GONE)
         if held.command is Command.ACT:
-            self._interrupted_ns = self._clock.now_ns()
-        elif held.command is Command.STOP or (held.needs_reset and command is Command.HOLD):
+            self._interrupt(self._clock.now_ns())
+        if reason != Reason.WORKER_LOST:
+            self._silence_alone = False
+        final = held.needs_reset and not self._excused
+        if held.command is Command.STOP or (final and command is Command.HOLD):
             return
         self._now = Directive(command, reason, needs_reset=command is Command.STOP)
 
@@ -94,12 +113,22 @@ class Watchdog:
         now_ns = self._clock.now_ns()
         action = self._now.action
         if action is not None and now_ns >= action.valid_until_ns:
-            self._interrupted_ns = action.valid_until_ns
+            self._interrupt(action.valid_until_ns)
             self._now = Directive(Command.HOLD, Reason.SILENCE)
         since_ns = self._interrupted_ns
         if since_ns is not None and not self._now.needs_reset and now_ns - since_ns >= self._patience_ns:
             self._now = Directive(self._now.command, self._now.reason, needs_reset=True)
         return self._now
+
+    def _interrupt(self, since_ns: int) -> None:
+        self._interrupted_ns, self._silence_alone = since_ns, True
+
+    @property
+    def _excused(self) -> bool:
+        """True if the loss of a worker explains the interruption so far, which may last a while longer."""
+        since_ns = self._interrupted_ns
+        lasts = since_ns is not None and self._clock.now_ns() - since_ns < self._patience_ns
+        return self._worker_lost and self._silence_alone and lasts
 
     @property
     def _patience_ns(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeflow.client.bounds import check_schema, check_validity, foretold_s
+from edgeflow.client.bounds import MAX_DECLARED_AGE_MS, check_schema, check_validity, foretold_s
 from edgeflow.errors import REQUEST_ERRORS, EdgeflowError, FailedPrecondition, InvalidArgument
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import ActionSchema, CameraSpec, Command, Disposition, ImageFormat, Mode, StageTimings
@@ -118,13 +118,13 @@ def opened_of(message: pb.Opened) -> Opened:
 def age_limit_ns(limit_s: float | None, sent_ms: int, opened: Opened) -> int | None:
     """The age beyond which an action is not executed; None = there is no limit.
 
-    limit_s: the robot's own, math.inf = none, None = the action's. sent_ms: what the action carries; 0, from an older
-    service, stands for its validity plus the age foretold for the session.
+    limit_s: the robot's own, math.inf = none, None = the action's. sent_ms: what the action carries, of which at most
+    MAX_DECLARED_AGE_MS count; 0, from an older service, stands for its validity plus the age foretold for the session.
     """
     if limit_s is not None:
         return None if math.isinf(limit_s) else round(limit_s * 1e9)
     if sent_ms > 0:
-        return sent_ms * 1_000_000
+        return min(sent_ms, MAX_DECLARED_AGE_MS) * 1_000_000
     return round((opened.valid_for_s + (opened.predicted_age_s or UNKNOWN_AGE_S)) * 1e9)
 
 

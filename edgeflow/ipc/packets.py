@@ -45,8 +45,10 @@ class Packets(Generic[Kind]):
         return self._sock.fileno()
 
     def send(self, message: Kind, descriptors: Sequence[int] = ()) -> bool:
-        """Send a message, and duplicates of the descriptors; False if the other end is gone or does not read."""
+        """Send a message, and duplicates of the descriptors; False if it is too long or nobody reads."""
         header, _ = self._coding.encode(message)
+        if len(header) > MAX_PACKET_BYTES:
+            return False
         try:
             socket.send_fds(self._sock, [header], list(descriptors))
         except OSError:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.kernels.cases import Case, Outputs
+from edgeflow.kernels.linear import saturates
 
 TOLERANCE = {torch.float32: 4e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 INT8_TOLERANCE = 8e-3  # a step up or down here and there; always rounding down would be 1.5e-2
@@ -26,10 +27,14 @@ PRECISION_TOLERANCE = {
 }  # of a product of 8-bit numbers; of weights that are rounded down it is larger
 
 
+ROWS_OF_7_BITS = 1.7  # times the deviation of rows of 8 bits, on a CPU without VNNI
+
+
 def tolerance(case: Case, dtype: torch.dtype, precision: str = "") -> float:
     """The largest deviation of a correct implementation of a precision."""
     exact = max(TOLERANCE[dtype], INT8_TOLERANCE) if case.op_name == "rope_write_kv_int8" else TOLERANCE[dtype]
-    return max(exact, PRECISION_TOLERANCE[precision])
+    coarser = ROWS_OF_7_BITS if precision == "int8" and saturates() else 1.0
+    return max(exact, coarser * PRECISION_TOLERANCE[precision])
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -86,20 +87,30 @@ class Packed:
 
 
 class Int8:
-    """8-bit weights (symmetric, one scale per output) for a row in 8 bits (one scale). A single row, which is
-    memory-bound, reads a quarter or half of the bytes. CPU only; the table uses it for the row of a decode pass."""
+    """8-bit weights (symmetric, one scale per output) for a row in 8 bits (one scale; 7 bits where 8 saturate).
+
+    A single row, which is memory-bound, reads a quarter or half of the bytes. CPU only; the table uses it for the row
+    of a decode pass.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._packed = _quantised(weight.float(), None if bias is None else bias.float())
         self._bytes = weight.numel()
 
     def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.quantized.linear_dynamic(x.float(), self._packed, False).to(x.dtype)
+        out: Tensor = torch.ops.quantized.linear_dynamic(x.float(), self._packed, saturates()).to(x.dtype)
         return out
 
     @property
     def nbytes(self) -> int:
         return self._bytes
+
+
+@cache
+def saturates() -> bool:
+    """True where the CPU adds pairs of 8-bit products in 16 bits (x86 without VNNI): rows then keep only 7 bits."""
+    ones = torch.ones(1, 8)
+    return float(torch.ops.quantized.linear_dynamic(ones, _quantised(ones, None), False)) < 0.9 * ones.numel()
 
 
 class ByRows:

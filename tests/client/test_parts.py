@@ -180,12 +180,20 @@ def test_a_forecast_that_makes_no_sense_is_unknown(foretold_ms):
     ("limit_s", "sent_ms", "foretold_ms", "expected_ms"),
     [
         (None, 350, 70.0, 350),
+        (None, 4_000_000_000, 70.0, 60_000),
         (None, 0, 70.0, 170),
         (None, 0, 0.0, 600),
         (0.2, 350, 70.0, 200),
         (math.inf, 350, 70.0, None),
     ],
-    ids=["the action's own", "validity and forecast", "forecast unknown", "the robot's", "none"],
+    ids=[
+        "the action's own",
+        "the action's own, beyond reason",
+        "validity and forecast",
+        "forecast unknown",
+        "the robot's",
+        "none",
+    ],
 )
 def test_the_age_limit_of_an_action(limit_s, sent_ms, foretold_ms, expected_ms):
     message = opened(valid_for_ms=100)

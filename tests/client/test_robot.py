@@ -218,6 +218,24 @@ def test_a_service_that_no_longer_says_anything_is_given_up(serve, connect, even
         eventually(lambda: server.streams == 2)
 
 
+def test_an_epoch_that_cannot_be_ends_the_stream_and_another_follows(serve, connect, eventually):
+    def wrong(talk: Talk) -> None:
+        talk.open()
+        if talk.number == 1:
+            talk.say(notice=pb.Notice(kind="epoch", epoch=2**63))
+        for frame in talk.frames():
+            talk.act(frame)
+
+    with connect(serve(wrong)) as client:
+        eventually(lambda: client.latest().reason == "DISCONNECTED")
+
+        def acts() -> bool:
+            client.push(IMAGE)
+            return client.latest().command is Command.ACT
+
+        eventually(acts)
+
+
 def test_a_service_that_never_answers_open_is_unavailable(serve, connect):
     clock, server = ManualClock(1), serve(lambda talk: talk.stall())
     later = threading.Timer(0.2, lambda: clock.advance_ns(5_100_000_000))

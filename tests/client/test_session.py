@@ -12,7 +12,7 @@ from edgeflow.client.outgoing import Outgoing
 from edgeflow.client.pose import Pose, identity
 from edgeflow.client.session import Session
 from edgeflow.clock import ManualClock
-from edgeflow.errors import FailedPrecondition, NotFound, Unavailable
+from edgeflow.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import Command
 from tests.client.scripted import VALUES, opened, session_settings
@@ -35,7 +35,10 @@ class Robot:
         self.written: dict[int, pb.Frame] = {}
 
     def push(self, pose: Pose | None = None, instruction: str = "") -> int:
-        return self.session.push([b""], (), pose or identity(), instruction, self.clock.now_ns())
+        return self.push_captured(self.clock.now_ns(), pose, instruction)
+
+    def push_captured(self, captured_ns: int, pose: Pose | None = None, instruction: str = "") -> int:
+        return self.session.push([b""], (), pose or identity(), instruction, captured_ns)
 
     def write(self) -> pb.Frame:
         """The network takes what waits; returns the frame."""
@@ -89,6 +92,22 @@ def test_age_is_measured_on_our_clock_from_the_echoed_stamp(robot: Robot):
     robot.act(robot.write())
     assert robot.session.directive().action.age_ns == 70 * MS
     assert robot.session.flight.statistics().age_max_ns == 70 * MS
+
+
+@pytest.mark.parametrize(
+    ("age_ns", "reason"), [(0, None), (60_000 * MS, None), (-1, "STAMP_FUTURE"), (60_000 * MS + 1, "STAMP_OLD")]
+)
+def test_a_frame_was_captured_in_the_last_minute(robot: Robot, age_ns, reason):
+    robot.clock.advance_ns(100_000 * MS)
+    if reason is None:
+        assert robot.push_captured(robot.clock.now_ns() - age_ns) == 1
+        return
+    with pytest.raises(InvalidArgument) as refused:
+        robot.push_captured(robot.clock.now_ns() - age_ns, instruction="place")
+    assert (refused.value.field, refused.value.reason) == ("captured_ns", reason)
+    assert robot.session.flight.statistics().offered == 0
+    robot.push()
+    assert robot.write().instruction == "grasp"
 
 
 def test_a_validity_beyond_the_cap_is_cut(robot: Robot):

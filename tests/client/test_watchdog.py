@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from edgeflow.client.actions import Action
 from edgeflow.client.watchdog import Watchdog, WatchdogThread
 from edgeflow.clock import ManualClock
+from edgeflow.errors import FailedPrecondition
 from edgeflow.types import ActionSchema, Command, StageTimings
 
 MS = 1_000_000
@@ -101,11 +102,46 @@ def test_a_worker_lost_excuses_one_interruption_only():
     assert watchdog.directive().needs_reset
 
 
-def test_a_worker_lost_after_too_long_a_silence_changes_nothing():
+@pytest.mark.parametrize(
+    ("silence_ms", "reasons", "resumes"),
+    [
+        (RESUME_MS, ["WORKER_LOST"], True),
+        (4999, ["WORKER_LOST"], True),
+        (5000, ["WORKER_LOST"], False),
+        (RESUME_MS, ["WORKER_LOST", "DISCONNECTED"], False),
+        (RESUME_MS, ["DISCONNECTED", "WORKER_LOST"], False),
+        (RESUME_MS, ["ACTION_TOO_OLD", "WORKER_LOST"], False),
+    ],
+)
+def test_a_worker_that_hung_excuses_the_silence_before_its_loss(silence_ms, reasons, resumes):
+    clock, watchdog = interrupted(resume_ms=5000)
+    clock.advance_ns((100 + silence_ms) * MS)
+    assert watchdog.directive().needs_reset
+    for reason in reasons:
+        watchdog.halt(Command.HOLD, reason)
+    assert watchdog.directive().needs_reset is not resumes
+    assert watchdog.offer(action(clock, 2)) is resumes
+
+
+def test_a_worker_lost_lifts_no_stop():
     clock, watchdog = interrupted(resume_ms=60_000)
     clock.advance_ns((100 + RESUME_MS) * MS)
+    watchdog.halt(Command.STOP, "FAULT")
     watchdog.halt(Command.HOLD, "WORKER_LOST")
-    assert watchdog.directive().needs_reset
+    assert watchdog.directive().command is Command.STOP
+    assert not watchdog.offer(action(clock, 2))
+
+
+@pytest.mark.parametrize("silence_ms", [0, 1900])
+def test_a_new_instruction_does_not_excuse_an_interruption(silence_ms):
+    for waited_ms, resumes in ((RESUME_MS - silence_ms - 1, True), (RESUME_MS - silence_ms, False)):
+        clock, watchdog = interrupted(resume_ms=RESUME_MS)
+        if silence_ms:
+            clock.advance_ns((100 + silence_ms) * MS)
+        watchdog.restart(1, "NEW_INSTRUCTION", rearm=False)
+        assert watchdog.directive().reason == "NEW_INSTRUCTION"
+        clock.advance_ns(waited_ms * MS)
+        assert watchdog.offer(action(clock, 2)) is resumes
 
 
 def test_a_check_that_raises_is_called_again_and_said_once(caplog):
@@ -171,6 +207,16 @@ def test_a_new_epoch_withdraws_the_action_of_the_old_one():
     assert watchdog.offer(action(clock, 3, epoch=2))
 
 
+def test_an_epoch_too_far_ahead_is_not_believed():
+    clock = ManualClock()
+    watchdog = Watchdog(clock)
+    watchdog.opened(1)
+    watchdog.advance(1001)
+    with pytest.raises(FailedPrecondition, match=r"notice\.epoch"):
+        watchdog.advance(2**63)
+    assert watchdog.offer(action(clock, 1, epoch=1001))
+
+
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("pass"), st.sampled_from([1, 20, 99, 100, 500, 1999, 2500])),
@@ -214,8 +260,10 @@ def test_what_is_given_out_is_valid_new_and_permitted(events):
                 watchdog.halt(command, "TOLD")
             case ("restart", last_seq, rearm):
                 floor, asked = max(floor, last_seq), asked + 1
-                if rearm or not (stopped or too_long):
+                if rearm:
                     stopped, ended_ns, current = False, None, None
+                elif current is not None:
+                    ended_ns, current = clock.now_ns(), None
                 watchdog.restart(last_seq, "RESET", rearm=rearm)
             case ("advance", to):
                 if to > epoch:

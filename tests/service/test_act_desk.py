@@ -55,6 +55,10 @@ async def desk(checkpoint, guard: Guard | None = None, script: Script | None = N
         made.cancel_all()
 
 
+def changed(**changes) -> Act:
+    return replace(ACT, opened=replace(OPENED, **changes))
+
+
 def ask(made: ActDesk, told: Told, message: Act, *parts: bytes) -> None:
     made.act(told, message, [seal(part) for part in parts])  # type: ignore[arg-type]
 
@@ -78,9 +82,21 @@ async def test_an_observation_becomes_an_action(checkpoint):
         (ACT, (PIXELS[:-1],)),
         (ACT, (PIXELS + b"x",)),
         (replace(ACT, opened=replace(OPENED, cameras=())), (PIXELS,)),
-        (replace(ACT, opened=replace(OPENED, cameras=(replace(CAMERA, width=1 << 20),))), (PIXELS,)),
+        (changed(cameras=(replace(CAMERA, width=1 << 20),)), (PIXELS,)),
+        (changed(cameras=(replace(CAMERA, width=1 << 14, height=1),)), (bytes(3 << 14),)),
+        (changed(cameras=(replace(CAMERA, width=-1, height=-1),)), (PIXELS[:3],)),
+        (changed(cameras=(replace(CAMERA, name=""),)), (PIXELS,)),
+        (changed(cameras=(CAMERA, CAMERA)), (PIXELS,)),
+        (changed(instruction=""), (PIXELS,)),
+        (changed(instruction="a" * 5000), (PIXELS,)),
+        (changed(control_period_ns=0), (PIXELS,)),
+        (changed(control_period_ns=1 << 62), (PIXELS,)),
+        (changed(max_action_age_ns=-1), (PIXELS,)),
+        (changed(max_action_age_ns=60_001_000_000), (PIXELS,)),
+        (changed(proprio_names=("a",) * 257), (PIXELS,)),
+        (changed(proprio_names=("a" * 65,)), (PIXELS,)),
+        (changed(unnorm_key="a" * 65), (PIXELS,)),
     ],
-    ids=["no pixels", "too many", "too few", "too long", "no camera", "a size beyond the limit"],
 )
 async def test_what_no_gateway_sends_ends_it(checkpoint, message: Act, parts: tuple[bytes, ...]):
     async with desk(checkpoint) as (made, told, _):
@@ -89,16 +105,52 @@ async def test_what_no_gateway_sends_ends_it(checkpoint, message: Act, parts: tu
         assert told.messages == []
 
 
-async def test_a_gateway_has_so_much_credit_and_no_more(checkpoint):
+async def test_a_gateway_has_so_much_credit_and_more_is_refused(checkpoint):
     script = Script(hold=True)
     async with desk(checkpoint, script=script) as (made, told, _):
         for number in range(ACTS_AT_ONCE):
             ask(made, told, replace(ACT, request=number), PIXELS)
+        ask(made, told, replace(ACT, request=ACTS_AT_ONCE), PIXELS)
+        (refused,) = told.messages
+        assert isinstance(refused, ActRefused)
+        assert (refused.request, refused.code, refused.reason) == (ACTS_AT_ONCE, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
+        assert refused.retry_after_ms > 0
         with pytest.raises(WorkerError):
-            ask(made, told, replace(ACT, request=ACTS_AT_ONCE), PIXELS)
+            ask(made, told, replace(ACT, request=0), PIXELS)
+        for _ in range(10 * ACTS_AT_ONCE):
+            made.cancel(ActCancel(0))
+            ask(made, told, replace(ACT, request=0), PIXELS)
+        assert len(made._tasks) == 2 * ACTS_AT_ONCE, "those that were cancelled end in the loop's next turns"
+
+
+async def test_credit_is_free_before_the_gateway_has_its_answer(checkpoint):
+    async with desk(checkpoint) as (made, _told, _):
+        more = iter(range(ACTS_AT_ONCE, 2 * ACTS_AT_ONCE))
+
+        class Eager(Told):
+            def send(self, message, descriptors=()) -> bool:
+                number = next(more, None)
+                if number is not None:
+                    ask(made, self, replace(ACT, request=number), PIXELS)
+                return super().send(message)
+
+        eager = Eager()
+        for number in range(ACTS_AT_ONCE):
+            ask(made, eager, replace(ACT, request=number), PIXELS)
+        await eventually(lambda: len(eager.messages) == 2 * ACTS_AT_ONCE)
+        assert "QUEUE_FULL" not in [each.reason for each in eager.messages]
+        assert made._running == {}
+
+
+async def test_the_credit_of_a_client_that_left_is_free_at_once(checkpoint):
+    async with desk(checkpoint, script=Script(hold=True)) as (made, told, _):
+        for number in range(ACTS_AT_ONCE):
+            ask(made, told, replace(ACT, request=number), PIXELS)
         made.cancel(ActCancel(0))
-        await eventually(lambda: 0 not in made._running)
-        ask(made, told, replace(ACT, request=0), PIXELS)
+        ask(made, told, replace(ACT, request=ACTS_AT_ONCE), PIXELS)
+        made.cancel_all()
+        ask(made, told, replace(ACT, request=1), PIXELS)
+        assert told.messages == [], "another gateway counts from the start"
 
 
 async def test_a_token_that_is_revoked_meanwhile_is_refused(checkpoint):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -11,11 +12,19 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from edgeflow.errors import ResourceExhausted
+from edgeflow.ipc.packets import MAX_PACKET_BYTES, Packets, packet_pair
+from edgeflow.service.children.messages import CODING, LogEvent
+from edgeflow.service.gateway import acting
 from edgeflow.service.gateway import control as control_module
+from edgeflow.service.gateway import gateway as gateway_module
 from edgeflow.service.gateway.metrics_text import merge
 from edgeflow.service.gateway.proxy import ChatSide
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from tests.service.harness import Served, eventually, serving
+from tests.service.scripted import Script
+from tests.service.test_http import JSON_BODY
+from tests.service.test_security_limits import HEAD, connected
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
 
@@ -117,6 +126,70 @@ async def test_a_client_that_leaves_ends_its_request_at_the_chat_front(checkpoin
         await asyncio.wait_for(left.wait(), 20)
 
 
+async def test_a_client_that_reads_nothing_loses_its_connection(
+    checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gateway_module, "READER_S", 0.2)
+    ended = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await read_head(reader)
+        if b"/v1/" in head[0]:
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(bytes(1 << 20))
+                    await writer.drain()
+            ended.set()
+        writer.close()
+
+    async with chat_side(checkpoint, tmp_path, talk) as (_, served), connected(served.http) as (reader, writer):
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.wait_for(ended.wait(), 20)
+        await eventually(lambda: served.children.newest["gateway"]._in_flight.idle.is_set())  # type: ignore[union-attr]
+
+
+async def test_an_observation_ends_with_its_client(checkpoint):
+    script = Script(hold=True)
+    async with (
+        serving(checkpoint, script, timing__act_timeout_ms=600_000) as served,
+        httpx.AsyncClient(base_url=served.http, timeout=60) as http,
+    ):
+        asking = asyncio.create_task(http.post("/v1/act", json=JSON_BODY))
+        await eventually(lambda: served.metric("edgeflow_sessions") == 1)
+        asking.cancel()
+        await eventually(lambda: served.metric("edgeflow_sessions") == 0)
+
+
+async def test_large_bodies_that_trickle_keep_nobody_out(checkpoint):
+    head = HEAD + b"content-length: 300000\r\n\r\n"
+    large = json.dumps({**JSON_BODY, "model": "m" * 200_000})
+    async with serving(checkpoint) as served, contextlib.AsyncExitStack() as stack:
+        slow = [await stack.enter_async_context(connected(served.http)) for _ in range(acting.LARGE_BODIES + 1)]
+        for _, writer in slow[:-1]:
+            writer.write(head + bytes(1000))
+        slow[-1][1].write(head + bytes(200_000))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=served.http, timeout=20))
+        answer = await http.post("/v1/act", content=large, headers={"content-type": "application/json"})
+        assert answer.status_code in (400, 404)
+        assert (await slow[-1][0].readline()).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_places_for_large_bodies_are_few_per_address(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(acting, "LARGE_WAIT_S", 0.05)
+    places = acting._Places()
+    async with contextlib.AsyncExitStack() as taken:
+        for _ in range(acting.LARGE_PER_ADDRESS):
+            await places.take("192.0.2.1", taken)
+        with pytest.raises(ResourceExhausted):
+            await places.take("192.0.2.1", taken)
+        await places.take("192.0.2.2", taken)
+    async with contextlib.AsyncExitStack() as taken:
+        await places.take("192.0.2.1", taken)
+
+
 async def test_health_is_control_s_last_word_for_two_seconds(checkpoint, monkeypatch: pytest.MonkeyPatch):
     async with serving(checkpoint) as served, httpx.AsyncClient(base_url=served.http) as http:
         await eventually(lambda: served.children.newest["gateway"]._control.state.ready)  # type: ignore[union-attr]
@@ -130,6 +203,25 @@ async def test_internal_paths_are_not_passed_on(checkpoint):
         assert (await http.get("/internal/metrics")).status_code == 404
         answer = await http.post("/v1/chat/completions", content=b"{}")
         assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no chat model is configured")
+
+
+async def test_a_packet_that_is_too_long_is_not_sent():
+    ours, theirs = packet_pair()
+    try:
+        packets = Packets(ours, CODING)
+        assert not packets.send(LogEvent("long", "a" * MAX_PACKET_BYTES))
+        assert packets.send(LogEvent("short", "a"))
+        assert Packets(theirs, CODING).receive() == (LogEvent("short", "a"), [])
+    finally:
+        ours.close()
+        theirs.close()
+
+
+async def test_any_number_of_proprioceptive_values_passes(checkpoint):
+    names = [f"{number:064}" for number in range(4096)]
+    body = {**JSON_BODY, "proprio": dict.fromkeys(names, 0.0)}
+    async with serving(checkpoint, limits__proprio=4096) as served, httpx.AsyncClient(base_url=served.http) as http:
+        assert (await http.post("/v1/act", json=body)).status_code == 200
 
 
 async def test_asking_a_chat_front_that_is_not_there_is_an_error(tmp_path: Path):

@@ -9,6 +9,7 @@ import pytest
 
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import UNPARSABLE
+from edgeflow.service.sessions import runner
 from edgeflow.service.sessions.outbox import MOST_NOTES
 from edgeflow.service.sessions.session import BURST
 from edgeflow.service.worker import supervisor
@@ -336,6 +337,29 @@ async def test_an_unexpected_failure_becomes_an_incident(checkpoint, monkeypatch
         incident = served.events("incident")[0]
         assert incident["incident"] in await robot.call.details()
         assert incident["error"] == "RuntimeError" and secret not in str(incident)
+
+
+@pytest.mark.parametrize("broken", ["decoder", "pool"])
+async def test_a_decoder_that_fails_drops_one_frame_and_decodes_the_next(checkpoint, monkeypatch, broken: str):
+    async with serving(checkpoint, incidents=1) as served:
+        robot = served.robot()
+        await robot.open()
+        with monkeypatch.context() as patched:
+            if broken == "decoder":
+                patched.setattr(runner, "decode_frame", lambda *_: (_ for _ in ()).throw(MemoryError()))
+            else:
+                patched.setattr(served.service._pool, "submit", lambda *_: (_ for _ in ()).throw(RuntimeError()))
+            await robot.frame(1)
+            status = await robot.status(1)
+        incident = served.events("incident")[0]["incident"]
+        assert (status.disposition, status.code) == (pb.DISPOSITION_DROPPED, "UNAVAILABLE") and incident in status.text
+        await robot.frame(2)
+        await robot.action(2)
+
+
+async def test_the_decoders_threads_exist_from_the_start(checkpoint):
+    async with serving(checkpoint, decode_threads=3) as served:
+        assert len(served.service._pool._threads) == 3
 
 
 async def test_close_ends_the_stream_well(checkpoint):

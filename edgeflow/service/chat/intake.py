@@ -9,20 +9,15 @@ from collections.abc import AsyncIterator
 from starlette.requests import ClientDisconnect, Request
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import RETRY_AFTER_MS, RequestError, ResourceExhausted
+from edgeflow.errors import RETRY_AFTER_MS, ResourceExhausted
 from edgeflow.reasons import Reason
 from edgeflow.service.chat.body import Kind, parse
-from edgeflow.service.http.edge import BodyTooLarge
+from edgeflow.service.http.edge import BodyLate, BodyTooLarge
 from edgeflow.service.observe.chat_metrics import ChatMetrics
 
 SMALL_BYTES = 64 << 10  # from here on a body needs a turn; the server may have read a few times as much ahead
-
-
-class BodyLate(RequestError):
-    """The request body arrived too slowly."""
-
-    code = "DEADLINE_EXCEEDED"
-    http_status = 408
+TURN_S = 2.0  # for the rest of a large body to arrive while others wait
+CHECK_S = 0.1
 
 
 class Intake:
@@ -34,6 +29,7 @@ class Intake:
         self._turn_s = config.chat.queue_ms / 1000
         self._metrics = metrics
         self._large = asyncio.Lock()
+        self._waiting = 0  # for their turn
         self._parsing = asyncio.Lock()
 
     @property
@@ -56,13 +52,27 @@ class Intake:
             more = await self._next(request, data, self._body_s)
         if more:
             await self._take_turn(turns)
-            loop = asyncio.get_running_loop()
-            until_s = loop.time() + self._body_s
-            while more:
-                more = await self._next(request, data, until_s - loop.time())
+            reading = asyncio.create_task(self._rest(request, data))
+            turns.push_async_callback(_end, reading)
+            await self._in_time(reading)
         return bytes(data)
 
+    async def _rest(self, request: Request, data: bytearray) -> None:
+        while await self._next(request, data, self._body_s):
+            pass
+
+    async def _in_time(self, reading: asyncio.Task[None]) -> None:
+        """Wait for the rest of a body, at most TURN_S while others wait for their turn."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while not (await asyncio.wait({reading}, timeout=min(CHECK_S, self._body_s)))[0]:
+            most_s = min(TURN_S, self._body_s) if self._waiting else self._body_s
+            if loop.time() - began_s >= most_s:
+                raise _late()
+        reading.result()
+
     async def _take_turn(self, turns: contextlib.AsyncExitStack) -> None:
+        self._waiting += 1
         try:
             await asyncio.wait_for(self._large.acquire(), self._turn_s)
         except asyncio.TimeoutError:
@@ -73,6 +83,8 @@ class Intake:
                 reason=Reason.QUEUE_TIMEOUT,
                 retry_after_ms=RETRY_AFTER_MS,
             ) from None
+        finally:
+            self._waiting -= 1
         turns.callback(self._large.release)
 
     async def _next(self, request: Request, data: bytearray, left_s: float) -> bool:
@@ -80,7 +92,7 @@ class Intake:
         try:
             message = await asyncio.wait_for(request.receive(), max(left_s, 0))
         except asyncio.TimeoutError:
-            raise BodyLate("the request's body did not arrive in time", field="body") from None
+            raise _late() from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         data += message.get("body", b"")
@@ -88,3 +100,12 @@ class Intake:
             self._metrics.limit_rejections.labels("http_body_bytes").inc()
             raise BodyTooLarge(f"exceeds the limit of {self._most} bytes", field="body", reason=Reason.BODY_TOO_LARGE)
         return bool(message.get("more_body", False))
+
+
+async def _end(reading: asyncio.Task[None]) -> None:
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+
+def _late() -> BodyLate:
+    return BodyLate("the request's body did not arrive in time", field="body")

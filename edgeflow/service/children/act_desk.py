@@ -18,6 +18,7 @@ from edgeflow.ipc.sealed import unseal
 from edgeflow.reasons import Reason
 from edgeflow.service.children.keeper import Keeper
 from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
+from edgeflow.service.grpc.codec import check_request
 from edgeflow.service.observe.lines import Log
 from edgeflow.service.security.auth import Caller, Guard
 from edgeflow.service.sessions.act import act_once
@@ -27,6 +28,7 @@ from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.types import ActionSchema
 
 CHANNELS = 3
+MOST_TASKS = 2 * ACTS_AT_ONCE  # with those that were cancelled and have not ended yet
 
 
 class ActDesk:
@@ -36,42 +38,49 @@ class ActDesk:
         self._plane = plane
         self._guard = guard
         self._log = log
-        self._running: dict[int, asyncio.Task[None]] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}  # neither answered nor cancelled
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def act(self, keeper: Keeper, message: Act, descriptors: list[int]) -> None:
-        """Begin to answer; WorkerError if the message is not what a gateway sends."""
+        """Begin to answer, or refuse; WorkerError if the message is not what a gateway sends."""
+        number = message.request
         try:
+            if number in self._running:
+                raise WorkerError("the gateway repeats the number of an observation")
+            if len(self._running) >= ACTS_AT_ONCE or len(self._tasks) >= MOST_TASKS:
+                keeper.send(_refusal(number, _busy("too many observations wait already")))
+                return
             frame = self._frame(message, descriptors)
         except OSError:
-            busy = ResourceExhausted("no memory for another observation", retry_after_ms=RETRY_AFTER_MS)
-            keeper.send(_refusal(message.request, busy))
+            keeper.send(_refusal(number, _busy("no memory for another observation")))
             return
         finally:
             close_all(descriptors)
-        if len(self._running) >= ACTS_AT_ONCE or message.request in self._running:
-            raise WorkerError("the gateway sends more observations than it may")
-        task = asyncio.create_task(self._answer(keeper, message, frame), name="act")
-        self._running[message.request] = task
-        task.add_done_callback(lambda _: self._running.pop(message.request, None))
+        task = self._running[number] = asyncio.create_task(self._answer(keeper, message, frame), name="act")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def cancel(self, message: ActCancel) -> None:
         """The client is gone."""
-        if (task := self._running.get(message.request)) is not None:
+        if (task := self._running.pop(message.request, None)) is not None:
             task.cancel()
 
     def cancel_all(self) -> None:
-        """The gateway is gone."""
-        for task in list(self._running.values()):
+        """The gateway is gone; the next one counts from the start."""
+        for task in self._running.values():
             task.cancel()
+        self._running.clear()
 
     def _frame(self, message: Act, descriptors: list[int]) -> CheckedFrame:
         """The frame with its pixels, whose number must be that of the camera's."""
         camera = message.opened.cameras[0] if message.opened.cameras else None
         if camera is None or len(descriptors) != 1:
             raise WorkerError("an observation lacks its camera or its pixels")
+        try:
+            check_request(message.opened, self._plane.config.limits)
+        except RequestError as error:
+            raise WorkerError(f"an observation that was not checked: {error.field}") from None
         wanted = camera.height * camera.width * CHANNELS
-        if wanted > self._plane.config.limits.image_pixels * CHANNELS:
-            raise WorkerError("an observation exceeds the limit of pixels")
         pixels = unseal(descriptors[0], wanted)
         if len(pixels) != wanted:
             raise WorkerError("an observation has the wrong number of pixels")
@@ -86,21 +95,27 @@ class ActDesk:
         )
 
     async def _answer(self, keeper: Keeper, message: Act, frame: CheckedFrame) -> None:
+        """Send the answer. The credit is given back first: the gateway may use it as soon as it has the answer."""
+        try:
+            answer = await self._result(message, frame)
+        finally:
+            if self._running.get(message.request) is asyncio.current_task():
+                del self._running[message.request]
+        keeper.send(answer)
+
+    async def _result(self, message: Act, frame: CheckedFrame) -> ActDone | ActRefused:
         number = message.request
         caller = Caller(message.peer, message.principal, message.token)
         try:
             if not self._guard.may_control(caller):
                 raise PermissionDenied("the token no longer permits this", field="authorization", reason=Reason.REVOKED)
             action, schema = await act_once(self._plane, message.opened, frame, caller, received_ns=message.received_ns)
-        except asyncio.CancelledError:
-            raise
         except EdgeflowError as error:
-            keeper.send(_refusal(number, error))
+            return _refusal(number, error)
         except Exception as error:
             text = f"internal error, incident {self._log.incident('act', error)}"
-            keeper.send(_refusal(number, EdgeflowError(text)))
-        else:
-            keeper.send(_done(number, action, schema))
+            return _refusal(number, EdgeflowError(text))
+        return _done(number, action, schema)
 
 
 def _done(request: int, action: ActionEvent, schema: ActionSchema) -> ActDone:
@@ -117,6 +132,10 @@ def _done(request: int, action: ActionEvent, schema: ActionSchema) -> ActDone:
         timings=action.timings,
         schema=schema,
     )
+
+
+def _busy(text: str) -> ResourceExhausted:
+    return ResourceExhausted(text, field="frame", reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
 
 
 def _refusal(request: int, error: EdgeflowError) -> ActRefused:

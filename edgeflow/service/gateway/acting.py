@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import RETRY_AFTER_MS, ResourceExhausted
 from edgeflow.reasons import Reason
 from edgeflow.service.children.messages import ActDone
-from edgeflow.service.gateway.control import Seen
+from edgeflow.service.gateway.control import Observation
 from edgeflow.service.grpc.codec import check_act, decode_frame
 from edgeflow.service.http.act import act_request, parse_body
-from edgeflow.service.http.edge import BodyTooLarge
+from edgeflow.service.http.edge import CALLER, BodyLate, BodyTooLarge
 
-SMALL_BODY_BYTES = 128 << 10  # bodies up to here are read at once
-LARGE_BODIES = 8  # larger ones in memory at a time
-LARGE_WAIT_S = 2.0
+SMALL_BODY_BYTES = 128 << 10  # bodies up to here are read at once; the rest of a larger one needs a place
+LARGE_BODIES = 8  # places
+LARGE_PER_ADDRESS = 2
+LARGE_WAIT_S = 3.0  # for a place
+LARGE_READ_S = 2.0  # for the rest of a body to arrive
 OTHER_BYTES = 64 << 10  # of a body beside its image: text, numbers, names
 
 
@@ -32,61 +36,84 @@ class Observations:
         self._alias = config.alias
         self._limits = config.limits
         self._most = min(config.limits.http_body_bytes, config.limits.image_bytes * 4 // 3 + OTHER_BYTES)
-        self._large = asyncio.Semaphore(LARGE_BODIES)
+        self._places = _Places()
         self._parsing = asyncio.Lock()
         self._decoding = asyncio.Semaphore(config.decode_threads)
 
-    async def read(self, request: Request) -> Seen:
+    async def read(self, request: Request) -> Observation:
         """The checked and decoded observation of a request; RequestErrors name the field and the limit."""
-        length = request.headers.get("content-length", "")
-        large = not length.isdigit() or int(length) > SMALL_BODY_BYTES
-        if large:
-            await self._wait()
-        try:
-            return await self._read(request)
-        finally:
-            if large:
-                self._large.release()
+        async with contextlib.AsyncExitStack() as place:
+            body = await self._body(request, place)
+            return await self._observation(request, body)
 
-    async def _read(self, request: Request) -> Seen:
-        body = await self._body(request)
+    async def _observation(self, request: Request, body: bytes) -> Observation:
         received_ns = time.monotonic_ns()
         async with self._parsing:
             parsed = act_request(parse_body(request.headers.get("content-type", ""), body))
-            del body
             opened, frame = check_act(parsed, self._alias, self._limits)
         async with self._decoding:
             began_ns = time.monotonic_ns()
             pixels = await asyncio.to_thread(decode_frame, frame, opened.cameras[0])
         decode_ns = time.monotonic_ns() - began_ns
-        return Seen(opened=opened, pixels=pixels, received_ns=received_ns, decode_ns=decode_ns)
+        return Observation(opened=opened, pixels=pixels, received_ns=received_ns, decode_ns=decode_ns)
 
-    async def _wait(self) -> None:
-        try:
-            await asyncio.wait_for(self._large.acquire(), LARGE_WAIT_S)
-        except asyncio.TimeoutError:
-            text = f"{LARGE_BODIES} other large bodies are being read"
-            raise ResourceExhausted(
-                text, field="body", reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS
-            ) from None
-
-    async def _body(self, request: Request) -> bytes:
-        """The body, at most the limit of this route."""
+    async def _body(self, request: Request, place: contextlib.AsyncExitStack) -> bytes:
+        """The body, at most the limit of this route; `place` keeps that of a large one."""
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) > self._most:
             raise self._too_large()
-        parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > self._most:
-                raise self._too_large()
-            parts.append(part)
-        return b"".join(parts)
+        data, more = bytearray(), True
+        while more and len(data) <= SMALL_BODY_BYTES:
+            more = await self._next(request, data)
+        if more:
+            peer: str = request.scope[CALLER].peer
+            await self._places.take(peer, place)
+            try:
+                await asyncio.wait_for(self._rest(request, data), LARGE_READ_S)
+            except asyncio.TimeoutError:
+                text = f"the rest of a body must arrive within {LARGE_READ_S:g} s"
+                raise BodyLate(text, field="body") from None
+        return bytes(data)
+
+    async def _rest(self, request: Request, data: bytearray) -> None:
+        while await self._next(request, data):
+            pass
+
+    async def _next(self, request: Request, data: bytearray) -> bool:
+        """Read the next part; False after the last one."""
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        data += message.get("body", b"")
+        if len(data) > self._most:
+            raise self._too_large()
+        return bool(message.get("more_body", False))
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(
             f"exceeds the limit of {self._most} bytes for one image", field="body", reason=Reason.BODY_TOO_LARGE
         )
+
+
+class _Places:
+    """Places to read large bodies, some of them per address."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(LARGE_BODIES)
+        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def take(self, address: str, place: contextlib.AsyncExitStack) -> None:
+        """Wait for a place, and give it back with the context; ResourceExhausted if none gets free."""
+        own = self._of.setdefault(address, asyncio.Semaphore(LARGE_PER_ADDRESS))
+        try:
+            for each in (own, self._all):
+                await asyncio.wait_for(each.acquire(), LARGE_WAIT_S)
+                place.callback(each.release)
+        except asyncio.TimeoutError:
+            text = "other large bodies are being read"
+            raise ResourceExhausted(
+                text, field="body", reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS
+            ) from None
 
 
 def act_answer(done: ActDone) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeflow.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted
 from edgeflow.ipc.messages import Payload
@@ -22,7 +22,7 @@ SLACK_S = 2.0  # beyond the time limit of an action, for control's own answer to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Observation:
     """A checked observation. pixels: height*width*3 RGB bytes. received_ns: on the machine's monotonic clock."""
 
     opened: OpenRequest
@@ -54,7 +54,7 @@ class Control:
         """Control says how the service is."""
         self._state, self._heard_s = state, time.monotonic()
 
-    async def act(self, seen: Seen, caller: Caller) -> ActDone:
+    async def act(self, seen: Observation, caller: Caller) -> ActDone:
         """The answer to an observation; raises control's refusal, ResourceExhausted when too many already wait."""
         try:
             await asyncio.wait_for(self._credit.acquire(), self._limit_s)
@@ -78,7 +78,7 @@ class Control:
             error.retry_after_ms = message.retry_after_ms
         answer.set_exception(error)
 
-    async def _ask(self, seen: Seen, caller: Caller) -> ActDone:
+    async def _ask(self, seen: Observation, caller: Caller) -> ActDone:
         self._last += 1
         number = self._last
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -94,10 +94,10 @@ class Control:
         finally:
             del self._answers[number]
 
-    def _send(self, number: int, seen: Seen, caller: Caller) -> None:
+    def _send(self, number: int, seen: Observation, caller: Caller) -> None:
         message = Act(
             request=number,
-            opened=seen.opened,
+            opened=replace(seen.opened, proprio_names=()),  # long, and used by the check alone
             peer=caller.peer,
             principal=caller.principal,
             token=caller.token,

@@ -45,6 +45,7 @@ from edgeflow.service.security.auth import Guard, read_entries
 POLL_S = 1.0  # between snapshots of the chat front
 LAG_S = 0.05  # between beats of the loop's own timer
 ANSWER_SLACK_S = 5.0  # beyond chat's own time limits
+READER_S = 30.0  # for a client to take a piece of an answer
 MAX_SEALED_BYTES = 4 << 20
 MAX_MODEL_BYTES = 1 << 20
 
@@ -131,6 +132,7 @@ class Gateway:
             metrics=self.metrics,
             log=self._log,
             hosts=Hosts.of(config.http),
+            reader_s=READER_S,
         )
         self._in_flight.app = app
         return self._in_flight

@@ -49,7 +49,7 @@ class ChatSide:
         return body
 
 
-class Passed(Response):
+class PassThrough(Response):
     """The chat front's answer to the request, piece by piece."""
 
     def __init__(self, side: ChatSide) -> None:

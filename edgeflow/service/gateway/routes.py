@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgpack
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.errors import Unavailable
 from edgeflow.reasons import Reason
+from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control
-from edgeflow.service.gateway.proxy import ChatSide, Passed
+from edgeflow.service.gateway.proxy import ChatSide, PassThrough
 from edgeflow.service.http.bodies import MSGPACK_TYPES
 from edgeflow.service.http.edge import CALLER, framework_error
 
@@ -29,8 +30,8 @@ PREFIXES = "/admin/v1/prefixes"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Shown(Protocol):
-    """The view of the other processes, from their last snapshots."""
+class Snapshots(Protocol):
+    """The last snapshots of the other processes."""
 
     draining: bool
 
@@ -49,7 +50,7 @@ class Endpoint:
     handler: Callable[[Request], Awaitable[Response]]
 
 
-def build_app(config: ServiceConfig, control: Control, chat: ChatSide | None, shown: Shown) -> Starlette:
+def build_app(config: ServiceConfig, control: Control, chat: ChatSide | None, shown: Snapshots) -> Starlette:
     """Build the application. Documentation pages are served on loopback only."""
     endpoints = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
     documents = _documents(endpoints) if is_loopback(config.http.host) else []
@@ -59,12 +60,12 @@ def build_app(config: ServiceConfig, control: Control, chat: ChatSide | None, sh
     return app
 
 
-def _act(observations: Observations, control: Control, shown: Shown) -> list[Endpoint]:
+def _act(observations: Observations, control: Control, shown: Snapshots) -> list[Endpoint]:
     async def act(request: Request) -> Response:
         """Return the action for one observation."""
         _check_open(shown)
         seen = await observations.read(request)
-        answer = act_answer(await control.act(seen, request.scope[CALLER]))
+        answer = act_answer(await _unless_gone(request, control.act(seen, request.scope[CALLER])))
         if request.headers.get("content-type", "").startswith(MSGPACK_TYPES):
             return Response(msgpack.packb(answer), media_type=MSGPACK_TYPES[0])
         return JSONResponse(answer)
@@ -72,7 +73,7 @@ def _act(observations: Observations, control: Control, shown: Shown) -> list[End
     return [Endpoint("POST", "/v1/act", act)]
 
 
-def _state(control: Control, shown: Shown) -> list[Endpoint]:
+def _state(control: Control, shown: Snapshots) -> list[Endpoint]:
     async def healthz(_: Request) -> Response:
         """Liveness: 503 means that the process should be restarted."""
         state = control.state
@@ -99,12 +100,12 @@ def _state(control: Control, shown: Shown) -> list[Endpoint]:
     ]
 
 
-def _chat(chat: ChatSide | None, shown: Shown) -> list[Endpoint]:
+def _chat(chat: ChatSide | None, shown: Snapshots) -> list[Endpoint]:
     def passed() -> Response:
         _check_open(shown)
         if chat is None:
             raise Unavailable("no chat model is configured", reason=Reason.NO_CHAT)
-        return Passed(chat)
+        return PassThrough(chat)
 
     async def chat_completions(_: Request) -> Response:
         """Answer a conversation; with `stream`, as server-sent events."""
@@ -164,6 +165,25 @@ def _documents(endpoints: list[Endpoint]) -> list[Endpoint]:
     return [Endpoint("GET", OPENAPI, openapi), Endpoint("GET", DOCS, docs)]
 
 
-def _check_open(shown: Shown) -> None:
+async def _unless_gone(request: Request, answering: Coroutine[Any, Any, ActDone]) -> ActDone:
+    """The answer to a request whose body was read; cancelled once its client leaves."""
+    answer, gone = asyncio.create_task(answering), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientDisconnect
+        return answer.result()
+    finally:
+        for task in (answer, gone):
+            task.cancel()
+        await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _check_open(shown: Snapshots) -> None:
     if shown.draining:
         raise Unavailable("the service is stopping", reason=Reason.DRAINING)

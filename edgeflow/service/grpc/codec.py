@@ -83,6 +83,20 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
     )
 
 
+def check_request(opened: OpenRequest, limits: LimitsConfig) -> None:
+    """Validate an Open that another process has checked, by the same limits."""
+    _check_camera_names([camera.name for camera in opened.cameras], limits)
+    for index, camera in enumerate(opened.cameras):
+        _check_size(camera, f"open.cameras[{index}]", limits)
+    _check_proprio_names(opened.proprio_names, limits)
+    check_text(opened.instruction, "open.instruction", limits)
+    _check_period(opened.control_period_ns // 1_000_000, limits)
+    if opened.max_action_age_ns is not None:
+        _check_age(opened.max_action_age_ns // 1_000_000)
+    if opened.unnorm_key:
+        _check_name(opened.unnorm_key, "open.unnorm_key")
+
+
 def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) -> CheckedFrame:
     """Validate everything about a frame that needs neither decoding nor a checksum."""
     _check_text_size(message, limits)
@@ -177,45 +191,43 @@ def _text_too_long(field: str, limits: LimitsConfig) -> InvalidArgument:
 
 
 def _check_cameras(messages: Sequence[pb.Camera], limits: LimitsConfig) -> tuple[CameraSpec, ...]:
-    if not 1 <= len(messages) <= limits.cameras:
+    _check_camera_names([message.name for message in messages], limits)
+    return tuple(_check_camera(message, f"open.cameras[{i}]", limits) for i, message in enumerate(messages))
+
+
+def _check_camera_names(names: Sequence[str], limits: LimitsConfig) -> None:
+    if not 1 <= len(names) <= limits.cameras:
         raise InvalidArgument(
-            f"has {len(messages)} cameras; a session takes 1 to {limits.cameras}",
+            f"has {len(names)} cameras; a session takes 1 to {limits.cameras}",
             field="open.cameras",
             reason=Reason.CAMERA_COUNT,
         )
-    cameras = tuple(_check_camera(message, f"open.cameras[{i}]", limits) for i, message in enumerate(messages))
-    if len({camera.name for camera in cameras}) != len(cameras):
+    for index, name in enumerate(names):
+        _check_name(name, f"open.cameras[{index}].name")
+    if len(set(names)) != len(names):
         raise InvalidArgument(
             "two cameras have the same name; names must differ", field="open.cameras", reason=Reason.CAMERA_NAME
         )
-    return cameras
 
 
 def _check_camera(message: pb.Camera, field: str, limits: LimitsConfig) -> CameraSpec:
-    name = _check_name(message.name, f"{field}.name")
     if message.format not in _FORMATS:
         raise InvalidArgument("unknown format; use JPEG or RGB8", field=f"{field}.format", reason=Reason.CAMERA_FORMAT)
-    pixels = message.width * message.height
-    if not 1 <= pixels <= limits.image_pixels:
-        raise InvalidArgument(
-            f"{message.width}x{message.height} is outside the limits of 1 to {limits.image_pixels} pixels",
-            field=field,
-            reason=Reason.CAMERA_SIZE,
-        )
-    if max(message.width, message.height) > limits.image_side:
-        raise InvalidArgument(
-            f"{message.width}x{message.height} has a side longer than {limits.image_side} pixels",
-            field=field,
-            reason=Reason.CAMERA_SIZE,
-        )
-    camera = CameraSpec(name, message.width, message.height, _FORMATS[message.format])
-    if camera.format is ImageFormat.RGB8 and pixels * 3 > limits.image_bytes:
-        raise InvalidArgument(
-            f"{camera.width}x{camera.height} RGB is {pixels * 3} bytes; the limit is {limits.image_bytes}: send JPEG",
-            field=field,
-            reason=Reason.CAMERA_SIZE,
-        )
+    camera = CameraSpec(message.name, message.width, message.height, _FORMATS[message.format])
+    _check_size(camera, field, limits)
     return camera
+
+
+def _check_size(camera: CameraSpec, field: str, limits: LimitsConfig) -> None:
+    pixels, size, text = camera.width * camera.height, f"{camera.width}x{camera.height}", ""
+    if min(camera.width, camera.height) < 1 or pixels > limits.image_pixels:
+        text = f"{size} is outside the limits of 1 to {limits.image_pixels} pixels"
+    elif max(camera.width, camera.height) > limits.image_side:
+        text = f"{size} has a side longer than {limits.image_side} pixels"
+    elif camera.format is ImageFormat.RGB8 and pixels * 3 > limits.image_bytes:
+        text = f"{size} RGB is {pixels * 3} bytes; the limit is {limits.image_bytes}: send JPEG"
+    if text:
+        raise InvalidArgument(text, field=field, reason=Reason.CAMERA_SIZE)
 
 
 def _check_name(name: str, field: str) -> str:
@@ -246,7 +258,7 @@ def _check_period(period_ms: int, limits: LimitsConfig) -> int:
 
 
 def _check_age(age_ms: int) -> int | None:
-    if age_ms > MAX_AGE_MS:
+    if not 0 <= age_ms <= MAX_AGE_MS:
         raise InvalidArgument(
             f"must be at most {MAX_AGE_MS} ms, got {age_ms}",
             field="open.max_action_age_ms",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import uuid
@@ -21,6 +22,7 @@ from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
 
 CALLER = "edgeflow.caller"  # key in the ASGI scope
+ABORT = "edgeflow.abort"  # key in the state of a request: ends its connection
 REQUEST_ID = "edgeflow.request_id"  # key in the ASGI scope: the client's id or a new one, repeated in every answer
 GOOD_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 MAX_HEADERS = 64
@@ -67,6 +69,13 @@ class BodyTooLarge(RequestError):
     http_status = 413
 
 
+class BodyLate(RequestError):
+    """The request body arrived too slowly."""
+
+    code = "DEADLINE_EXCEEDED"
+    http_status = 408
+
+
 class UnsupportedEncoding(RequestError):
     """The request body is compressed."""
 
@@ -104,6 +113,8 @@ class Edge:
 
     Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
     loopback. OPEN_PATHS may be called by anyone, under any name of the service.
+
+    reader_s: how long a reader may take nothing before its connection is ended.
     """
 
     def __init__(
@@ -115,8 +126,10 @@ class Edge:
         log: Log,
         *,
         hosts: Hosts = ANY_HOST,
+        reader_s: float = 30.0,
     ) -> None:
         self._app = app
+        self._reader_s = reader_s
         self._hosts = hosts
         self._guard = guard
         self._body_bytes = body_bytes
@@ -129,13 +142,18 @@ class Edge:
             return
         started = False
         request_id = scope[REQUEST_ID] = _request_id(scope["headers"])
+        abort = scope.get("state", {}).get(ABORT, lambda: None)
 
         async def tracked(message: Message) -> None:
             nonlocal started
             started = True
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-            await send(message)
+            timer = asyncio.get_running_loop().call_later(self._reader_s, abort)
+            try:
+                await send(message)
+            finally:
+                timer.cancel()
 
         try:
             self._check_size(scope["headers"])

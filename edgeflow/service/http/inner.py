@@ -19,12 +19,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgeflow.errors import EdgeflowError, RequestError
 from edgeflow.reasons import Reason
-from edgeflow.service.http.edge import CALLER, REQUEST_ID, UnsupportedEncoding, error_body
+from edgeflow.service.http.edge import ABORT, CALLER, REQUEST_ID, UnsupportedEncoding, error_body
 from edgeflow.service.observe.lines import Log
 from edgeflow.service.security.auth import Caller
 
 PEER, PRINCIPAL, TOKEN = b"x-edgeflow-peer", b"x-edgeflow-principal", b"x-edgeflow-token"
-ABORT = "edgeflow.abort"  # key in the state of a request: ends its connection
 GOOD_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 GOODBYE_S = 1.0
 LINGER_S = 30.0  # for a client to read an answer that is complete

@@ -9,6 +9,8 @@ from statistics import median_low
 
 from edgeflow.types import ActionSchema
 
+MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the age foretold
+MEASURED_TIMES = 4
 LIMIT_TOLERANCE = 1e-6  # of a dimension's range, for rounding
 
 
@@ -43,7 +45,7 @@ class AgeLimit:
     """How old a frame may be when its action is executed.
 
     explicit_ns: from the session or the configuration; None = the validity of an action and the age foretold for the
-    session, or the time that its frames take where that is longer.
+    session, or the time that its frames take where that is longer, within bounds.
     """
 
     def __init__(self, explicit_ns: int | None, validity_ns: int, times: FrameTimes) -> None:
@@ -57,4 +59,13 @@ class AgeLimit:
         """The limit as it is now."""
         if self._explicit_ns is not None:
             return self._explicit_ns
-        return self._validity_ns + max(self.foretold_ns, self.times.typical_ns)
+        return self._validity_ns + self._expected_ns
+
+    @property
+    def spare_ns(self) -> int:
+        """The part of the limit that remains beyond the time that frames are expected to take."""
+        return self.ns - self._expected_ns
+
+    @property
+    def _expected_ns(self) -> int:
+        return max(self.foretold_ns, min(self.times.typical_ns, max(MEASURED_NS, MEASURED_TIMES * self.foretold_ns)))

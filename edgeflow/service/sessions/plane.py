@@ -35,7 +35,7 @@ from edgeflow.service.sessions.events import End
 from edgeflow.service.sessions.gate import FrameTimes
 from edgeflow.service.sessions.places import Places
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
+from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session, start_threads
 from edgeflow.service.sessions.session import Session, SessionRules
 from edgeflow.types import Command, Mode, PassTimes
 
@@ -61,6 +61,7 @@ class ControlPlane:
         self.worker: WorkerReady | None = None
         self._port = port
         self._pool = pool
+        start_threads(pool, config.decode_threads)
         self._clock = clock
         self._health = health
         self._metrics = metrics
@@ -315,7 +316,7 @@ class ControlPlane:
     def _want_ring(self, runner: SessionRunner) -> None:
         """A parked robot is back and its frame waits: admit it again."""
         number = runner.session.number
-        if number not in self._returning:
+        if number in self._runners and number not in self._returning:
             self._returning[number] = asyncio.create_task(self._readmit(number, runner), name="readmit")
 
     async def _readmit(self, number: int, runner: SessionRunner) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -10,7 +12,7 @@ from typing import Protocol
 
 from edgeflow.clock import Clock
 from edgeflow.config import LimitsConfig
-from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError
+from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError, Unavailable
 from edgeflow.ipc.messages import ChangeDepth, Message, OpenSession, Payload
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
@@ -199,19 +201,34 @@ class SessionRunner:
             return
         loop = asyncio.get_running_loop()
         camera = self.session.request.cameras[0]
-        loop.run_in_executor(self._pool, _timed_decode, frame, camera).add_done_callback(self._decoded)
+        try:
+            future = loop.run_in_executor(self._pool, _timed_decode, frame, camera)
+        except (MemoryError, RuntimeError) as error:
+            self._decoder_failed(error)
+        else:
+            future.add_done_callback(self._decoded)
 
     def _decoded(self, future: asyncio.Future[tuple[Payload | RequestError, int, int]]) -> None:
         if future.cancelled():
             return
+        if (error := future.exception()) is not None:
+            self._decoder_failed(error)
+            return
         payload, decode_ns, processor_ns = future.result()
         number = self.session.number
-        self._decoders.observe(number, processor_ns)
+        if not isinstance(payload, RequestError):
+            self._decoders.observe(number, processor_ns)
         self.session.decoding_took(processor_ns, self._decoders.allowance_ns(number), self._clock.now_ns())
         if isinstance(payload, RequestError):
             self.session.decode_failed(payload, self._clock.now_ns())
         else:
             self.session.decoded(payload, decode_ns)
+        self.pump()
+
+    def _decoder_failed(self, error: BaseException) -> None:
+        text = f"internal error, incident {self._log.incident('decode', error)}"
+        failed = Unavailable(text, field="frame.images[0]", reason=Reason.IMAGE_UNREADABLE)
+        self.session.decode_failed(failed, self._clock.now_ns())
         self.pump()
 
     def _reset(self, message: pb.Reset) -> None:
@@ -240,6 +257,17 @@ class SessionRunner:
         if self._last_frame_ns is not None:
             self._metrics.ingress_gap.observe((now_ns - self._last_frame_ns) / 1e9)
         self._last_frame_ns = now_ns
+
+
+def start_threads(pool: Executor, count: int) -> None:
+    """Start a pool's threads, so that none is needed once memory or threads are short."""
+    begun = threading.Event()
+    try:
+        with contextlib.suppress(RuntimeError):
+            for _ in range(count):
+                pool.submit(begun.wait)
+    finally:
+        begun.set()
 
 
 def open_session(

@@ -12,8 +12,9 @@ Rules beyond the protocol:
 - An instruction takes effect once its frame's header is accepted, even if the frame is then superseded or its pixels
   are broken. A different text starts a new epoch.
 - An instruction with more tokens than a slot holds is reverted: the previous one applies again, in a new epoch.
-- Beside other active sessions, frames have their turn at the declared rate, with a burst of three. A session alone
-  does not wait.
+- Beside other active sessions, frames have their turn at the declared rate and 5 %, with a burst of three. A session
+  alone does not wait. A frame whose turn would come too late for its age limit is refused then, and the turn is the
+  next frame's: waiting alone never makes a robot hold.
 - A frame above the permitted rate is used if no newer one arrives before its turn; otherwise it is refused with
   RESOURCE_EXHAUSTED instead of superseded. Such refusals do not count towards ending the stream.
 - A change of instruction or episode above its rate is refused before it takes effect; with a frame, also where the
@@ -56,6 +57,7 @@ PERIODS_SILENT = 5
 SECOND_NS = 1_000_000_000
 BURST = 3  # frames at once, at the declared rate
 ROUNDING_NS = 500_000  # a period is declared in whole milliseconds
+FASTER_PERCENT = 5  # that a robot may send faster than it declared, as clocks and timers do
 IN_FLIGHT = 3  # times K: more than twice the frames that are in flight or wait
 CHANGES = 10  # of instruction or episode, at once
 CHANGE_PERIOD_NS = SECOND_NS // 5
@@ -107,7 +109,7 @@ class Session:
         self._decode_budget = DecodeBudget()
         self._rules = rules
         self._order = FrameOrder()
-        self._declared = TokenBucket(request.control_period_ns - ROUNDING_NS, BURST, now_ns)
+        self._declared = TokenBucket(_turn_period_ns(request.control_period_ns), BURST, now_ns)
         self._permitted = rules.permitted(request.control_period_ns, now_ns)
         self._changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, now_ns)
         self._refusals = RollingCount(rules.rejected_frames)
@@ -209,10 +211,22 @@ class Session:
         alone: no other session is active, so that none has to wait.
         """
         turn_ns = self.turn_ns(now_ns)
-        if turn_ns is None or (turn_ns > now_ns and not alone):
+        if turn_ns is None:
+            return None
+        if turn_ns > now_ns and not alone:
+            self._frames.wait_for_turn()
+            return None
+        if self._frames.waits_longer_than(self._patience_for_turn_ns, now_ns):
+            self._frames.turn_too_late()
+            self._finish_if_idle()
             return None
         self._declared.take(now_ns)
         return self._frames.start_decoding()
+
+    @property
+    def _patience_for_turn_ns(self) -> int:
+        """How long a frame may wait for its turn: half of what its age limit leaves, the other half is for jitter."""
+        return max(self.age_limit.spare_ns, 0) // 2
 
     def turn_ns(self, now_ns: int) -> int | None:
         """When the frame that waits for the decoder has its turn; None if there is none, or the decoder is busy."""
@@ -231,9 +245,11 @@ class Session:
             self._frames.decoded(track, payload, decode_ns)
 
     def decode_failed(self, error: RequestError, now_ns: int) -> None:
-        """The frame in the decoder cannot be decoded."""
+        """The frame in the decoder cannot be decoded. UNAVAILABLE is the service's failure and no refusal."""
         track = self._frames.finish_decoding()
-        if track is not None:
+        if track is not None and error.code == "UNAVAILABLE":
+            self._frames.leave(track, Disposition.DROPPED, error.code, error.reason, error.text)
+        elif track is not None:
             self.refuse(track.frame.seq, error, now_ns)
         self._finish_if_idle()
 
@@ -309,7 +325,7 @@ class Session:
     @property
     def wants_ring(self) -> bool:
         """True while a frame waits for a ring that was given back."""
-        return self._ring is Ring.WANTED
+        return self._ring is Ring.WANTED and self.ended is None
 
     @property
     def parked(self) -> bool:
@@ -457,6 +473,10 @@ class Session:
             self.end(End("UNAVAILABLE", Reason.DRAINING, "the service is stopping"))
         elif self._input_ended:
             self.end(End("OK", Reason.CLIENT_CLOSED))
+
+
+def _turn_period_ns(period_ns: int) -> int:
+    return max(period_ns - max(ROUNDING_NS, period_ns * FASTER_PERCENT // 100), 1)
 
 
 def _too_often(field: str, over_rate: bool) -> ResourceExhausted:

@@ -21,6 +21,7 @@ class Track:
     epoch: int
     received_ns: int
     over_rate: bool
+    waited_for_turn: bool = False
     payload: Payload = b""
     decode_ns: int = 0
     sent_ns: int = 0

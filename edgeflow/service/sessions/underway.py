@@ -41,6 +41,23 @@ class UnderWay:
         """True if a frame waits for the decoder and it is free."""
         return self._arrived is not None and not self._decoder_busy
 
+    def wait_for_turn(self) -> None:
+        """The frame before the decoder waits because its turn is yet to come."""
+        if self._arrived is not None:
+            self._arrived.waited_for_turn = True
+
+    def waits_longer_than(self, most_ns: int, now_ns: int) -> bool:
+        """True if the frame before the decoder waited so long for its turn."""
+        track = self._arrived
+        return track is not None and track.waited_for_turn and now_ns - track.received_ns > most_ns
+
+    def turn_too_late(self) -> None:
+        """Refuse the frame before the decoder; its turn is the next frame's."""
+        track, self._arrived = self._arrived, None
+        if track is not None:
+            text = "its turn at the declared rate came too late for its age limit: the next frame has it"
+            self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
+
     def start_decoding(self) -> CheckedFrame | None:
         """The next frame to decode, if one waits and this session's decoder is free."""
         if self._decoder_busy or self._arrived is None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from edgeflow.ipc.messages import ChatReady, ChatStart, Message, PrefixSet, SetPrefix
 from edgeflow.ipc.packets import Packets, close_all, packet_pair
 from edgeflow.ipc.sealed import seal, unseal
+from edgeflow.service.chat import intake
 from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.children.messages import (
     CODING,
@@ -235,6 +237,22 @@ async def test_a_body_that_does_not_arrive_gives_its_turn_up(text_model: Loaded,
         writer.write(head.encode() + b"[" * 1_000_000)
         assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
         assert not made.process.front.intake.busy
+        writer.close()
+
+
+async def test_a_slow_large_body_gives_its_turn_to_others(
+    text_model: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(intake, "TURN_S", 0.1)
+    large = json.dumps({**ASKED, "user": "u" * 2_000_000}).encode()
+    async with alone(text_model, tmp_path, chat__queue_ms=5000) as (http, made):
+        reader, writer = await asyncio.open_unix_connection(made.path)
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: chat\r\ncontent-length: 2000000\r\n\r\n"
+        writer.write(head.encode() + b"[" * 1_000_000)
+        await eventually(lambda: made.process.front.intake.busy)
+        second = await http.post(CHAT, content=large, headers={"content-type": "application/json"})
+        assert second.status_code == 400, "it was read"
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
         writer.close()
 
 
