@@ -10,6 +10,7 @@ import contextlib
 import select
 import socket
 import threading
+import time
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -36,6 +37,7 @@ MAX_WAITING = 16  # messages that wait for the loop
 BYTES_PER_ID = 5  # of a prompt's token ids in a header, at most
 MAX_SCHEMA_BYTES = 128 << 10  # the other fields of a header
 MAX_DESCRIPTORS = 8  # that come with one message; only one is expected
+RECOVER_S = 0.01
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 Answer: TypeAlias = ChatToken | ChatDone | ChatRefused | PrefixSet
 
@@ -121,7 +123,7 @@ class ChatLink:
         """Write an answer; if a token does not fit, end the request instead."""
         connection = request.connection
         if request.slow:
-            if isinstance(message, ChatDone):
+            if not isinstance(message, ChatToken):
                 self._write(connection, _too_slow(request.number))
             return
         number, buffers = message.request, pack(replace(message, request=request.number))
@@ -147,8 +149,19 @@ class ChatLink:
 
     def _run(self) -> None:
         while not self._closing:
-            self._turn()
+            try:
+                self._turn()
+            except Exception:  # without memory, say; the thread must live
+                self._recover()
         self._release()
+
+    def _recover(self) -> None:
+        """Drop the connection, whatever state it is in; control hands over another one to the next chat front."""
+        connection = self._connection
+        with contextlib.suppress(Exception):
+            if connection is not None:
+                self._drop(connection)
+        time.sleep(RECOVER_S)
 
     def _release(self) -> None:
         if self._connection is not None:

@@ -209,6 +209,35 @@ def test_a_reader_that_stops_ends_its_answer_and_is_told_once_it_reads(bench: Be
     assert isinstance(bench.chat(1)[0], ChatStart)
 
 
+def test_a_slow_reader_learns_why_even_if_its_request_is_refused_in_the_end(bench: Bench):
+    front = bench.greeted()
+    front.send(request_of([1], 9))
+    (start,) = bench.chat(1)
+    assert isinstance(start, ChatStart)
+    while not bench.inbox.chat_waiting:
+        bench.link.send(ChatToken(start.request, 5, [0.5] * 100, [1] * 99))
+    bench.link.send(ChatRefused(start.request, "INTERNAL", "the memory is exhausted", "", ""))
+    last: Message = ChatToken(0, 0, [], [])
+    while isinstance(last, ChatToken):
+        last = front.receive()
+    assert isinstance(last, ChatRefused) and (last.request, last.reason) == (9, "SLOW_READER")
+
+
+def test_an_unexpected_error_ends_the_socket_but_not_the_link(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    front = bench.greeted()
+    with monkeypatch.context() as patch:
+
+        def fail(connection: object) -> None:
+            raise MemoryError
+
+        patch.setattr(bench.link, "_read", fail)
+        front.send(request_of([1], 9))
+        assert ends(front)
+    front = bench.greeted()
+    front.send(request_of([1], 10))
+    assert isinstance(bench.chat(1)[0], ChatStart)
+
+
 def test_the_end_of_a_chat_front_ends_its_requests(bench: Bench):
     front = bench.greeted()
     front.send(request_of([1], 3))

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+from collections.abc import Iterator
 
 import pytest
 
 from edgeflow.errors import WorkerError
-from edgeflow.ipc.packets import Packets, close_all, packet_pair
-from edgeflow.ipc.sealed import seal, unseal
+from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all, packet_pair
+from edgeflow.ipc.sealed import read_sealed, seal, unseal
 from edgeflow.service.children.messages import CODING, Act, Beat, ChildMessage, Kept
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import CameraSpec, ImageFormat, Mode
+
+
+@contextlib.contextmanager
+def full_table() -> Iterator[None]:
+    """This process has no free descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 4096])
 def test_sealed_bytes_come_out_as_they_went_in(data: bytes):
     fd = seal(data)
     try:
-        assert bytes(unseal(fd, len(data))) == data
+        assert bytes(unseal(fd, len(data))) == data == read_sealed(fd, len(data))
         with pytest.raises(OSError, match="not permitted"):
             os.write(fd, b"more")
         with pytest.raises(OSError, match="not permitted"):
@@ -32,8 +48,9 @@ def test_what_is_not_sealed_or_too_large_is_refused():
     fd = seal(bytes(10))
     try:
         for bad, most in ((loose, 10), (fd, 9)):
-            with pytest.raises(WorkerError):
-                unseal(bad, most)
+            for read in (unseal, read_sealed):
+                with pytest.raises(WorkerError):
+                    read(bad, most)
     finally:
         close_all([loose, fd])
 
@@ -65,6 +82,25 @@ def test_a_message_crosses_with_its_descriptors():
     here.close()
     with pytest.raises(EOFError):
         there.receive()
+    there.close()
+
+
+def test_a_message_without_room_for_its_descriptor_is_not_a_broken_protocol():
+    ours, theirs = packet_pair()
+    here, there = Packets[ChildMessage](ours, CODING), Packets[ChildMessage](theirs, CODING)
+    fd = seal(b"abc")
+    assert here.send(Kept("a"), [fd]) and here.send(Kept("b"), [fd]) and here.send(Beat(), [fd] * 5)
+    with full_table():
+        assert read_sealed(fd, 3) == b"abc"
+        with pytest.raises(DescriptorsLackingError) as lack:
+            there.receive()
+    assert lack.value.message == Kept("a")
+    received = there.receive()
+    assert received is not None and received[0] == Kept("b")
+    close_all([fd, *received[1]])
+    with pytest.raises(WorkerError):
+        there.receive()  # more than a message may have
+    here.close()
     there.close()
 
 

@@ -77,8 +77,11 @@ class Children:
     serving: int = 0
     spare: bool = False
     refuse: bool = False
+    broken: bool = False
 
     def launch(self) -> LaunchedChild:
+        if self.broken:
+            raise RuntimeError("a mistake")
         if self.refuse:
             raise OSError("no descriptors")
         ours, theirs = packet_pair()
@@ -95,6 +98,9 @@ class Children:
 
     def child_message(self, keeper: Keeper, message: Any, descriptors: list[int]) -> None:
         close_all(descriptors)
+        self.messages.append(message)
+
+    def child_message_lost(self, keeper: Keeper, message: Any) -> None:
         self.messages.append(message)
 
     def child_serving(self, keeper: Keeper) -> None:
@@ -239,3 +245,76 @@ async def test_lines_of_a_child_carry_its_name_and_cannot_pretend_to_be_others()
         (line,) = kept.events("incident")
         assert (line["process"], line["incident"]) == ("gateway", "1")
         assert len(kept.log.getvalue().splitlines()) == 1
+
+
+async def test_a_child_that_beats_but_never_serves_is_replaced():
+    clock = ManualClock()
+    family = Children()
+    keeper = Keeper("chat", family, listener=family, clock=clock, log=EventLog(clock, io.StringIO()))
+    starting = asyncio.create_task(keeper.start())
+    await eventually(lambda: bool(family.children))
+    keeper._life.start.listened(60_000_000_000)  # type: ignore[union-attr]
+    await asyncio.sleep(0.02)
+    assert not starting.done()
+    while not starting.done():
+        clock.advance_ns(1_000_000)
+        with contextlib.suppress(OSError):
+            family.newest.packets.send(Beat())
+        await asyncio.sleep(0.001)
+    with pytest.raises(StartError, match="hung"):
+        await starting
+    family.newest.packets.close()
+
+
+async def test_a_start_that_exceeds_its_limit_doubles_the_next_one():
+    async with keeping(ManualClock()) as kept:
+        for limit_s in (5, 10, 20, 30):
+            kept.family.newest.exit()
+            count = len(kept.family.children)
+            await eventually(lambda count=count: len(kept.family.children) == count + 1)
+            life = kept.keeper._life
+            assert life is not None and life.progress.deadline_ns == limit_s * 1_000_000_000
+            life.end("hung")
+
+
+async def test_no_child_is_started_while_the_service_drains():
+    async with keeping() as kept:
+        draining = asyncio.create_task(kept.keeper.drain(60_000))
+        await eventually(lambda: kept.family.newest.heard() == Drain(60_000))
+        kept.family.newest.exit()
+        await draining
+        await eventually(lambda: kept.family.lost == 1)
+        await asyncio.sleep(0.05)
+        assert len(kept.family.children) == 1
+
+
+async def test_a_mistake_of_the_keeper_s_is_logged_and_tried_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(keeper_module, "LONGEST_BACKOFF_S", 0.01)
+    async with keeping() as kept:
+        kept.family.broken = True
+        kept.family.newest.exit()
+        await eventually(lambda: len(kept.events("incident")) >= 2)
+        kept.family.broken = False
+        await eventually(lambda: len(kept.family.children) == 2)
+
+
+async def test_odd_lines_of_a_child_cost_neither_the_child_nor_the_log():
+    async with keeping() as kept:
+        child = kept.family.newest
+        child.say(LogEvent("deep", "[" * 16000))
+        child.say(LogEvent("Bad name", "{}"))
+        for number in range(100):
+            child.say(LogEvent("x" + chr(97 + number // 26) + chr(97 + number % 26), "{}"))
+        child.say(ActCancel(1))
+        await eventually(lambda: kept.family.messages == [ActCancel(1)])
+        assert len(kept.log.getvalue().splitlines()) == 64
+        assert len(kept.family.children) == 1
+
+
+async def test_a_child_that_floods_control_is_replaced():
+    async with keeping(ManualClock()) as kept:
+        child = kept.family.newest
+        for _ in range(600):
+            await eventually(lambda: child.packets.send(Beat()) or len(kept.family.children) == 2)
+        await eventually(lambda: len(kept.family.children) == 2)
+        assert kept.events("child_lost")[0]["cause"] == "protocol"

@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ async def test_its_end_is_known_by_name_and_leaves_nothing(tmp_path: Path):
     process.kill()
     assert await process.wait(60) == "signal SIGKILL"
     assert state(process.pid) == "X"
+
+
+async def test_a_real_time_signal_has_a_number():
+    process = spawn(ENTRY, (), ("2", "wait"))
+    process.send_signal(signal.SIGRTMIN + 3)
+    assert await process.wait(60) == f"signal {signal.SIGRTMIN + 3}"
 
 
 async def test_one_that_another_waited_for_has_ended_too():

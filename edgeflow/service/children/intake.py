@@ -1,4 +1,4 @@
-"""What control accepts from one child: so many messages per second, and lines of the log of moderate size."""
+"""The bounds of what control accepts from one child: so many messages per second, and moderate lines of the log."""
 
 from __future__ import annotations
 

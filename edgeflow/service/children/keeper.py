@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -203,14 +202,17 @@ class Keeper:
 
     async def _watch(self, life: _Life) -> None:
         """Wait for the end of a child's life; its silence counts only while this loop runs."""
-        while not life.over.is_set():
-            now_ns = self._clock.now_ns()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(life.over.wait(), CHECK_S)
-            listened_ns = min(self._clock.now_ns() - now_ns, int(2e9 * CHECK_S))
-            late = not life.serving.is_set() and life.start.listened(listened_ns)
-            if life.progress.listened(listened_ns) or late:
-                life.end("hung")
+        over = asyncio.create_task(life.over.wait())
+        try:
+            while not life.over.is_set():
+                now_ns = self._clock.now_ns()
+                await asyncio.wait({over}, timeout=CHECK_S)  # `wait_for` may lose a cancellation of this task
+                listened_ns = min(self._clock.now_ns() - now_ns, int(2e9 * CHECK_S))
+                late = not life.serving.is_set() and life.start.listened(listened_ns)
+                if life.progress.listened(listened_ns) or late:
+                    life.end("hung")
+        finally:
+            over.cancel()
 
     def _read(self, life: _Life) -> None:
         try:

@@ -1,0 +1,113 @@
+"""A child's end of the socket to control: what it must take ends it, the rest does not; and its log."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from edgeflow.ipc.packets import Packets, close_all, packet_pair
+from edgeflow.ipc.sealed import seal
+from edgeflow.service.children.child import ControlLink
+from edgeflow.service.children.log import ChildLog
+from edgeflow.service.children.messages import CODING, Beat, ChildMessage, Drain, LogEvent, Policy, Snapshot
+from tests.ipc.test_sealed import full_table
+from tests.service.harness import eventually
+
+
+class Linked:
+    """A child and its control. fails: its handling of every message raises."""
+
+    def __init__(self) -> None:
+        self.fails = False
+        self.gone = 0
+        self.taken: list[Any] = []
+        ours, theirs = packet_pair()
+        self.control: Packets[ChildMessage] = Packets(ours, CODING)
+        self.link = ControlLink(theirs, self._receive, self._go)
+        self.link.start()
+
+    def _receive(self, message: Any, descriptors: list[int]) -> None:
+        close_all(descriptors)
+        if self.fails:
+            raise OSError("no descriptors")
+        self.taken.append(message)
+
+    def _go(self) -> None:
+        self.gone += 1
+
+    def heard(self) -> list[ChildMessage]:
+        """The messages to control; EOFError once the socket is closed and all is read."""
+        found = []
+        while (received := self.control.receive()) is not None:
+            found.append(received[0])
+        return found
+
+    def tell(self, message: ChildMessage) -> None:
+        fd = seal(b"x")
+        assert self.control.send(message, [fd])
+        close_all([fd])
+
+
+@contextlib.asynccontextmanager
+async def linked() -> AsyncIterator[Linked]:
+    made = Linked()
+    yield made
+    made.link.close()
+    made.control.close()
+
+
+async def test_a_child_that_cannot_take_the_tokens_ends():
+    async with linked() as made:
+        made.fails = True
+        made.tell(Policy(True))
+        await eventually(lambda: made.gone == 1)
+        lines = [made.control.receive(), made.control.receive()]
+        assert [type(line[0]) for line in lines if line] == [Beat, LogEvent]
+        with pytest.raises(EOFError):
+            made.heard()
+
+
+async def test_a_child_outlives_other_messages_that_it_cannot_take():
+    async with linked() as made:
+        made.fails = True
+        made.tell(Snapshot())
+        await eventually(lambda: any(isinstance(each, LogEvent) for each in made.heard()))
+        made.fails = False
+        made.tell(Drain(1))
+        await eventually(lambda: made.taken == [Drain(1)])
+        assert not made.gone
+
+
+async def test_without_room_for_descriptors_snapshots_are_skipped_and_tokens_end_the_child():
+    async with linked() as made:
+        made.tell(Snapshot())
+        with full_table():
+            made.link._read()
+        assert (made.taken, made.gone) == ([], 0)
+        made.tell(Policy(True))
+        with full_table():
+            made.link._read()
+        assert (made.taken, made.gone) == ([], 1)
+
+
+async def test_a_spare_does_not_fill_its_socket_with_beats():
+    async with linked() as made:
+        made.link._read()
+        assert made.heard() == []
+        made.tell(Drain(1))
+        await eventually(lambda: made.heard() == [Beat()])
+
+
+async def test_a_child_writes_few_lines_per_second_and_counts_the_rest():
+    async with linked() as made:
+        now = [0.0]
+        log = ChildLog(made.link, lambda: now[0])
+        for _ in range(25):
+            log.event("auth_failed")
+        assert len(made.heard()) == 10
+        now[0] = 1.0
+        log.event("auth_failed")
+        assert made.heard() == [LogEvent("auth_failed", '{"muted": 15}')]

@@ -1,0 +1,136 @@
+"""What control owes its children, and what it keeps for them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edgeflow.clock import ManualClock
+from edgeflow.ipc.packets import close_all
+from edgeflow.ipc.sealed import seal
+from edgeflow.service.children import family as family_module
+from edgeflow.service.children.family import RETRY_TICKS, Family
+from edgeflow.service.children.messages import Act, ActRefused, ChatSocket, Keep, Kept, Policy
+from edgeflow.service.observe.health import Health
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.process_metrics import ProcessMetrics
+from tests.ipc.test_sealed import full_table
+from tests.service.test_act_desk import ACT
+
+
+class Heard:
+    """A keeper whose child reads only if `reads`."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.lives, self.reads = name, True, True
+        self.messages: list[Any] = []
+
+    def send(self, message: Any, descriptors: Any = ()) -> bool:
+        if self.reads:
+            self.messages.append(message)
+        return self.reads
+
+    def of(self, kind: type) -> list[Any]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+
+class Tokens:
+    entries = None
+
+
+@pytest.fixture
+def made() -> Iterator[tuple[Family, Heard]]:
+    clock = ManualClock()
+    log = EventLog(clock, io.StringIO())
+    family = Family(
+        {},
+        desk=None,  # type: ignore[arg-type]
+        health=Health(),
+        tokens=Tokens(),  # type: ignore[arg-type]
+        tls=None,
+        metrics=ProcessMetrics(),
+        models=list,
+        clock=clock,
+        log=log,
+    )
+    chat = Heard("chat")
+    family._keepers = {"chat": chat}  # type: ignore[dict-item]
+    yield family, chat
+
+
+def keep(family: Family, chat: Heard, key: str, data: bytes) -> None:
+    family.child_message(chat, Keep(key), [seal(data)])  # type: ignore[arg-type]
+
+
+def ticks(family: Family, count: int) -> None:
+    for _ in range(count):
+        family.tick()
+
+
+def test_what_a_child_cannot_be_sent_is_sent_later_once_per_second(made: tuple[Family, Heard]):
+    family, chat = made
+    keep(family, chat, "arm", b"data")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        chat.reads = False
+        family._handover = ours
+        family.child_started(chat)  # type: ignore[arg-type]
+        ticks(family, RETRY_TICKS)
+        chat.reads, chat.lives = True, False
+        ticks(family, RETRY_TICKS)
+        assert not chat.of(Policy)  # nobody is there
+        chat.lives = True
+        ticks(family, RETRY_TICKS - 1)
+        assert not chat.of(Policy)
+        ticks(family, RETRY_TICKS + 1)
+        assert [len(chat.of(kind)) for kind in (Policy, Kept, ChatSocket)] == [1, 1, 1]
+
+
+def test_a_socket_to_the_worker_is_made_once_there_are_descriptors(made: tuple[Family, Heard]):
+    family, chat = made
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with full_table():
+            family.worker_launched(ours)
+        assert not chat.of(ChatSocket)
+        ticks(family, RETRY_TICKS)
+        assert len(chat.of(ChatSocket)) == 1
+        data, descriptors, _, _ = socket.recv_fds(theirs, 16, 4)
+        assert (data, len(descriptors)) == (b"c", 1)
+        close_all(descriptors)
+
+
+def test_empty_data_is_no_longer_kept(made: tuple[Family, Heard]):
+    family, chat = made
+    keep(family, chat, "arm", b"data")
+    keep(family, chat, "arm", b"")
+    family.child_started(chat)  # type: ignore[arg-type]
+    assert not chat.of(Kept)
+
+
+def test_an_observation_whose_pixels_have_no_room_is_refused(made: tuple[Family, Heard]):
+    family, _ = made
+    gateway = Heard("gateway")
+    family.child_message_lost(gateway, ACT)  # type: ignore[arg-type]
+    (refused,) = gateway.messages
+    assert isinstance(ACT, Act) and isinstance(refused, ActRefused)
+    assert (refused.request, refused.code) == (ACT.request, "RESOURCE_EXHAUSTED")
+
+
+async def test_a_child_that_cannot_start_does_not_wait_for_the_other():
+    other = asyncio.get_running_loop().create_future()
+
+    async def waits() -> None:
+        await other
+
+    async def fails() -> None:
+        raise RuntimeError("cannot start")
+
+    with pytest.raises(RuntimeError):
+        await family_module._start_all([waits(), fails()])
+    assert other.cancelled()
