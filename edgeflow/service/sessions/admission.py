@@ -178,7 +178,7 @@ class Admission:
 
     def _check_decoding(self, camera: CameraSpec, robot: Robot, others: tuple[SessionPlan, ...]) -> None:
         load_ns = per_second(self._decoders.frame_ns(camera), robot.period_ns)
-        if others and not self._decoders.suffice((load_ns, *(plan.decode_load_ns for plan in others))):
+        if others and not self._decoders.admits(load_ns, self._decode_loads(others)):
             raise ResourceExhausted(
                 f"decoding {camera.width}x{camera.height} pixels every {robot.period_ns // 1_000_000} ms exceeds what "
                 f"the decoder threads have left with {self._config.admission_headroom_percent} % kept free: send "
@@ -187,6 +187,12 @@ class Admission:
                 reason=Reason.DEVICE_FULL,
                 retry_after_ms=RETRY_AFTER_MS,
             )
+
+    def _decode_loads(self, sessions: tuple[SessionPlan, ...]) -> list[int]:
+        """The decoders' time per second of each session: as measured, or as planned."""
+        numbers = {id(plan): number for number, plan in self.plans.items()}
+        loads = [(plan, self._decoders.load_ns(numbers.get(id(plan), 0))) for plan in sessions]
+        return [plan.decode_load_ns if load_ns is None else load_ns for plan, load_ns in loads]
 
     def _fits(self, plan: SessionPlan, others: tuple[SessionPlan, ...]) -> bool:
         if not others:
