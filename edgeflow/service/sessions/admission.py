@@ -191,7 +191,7 @@ class Admission:
     def _decode_loads(self, sessions: tuple[SessionPlan, ...]) -> list[int]:
         """The decoders' time per second of each session: as measured, or as planned."""
         numbers = {id(plan): number for number, plan in self.plans.items()}
-        loads = [(plan, self._decoders.load_ns(numbers.get(id(plan), 0))) for plan in sessions]
+        loads = [(plan, self._decoders.load_ns(numbers.get(id(plan), -1))) for plan in sessions]
         return [plan.decode_load_ns if load_ns is None else load_ns for plan, load_ns in loads]
 
     def _fits(self, plan: SessionPlan, others: tuple[SessionPlan, ...]) -> bool:

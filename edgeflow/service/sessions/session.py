@@ -119,6 +119,7 @@ class Session:
         self._begun = False
         self._opened_ns = self._heard_ns = self._used_ns = now_ns
         self._silent = self._draining = self._input_ended = self._lost = False
+        self._stamps_slow = False
         self._ring = Ring.HELD
         self._guard = OutputGuard()
         self._outbox = Outbox()
@@ -130,6 +131,10 @@ class Session:
         """A frame arrived, whatever its contents; OutOfRange if it is out of order. received_ns: as of `offer`."""
         self._heard_ns = now_ns
         self._order.admit(seq, stamp_ns, now_ns if received_ns is None else received_ns)
+        if self._order.stamps_slow and not self._stamps_slow:
+            self._stamps_slow = True
+            text = "the stamps do not advance in real time: delays on the way here are unknown"
+            self._outbox.note(NoticeEvent("stamps", self.epoch, text=text))
 
     def refuse(self, seq: int, error: RequestError, now_ns: int) -> None:
         """Report a refused frame; too many refusals end the session."""
