@@ -25,7 +25,7 @@ def test_the_cost_follows_what_was_measured_and_raw_frames_have_none():
 
 
 def test_sessions_that_would_decode_more_than_the_threads_can_are_refused():
-    admission = make()
+    admission = make(preprocess="device")
     admission.worker_ready(ready(percent=5))
     with pytest.raises(ResourceExhausted, match="decoding 2000x2000 pixels every 200 ms") as caught:
         fill(admission, request(200, cameras=(LARGE,)))
@@ -33,7 +33,7 @@ def test_sessions_that_would_decode_more_than_the_threads_can_are_refused():
 
 
 def test_decoding_is_part_of_the_age_foretold():
-    admission = make()
+    admission = make(preprocess="device")
     small, large = (admission.plan(request(500, cameras=(camera,)), ()) for camera in (SMALL, LARGE))
     assert large.worst_age_ns - small.worst_age_ns > 20 * MS
     admission.enter(1, large)
@@ -77,7 +77,7 @@ def test_a_session_that_the_estimate_was_wrong_about_is_not_cut_once_others_come
 
 
 def test_admission_counts_what_open_sessions_were_measured_to_take():
-    admission = make()
+    admission = make(preprocess="device")
     admission.worker_ready(ready(percent=5))
     fill(admission, request(200, cameras=(LARGE,)), most=4)
     for number in range(4):

@@ -20,7 +20,7 @@ from edgeflow.scheduler.depth import depth_of, depths_of
 from edgeflow.scheduler.forecast import Forecast, Robot, by_depth, forecast
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
-from edgeflow.service.sessions.decoding import Decoders, per_second
+from edgeflow.service.sessions.decoding import Decoders, per_second, prepare_ns
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import CameraSpec, Mode, PassTimes
 
@@ -62,6 +62,7 @@ class Admission:
         self._cost: CostModel | None = None
         self._limits = SchedulerLimits(1, 1, 1, 0)
         self._prefill_rows = 1
+        self._prepares = False
         self._plans: dict[int, SessionPlan] = {}
         self._forecast = lru_cache(maxsize=256)(forecast)
 
@@ -70,6 +71,8 @@ class Admission:
         config = self._config
         self._cost = CostModel(ready.pass_times)
         self._prefill_rows = ready.prefill_rows
+        on_cpu = ready.device.startswith("cpu")
+        self._prepares = config.preprocess == "host" or (config.preprocess == "auto" and on_cpu)
         self._limits = SchedulerLimits(
             ready.action_tokens,
             ready.max_sessions,
@@ -99,13 +102,14 @@ class Admission:
     def plan(self, request: OpenRequest, others: tuple[SessionPlan, ...]) -> SessionPlan:
         """Plan one more session; a typed RequestError if it cannot be served."""
         mode = request.mode or Mode(self._config.mode)
+        camera = request.cameras[0]
         robot = Robot(
             depth=1,
             period_ns=request.control_period_ns,
             rows=self._prefill_rows,
             deadline_ns=request.max_action_age_ns or request.control_period_ns,
+            prepare_ns=prepare_ns(camera) if self._prepares else 0,
         )
-        camera = request.cameras[0]
         self._check_decoding(camera, robot, others)
         robots = [replace(robot, depth=depth) for depth in self._depths(mode, request)]
         plans = [self._planned(mode, each, camera, others) for each in robots]

@@ -9,6 +9,7 @@ from edgeflow.types import CameraSpec, ImageFormat
 
 SECOND_NS = 1_000_000_000
 JPEG_NS = 6_000  # per 1,000 pixels, baseline, quality 85; progressive ones take three times as long
+PREPARE_NS = 12_000  # per 1,000 pixels, of the worker's host: resizing and normalising
 EXTRA_PIXELS = 8_192  # what a decoder takes however small the image is
 WEIGHT = 8  # of what was known, against one new measurement
 OUTLIER = 2  # times what was known: one measurement counts no more
@@ -148,6 +149,11 @@ class DecodeBudget:
 def per_second(frame_ns: int, period_ns: int) -> int:
     """The time per second that frames of a period take."""
     return frame_ns * SECOND_NS // period_ns
+
+
+def prepare_ns(camera: CameraSpec) -> int:
+    """The worker's host time for one of the camera's frames."""
+    return camera.width * camera.height * PREPARE_NS // 1000
 
 
 def _pixels(camera: CameraSpec) -> int:
