@@ -26,6 +26,7 @@ class Robot:
 
     depth: ticks per frame. period_ns: between frames; 0 = a fresh frame is always available.
     rows: L_P, the prefill length. deadline_ns: counted from a frame's arrival. offset_ns: when the first frame arrives.
+    prepare_ns: of the host, before the pass that begins with its frame.
     """
 
     depth: int
@@ -33,6 +34,7 @@ class Robot:
     rows: int = 1
     deadline_ns: int = 0
     offset_ns: int = 0
+    prepare_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,8 @@ def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot])
             continue
         if planned is not None:
             passes += 1
-            now_ns = device.launch(planned, now_ns)
+            prepare_ns = sum(robots[segment.frame.session].prepare_ns for segment in planned.prefills)
+            now_ns = device.launch(planned, now_ns + prepare_ns)
         while len(device.running) > (times.launch_ahead if planned else 0):
             number, ended_ns = device.running.popleft()
             now_ns = max(now_ns, ended_ns)

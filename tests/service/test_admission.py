@@ -196,3 +196,10 @@ def test_a_device_that_slowed_down_changes_the_forecast():
     assert admission.observe(pong)
     assert admission.modes()["pipelined"].fps == pytest.approx(before / 2, rel=0.03)
     assert not admission.observe(pong), "what is known is no news"
+
+
+def test_images_that_the_worker_resizes_take_their_time_in_the_forecast():
+    large = CameraSpec("front", 2000, 2000, ImageFormat.RGB8)
+    host, device = make(), make(preprocess="device")
+    ages = [each.plan(request(500, cameras=(large,)), ()).forecast.worst_age_ns for each in (host, device)]
+    assert 47 * MS < ages[0] - ages[1] < 49 * MS

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import grpc
 import pytest
 
+from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.messages import CloseSession, FrameResult, OpenSession
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.sessions.events import ActionEvent, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import Session
 from edgeflow.types import Command
-from tests.service.harness import Robot, eventually, open_message, serving
+from tests.service.harness import Robot, eventually, serving
 from tests.service.scripted import SCHEMA, Script
 from tests.service.test_session_properties import MS, REQUEST, RULES
 
@@ -238,11 +240,29 @@ async def test_a_robot_that_leaves_while_it_asks_for_its_place_takes_none_along(
 
 async def test_sessions_without_a_place_are_bounded(checkpoint):
     async with serving(checkpoint, max_sessions=1, **PARKED_SOON) as served:
-        for closed in (1, 2):
-            await parked_robot(served, closed)
-        robot = served.robot()
-        await robot.send(pb.ClientMessage(open=open_message()))
-        assert (await robot.rest())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        first, second = [await parked_robot(served, closed) for closed in (1, 2)]
+        third = await parked_robot(served, 4)  # and the first one's end
+        assert (await first.rest())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await eventually(lambda: served.metric("edgeflow_sessions") == 2)
+        for robot in (second, third):
+            await robot.frame(2)
+            await robot.action(2)
+            await robot.send(pb.ClientMessage(close=pb.Close()))
+            await robot.rest()
+
+
+def test_refused_messages_and_broken_pictures_keep_no_place():
+    session = Session(1, REQUEST, SCHEMA, replace(RULES, rejected_frames=1000), 0)
+    for seq in range(1, 30):
+        now_ns = seq * 50 * MS
+        session.tick(now_ns)
+        session.reject_message(InvalidArgument("junk"), now_ns)
+        session.admit(seq, now_ns, now_ns)
+        session.offer(CheckedFrame(seq=seq, stamp_ns=now_ns, images=(b"",)), now_ns)
+        if session.start_decoding(now_ns, alone=True) is not None:
+            session.decode_failed(InvalidArgument("broken"), now_ns)
+    assert session.parked and session.ended is None
+    assert [e.reason for e in session.take(now_ns) if isinstance(e, ActionEvent)] == ["INGRESS_SILENT"]
 
 
 async def test_a_ring_is_kept_while_frames_are_under_way(checkpoint):

@@ -82,3 +82,41 @@ def test_a_clock_that_stood_still_is_forgotten_within_the_window():
         clock.admits(stamp, received)
         delays.append(clock.delay_ns(stamp, received))
     assert delays[0] > 50 * SECOND and delays[-1] == 0
+
+
+def delays(frames: list[tuple[int, int]]) -> list[int]:
+    clock = RobotClock()
+    seen = []
+    for stamp, received in frames:
+        assert clock.admits(stamp, received)
+        seen.append(clock.delay_ns(stamp, received))
+    return seen
+
+
+def test_a_constant_stamp_shows_no_delay():
+    assert set(delays([(0, n * 100 * MS) for n in range(600)])) == {0}
+
+
+@pytest.mark.parametrize("step_ns", [1, 10 * MS, 40 * MS])
+def test_stamps_below_half_of_real_time_show_no_delay_after_their_first_frames(step_ns: int):
+    seen = delays([(n * step_ns, n * 100 * MS + n % 3 * 20 * MS) for n in range(600)])
+    assert set(seen[40:]) == {0}
+
+
+def test_a_simulator_that_becomes_slow_is_held_for_a_moment_and_counts_again_afterwards():
+    slow = [(1000 * MS + n * 30 * MS, 1000 * MS + n * 100 * MS) for n in range(1, 200)]
+    end_stamp, end_received = slow[-1]
+    again = [(end_stamp + n * 50 * MS, end_received + n * 50 * MS) for n in range(1, 400)]
+    late = (again[-1][0] + 50 * MS, again[-1][1] + 700 * MS)
+    seen = delays([*steady(20, delay_ms=0), *slow, *again, late])
+    assert max(seen[20:]) > SECOND and set(seen[150:219]) == {0} and seen[-1] == 650 * MS
+
+
+def test_a_camera_that_hangs_shows_its_delay():
+    seen = delays([*steady(100), *((99 * 50 * MS, 4955 * MS + n * 50 * MS) for n in range(1, 100))])
+    assert seen[-1] == 99 * 50 * MS
+
+
+def test_a_network_that_stalls_again_and_again_shows_its_delays():
+    frames = [(n * 50 * MS, (n // 20 * 20 + 20) * 50 * MS) for n in range(400)]
+    assert max(delays(frames)[200:]) > 900 * MS

@@ -20,7 +20,7 @@ from edgeflow.scheduler.depth import depth_of, depths_of
 from edgeflow.scheduler.forecast import Forecast, Robot, by_depth, forecast
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
-from edgeflow.service.sessions.decoding import Decoders, per_second
+from edgeflow.service.sessions.decoding import Decoders, per_second, prepare_ns
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import CameraSpec, Mode, PassTimes
 
@@ -62,6 +62,7 @@ class Admission:
         self._cost: CostModel | None = None
         self._limits = SchedulerLimits(1, 1, 1, 0)
         self._prefill_rows = 1
+        self._prepares = False
         self._plans: dict[int, SessionPlan] = {}
         self._forecast = lru_cache(maxsize=256)(forecast)
 
@@ -70,6 +71,8 @@ class Admission:
         config = self._config
         self._cost = CostModel(ready.pass_times)
         self._prefill_rows = ready.prefill_rows
+        on_cpu = ready.device.startswith("cpu")
+        self._prepares = config.preprocess == "host" or (config.preprocess == "auto" and on_cpu)
         self._limits = SchedulerLimits(
             ready.action_tokens,
             ready.max_sessions,
@@ -99,13 +102,14 @@ class Admission:
     def plan(self, request: OpenRequest, others: tuple[SessionPlan, ...]) -> SessionPlan:
         """Plan one more session; a typed RequestError if it cannot be served."""
         mode = request.mode or Mode(self._config.mode)
+        camera = request.cameras[0]
         robot = Robot(
             depth=1,
             period_ns=request.control_period_ns,
             rows=self._prefill_rows,
             deadline_ns=request.max_action_age_ns or request.control_period_ns,
+            prepare_ns=prepare_ns(camera) if self._prepares else 0,
         )
-        camera = request.cameras[0]
         self._check_decoding(camera, robot, others)
         robots = [replace(robot, depth=depth) for depth in self._depths(mode, request)]
         plans = [self._planned(mode, each, camera, others) for each in robots]
@@ -178,7 +182,7 @@ class Admission:
 
     def _check_decoding(self, camera: CameraSpec, robot: Robot, others: tuple[SessionPlan, ...]) -> None:
         load_ns = per_second(self._decoders.frame_ns(camera), robot.period_ns)
-        if others and not self._decoders.suffice((load_ns, *(plan.decode_load_ns for plan in others))):
+        if others and not self._decoders.admits(load_ns, self._decode_loads(others)):
             raise ResourceExhausted(
                 f"decoding {camera.width}x{camera.height} pixels every {robot.period_ns // 1_000_000} ms exceeds what "
                 f"the decoder threads have left with {self._config.admission_headroom_percent} % kept free: send "
@@ -187,6 +191,12 @@ class Admission:
                 reason=Reason.DEVICE_FULL,
                 retry_after_ms=RETRY_AFTER_MS,
             )
+
+    def _decode_loads(self, sessions: tuple[SessionPlan, ...]) -> list[int]:
+        """The decoders' time per second of each session: as measured, or as planned."""
+        numbers = {id(plan): number for number, plan in self.plans.items()}
+        loads = [(plan, self._decoders.load_ns(numbers.get(id(plan), -1))) for plan in sessions]
+        return [plan.decode_load_ns if load_ns is None else load_ns for plan, load_ns in loads]
 
     def _fits(self, plan: SessionPlan, others: tuple[SessionPlan, ...]) -> bool:
         if not others:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from edgeflow.types import CameraSpec, ImageFormat
 
 SECOND_NS = 1_000_000_000
 JPEG_NS = 6_000  # per 1,000 pixels, baseline, quality 85; progressive ones take three times as long
+PREPARE_NS = 12_000  # per 1,000 pixels, of the worker's host: resizing and normalising
 EXTRA_PIXELS = 8_192  # what a decoder takes however small the image is
 WEIGHT = 8  # of what was known, against one new measurement
+OUTLIER = 2  # times what was known: one measurement counts no more
 LEAST_ALLOWANCE_NS = SECOND_NS // 1000  # per second: a session with none would never be heard
 
 
@@ -27,12 +29,13 @@ class DecodeCost:
     def observe(self, camera: CameraSpec, took_ns: int) -> None:
         """Take a measurement."""
         if pixels := _pixels(camera):
-            self.kilopixel_ns = (WEIGHT * self.kilopixel_ns + took_ns * 1000 // pixels) // (WEIGHT + 1)
+            measured_ns = min(took_ns * 1000 // pixels, OUTLIER * self.kilopixel_ns)
+            self.kilopixel_ns = (WEIGHT * self.kilopixel_ns + measured_ns) // (WEIGHT + 1)
 
 
 @dataclass(slots=True)
 class _Share:
-    """A session's part of the decoders. admitted_ns: per second, as estimated when it was admitted."""
+    """A session's part of the decoders. admitted_ns: per second, estimated at first, then measured while all fit."""
 
     camera: CameraSpec
     period_ns: int
@@ -61,9 +64,19 @@ class Decoders:
         share = self._shares.get(number) if number is not None else None
         return (share.cost if share else self._cost).frame_ns(camera)
 
+    def load_ns(self, number: int) -> int | None:
+        """Time per second that a session takes, as measured; None if it is unknown."""
+        share = self._shares.get(number)
+        return None if share is None else share.taken_ns
+
     def suffice(self, loads_ns: Iterable[int]) -> bool:
         """True if decoders have that much time per second, with the headroom kept free."""
         return sum(loads_ns) <= self._most_ns
+
+    def admits(self, load_ns: int, others_ns: Sequence[int]) -> bool:
+        """True if one more load fits beside others, none of which can keep more than its fair part from it."""
+        fair_ns = self._most_ns // (len(others_ns) + 1)
+        return not load_ns or self.suffice((load_ns, *(min(other_ns, fair_ns) for other_ns in others_ns)))
 
     def enter(self, number: int, camera: CameraSpec, period_ns: int, frame_ns: int) -> None:
         """Admit a session with an estimate; known ones keep what was measured."""
@@ -81,15 +94,27 @@ class Decoders:
         if share is not None:
             share.cost.observe(share.camera, took_ns)
             self._cost.observe(share.camera, took_ns)
+            if self._all_fit:
+                share.admitted_ns = max(share.admitted_ns, share.taken_ns)
 
     def allowance_ns(self, number: int) -> int | None:
         """Time per second that a session may take; None = no limit."""
         share = self._shares.get(number)
-        if share is None or share.taken_ns <= share.admitted_ns:
+        if share is None or self._all_fit:
             return None
-        if self.suffice(each.taken_ns for each in self._shares.values()):
-            return None
-        return max(share.admitted_ns, LEAST_ALLOWANCE_NS)
+        due_ns = share.admitted_ns
+        if not self.suffice(each.admitted_ns for each in self._shares.values()):
+            due_ns = min(due_ns, self._fair_ns(share))
+        return None if share.taken_ns <= due_ns else max(due_ns, LEAST_ALLOWANCE_NS)
+
+    @property
+    def _all_fit(self) -> bool:
+        return self.suffice(each.taken_ns for each in self._shares.values())
+
+    def _fair_ns(self, share: _Share) -> int:
+        """An equal part, or what the others leave where that is more."""
+        others_ns = sum(each.taken_ns for each in self._shares.values() if each is not share)
+        return max(self._most_ns // len(self._shares), self._most_ns - others_ns)
 
 
 class DecodeBudget:
@@ -124,6 +149,11 @@ class DecodeBudget:
 def per_second(frame_ns: int, period_ns: int) -> int:
     """The time per second that frames of a period take."""
     return frame_ns * SECOND_NS // period_ns
+
+
+def prepare_ns(camera: CameraSpec) -> int:
+    """The worker's host time for one of the camera's frames."""
+    return camera.width * camera.height * PREPARE_NS // 1000
 
 
 def _pixels(camera: CameraSpec) -> int:

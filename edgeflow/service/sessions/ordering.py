@@ -46,6 +46,11 @@ class FrameOrder:
         self._last_seq = seq
         self._last_stamp_ns = stamp_ns
 
+    @property
+    def stamps_slow(self) -> bool:
+        """True while the stamps do not advance, or at less than half of real time."""
+        return self._clock.slow
+
     def delay_ns(self, stamp_ns: int, received_ns: int) -> int:
         """The transport delay of a frame in excess of the session's quickest one."""
         return self._clock.delay_ns(stamp_ns, received_ns)

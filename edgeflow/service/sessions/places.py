@@ -20,7 +20,7 @@ class Places:
         self._most = most
         self._most_of_principal = most_of_principal
         self._callers: dict[int, Caller] = {}
-        self._given_up: set[int] = set()
+        self._given_up: dict[int, None] = {}  # in this order
 
     def allow(self, most: int) -> None:
         """Places for so many sessions from now on; sessions that have one keep it."""
@@ -31,25 +31,28 @@ class Places:
 
     def take(self, number: int, caller: Caller) -> None:
         """Take a place for a new session; ResourceExhausted if there is none."""
-        if len(self._callers) >= 2 * self._most:
-            raise self._taken()
         self._check_free()
         self._check_principal(caller.principal)
         self._callers[number] = caller
 
+    @property
+    def surplus(self) -> int | None:
+        """The session longest without a place, if there are more than twice as many sessions as places."""
+        return next(iter(self._given_up), None) if len(self._callers) > 2 * self._most else None
+
     def give_up(self, number: int) -> None:
         """Free the place for others; idempotent."""
-        self._given_up.add(number)
+        self._given_up.setdefault(number)
 
     def take_again(self, number: int) -> None:
         """Take a place again after `give_up`; ResourceExhausted if there is none."""
         self._check_free()
-        self._given_up.discard(number)
+        self._given_up.pop(number, None)
 
     def leave(self, number: int) -> None:
         """Remove an ended session."""
         del self._callers[number]
-        self._given_up.discard(number)
+        self._given_up.pop(number, None)
 
     def _check_free(self) -> None:
         if len(self._callers) - len(self._given_up) >= self._most:

@@ -343,6 +343,15 @@ class ControlPlane:
         self._leave(number)
         if number in self._runners:
             self._places.give_up(number)
+            self._end_surplus()
+
+    def _end_surplus(self) -> None:
+        """End the session that has been parked longest where too many are."""
+        runner = self._runners.get(self._places.surplus or 0)
+        if runner is not None:
+            text = "the robot was silent, and too many others are"
+            runner.session.end(End("RESOURCE_EXHAUSTED", Reason.SESSIONS_TAKEN, text))
+            runner.pump()
 
     def _admit(self, caller: Caller) -> int:
         """Admit a new session and return its number."""
@@ -364,6 +373,7 @@ class ControlPlane:
     def _register(self, runner: SessionRunner, caller: Caller) -> None:
         number = runner.session.number
         self._runners[number] = runner
+        self._end_surplus()
         self._all_closed.clear()
         self._metrics.sessions.set(len(self._runners))
         self._metrics.sessions_opened.inc()

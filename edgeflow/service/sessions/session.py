@@ -20,9 +20,10 @@ Rules beyond the protocol:
 - A change of instruction or episode above its rate is refused before it takes effect; with a frame, also where the
   frame is above the permitted rate. These refusals count.
 - A robot that leaves its answers unread until 256 notes wait ends its session, as one that reads nothing does.
-- A robot that was silent for a second with no frame in flight is parked: its ring (its KV slots in the worker) and its
-  place become free for others. Its next frame waits until the worker has opened a ring again. If no place is left, the
-  frame is dropped with the reason, the robot holds, and the following frame tries again.
+- A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked: its ring (its KV
+  slots in the worker) and its place become free for others. Its next frame waits until the worker has opened a ring
+  again. If no place is left, the frame is dropped with the reason, the robot holds, and the following frame tries
+  again.
 - Three invalid outputs in a row put the session in fault: STOP, and every frame is refused until the robot sends
   `Reset`. These refusals do not count towards ending the stream either.
 """
@@ -116,8 +117,9 @@ class Session:
         self._hold_after_ns = max(PERIODS_SILENT * request.control_period_ns, rules.silent_hold_ns)
         self._free_after_ns = max(self._hold_after_ns, rules.silent_free_ns)
         self._begun = False
-        self._opened_ns = self._heard_ns = now_ns
+        self._opened_ns = self._heard_ns = self._used_ns = now_ns
         self._silent = self._draining = self._input_ended = self._lost = False
+        self._stamps_slow = False
         self._ring = Ring.HELD
         self._guard = OutputGuard()
         self._outbox = Outbox()
@@ -129,10 +131,13 @@ class Session:
         """A frame arrived, whatever its contents; OutOfRange if it is out of order. received_ns: as of `offer`."""
         self._heard_ns = now_ns
         self._order.admit(seq, stamp_ns, now_ns if received_ns is None else received_ns)
+        if self._order.stamps_slow and not self._stamps_slow:
+            self._stamps_slow = True
+            text = "the stamps do not advance in real time: delays on the way here are unknown"
+            self._outbox.note(NoticeEvent("stamps", self.epoch, text=text))
 
     def refuse(self, seq: int, error: RequestError, now_ns: int) -> None:
         """Report a refused frame; too many refusals end the session."""
-        self._heard_ns = now_ns
         rejected = Disposition.REJECTED
         self._outbox.note(
             StatusEvent(
@@ -148,6 +153,7 @@ class Session:
         """
         self._silent, self._begun = False, True
         if self._guard.fault:
+            self._used_ns = now_ns
             refused = Disposition.REJECTED
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
             self._outbox.note(
@@ -194,7 +200,6 @@ class Session:
 
     def reject_message(self, error: RequestError, now_ns: int) -> None:
         """Report a refused message other than a frame; it counts like a refused frame."""
-        self._heard_ns = now_ns
         self._outbox.note(NoticeEvent("rejected", self.epoch, error.code, error.text))
         self._count_refusal(now_ns)
 
@@ -242,6 +247,7 @@ class Session:
         """The frame in the decoder is decoded to RGB and waits for the worker's socket."""
         track = self._frames.finish_decoding()
         if track is not None:
+            self._used_ns = max(self._used_ns, track.received_ns)
             self._frames.decoded(track, payload, decode_ns)
 
     def decode_failed(self, error: RequestError, now_ns: int) -> None:
@@ -376,9 +382,15 @@ class Session:
         elif silence_ns > hold_after_ns and not self._silent and not self._input_ended:
             self._silent = True
             self.hold(Reason.INGRESS_SILENT)
-        elif silence_ns > free_after_ns and self._ring is Ring.HELD and not self._frames:
-            self._ring = Ring.FREED
-            self.commands.append(CloseSession(self.number))
+        elif now_ns - self._used_ns > free_after_ns and self._ring is Ring.HELD and not self._frames:
+            self._park()
+
+    def _park(self) -> None:
+        self._ring = Ring.FREED
+        self.commands.append(CloseSession(self.number))
+        if not self._silent and not self._input_ended:
+            self._silent = True
+            self.hold(Reason.INGRESS_SILENT)
 
     @property
     def _patience_ns(self) -> tuple[int, int]:
