@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -106,8 +106,11 @@ class ServiceUnderTest:
         return younger[0] if younger else None
 
     def child(self, role: str) -> int | None:
-        """Process id of the `gateway` or the `chat` front; None while there is none."""
-        return next((pid for pid in children(self.pid) if role_of(command(pid)) == role), None)
+        """Process id of the `gateway` or the `chat` front that serves: the older one, if there is a spare.
+
+        None while there is none.
+        """
+        return next(iter(self._oldest_first(lambda pid: role_of(command(pid)) == role)), None)
 
     def wait_reserve(self) -> None:
         """Wait until a reserve stands by for the current worker; TimeoutError."""
@@ -193,8 +196,10 @@ class ServiceUnderTest:
 
     def _engines(self) -> list[int]:
         """Processes of the engine, oldest first."""
-        found = [pid for pid in children(self.pid) if ENTRY in " ".join(command(pid))]
-        return sorted(found, key=_age)
+        return self._oldest_first(lambda pid: ENTRY in " ".join(command(pid)))
+
+    def _oldest_first(self, wanted: Callable[[int], bool]) -> list[int]:
+        return sorted(filter(wanted, children(self.pid)), key=_age)
 
     def _release(self) -> None:
         """End the service, whatever state the scenario left it in."""

@@ -102,9 +102,9 @@ PARTS = (
         50,
         (
             _chaos("strangers", count=("--trials", 3)),
-            _chaos("bodies", count=None),
-            _chaos("children", count=None),
-            _chaos("cheat", count=None),
+            _chaos("bodies"),
+            _chaos("children", count=("--trials", 3)),
+            _chaos("cheat", count=("--trials", 4)),
         ),
     ),
     Part("processes", 20, (_chaos("sigterm"), _chaos("front-kill"), _chaos("worker-kill"))),

@@ -33,6 +33,7 @@ from edgeflow.engine.grammar_child import (
     LENGTH,
     MASK,
     MEMORY_BYTES,
+    MEMORY_EXIT,
     NEXT,
 )
 from edgeflow.errors import RETRY_AFTER_MS, InvalidArgument, RequestError, Unavailable
@@ -43,8 +44,8 @@ START_S = 60.0  # of the process, a large tokenizer included
 PATIENCE_S = 20.0  # with an answer, of which COMPILE_S may be processor time: on a busy machine it gets little
 MAX_BYTES = 1 << 20  # of a mask: eight million tokens
 STOPPED_S = 0.5  # between looks at a process that does not answer
-LAST_WORDS_S = 0.1
-FROM_OUTSIDE = {-each for each in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
+LAST_WORDS_S = 2.0  # from the end of the pipe to that of the process
+OUT_OF_MEMORY = (MEMORY_EXIT, -signal.SIGABRT, -signal.SIGSEGV)
 
 
 class Grammar:
@@ -131,17 +132,19 @@ class _Process:
         except TimeoutError:
             self._end()
             raise _refused(f"takes longer than {limit_s:g} s") from None
-        except OSError:
+        except ConnectionAbortedError:
             raise _cause(self._end()) from None
+        except OSError:
+            raise _cause(self._end(LAST_WORDS_S)) from None
         if answer[:1] != MASK:
             raise _refused(answer[1:].decode(errors="replace"))
         return answer[1:]
 
-    def _end(self) -> int:
-        """Kill it; returns its exit code."""
+    def _end(self, patience_s: float = 0.0) -> int:
+        """Kill it if it does not end within this time; returns its exit code."""
         process, self._process = cast("subprocess.Popen[bytes]", self._process), None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(LAST_WORDS_S)  # its end of the pipe closes before it can be waited for
+            process.wait(patience_s)  # its end of the pipe closes before it can be waited for
         self._ended()
         return process.wait()
 
@@ -162,7 +165,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 class _Exchange:
     """One message and its answer, within a deadline.
 
-    TimeoutError after the deadline; ConnectionError once the other side has gone, or is stopped and will not go on.
+    TimeoutError after the deadline; ConnectionAbortedError once the process is stopped and will not go on, another
+    ConnectionError once it has gone.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], deadline_s: float) -> None:
@@ -199,7 +203,7 @@ class _Exchange:
             if self._left_s() == 0:
                 raise TimeoutError
             if _is_stopped(self._pid):
-                raise ConnectionError
+                raise ConnectionAbortedError
 
     def _left_s(self) -> float:
         return max(self._deadline_s - time.monotonic(), 0.0)
@@ -217,14 +221,14 @@ def _cause(code: int) -> RequestError:
     """The error for a request whose process ended with this exit code."""
     if code == -signal.SIGXCPU:
         return _refused(f"needs more than {COMPILE_S} s of processor time")
-    if code in FROM_OUTSIDE:
-        return Unavailable(
-            "the process that handles schemas was lost: try again",
-            field="response_format",
-            reason=Reason.SCHEMA_PROCESS_LOST,
-            retry_after_ms=RETRY_AFTER_MS,
-        )
-    return _refused(f"needs more than {MEMORY_BYTES >> 20} MiB")
+    if code in OUT_OF_MEMORY:
+        return _refused(f"needs more than {MEMORY_BYTES >> 20} MiB")
+    return Unavailable(
+        "the process that handles schemas was lost: try again",
+        field="response_format",
+        reason=Reason.SCHEMA_PROCESS_LOST,
+        retry_after_ms=RETRY_AFTER_MS,
+    )
 
 
 def _refused(why: str) -> InvalidArgument:

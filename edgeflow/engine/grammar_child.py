@@ -21,6 +21,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 COMPILE_S = 5  # processor time of one schema
 MEMORY_BYTES = 512 << 20  # beside the tokenizer, of all that is kept
+MEMORY_EXIT = 75  # exit code after a MemoryError
 KEPT = 32  # compiled schemas
 KEPT_ANSWERS = 8  # answers run one at a time, and the ones that ended are not announced here
 MAX_REASON = 200  # characters of the library's own words
@@ -72,7 +73,14 @@ class Compiler:
 
 
 def main() -> None:
-    """Answer questions until standard input ends."""
+    """Answer questions until standard input ends, or the memory."""
+    try:
+        _serve()
+    except MemoryError:
+        os._exit(MEMORY_EXIT)
+
+
+def _serve() -> None:
     _step_back()
     stream, out = sys.stdin.buffer, sys.stdout.buffer
     first = receive(stream)

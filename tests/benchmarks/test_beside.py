@@ -14,7 +14,7 @@ from contextlib import closing
 import pytest
 from PIL import Image
 
-from benchmarks.chaos import bodies, bodies_attack, cheat, cheats, children
+from benchmarks.chaos import bodies, bodies_attack, cheat, cheats, children, service
 from benchmarks.chaos.beside import (
     QUIET,
     Bars,
@@ -31,7 +31,7 @@ from benchmarks.chaos.beside import (
 from benchmarks.chaos.bodies import Size
 from benchmarks.chaos.proc import command, data_size, resident, state
 from benchmarks.chaos.rules import MIB
-from benchmarks.chaos.service import role_of
+from benchmarks.chaos.service import ServiceUnderTest, role_of
 from edgeflow.client.actions import Directive
 from edgeflow.types import Command
 
@@ -201,6 +201,17 @@ def test_the_big_picture_is_legal_and_progressive():
 def test_roles_of_children():
     assert role_of(["python", "-c", "code", "--role", "chat", "--parent", "1"]) == "chat"
     assert role_of(["python", "-c", "code", "--standby"]) == role_of(["python", "--role"]) == ""
+
+
+def test_the_oldest_child_of_a_role_is_the_one_that_serves(monkeypatch: pytest.MonkeyPatch):
+    started = {30: ("gateway", 5.0), 10: ("chat", 4.0), 20: ("gateway", 2.0), 40: ("chat", 3.0)}
+    monkeypatch.setattr(ServiceUnderTest, "pid", 1)
+    monkeypatch.setattr(service, "children", lambda _: list(started))
+    monkeypatch.setattr(service, "command", lambda pid: ["python", "--role", started[pid][0]])
+    monkeypatch.setattr(service, "started_at", lambda pid: started[pid][1])
+    observed = ServiceUnderTest({})
+    observed._folder.cleanup()
+    assert [observed.child(role) for role in ("gateway", "chat", "other")] == [20, 40, None]
 
 
 def test_facts_of_a_process_and_of_one_that_is_gone():

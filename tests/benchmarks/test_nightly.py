@@ -30,6 +30,11 @@ def test_every_scenario_is_there():
     assert set(SCENARIOS) - named == {"client-kill", "server-stop", "stalls"}  # their bounds need an idle machine
 
 
+def test_every_scenario_is_scaled():
+    steps = [step for part in PARTS for step in part.steps if "benchmarks.chaos" in step.command]
+    assert not [step.name for step in steps if step.count is None]
+
+
 def test_what_a_step_counts_is_scaled(tmp_path: Path):
     step = Step("some", ("run",), ("--count", 1000))
     assert step.words(0.1, tmp_path) == ["run", "--count=100", f"--json={tmp_path}/some.json"]

@@ -27,7 +27,7 @@ from edgeflow.engine.grammar import PATIENCE_S, Grammars
 from edgeflow.engine.grammar_child import COMPILE, HANDLE, KEPT, KEPT_ANSWERS, MASK, NEXT, Compiler
 from edgeflow.engine.inbox import Inbox
 from edgeflow.engine.sampling import SamplingParams
-from edgeflow.errors import InvalidArgument, Unavailable
+from edgeflow.errors import InvalidArgument, RequestError, Unavailable
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message
 from edgeflow.models.chat import ChatModel, load_chat_model
 from tests.chat_checkpoint import END
@@ -216,6 +216,30 @@ def test_the_kernel_refuses_memory_beyond_the_limit(model: ChatModel, monkeypatc
     grammars = limited(model, monkeypatch, MEMORY_BYTES=1 << 20)
     with pytest.raises(InvalidArgument, match=r"needs (more than 512 MiB|too much memory)"):
         compiled(grammars, {"enum": [f"{i:04}" * 8 for i in range(1500)]})
+
+
+@pytest.mark.parametrize(
+    ("dying", "told"),
+    [
+        ("os.kill(os.getpid(), signal.SIGXCPU)", "processor time"),
+        ("os.kill(os.getpid(), signal.SIGABRT)", "512 MiB"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "512 MiB"),
+        ("c._serve = lambda: bytes(1 << 60); c.main()", "512 MiB"),
+        ("os.kill(os.getpid(), signal.SIGBUS)", "was lost"),
+        ("sys.exit(1)", "was lost"),
+        ("sys.exit(0)", "was lost"),
+    ],
+)
+def test_the_cause_is_how_the_process_ended_also_some_time_after_its_pipe(
+    model: ChatModel, monkeypatch: pytest.MonkeyPatch, dying: str, told: str
+):
+    imports = f"import sys; sys.path[:] = {sys.path!r}; import edgeflow.engine.grammar_child as c"
+    code = f"{imports}; import os, select, signal; os.close(1); select.select([], [], [], 0.3); {dying}"
+    command, popen = [sys.executable, "-c", code], subprocess.Popen
+    monkeypatch.setattr(grammar_module.subprocess, "Popen", lambda _, **rest: popen(command, **rest))
+    grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
+    with pytest.raises(RequestError, match=told):
+        compiled(grammars, SCHEMA)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])

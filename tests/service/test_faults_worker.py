@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.messages import (
     ChatReady,
     OpenSession,
+    Ping,
     SessionOpened,
     SubmitFrame,
     WarmupProgress,
@@ -27,6 +29,7 @@ from edgeflow.service.run import run_service
 from edgeflow.service.worker import supervisor
 from edgeflow.service.worker.process import launch_worker
 from edgeflow.service.worker.progress import SLOW_PASSES, Progress
+from edgeflow.service.worker.starts import StartLimits
 from edgeflow.service.worker.supervisor import Supervisor, WorkerLife
 from tests.service.harness import config, eventually, serving
 from tests.service.processes import ENTRY, Launcher, until_gone
@@ -164,6 +167,27 @@ async def test_a_whole_chunk_of_a_prompt_is_no_silence():
     )
     life._receive(ready)
     assert life._progress.deadline_ns == SLOW_PASSES * 1024 * ready.row_ns
+
+
+async def test_an_idle_worker_is_pinged_within_any_permitted_silence(tmp_path: Path):
+    script = Script()
+    keeper, heard = await supervised(script, tmp_path, worker_progress_ms=400)
+    await eventually(lambda: sum(isinstance(message, Ping) for message in script.workers[0].seen) > 6)
+    assert not heard.lost
+    await keeper.stop(1)
+
+
+async def test_a_reserve_that_begins_at_the_last_moment_has_begun(monkeypatch):
+    async def late(future, limit_s: float) -> float:
+        await future
+        return limit_s
+
+    monkeypatch.setattr(supervisor, "_listen", late)
+    script = Script()
+    life = WorkerLife(lambda: replace(script.launch(), reserve=True), MonotonicClock(), config(), Listener())
+    await life.start(StartLimits(60))
+    assert life.serving
+    await life.shut_down(1)
 
 
 async def test_more_losses_than_the_budget_are_a_fault(tmp_path: Path):

@@ -120,6 +120,19 @@ async def test_one_that_dies_is_logged_and_replaced(monkeypatch: pytest.MonkeyPa
         assert [line["pid"] for line in made.told("standby_lost")] == [pid]
 
 
+async def test_one_that_is_stopped_while_it_loads_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(standby, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(standby, "LOAD_S", 1.0)
+    monkeypatch.setenv("EDGEFLOW_TEST_LOAD", "stop")
+    async with reserve() as made:
+        made.workers.prepare()
+        (stopped,) = made.processes()
+        monkeypatch.setenv("EDGEFLOW_TEST_LOAD", "")
+        await eventually(lambda: bool(made.told("worker_standby")))
+        assert made.told("standby_lost")[0]["pid"] == stopped
+        assert not runs(stopped)
+
+
 async def test_one_that_cannot_be_started_is_a_warning_and_tried_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(standby, "RETRY_S", 0.01)
     failures = iter([OSError(errno.EAGAIN, "no processes"), OSError(errno.ENOMEM, "no memory")])

@@ -1,4 +1,4 @@
-"""The front's end of the socket to the worker: asyncio, length-prefixed messages as in ipc/channel.py."""
+"""Control's end of the socket to the worker: asyncio, length-prefixed messages as in ipc/channel.py."""
 
 from __future__ import annotations
 

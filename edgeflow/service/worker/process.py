@@ -44,7 +44,7 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A started worker: the front's end of its socket, the process, and warnings about settings not permitted.
+    """A started worker: control's end of its socket, the process, and warnings about settings not permitted.
 
     handover: where the worker expects sockets to the chat front; None without chat. reserve: it was in reserve.
     """

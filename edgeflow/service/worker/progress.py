@@ -10,7 +10,7 @@ KEPT_PASSES = 1000
 
 
 class Progress:
-    """The silence of a worker, counted only while the front listens: a suspended front blames nobody."""
+    """The silence of a worker, counted only while control listens: a suspended control blames nobody."""
 
     def __init__(self, least_ns: int) -> None:
         self._least_ns = least_ns

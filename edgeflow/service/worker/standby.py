@@ -24,20 +24,36 @@ from edgeflow.service.worker.process import (
     launched,
     start_process,
 )
+from edgeflow.service.worker.starts import LEAST_S, TIMES
 from edgeflow.types import PassTimes
 
 BACKOFF_S = 1.0  # before a lost reserve is replaced, doubled with each that is lost soon
 LONGEST_BACKOFF_S = 30.0
+LOAD_S = 60.0  # how long the first reserve may load; later ones TIMES as long as the last one that did
 
 
 @dataclass(slots=True)
 class _Reserve:
-    """A worker in reserve. ready: it reported that everything is loaded. since_s: when it was started."""
+    """A worker in reserve. ready: it reported that everything is loaded. since_s: when it was started.
+
+    overdue: fires if it does not report in time.
+    """
 
     kit: Kit
     process: WorkerProcess
     ready: bool = False
     since_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    overdue: asyncio.TimerHandle | None = None
+
+    @property
+    def lived_s(self) -> float:
+        return asyncio.get_running_loop().time() - self.since_s
+
+    def settle(self) -> None:
+        """Wait no longer for its report."""
+        if self.overdue is not None:
+            self.overdue.cancel()
+            self.overdue = None
 
 
 class Workers:
@@ -60,6 +76,7 @@ class Workers:
         self._leaving: set[asyncio.Task[None]] = set()
         self._later: asyncio.TimerHandle | None = None
         self._backoff_s = BACKOFF_S
+        self._load_s = LOAD_S
         self._failing = False
 
     def launch(self) -> Launched:
@@ -85,7 +102,9 @@ class Workers:
             self._prepare_in(RETRY_S)
         else:
             self._failing = False
-            asyncio.get_running_loop().add_reader(reserve.kit.sock, self._on_message, reserve)
+            loop = asyncio.get_running_loop()
+            loop.add_reader(reserve.kit.sock, self._on_message, reserve)
+            reserve.overdue = loop.call_later(self._load_s, self._on_overdue, reserve)
 
     async def close(self) -> None:
         """End the worker in reserve, if any, wait for its end, and give up what is held."""
@@ -116,10 +135,19 @@ class Workers:
         """Handle the only message of the worker in reserve before it begins, or its end."""
         if not reserve.ready and _has_reported(reserve.kit.sock):
             reserve.ready = True
+            reserve.settle()
+            self._load_s = max(LEAST_S, TIMES * reserve.lived_s)
             self._log.event("worker_standby", pid=reserve.process.pid)
             return
-        lived_s = asyncio.get_running_loop().time() - reserve.since_s
-        if lived_s > LONGEST_BACKOFF_S:
+        self._replace(reserve)
+
+    def _on_overdue(self, reserve: _Reserve) -> None:
+        """Replace a worker in reserve that is stopped or hangs while it loads; allow the next one twice the time."""
+        self._load_s *= 2
+        self._replace(reserve)
+
+    def _replace(self, reserve: _Reserve) -> None:
+        if reserve.lived_s > LONGEST_BACKOFF_S:
             self._backoff_s = BACKOFF_S
         self._log.event("standby_lost", pid=reserve.process.pid)
         self._discard(self._take())
@@ -138,6 +166,7 @@ class Workers:
     def _take(self) -> _Reserve | None:
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
+            reserve.settle()
             asyncio.get_running_loop().remove_reader(reserve.kit.sock)
         return reserve
 

@@ -19,7 +19,7 @@ from edgeflow.service.worker.process import KILL_WAIT_S, Launch, Launched
 from edgeflow.service.worker.progress import Progress
 from edgeflow.service.worker.starts import StartLimits
 
-PING_S = 1.0
+PING_S = 1.0  # or a quarter of the permitted silence
 CHECK_S = 0.1
 BACKOFF_S = 0.2  # after a failed start, doubled with each
 LONGEST_BACKOFF_S = 10.0
@@ -91,8 +91,10 @@ class WorkerLife:
             raise StartError(f"the worker could not be launched: {error.strerror}") from None
         begin_s = self._timing.worker_progress_ms / 1000
         took_s = 0.0
-        if launched.reserve and (took_s := await _listen(self._began, begin_s)) >= begin_s:
-            raise StartError(f"the worker in reserve did not begin within {begin_s:g} s")
+        if launched.reserve:
+            took_s = await _listen(self._began, begin_s)
+            if not self._began.done():
+                raise StartError(f"the worker in reserve did not begin within {begin_s:g} s")
         limit_s = limits.limit_s(reserve=launched.reserve)
         took_s += await _listen(self.ready, limit_s)
         if not self.ready.done():
@@ -105,13 +107,15 @@ class WorkerLife:
     async def watch(self) -> str:
         """Ping the worker until it is lost; returns the cause."""
         nonce, ping_at_ns = 0, 0
+        ping_s = min(PING_S, self._timing.worker_progress_ms / 4000)
+        check_s = min(CHECK_S, ping_s)
         while not self.lost.done():
             now_ns = self._clock.now_ns()
             if now_ns >= ping_at_ns:
-                nonce, ping_at_ns = nonce + 1, now_ns + int(PING_S * 1e9)
+                nonce, ping_at_ns = nonce + 1, now_ns + int(ping_s * 1e9)
                 self._link.send(Ping(nonce))
-            await asyncio.wait({self.lost}, timeout=CHECK_S)
-            listened_ns = min(self._clock.now_ns() - now_ns, int(2e9 * CHECK_S))
+            await asyncio.wait({self.lost}, timeout=check_s)
+            listened_ns = min(self._clock.now_ns() - now_ns, int(2e9 * check_s))
             if not self.lost.done() and self._progress.listened(listened_ns):
                 self._link.close("hung")
                 await self.lost
