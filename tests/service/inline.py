@@ -12,7 +12,7 @@ from edgeflow.config import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.children.launch import LaunchedChild, Launcher, Role
-from edgeflow.service.children.start import ChildStart
+from edgeflow.service.children.roles import ChildStart
 from edgeflow.service.gateway.gateway import Gateway
 
 

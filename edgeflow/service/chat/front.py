@@ -26,7 +26,7 @@ from edgeflow.service.chat.routes import ChatFront, chat_routes
 from edgeflow.service.children.child import ControlLink
 from edgeflow.service.children.log import ChildLog
 from edgeflow.service.children.messages import ChatSocket, ChildFailed, Drain, Drained, Keep, Kept, Policy, Serving
-from edgeflow.service.children.start import ChildStart
+from edgeflow.service.children.roles import ChildStart
 from edgeflow.service.http.edge import framework_error
 from edgeflow.service.http.inner import InnerEdge, InnerServer
 from edgeflow.service.observe.chat_metrics import ChatMetrics

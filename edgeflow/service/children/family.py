@@ -30,7 +30,7 @@ from edgeflow.service.children.messages import (
     State,
     ToChild,
 )
-from edgeflow.service.children.start import CHAT, GATEWAY
+from edgeflow.service.children.roles import CHAT, GATEWAY
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics

@@ -8,29 +8,14 @@ import contextlib
 import os
 import resource
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from edgeflow.ipc.leash import bind_to_front
+from edgeflow.service.children.roles import CHAT, GATEWAY, ChildStart
 
 NICE = 5
 OOM_SCORE = 1000  # the first to go when the machine is out of memory
-GATEWAY, CHAT = "gateway", "chat"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildStart:
-    """The inheritance of a child. control: its socket to control. listener: the bound socket it serves.
-
-    chat_path: of the chat front's socket, for the gateway; "" without chat. config: the resolved configuration's file.
-    """
-
-    role: str
-    control: socket.socket
-    listener: socket.socket
-    chat_path: str
-    config: Path
 
 
 def run() -> NoReturn:

@@ -22,6 +22,7 @@ from edgeflow.service.http.act import act_request, parse_body
 from edgeflow.service.http.edge import CALLER, BodyLate, BodyTooLarge
 
 SMALL_BODY_BYTES = 128 << 10  # bodies up to here are read at once; the rest of a larger one needs a place
+SMALL_PIXELS = 320 * 240
 LARGE_BODIES = 8  # places
 LARGE_PER_ADDRESS = 2
 LARGE_WAIT_S = 3.0  # for a place
@@ -53,7 +54,11 @@ class Observations:
             opened, frame = check_act(parsed, self._alias, self._limits)
         async with self._decoding:
             began_ns = time.monotonic_ns()
-            pixels = await asyncio.to_thread(decode_frame, frame, opened.cameras[0])
+            camera = opened.cameras[0]
+            if camera.width * camera.height <= SMALL_PIXELS:
+                pixels = decode_frame(frame, camera)  # sooner done than handed to a thread
+            else:
+                pixels = await asyncio.to_thread(decode_frame, frame, camera)
         decode_ns = time.monotonic_ns() - began_ns
         return Observation(opened=opened, pixels=pixels, received_ns=received_ns, decode_ns=decode_ns)
 

@@ -56,14 +56,20 @@ class Control:
 
     async def act(self, seen: Observation, caller: Caller) -> ActDone:
         """The answer to an observation; raises control's refusal, ResourceExhausted when too many already wait."""
-        try:
-            await asyncio.wait_for(self._credit.acquire(), self._limit_s)
-        except asyncio.TimeoutError:
-            raise _busy() from None
+        await self._take_credit()
         try:
             return await self._ask(seen, caller)
         finally:
             self._credit.release()
+
+    async def _take_credit(self) -> None:
+        if not self._credit.locked():
+            await self._credit.acquire()
+            return
+        try:
+            await asyncio.wait_for(self._credit.acquire(), self._limit_s)
+        except asyncio.TimeoutError:
+            raise _busy() from None
 
     def answered(self, message: ActDone | ActRefused) -> None:
         """Control answers; ignored if the client is gone."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from edgeflow import __version__
 from edgeflow.service.chat.body import PREFIXES, ChatBody, CompletionBody, PrefixBody, TokenizeBody
-from edgeflow.service.gateway.routes import OPENAPI, TITLE, Endpoint
+from edgeflow.service.gateway.endpoint import OPENAPI, TITLE, Endpoint
 from edgeflow.service.http.schema import (
     ACT_BODY,
     ACT_FAILURES,

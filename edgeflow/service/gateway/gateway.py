@@ -29,7 +29,7 @@ from edgeflow.service.children.messages import (
     Snapshot,
     State,
 )
-from edgeflow.service.children.start import ChildStart
+from edgeflow.service.children.roles import ChildStart
 from edgeflow.service.gateway.control import Control
 from edgeflow.service.gateway.metrics_text import merge
 from edgeflow.service.gateway.proxy import ChatSide

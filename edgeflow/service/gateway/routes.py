@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 import msgpack
@@ -20,12 +19,11 @@ from edgeflow.reasons import Reason
 from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control
+from edgeflow.service.gateway.endpoint import DOCS, OPENAPI, Endpoint
 from edgeflow.service.gateway.proxy import ChatSide, PassThrough
 from edgeflow.service.http.bodies import MSGPACK_TYPES
 from edgeflow.service.http.edge import CALLER, framework_error
 
-TITLE = "edgeflow"
-DOCS, OPENAPI = "/docs", "/openapi.json"
 PREFIXES = "/admin/v1/prefixes"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -39,15 +37,6 @@ class Snapshots(Protocol):
     def models(self) -> list[dict[str, Any]]: ...
 
     def metrics_text(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A route. The handler's name and text are those of the OpenAPI document."""
-
-    method: str
-    path: str
-    handler: Callable[[Request], Awaitable[Response]]
 
 
 def build_app(config: ServiceConfig, control: Control, chat: ChatSide | None, shown: Snapshots) -> Starlette:

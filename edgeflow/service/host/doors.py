@@ -10,7 +10,7 @@ from pathlib import Path
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import AddressError
 from edgeflow.service.children.launch import Role
-from edgeflow.service.children.start import CHAT, GATEWAY
+from edgeflow.service.children.roles import CHAT, GATEWAY
 from edgeflow.service.host.listen import BACKLOG, bind
 
 

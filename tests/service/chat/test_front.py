@@ -31,7 +31,7 @@ from edgeflow.service.children.messages import (
     Policy,
     Serving,
 )
-from edgeflow.service.children.start import ChildStart
+from edgeflow.service.children.roles import ChildStart
 from edgeflow.service.worker.link import WorkerLink
 from tests.engine.test_chat_link import READY, done
 from tests.service.chat.test_answers import ASKED, CHAT, SLOTS
