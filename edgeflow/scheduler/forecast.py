@@ -20,7 +20,7 @@ FRAMES = 40  # of the slowest robot, in ticks of its own
 FEW = 8  # frames in the whole run, fewer than which show no rate in half of it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Robot:
     """A session as the forecast sees it.
 
@@ -165,7 +165,10 @@ def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot])
 
 def by_depth(times: PassTimes, limits: SchedulerLimits, period_ns: int = 0, rows: int = 1) -> dict[int, Forecast]:
     """One robot alone, at every depth."""
-    return {depth: forecast(times, limits, [Robot(depth, period_ns, rows)])[0] for depth in depths_of(times.stages)}
+    return {
+        depth: forecast(times, limits, [Robot(depth=depth, period_ns=period_ns, rows=rows)])[0]
+        for depth in depths_of(times.stages)
+    }
 
 
 def _horizon_ns(times: PassTimes, robots: Sequence[Robot]) -> int:

@@ -81,19 +81,19 @@ def test_a_forecast_of_a_lone_robot_is_the_closed_form():
 
 
 def test_a_slow_camera_drains_what_is_under_way():
-    (seen,) = forecast(TIMES, limits(), [Robot(7, 1000 * MS)])
+    (seen,) = forecast(TIMES, limits(), [Robot(depth=7, period_ns=1000 * MS)])
     assert seen.fps == pytest.approx(1, rel=0.05)
     assert seen.age_ns == (60 + 2 + 6 * 10) * MS
 
 
 def test_a_fast_camera_loses_frames_not_age():
-    (seen,) = forecast(TIMES, limits(), [Robot(1, 10 * MS)])
+    (seen,) = forecast(TIMES, limits(), [Robot(depth=1, period_ns=10 * MS)])
     assert seen.fps == pytest.approx(1000 / 120, rel=0.05)
     assert 120 * MS <= seen.age_ns <= seen.worst_age_ns <= 130 * MS
 
 
 def test_robots_share_the_device():
-    for seen in forecast(TIMES, limits(), [Robot(1, 0), Robot(1, 0)]):
+    for seen in forecast(TIMES, limits(), [Robot(depth=1, period_ns=0), Robot(depth=1, period_ns=0)]):
         assert seen.fps == pytest.approx(1000 / (110 + 6 * 11.2), rel=0.02)
 
 
@@ -112,5 +112,5 @@ def test_small_drift_is_kept_and_large_drift_is_taken_up():
 def test_rates_are_counted_from_action_to_action():
     """A window that is no whole number of periods must not cost a robot a part of its rate."""
     for count in (1, 2, 3, 5):
-        for seen in forecast(TIMES, limits(), [Robot(1, 1000 * MS)] * count):
+        for seen in forecast(TIMES, limits(), [Robot(depth=1, period_ns=1000 * MS)] * count):
             assert seen.fps == pytest.approx(1, rel=0.002)

@@ -81,9 +81,10 @@ class Gateway:
         self._waiting = {Policy, Certificates} if config.tls.cert else {Policy}
         self._http: HttpServer | None = None
 
-    @property
-    def models(self) -> list[dict[str, Any]]:
-        """The entries of /v1/models, from the last snapshots."""
+    async def models(self) -> list[dict[str, Any]]:
+        """The entries of /v1/models, from the last snapshots; the chat front is asked while it has shown none."""
+        if self._chat is not None and not self._models.get("chat"):
+            await self._ask_chat(self._chat)
         return [*self._models.get("control", []), *self._models.get("chat", [])]
 
     def metrics_text(self) -> str:
@@ -179,13 +180,17 @@ class Gateway:
         self._link.send(Drained())
 
     async def _poll_chat(self, chat: ChatSide) -> None:
-        """Keep the chat front's metrics and models at hand; while it does not answer, the last ones are shown."""
+        """Keep the chat front's metrics and models at hand."""
         while True:
-            with contextlib.suppress(Exception):  # whatever it is, the next poll may succeed
-                text = await asyncio.wait_for(chat.get("/internal/metrics"), POLL_S)
-                models = json.loads(await asyncio.wait_for(chat.get("/internal/models"), POLL_S))
-                self._texts["chat"], self._models["chat"] = text.decode(), models
+            await self._ask_chat(chat)
             await asyncio.sleep(POLL_S)
+
+    async def _ask_chat(self, chat: ChatSide) -> None:
+        """Take the chat front's metrics and models; while it does not answer, the last ones are shown."""
+        with contextlib.suppress(Exception):  # whatever it is, the next poll may succeed
+            text = await asyncio.wait_for(chat.get("/internal/metrics"), POLL_S)
+            models = json.loads(await asyncio.wait_for(chat.get("/internal/models"), POLL_S))
+            self._texts["chat"], self._models["chat"] = text.decode(), models
 
     async def _measure_lag(self) -> None:
         loop = asyncio.get_running_loop()

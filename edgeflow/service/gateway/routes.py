@@ -33,8 +33,7 @@ class Snapshots(Protocol):
 
     draining: bool
 
-    @property
-    def models(self) -> list[dict[str, Any]]: ...
+    async def models(self) -> list[dict[str, Any]]: ...
 
     def metrics_text(self) -> str: ...
 
@@ -79,7 +78,7 @@ def _state(control: Control, shown: Snapshots) -> list[Endpoint]:
 
     async def models(_: Request) -> Response:
         """List the policy and, where chat is served, the chat model under each of its names."""
-        return JSONResponse({"object": "list", "data": shown.models})
+        return JSONResponse({"object": "list", "data": await shown.models()})
 
     checks = {"/live": healthz, "/healthz": healthz, "/ready": readyz, "/readyz": readyz}
     return [
