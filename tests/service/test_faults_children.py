@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -24,6 +25,13 @@ def gateway(served: Front) -> int:
     """The gateway's process id, once there is one."""
     wait_for(lambda: bool(gateways(served)))
     return gateways(served)[0]
+
+
+def has_loop(pid: int) -> bool:
+    """True once a process has its event loop: it has loaded its modules."""
+    with contextlib.suppress(FileNotFoundError):
+        return any("eventpoll" in str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 def models(served: Front) -> dict:
@@ -71,6 +79,7 @@ def test_a_spare_takes_over_at_once(checkpoint, tmp_path: Path):
     with front(checkpoint, tmp_path, standby=True) as served:
         wait_for(lambda: len(gateways(served)) == 2)
         first, spare = gateways(served)
+        wait_for(lambda: has_loop(spare))
         models(served)
         os.kill(first, signal.SIGKILL)
         assert models(served)["data"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -104,19 +105,21 @@ class ChildLauncher:
         self._spare: LaunchedChild | None = None
 
     def launch(self) -> LaunchedChild:
-        """The spare if there is one, else a new process; OSError if that is impossible."""
-        spare, self._spare = self._spare, None
-        if spare is not None and spare.process.ended is None:
-            return replace(spare, spare=True)
-        if spare is not None:
+        """The spare if it has loaded, else a new process; OSError if that is impossible."""
+        spare = self._spare
+        if spare is not None and spare.process.ended is not None:
             spare.sock.close()
-        return self._start()
+            spare = self._spare = None
+        if spare is None or not _has_loaded(spare.sock):
+            return self._start()
+        self._spare = None
+        return replace(spare, spare=True)
 
     def prepare(self) -> None:
         """Start a spare if configured; what fails is tried again the next time."""
         if self._wants_spare and self._spare is None:
             with contextlib.suppress(OSError):
-                self._spare = self._start()
+                self._spare = self._start("--spare")
 
     async def close(self) -> None:
         """End the spare, and give up what is held; idempotent."""
@@ -130,7 +133,7 @@ class ChildLauncher:
             os.close(self._settings)
             self._settings = -1
 
-    def _start(self) -> LaunchedChild:
+    def _start(self, *options: str) -> LaunchedChild:
         """Start a process, which inherits its listening socket and the configuration."""
         role, pair = self._role, self._next.take()
         inherited = (pair.theirs.fileno(), role.listener.fileno(), self._settings)
@@ -138,6 +141,7 @@ class ChildLauncher:
         arguments += ["--listener", str(role.listener.fileno()), "--config", f"/dev/fd/{self._settings}"]
         arguments += ["--chat-path", role.chat_path, "--memory-mb", str(role.memory_mb)]
         arguments += ["--every-cpu"] if self._every_cpu else []
+        arguments += options
         try:
             process = spawn(ENTRY, inherited, arguments)
         except OSError:
@@ -146,3 +150,10 @@ class ChildLauncher:
         pair.theirs.close()
         self._next.fill()
         return LaunchedChild(pair.ours, process)
+
+
+def _has_loaded(sock: socket.socket) -> bool:
+    """True if a spare has sent its beat."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))

@@ -8,8 +8,10 @@ import contextlib
 import os
 import resource
 import socket
+import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from edgeflow.ipc.leash import bind_to_front
 from edgeflow.service.children.roles import CHAT, GATEWAY, ChildStart
@@ -28,6 +30,7 @@ def run() -> NoReturn:
     parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
     parser.add_argument("--memory-mb", type=int, required=True, help="limit of this process's memory, in MiB")
     parser.add_argument("--every-cpu", action="store_true", help="run on other CPUs than control, too")
+    parser.add_argument("--spare", action="store_true", help="load at idle priority, then wait for control")
     parser.add_argument("--parent", type=int, required=True, help="process id of control")
     arguments = parser.parse_args()
     bind_to_front(arguments.parent, arguments.fd, None)
@@ -39,23 +42,42 @@ def run() -> NoReturn:
         chat_path=arguments.chat_path,
         config=arguments.config,
     )
+    if arguments.spare:
+        _load_idly(start)
     from edgeflow.service.host.process import new_loop  # the leash comes first
 
     loop = new_loop()
     asyncio.set_event_loop(loop)
-    exit_code = loop.run_until_complete(_serve(start))
+    exit_code = loop.run_until_complete(_load(start.role)(start))
     os._exit(exit_code)
 
 
-async def _serve(start: ChildStart) -> int:
-    """Load the role's modules and serve; returns the exit code."""
-    if start.role == GATEWAY:
+def _load_idly(start: ChildStart) -> None:
+    """Load in a thread that runs only when no other needs the processor, then say so with a beat."""
+
+    def load() -> None:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+        _load(start.role)
+
+    loading = threading.Thread(target=load, name="load")
+    loading.start()
+    loading.join()
+    from edgeflow.ipc.packets import Packets
+    from edgeflow.service.children.messages import CODING, Beat
+
+    Packets(start.control, CODING).send(Beat())
+
+
+def _load(role: str) -> Callable[[ChildStart], Coroutine[Any, Any, int]]:
+    """Load the role's modules; returns what serves."""
+    if role == GATEWAY:
         from edgeflow.service.gateway import gateway
 
-        return await gateway.serve(start)
+        return gateway.serve
     from edgeflow.service.chat import front
 
-    return await front.serve(start)
+    return front.serve
 
 
 def be_expendable(memory_mb: int, *, every_cpu: bool) -> None:
