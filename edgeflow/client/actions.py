@@ -34,7 +34,7 @@ class Action:
 
     seq: the frame it answers. stamp_ns: capture time of that frame; received_ns, valid_until_ns: all three on the
     robot's own monotonic clock. frame_pose: pose of the tool pushed with that frame, if any. age_limit_ns: the age of
-    that frame at which the action ends; None = there is no limit.
+    that frame at which the action ends; None = no limit.
     """
 
     seq: int

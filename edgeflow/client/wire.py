@@ -116,7 +116,7 @@ def opened_of(message: pb.Opened) -> Opened:
 
 
 def age_limit_ns(limit_s: float | None, sent_ms: int, opened: Opened) -> int | None:
-    """The age beyond which an action is not executed; None = there is no limit.
+    """The age beyond which an action is not executed; None = no limit.
 
     limit_s: the robot's own, math.inf = none, None = the action's. sent_ms: what the action carries, of which at most
     MAX_DECLARED_AGE_MS count; 0, from an older service, stands for its validity plus the age foretold for the session.

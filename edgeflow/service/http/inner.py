@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import re
 import socket
 import uuid
@@ -20,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from edgeflow.errors import EdgeflowError, RequestError
 from edgeflow.reasons import Reason
 from edgeflow.service.http.edge import ABORT, CALLER, REQUEST_ID, UnsupportedEncoding, error_body
+from edgeflow.service.http.settings import quiet_settings
 from edgeflow.service.observe.lines import Log
 from edgeflow.service.security.auth import Caller
 
@@ -151,18 +151,7 @@ class InnerServer:
     """Serves an application on a bound socket between `start` and `stop`."""
 
     def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
-        logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # it would write client input to stderr
-        settings = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            proxy_headers=False,
-            ws="none",
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=1,
-        )
+        settings = quiet_settings(app)
         self._server = _Server(settings)
         self._listener = listener
         self._task: asyncio.Task[None] | None = None

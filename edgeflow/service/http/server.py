@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import ssl
 from collections.abc import Generator
@@ -13,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from edgeflow.service.http.protocol import BoundedProtocol, Bounds
+from edgeflow.service.http.settings import quiet_settings
 
 FLUSH_S = 1.0  # for answers to leave at the end
 
@@ -66,18 +66,7 @@ class HttpServer:
 
     def start(self, app: ASGIApp) -> None:
         """Start serving."""
-        logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # it would write client input to stderr
-        settings = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            proxy_headers=False,
-            ws="none",
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=1,
-        )
+        settings = quiet_settings(app)
         self._server = _Server(settings, self._bounds, self._tls, self._handshake_s)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http")
 
