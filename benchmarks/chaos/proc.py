@@ -76,10 +76,18 @@ def command(pid: int) -> list[str]:
         return []
 
 
+def name(pid: int) -> str:
+    """The name of a process, at most 15 bytes; "" once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def children(pid: int) -> list[int]:
-    """Running processes that any thread of this one started."""
+    """Running processes that any thread of this one started; none once it is gone."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
             found += [int(each) for each in (task / "children").read_text().split()]
         except OSError:

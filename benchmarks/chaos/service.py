@@ -19,8 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.chaos.proc import Held, alive, children, command, held, is_idle, started_at, wait_for
+from benchmarks.chaos.proc import Held, alive, children, command, held, is_idle, name, started_at, wait_for
 from edgeflow.config import schema_json
+from edgeflow.service.children.fork_server import NAME as FORK_SERVER
 from edgeflow.service.worker.process import ENTRY
 
 ROOT = Path(__file__).parents[2]
@@ -106,11 +107,13 @@ class ServiceUnderTest:
         return younger[0] if younger else None
 
     def child(self, role: str) -> int | None:
-        """Process id of the `gateway` or the `chat` front that serves: the older one, if there is a spare.
+        """Process id of the `gateway` or the `chat` front; None while there is none."""
+        forked = (pid for server in children(self.pid) for pid in children(server))
+        return next((pid for pid in forked if name(pid) == f"ef-{role}"), None)
 
-        None while there is none.
-        """
-        return next(iter(self._oldest_first(lambda pid: role_of(command(pid)) == role)), None)
+    def fork_server(self) -> int | None:
+        """Process id of the fork server, which starts these; None while there is none."""
+        return next((pid for pid in children(self.pid) if name(pid) == FORK_SERVER), None)
 
     def wait_reserve(self) -> None:
         """Wait until a reserve stands by for the current worker; TimeoutError."""
@@ -213,12 +216,6 @@ class ServiceUnderTest:
         for pid in filter(alive, workers):
             os.kill(pid, signal.SIGKILL)
         self._folder.cleanup()
-
-
-def role_of(words: Sequence[str]) -> str:
-    """The role in the command line of a service's child; "" for workers."""
-    at = words.index("--role") + 1 if "--role" in words else len(words)
-    return words[at] if at < len(words) else ""
 
 
 def _age(pid: int) -> float:

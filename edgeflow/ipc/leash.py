@@ -25,13 +25,7 @@ def bind_to_front(parent: int, channel: int, stacks: int | None) -> None:
     parent: process id of the front. channel: descriptor of the socket to it. stacks: where STACKS_SIGNAL and crashes
     write what every thread was doing: functions, files and lines, no values. Cores, which hold frames, are not dumped.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)  # it went before the line above
+    follow_parent(parent)
     if stacks is None:
         faulthandler.enable()
     else:
@@ -39,6 +33,17 @@ def bind_to_front(parent: int, channel: int, stacks: int | None) -> None:
         faulthandler.enable(stacks)
         faulthandler.register(STACKS_SIGNAL, stacks)
     threading.Thread(target=_leave_after, args=(channel,), name="leash", daemon=True).start()
+
+
+def follow_parent(parent: int) -> None:
+    """The same without a thread: on Linux the kernel ends this process, elsewhere nothing does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)  # it went before the line above
 
 
 def _leave_after(channel: int) -> None:

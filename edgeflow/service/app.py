@@ -19,7 +19,8 @@ from edgeflow.model_paths import is_hub_id, resolve_model
 from edgeflow.service.chat.summary import chat_summary
 from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.family import Family
-from edgeflow.service.children.launch import ChildLauncher, Launcher, Role
+from edgeflow.service.children.forks import Forks
+from edgeflow.service.children.launch import LaunchChild
 from edgeflow.service.grpc.server import ControlService, GrpcServer
 from edgeflow.service.host.doors import Doors
 from edgeflow.service.host.listen import address_text
@@ -47,8 +48,8 @@ Announce = Callable[[ServiceStatus], None]
 class Service:
     """The whole service: control in this process, worker and children in theirs.
 
-    Call `start`, then `stop`, on one loop. It listens to its supervisor. launch: starts a worker; launchers: start the
-    children of a role. Default: processes.
+    Call `start`, then `stop`, on one loop. It listens to its supervisor. launch: starts a worker; launch_child:
+    starts a child. Default: processes.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Service:
         announce: Announce,
         log: EventLog,
         launch: Launch | None = None,
-        launchers: Callable[[Role], Launcher] | None = None,
+        launch_child: LaunchChild | None = None,
     ) -> None:
         self.health = Health()
         self.metrics = Metrics()
@@ -85,7 +86,8 @@ class Service:
         self._tokens = TokensFile(config.tokens_file, log)
         self._guard = Guard(self._tokens.entries, self.metrics, log)
         self._tls = Tls(config.tls, log) if config.tls.cert else None
-        self._launcher = launchers or (lambda role: ChildLauncher(config, role, log))
+        self._forks = Forks(config, log)
+        self._launch_child = launch_child or self._forks.launch
         self._doors: Doors | None = None
         self._family: Family | None = None
         self._listener: HealthListener | None = None
@@ -208,9 +210,7 @@ class Service:
             for task in (children, worker):
                 if task.done():
                     task.result()
-            ready = await worker
-            self._family.prepare()
-            return ready
+            return await worker
         finally:
             for task in (children, worker):
                 task.cancel()
@@ -242,7 +242,8 @@ class Service:
         grpc_port = await self._grpc.start()
         self._keep("grpc-health", self._grpc.report())
         self._family = Family(
-            {role.name: self._launcher(role) for role in doors.roles()},
+            doors.roles(),
+            self._launch_child,
             desk=ActDesk(self.plane, self._guard, self._log),
             health=self.health,
             tokens=self._tokens,
@@ -279,6 +280,7 @@ class Service:
         ending += [self._grpc.stop()] if self._grpc is not None else []
         ending += [self._family.stop()] if self._family is not None else []
         await asyncio.gather(*ending)
+        await self._forks.close()
         if self._workers is not None:
             await self._workers.close()
         if self._listener is not None:

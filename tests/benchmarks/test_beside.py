@@ -29,9 +29,10 @@ from benchmarks.chaos.beside import (
     verdict,
 )
 from benchmarks.chaos.bodies import Size
-from benchmarks.chaos.proc import command, data_size, resident, state
+from benchmarks.chaos.proc import children as children_of
+from benchmarks.chaos.proc import command, data_size, name, resident, state
 from benchmarks.chaos.rules import MIB
-from benchmarks.chaos.service import ServiceUnderTest, role_of
+from benchmarks.chaos.service import ServiceUnderTest
 from edgeflow.client.actions import Directive
 from edgeflow.types import Command
 
@@ -198,20 +199,16 @@ def test_the_big_picture_is_legal_and_progressive():
     assert 500_000 < len(data) < 1_000_000
 
 
-def test_roles_of_children():
-    assert role_of(["python", "-c", "code", "--role", "chat", "--parent", "1"]) == "chat"
-    assert role_of(["python", "-c", "code", "--standby"]) == role_of(["python", "--role"]) == ""
-
-
-def test_the_oldest_child_of_a_role_is_the_one_that_serves(monkeypatch: pytest.MonkeyPatch):
-    started = {30: ("gateway", 5.0), 10: ("chat", 4.0), 20: ("gateway", 2.0), 40: ("chat", 3.0)}
+def test_the_children_of_a_service_are_found_by_name(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ServiceUnderTest, "pid", 1)
-    monkeypatch.setattr(service, "children", lambda _: list(started))
-    monkeypatch.setattr(service, "command", lambda pid: ["python", "--role", started[pid][0]])
-    monkeypatch.setattr(service, "started_at", lambda pid: started[pid][1])
+    started = {1: [10, 20], 10: [30, 40], 20: []}
+    names = {10: "ef-forks", 20: "python", 30: "ef-gateway", 40: "ef-chat"}
+    monkeypatch.setattr(service, "children", started.__getitem__)
+    monkeypatch.setattr(service, "name", names.__getitem__)
     observed = ServiceUnderTest({})
     observed._folder.cleanup()
-    assert [observed.child(role) for role in ("gateway", "chat", "other")] == [20, 40, None]
+    assert [observed.child(role) for role in ("gateway", "chat", "other")] == [30, 40, None]
+    assert observed.fork_server() == 10
 
 
 def test_facts_of_a_process_and_of_one_that_is_gone():
@@ -219,5 +216,7 @@ def test_facts_of_a_process_and_of_one_that_is_gone():
     assert data_size(os.getpid()) > 0
     assert state(os.getpid()) in "RS"
     assert command(os.getpid())
+    assert name(os.getpid())
     gone = 1 << 22  # beyond the largest process id
     assert (resident(gone), data_size(gone), state(gone), command(gone)) == (0, 0, "X", [])
+    assert (name(gone), children_of(gone)) == ("", [])

@@ -208,7 +208,7 @@ async def serving(
     announced: list[ServiceStatus] = []
     settings = config(model=str(checkpoint), alias="demo", **overrides)
     inline = InlineChildren(settings, chat_path)
-    service = Service(settings, announced.append, EventLog(MonotonicClock(), log), script.launch, inline.launchers)
+    service = Service(settings, announced.append, EventLog(MonotonicClock(), log), script.launch, inline.launch)
     await service.start()
     address = service.status.grpc_address
     try:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from edgeflow.config import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.chat.front import ChatProcess
-from edgeflow.service.children.launch import LaunchedChild, Launcher, Role
+from edgeflow.service.children.launch import LaunchedChild, Role
 from edgeflow.service.children.roles import ChildStart
 from edgeflow.service.gateway.gateway import Gateway
 
@@ -25,13 +25,10 @@ class InlineChildren:
         self._settings = settings
         self._chat_path = chat_path
 
-    def launchers(self, role: Role) -> Launcher:
-        return _Inline(self, role)
-
     def registries(self) -> list[CollectorRegistry]:
         return [child.metrics.registry for child in self.newest.values()]
 
-    def launch(self, role: Role) -> LaunchedChild:
+    async def launch(self, role: Role) -> LaunchedChild:
         ours, theirs = packet_pair()
         start = ChildStart(
             role=role.name,
@@ -43,23 +40,6 @@ class InlineChildren:
         kind = ChatProcess if role.name == "chat" else Gateway
         child = self.newest[role.name] = kind(start, self._settings)
         return LaunchedChild(ours, _Task(asyncio.create_task(child.run(), name=role.name), child))
-
-
-class _Inline:
-    """Launches the children of a role."""
-
-    def __init__(self, children: InlineChildren, role: Role) -> None:
-        self._children = children
-        self._role = role
-
-    def launch(self) -> LaunchedChild:
-        return self._children.launch(self._role)
-
-    def prepare(self) -> None:
-        """No spare: a child in a task starts at once."""
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 class _Task:

@@ -49,8 +49,25 @@ def until_gone(pid: int, limit_s: float = 30.0) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """The processes that a process started; none once it is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def forked(pid: int, name: str) -> int | None:
+    """A service's process of this name, started by its fork server; None while there is none."""
+    found = (child for server in children(pid) for child in children(server))
+    return next((child for child in found if comm(child) == name and runs(child)), None)
+
+
+def comm(pid: int) -> str:
+    """The name of a process; "" once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def workers(pid: int) -> list[int]:

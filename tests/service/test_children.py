@@ -74,19 +74,17 @@ class Children:
     messages: list[Any] = field(default_factory=list)
     started: int = 0
     lost: int = 0
-    serving: int = 0
-    spare: bool = False
     refuse: bool = False
     broken: bool = False
 
-    def launch(self) -> LaunchedChild:
+    async def launch(self) -> LaunchedChild:
         if self.broken:
             raise RuntimeError("a mistake")
         if self.refuse:
             raise OSError("no descriptors")
         ours, theirs = packet_pair()
         self.children.append(Child(Packets(theirs, CODING)))
-        return LaunchedChild(ours, self.children[-1], spare=self.spare)
+        return LaunchedChild(ours, self.children[-1])
 
     @property
     def newest(self) -> Child:
@@ -103,17 +101,8 @@ class Children:
     def child_message_lost(self, keeper: Keeper, message: Any) -> None:
         self.messages.append(message)
 
-    def child_serving(self, keeper: Keeper) -> None:
-        self.serving += 1
-
     def child_lost(self, keeper: Keeper) -> None:
         self.lost += 1
-
-    def prepare(self) -> None:
-        """No spare."""
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 @dataclass
@@ -133,7 +122,7 @@ async def keeping(clock: Any = None) -> AsyncIterator[Kept]:
     """A keeper whose first child serves."""
     family, log = Children(), io.StringIO()
     clock = clock or MonotonicClock()
-    keeper = Keeper("gateway", family, listener=family, clock=clock, log=EventLog(MonotonicClock(), log))
+    keeper = Keeper("gateway", family.launch, listener=family, clock=clock, log=EventLog(MonotonicClock(), log))
     starting = asyncio.create_task(keeper.start())
     await eventually(lambda: bool(family.children))
     family.newest.say(Serving())
@@ -209,7 +198,7 @@ async def test_children_that_cannot_be_launched_are_tried_again():
 async def test_a_first_child_that_cannot_serve_is_an_error(last: ChildMessage | None, error: type[Exception]):
     family = Children()
     keeper = Keeper(
-        "chat", family, listener=family, clock=MonotonicClock(), log=EventLog(MonotonicClock(), io.StringIO())
+        "chat", family.launch, listener=family, clock=MonotonicClock(), log=EventLog(MonotonicClock(), io.StringIO())
     )
     starting = asyncio.create_task(keeper.start())
     await eventually(lambda: bool(family.children))
@@ -250,7 +239,7 @@ async def test_lines_of_a_child_carry_its_name_and_cannot_pretend_to_be_others()
 async def test_a_child_that_beats_but_never_serves_is_replaced():
     clock = ManualClock()
     family = Children()
-    keeper = Keeper("chat", family, listener=family, clock=clock, log=EventLog(clock, io.StringIO()))
+    keeper = Keeper("chat", family.launch, listener=family, clock=clock, log=EventLog(clock, io.StringIO()))
     starting = asyncio.create_task(keeper.start())
     await eventually(lambda: bool(family.children))
     keeper._life.start.listened(60_000_000_000)  # type: ignore[union-attr]

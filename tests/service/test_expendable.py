@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from edgeflow.service.children.start import NICE
+from edgeflow.service.children.expendable import NICE
 
 PINNED = """
 import json, os
-from edgeflow.service.children.start import be_expendable
+from edgeflow.service.children.expendable import be_expendable
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # stands for SCHED_FIFO, which needs a permission
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-be_expendable(2048, every_cpu={every_cpu})
+be_expendable(every_cpu={every_cpu})
 print(json.dumps([os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0), len(os.sched_getaffinity(0))]))
 """
 

@@ -15,6 +15,7 @@ from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import seal
 from edgeflow.service.children import family as family_module
 from edgeflow.service.children.family import RETRY_TICKS, Family
+from edgeflow.service.children.launch import LaunchedChild, Role
 from edgeflow.service.children.messages import Act, ActRefused, ChatSocket, Keep, Kept, Policy
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
@@ -43,12 +44,17 @@ class Tokens:
     entries = None
 
 
+async def never(_: Role) -> LaunchedChild:
+    raise AssertionError("no child is started here")
+
+
 @pytest.fixture
 def made() -> Iterator[tuple[Family, Heard]]:
     clock = ManualClock()
     log = EventLog(clock, io.StringIO())
     family = Family(
-        {},
+        [],
+        never,
         desk=None,  # type: ignore[arg-type]
         health=Health(),
         tokens=Tokens(),  # type: ignore[arg-type]

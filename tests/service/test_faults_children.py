@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -10,28 +9,30 @@ import signal
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.children.start import NICE, OOM_SCORE
+from edgeflow.service.children.expendable import NICE, OOM_SCORE
 from tests.service.front_process import BlockingRobot, Front, front, robot, wait_for
-from tests.service.processes import children, command, runs, until_gone
-
-
-def gateways(served: Front) -> list[int]:
-    """The process ids of gateways, the oldest first; a younger one is the spare."""
-    return [pid for pid in children(served.process.pid) if "--role\0gateway" in command(pid) and runs(pid)]
+from tests.service.processes import children, comm, forked, runs, until_gone
 
 
 def gateway(served: Front) -> int:
     """The gateway's process id, once there is one."""
-    wait_for(lambda: bool(gateways(served)))
-    return gateways(served)[0]
+    wait_for(lambda: forked(served.process.pid, "ef-gateway") is not None)
+    return forked(served.process.pid, "ef-gateway") or 0
 
 
-def has_loop(pid: int) -> bool:
-    """True once a process has its event loop: it has loaded its modules."""
-    with contextlib.suppress(FileNotFoundError):
-        return any("eventpoll" in str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir())
-    return False
+def fork_server(served: Front) -> int:
+    """The process id of the children's fork server."""
+    wait_for(lambda: "ef-forks" in map(comm, children(served.process.pid)))
+    return next(pid for pid in children(served.process.pid) if comm(pid) == "ef-forks")
+
+
+def sockets(pid: int) -> set[str]:
+    """The sockets that a process holds."""
+    links = (str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir())
+    return {link for link in links if link.startswith("socket")}
 
 
 def models(served: Front) -> dict:
@@ -75,25 +76,36 @@ def test_a_gateway_that_is_killed_or_stopped_is_replaced_and_robots_go_on(checkp
         assert served.ended() == 0
 
 
-def test_a_spare_takes_over_at_once(checkpoint, tmp_path: Path):
-    with front(checkpoint, tmp_path, standby=True) as served:
-        wait_for(lambda: len(gateways(served)) == 2)
-        first, spare = gateways(served)
-        wait_for(lambda: has_loop(spare))
-        models(served)
-        os.kill(first, signal.SIGKILL)
+@pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped"])
+def test_children_come_again_after_their_fork_server_is_lost(checkpoint, tmp_path: Path, stopped: bool):
+    with front(checkpoint, tmp_path) as served, robot(served.address) as one:
+        one.open()
+        acts(one)
+        server, first = fork_server(served), gateway(served)
+        os.kill(server, signal.SIGSTOP if stopped else signal.SIGKILL)
+        if stopped:
+            os.kill(first, signal.SIGKILL)
+        until_gone(first)
+        acts(one)
         assert models(served)["data"]
-        assert gateway(served) == spare
-        wait_for(lambda: len(gateways(served)) == 2)  # another spare
-        first, spare = gateways(served)
-        os.kill(spare, signal.SIGKILL)
-        os.kill(first, signal.SIGKILL)
-        assert models(served)["data"]
-        assert gateway(served) not in (first, spare)
+        assert fork_server(served) != server
+        assert gateway(served) != first
+        acts(one)
+        served.signal(signal.SIGTERM)
+        assert served.ended() == 0
+
+
+def test_a_fork_server_has_one_thread_and_gives_way_to_robots(checkpoint, tmp_path: Path):
+    with front(checkpoint, tmp_path, chat__enabled=True) as served:
+        server, child = fork_server(served), gateway(served)
+        assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
+        assert os.getpriority(os.PRIO_PROCESS, server) == NICE
+        assert not sockets(server) & sockets(child)
 
 
 def test_children_die_with_control(checkpoint, tmp_path: Path):
     with front(checkpoint, tmp_path) as served:
-        child = gateway(served)
+        server, child = fork_server(served), gateway(served)
         served.signal(signal.SIGKILL)
         until_gone(child)
+        until_gone(server)

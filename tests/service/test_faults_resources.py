@@ -19,7 +19,7 @@ from edgeflow.service.grpc.stream import StreamCall
 from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.security.auth import Caller
 from tests.service.front_process import BlockingRobot, Front, front, robot, wait_for
-from tests.service.processes import children, command, runs, state
+from tests.service.processes import forked, runs, state
 
 PROGRESS_MS = 1500  # more than the second between two pings
 
@@ -39,7 +39,7 @@ def events(folder: Path) -> list[dict]:
 
 
 def gateway(made: Front) -> int | None:
-    return next((pid for pid in children(made.process.pid) if "gateway" in command(pid).split("\0")), None)
+    return forked(made.process.pid, "ef-gateway")
 
 
 def suspended_for(seconds: float, pid: int, meanwhile: Callable[[], object] = lambda: None) -> None:

@@ -34,9 +34,10 @@ class ControlLink:
         self._beat: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to listen, and with the first message to beat."""
+        """Begin to listen and to beat."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._packets.fileno(), self._read)
+        self._beats()
 
     def send(self, message: ChildMessage, descriptors: Sequence[int] = ()) -> bool:
         """Send a message; False if control does not read."""
@@ -65,8 +66,6 @@ class ControlLink:
             for _ in range(PER_TURN):
                 if self._loop is None or (found := self._packets.receive()) is None:
                     return
-                if self._beat is None:
-                    self._beats()
                 self._pass_on(*found)
         except DescriptorsLackingError as lack:
             if isinstance(lack.message, MUST_TAKE):

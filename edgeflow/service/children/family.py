@@ -15,7 +15,7 @@ from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import read_sealed, seal
 from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.keeper import Keeper
-from edgeflow.service.children.launch import Launcher
+from edgeflow.service.children.launch import LaunchChild, Role
 from edgeflow.service.children.messages import (
     Act,
     ActCancel,
@@ -49,7 +49,8 @@ class Family:
 
     def __init__(
         self,
-        launchers: dict[str, Launcher],
+        roles: Iterable[Role],
+        launch: LaunchChild,
         *,
         desk: ActDesk,
         health: Health,
@@ -67,10 +68,8 @@ class Family:
         self._models = models
         self._snapshots = _Snapshots(metrics)
         self._keepers = {
-            name: Keeper(name, launcher, listener=self, clock=clock, log=log) for name, launcher in launchers.items()
+            role.name: Keeper(role.name, partial(launch, role), listener=self, clock=clock, log=log) for role in roles
         }
-        self._launchers = launchers
-        self._ready = False
         self._kept: dict[str, bytes] = {}
         self._handover: socket.socket | None = None
         self._owed: dict[tuple[str, str], Callable[[], bool]] = {}  # by child: what could not be sent to it yet
@@ -91,7 +90,6 @@ class Family:
     async def stop(self) -> None:
         """Kill all children, once their tasks are stopped; idempotent."""
         await _all(keeper.stop() for keeper in self._keepers.values())
-        await _all(launcher.close() for launcher in self._launchers.values())
 
     def pids(self) -> dict[str, int]:
         """Process ids by name, of the children that are processes."""
@@ -134,12 +132,6 @@ class Family:
         if (chat := self._keepers.get(CHAT)) is not None:
             self._connect_chat(chat)
 
-    def prepare(self) -> None:
-        """The service is ready: have a spare of every child at hand from now on."""
-        self._ready = True
-        for launcher in self._launchers.values():
-            launcher.prepare()
-
     # The keepers' listener.
 
     def child_started(self, keeper: Keeper) -> None:
@@ -172,10 +164,6 @@ class Family:
                 keeper.send(_no_descriptors(message.request))
             case Keep():
                 self._log.event("prefix_not_kept", slot=message.key)
-
-    def child_serving(self, keeper: Keeper) -> None:
-        if self._ready:
-            self._launchers[keeper.name].prepare()
 
     def child_lost(self, keeper: Keeper) -> None:
         if keeper.name == GATEWAY:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from edgeflow.clock import Clock
 from edgeflow.errors import StartError, WorkerError
 from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all
 from edgeflow.service.children.intake import Lines, Rate
-from edgeflow.service.children.launch import KILL_WAIT_S, LaunchedChild, Launcher
+from edgeflow.service.children.launch import KILL_WAIT_S, LaunchedChild
 from edgeflow.service.children.messages import (
     CODING,
     Act,
@@ -39,6 +39,7 @@ LONGEST_BACKOFF_S = 0.5
 PER_TURN = 16  # messages handled before control's loop gets its turn
 NS_PER_S = 1_000_000_000
 FORWARDED = (Act, ActCancel, Keep)  # to the listener
+Launch: TypeAlias = Callable[[], Awaitable[LaunchedChild]]  # OSError if that is impossible
 
 
 class ChildListener(Protocol):
@@ -56,10 +57,6 @@ class ChildListener(Protocol):
         """A message of the child whose descriptors this process has no room for."""
         ...
 
-    def child_serving(self, keeper: Keeper) -> None:
-        """The child accepts requests."""
-        ...
-
     def child_lost(self, keeper: Keeper) -> None:
         """The child is gone; another one follows."""
         ...
@@ -71,8 +68,7 @@ class _Life:
     def __init__(self, launched: LaunchedChild, clock: Clock, limit_s: float) -> None:
         self.packets: Packets[ChildMessage] = Packets(launched.sock, CODING)
         self.process = launched.process
-        self.spare = launched.spare
-        self.progress = Progress(SILENT_NS if launched.spare else int(limit_s * NS_PER_S))
+        self.progress = Progress(int(limit_s * NS_PER_S))
         self.start = Progress(BEATING * int(limit_s * NS_PER_S))  # from launch to service, beats or not
         self.rate = Rate(clock)
         self.since_ns = clock.now_ns()
@@ -92,10 +88,10 @@ class _Life:
 class Keeper:
     """Keeps one child running between `start` and `stop`; runs on the loop."""
 
-    def __init__(self, name: str, launcher: Launcher, *, listener: ChildListener, clock: Clock, log: EventLog) -> None:
+    def __init__(self, name: str, launch: Launch, *, listener: ChildListener, clock: Clock, log: EventLog) -> None:
         self.name = name
         self.restarts = 0
-        self._launcher = launcher
+        self._launch = launch
         self._listener = listener
         self._clock = clock
         self._log = log
@@ -126,7 +122,10 @@ class Keeper:
 
     async def start(self) -> None:
         """Launch the first child and wait until it serves; StartError if it cannot."""
-        life = self._begin()
+        try:
+            life = await self._begin()
+        except OSError as error:
+            raise StartError(f"the {self.name} process cannot be started: {error}") from None
         watching = asyncio.create_task(self._watch(life), name=f"{self.name}-start")
         serving = asyncio.create_task(life.serving.wait())
         try:
@@ -158,7 +157,7 @@ class Keeper:
         if self._draining:
             await asyncio.Event().wait()
         try:
-            self._begin()
+            await self._begin()
             self.restarts += 1
         except OSError as error:
             self._log.event("child_failed", child=self.name, error=type(error).__name__)
@@ -172,7 +171,7 @@ class Keeper:
             self._backoff_s = BACKOFF_S
             return
         self._backoff_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
-        if life.cause == "hung" and not life.spare:
+        if life.cause == "hung":
             self._starts.exceeded(reserve=False)
 
     async def drain(self, deadline_ms: int) -> None:
@@ -193,8 +192,8 @@ class Keeper:
             life.end("stopped")
             await _bury(life)
 
-    def _begin(self) -> _Life:
-        launched = self._launcher.launch()
+    async def _begin(self) -> _Life:
+        launched = await self._launch()
         life = self._life = _Life(launched, self._clock, self._starts.limit_s(reserve=False))
         asyncio.get_running_loop().add_reader(life.packets.fileno(), self._read, life)
         self._listener.child_started(self)
@@ -259,11 +258,10 @@ class Keeper:
                 raise WorkerError("a message of control came from a child")
 
     def _serves(self, life: _Life) -> None:
-        if not life.spare and not life.serving.is_set():
+        if not life.serving.is_set():
             self._starts.took((self._clock.now_ns() - life.since_ns) / NS_PER_S, reserve=False)
         life.progress = Progress(SILENT_NS)
         life.serving.set()
-        self._listener.child_serving(self)
 
 
 async def _bury(life: _Life) -> str:

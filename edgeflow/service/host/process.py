@@ -11,14 +11,17 @@ from pathlib import Path
 
 from edgeflow.errors import ConfigError
 
+try:
+    import uvloop
+except ImportError:
+    uvloop = None
+
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
     """A new event loop, uvloop's if it is installed."""
-    try:
-        import uvloop
-    except ImportError:
+    if uvloop is None:
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Protocol
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 MOST_DESCRIPTORS = 1 << 16
@@ -41,10 +42,7 @@ class SpawnedProcess:
 
     async def wait(self, timeout_s: float) -> str | None:
         """Wait for its end; returns how it ended, or None if it still runs after the timeout."""
-        began_s = time.monotonic()
-        while self.ended is None and (waited_s := time.monotonic() - began_s) < timeout_s:
-            await asyncio.sleep(min(max(waited_s / 4, LEAST_POLL_S), MOST_POLL_S, timeout_s - waited_s))
-        return self.ended
+        return await until_ended(self, timeout_s)
 
     def _reap(self) -> str | None:
         try:
@@ -53,8 +51,28 @@ class SpawnedProcess:
             return UNKNOWN_END
         if pid == 0:
             return None
-        code = os.waitstatus_to_exitcode(status)
-        return f"exit code {code}" if code >= 0 else f"signal {_signal_name(-code)}"
+        return how_it_ended(status)
+
+
+class Ending(Protocol):
+    """A process that says how it ended; None while it runs."""
+
+    @property
+    def ended(self) -> str | None: ...
+
+
+async def until_ended(process: Ending, timeout_s: float) -> str | None:
+    """Wait for the end of a process; returns how it ended, or None if it still runs after the timeout."""
+    began_s = time.monotonic()
+    while process.ended is None and (waited_s := time.monotonic() - began_s) < timeout_s:
+        await asyncio.sleep(min(max(waited_s / 4, LEAST_POLL_S), MOST_POLL_S, timeout_s - waited_s))
+    return process.ended
+
+
+def how_it_ended(status: int) -> str:
+    """What `os.waitpid` says of an end, in words."""
+    code = os.waitstatus_to_exitcode(status)
+    return f"exit code {code}" if code >= 0 else f"signal {_signal_name(-code)}"
 
 
 def spawn(

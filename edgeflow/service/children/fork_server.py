@@ -1,0 +1,158 @@
+"""Entry of the fork server: it loads the children's modules once, and each child is a copy of it, ready within ms.
+
+It reads nothing but control's messages, has one thread and no event loop. Children are its own: their ends are reported
+to control, and they die with it as it dies with control.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from edgeflow.ipc.leash import bind_to_front, follow_parent
+from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all
+from edgeflow.service.children.expendable import be_expendable, limit_memory, name_process
+from edgeflow.service.children.fork_messages import CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked
+from edgeflow.service.children.roles import CHAT, GATEWAY, ChildStart
+from edgeflow.service.host.process import new_loop
+from edgeflow.service.host.spawn import how_it_ended
+
+NAME = "ef-forks"
+Serve = Callable[[ChildStart], Coroutine[Any, Any, int]]
+
+
+def run() -> NoReturn:
+    """Run the process from start to exit."""
+    parser = argparse.ArgumentParser(description="edgeflow's server of child processes; started by `edgeflow serve`")
+    parser.add_argument("--roles", nargs="+", choices=(GATEWAY, CHAT), required=True)
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to control")
+    parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
+    parser.add_argument("--every-cpu", action="store_true", help="run on other CPUs than control, too")
+    parser.add_argument("--parent", type=int, required=True, help="process id of control")
+    arguments = parser.parse_args()
+    follow_parent(arguments.parent)
+    name_process(NAME)
+    be_expendable(every_cpu=arguments.every_cpu)
+    served = {role: _load(role) for role in arguments.roles}
+    gc.collect()
+    gc.freeze()  # or a child's first collection would copy what it shares
+    ForkServer(socket.socket(fileno=arguments.fd), arguments.config, served).run()
+
+
+def _load(role: str) -> Serve:
+    """Load a role's modules; returns what serves."""
+    if role == GATEWAY:
+        from edgeflow.service.gateway import gateway
+
+        return gateway.serve
+    from edgeflow.service.chat import front
+
+    return front.serve
+
+
+class ForkServer:
+    """Forks children as control asks for them."""
+
+    def __init__(self, control: socket.socket, config: Path, served: dict[str, Serve]) -> None:
+        self._packets: Packets[ForkMessage] = Packets(control, CODING)
+        self._config = config
+        self._served = served
+        self._running: set[int] = set()
+        self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # by the end of a child
+
+    def run(self) -> NoReturn:
+        """Serve until control is gone."""
+        signal.set_wakeup_fd(self._wakes)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poll = select.poll()
+        for each in (self._packets.fileno(), self._woken):
+            poll.register(each, select.POLLIN)
+        while True:
+            poll.poll()
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._woken, 1024)
+            self._reap()
+            self._serve()
+
+    def _serve(self) -> None:
+        try:
+            while (found := self._packets.receive()) is not None:
+                self._handle(*found)
+        except DescriptorsLackingError:
+            self._packets.send(NotForked("no free descriptors"))
+        except EOFError:
+            os._exit(0)
+
+    def _handle(self, message: ForkMessage, descriptors: list[int]) -> None:
+        try:
+            match message:
+                case Fork():
+                    self._packets.send(self._fork(message, descriptors))
+                case Kill() if message.pid in self._running:
+                    os.kill(message.pid, signal.SIGKILL)
+        finally:
+            close_all(descriptors)
+
+    def _fork(self, message: Fork, descriptors: Sequence[int]) -> ForkMessage:
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            return NotForked(os.strerror(error.errno or 0))
+        if pid == 0:
+            self._become(message, *descriptors, server=server)
+        self._running.add(pid)
+        return Forked(pid)
+
+    def _reap(self) -> None:
+        for pid in list(self._running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._running.remove(pid)
+                self._packets.send(Ended(pid, how_it_ended(status)))
+
+    def _become(self, message: Fork, control: int, listener: int, *, server: int) -> NoReturn:
+        """Be the child."""
+        code = 1
+        try:
+            self._leave()
+            name_process(f"ef-{message.role}")
+            bind_to_front(server, control, None)
+            limit_memory(message.memory_mb)
+            code = _serve_as(
+                self._served[message.role],
+                ChildStart(
+                    role=message.role,
+                    control=socket.socket(fileno=control),
+                    listener=socket.socket(fileno=listener),
+                    chat_path=message.chat_path,
+                    config=self._config,
+                ),
+            )
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _leave(self) -> None:
+        """Drop what is the server's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._packets.close()
+        close_all([self._woken, self._wakes])
+
+
+def _serve_as(serve: Serve, start: ChildStart) -> int:
+    loop = new_loop()
+    asyncio.set_event_loop(loop)
+    return loop.run_until_complete(serve(start))
