@@ -33,7 +33,7 @@ async def act_once(
     except asyncio.TimeoutError:
         raise DeadlineExceeded(f"no action within {timeout_ms} ms", reason=Reason.ACT_TIMEOUT) from None
     finally:
-        plane.close(runner)
+        asyncio.get_running_loop().call_soon(plane.close, runner)  # the answer goes first
     return action, runner.session.schema
 
 

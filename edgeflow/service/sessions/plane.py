@@ -102,12 +102,15 @@ class ControlPlane:
             raise
 
     async def _plan(self, number: int, request: OpenRequest) -> SessionPlan:
-        """Plan a session. Forecasts take milliseconds, so they run in a thread, one at a time."""
+        """Plan a session. Forecasts take milliseconds, so they run one at a time, in a thread if robots would wait."""
         async with self._planning:
             if self.worker is None:
                 raise _no_worker()
             try:
-                plan, ages = await asyncio.to_thread(self._planned, number, request)
+                if self._runners:
+                    plan, ages = await asyncio.to_thread(self._planned, number, request)
+                else:
+                    plan, ages = self._planned(number, request)
             except RequestError as error:
                 self._metrics.admission_rejected.labels(error.reason).inc()
                 raise
