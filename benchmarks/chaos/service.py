@@ -120,7 +120,7 @@ class ServiceUnderTest:
         ready = self.events("worker_ready")[-1]["time"]
         self.wait_event("worker_standby", ready, START_S)
 
-    def wait_idle_reserve(self) -> None:
+    def wait_idle_reserve(self, limit_s: float = START_S) -> None:
         """Wait until a reserve has loaded and uses no processor, where there is no log to read; TimeoutError."""
         looks = 0
 
@@ -130,8 +130,8 @@ class ServiceUnderTest:
             looks = looks + 1 if reserve is not None and is_idle(reserve) else 0
             return looks >= IDLE_LOOKS
 
-        if wait_for(idle, START_S, 0.1) is None:
-            raise TimeoutError(f"no worker in reserve within {START_S:g} s")
+        if wait_for(idle, limit_s, 0.1) is None:
+            raise TimeoutError(f"no worker in reserve within {limit_s:g} s")
 
     def held(self) -> dict[str, Held]:
         """The resources held by front and worker."""

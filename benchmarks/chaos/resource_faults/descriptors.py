@@ -16,6 +16,7 @@ from benchmarks.chaos.service import ServiceUnderTest, Surroundings
 STEP, HIGHEST = 4, 256
 SOCKETS = 100  # on each port
 ASK_S, PATIENCE_S = 0.05, 1.0
+ROUNDED_S, LOGGED_S = 0.002, 0.02  # times in the log
 LIMITED = 'ulimit -n "$1"; shift; exec "$@"'
 
 
@@ -91,12 +92,12 @@ class Prober:
 
 
 def descriptors(setting: Setting) -> list[Row]:
-    """The reserve takes over, then a worker starts cold, with all ports full of strangers."""
+    """Workers are killed with all ports full of strangers, which leave no descriptors for another reserve."""
     limit = _least(setting.limit)
     with _limited(limit) as patient:
         service, cold_s = patient.service, patient.cold_start_s()
         with Strangers(service), Prober(service.port("health")) as prober:
-            took = [patient.killed() for _ in range(setting.trials)]
+            took = [_killed(patient, 2 * cold_s) for _ in range(setting.trials)]
         wrong = sum(all(_without_worker(service, at) for at in times) for times in prober.ready)
         strange = patient.strange_holds("WORKER_LOST")
         code = patient.exit_code()
@@ -113,6 +114,13 @@ def descriptors(setting: Setting) -> list[Row]:
     ]
 
 
+def _killed(patient: Patient, patience_s: float) -> float:
+    """Seconds until the robot acts again, once there is a reserve or none is to be expected."""
+    with contextlib.suppress(TimeoutError):
+        patient.service.wait_idle_reserve(patience_s)
+    return patient.killed_now()
+
+
 def _least(wanted: int) -> int:
     """The least number of descriptors, from this one on, with which the service starts."""
     for limit in range(wanted, HIGHEST, STEP):
@@ -126,9 +134,10 @@ def _limited(limit: int) -> Patient:
 
 
 def _without_worker(service: ServiceUnderTest, at: float) -> bool:
-    """True if the log says that there was no worker then."""
-    states = [each for each in service.events("state") if each["time"] < at - 0.002]  # times are rounded
-    return bool(states) and states[-1]["state"] == "degraded"
+    """True if the log says that there was no worker then, nor soon after: a change is in force before it is logged."""
+    states = service.events("state")
+    before = [[each["state"] for each in states if each["time"] < when] for when in (at - ROUNDED_S, at + LOGGED_S)]
+    return all(known and known[-1] == "degraded" for known in before)
 
 
 def _port(sock: socket.socket) -> int:

@@ -59,6 +59,10 @@ class Patient:
     def killed(self) -> float:
         """Seconds from the death of its worker, with one in reserve, until the robot acts again."""
         self.service.wait_idle_reserve()
+        return self.killed_now()
+
+    def killed_now(self) -> float:
+        """The same, whether or not there is one in reserve."""
         self.steady()
         at_ns = time.monotonic_ns()
         os.kill(self.service.worker(), signal.SIGKILL)

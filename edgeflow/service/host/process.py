@@ -20,9 +20,10 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A new event loop, uvloop's if it is installed."""
+    """A new event loop, uvloop's if it is installed, without the descriptor of its io_uring, which sockets do not use."""
     if uvloop is None:
         return asyncio.new_event_loop()
+    os.environ.setdefault("UV_USE_IO_URING", "0")
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
 
