@@ -4,8 +4,8 @@
 
 Two robots with the SDK act at 20 Hz over gRPC. Blocks in which both children are killed every 5 s alternate with quiet
 ones; then each child in turn is stopped (SIGSTOP), and then left without memory: its limit is lowered to a little more
-than it holds, and large bodies with pictures come. Answered again is a GET of /v1/models for the gateway, a chat
-completion of one token for the chat front.
+than it holds, and large bodies with pictures come. Answered again is a GET of /v1/models for the gateway, a POST of
+/tokenize for the chat front; a completion of one token, which the worker must compute beside the robots, is shown too.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from edgeflow.types import CameraSpec, ImageFormat
 
 ROBOTS, HZ = 2, 20.0
 ROLES = ("gateway", "chat")
+COMPLETION = "completion"
+ASKED = (*ROLES, COMPLETION)
 EVERY_S, KILLS_S, BLOCKS = 5.0, 120.0, 4
 KILLED, STOPPED, STARVED = "kills", "stops", "no memory"
 BARS_S = {KILLED: 2.5, STOPPED: 5.0, STARVED: 5.0}
@@ -45,19 +47,24 @@ AGAIN_S = 0.02
 SPARE_BYTES = 1 << 20
 LARGE_SENDERS, LARGE_S = 6, 2.0
 LARGE = CameraSpec("", 1000, 1000, ImageFormat.JPEG)
-CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+REQUESTS: dict[str, tuple[str, str, object]] = {
+    "gateway": ("GET", "/v1/models", None),
+    "chat": ("POST", "/tokenize", {"prompt": "hi"}),
+    COMPLETION: ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
+}
 
 
 @dataclass(slots=True)
 class Answers:
-    """Seconds from a fault to the first answer, by role; NaN where none came."""
+    """Seconds from a fault to the first answer, or from a question without one, by role; NaN where none came."""
 
-    kills: dict[str, list[float]] = field(default_factory=lambda: {role: [] for role in ROLES})
-    stops: dict[str, list[float]] = field(default_factory=lambda: {role: [] for role in ROLES})
-    starved: dict[str, list[float]] = field(default_factory=lambda: {role: [] for role in ROLES})
+    quiet: dict[str, list[float]] = field(default_factory=lambda: {asked: [] for asked in ASKED})
+    kills: dict[str, list[float]] = field(default_factory=lambda: {asked: [] for asked in ASKED})
+    stops: dict[str, list[float]] = field(default_factory=lambda: {asked: [] for asked in ASKED})
+    starved: dict[str, list[float]] = field(default_factory=lambda: {asked: [] for asked in ASKED})
 
     def by_kind(self) -> dict[str, dict[str, list[float]]]:
-        return {KILLED: self.kills, STOPPED: self.stops, STARVED: self.starved}
+        return {QUIET: self.quiet, KILLED: self.kills, STOPPED: self.stops, STARVED: self.starved}
 
 
 class Caller:
@@ -66,12 +73,11 @@ class Caller:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def answers(self, role: str, patience_s: float) -> bool:
-        """True if this child answers a small request with success."""
-        if role == "gateway":
-            return self.status("GET", "/v1/models", None, patience_s) == http.HTTPStatus.OK
-        body = json.dumps(CHAT).encode()
-        return self.status("POST", "/v1/chat/completions", body, patience_s) == http.HTTPStatus.OK
+    def answers(self, asked: str, patience_s: float) -> bool:
+        """True if the answer to a small request is a success."""
+        method, path, value = REQUESTS[asked]
+        body = json.dumps(value).encode() if value is not None else None
+        return self.status(method, path, body, patience_s) == http.HTTPStatus.OK
 
     def status(self, method: str, path: str, body: bytes | None, patience_s: float) -> int:
         """The status of the answer; 0 if there is none."""
@@ -86,10 +92,10 @@ class Caller:
         finally:
             link.close()
 
-    def again_s(self, role: str, since_s: float) -> float:
-        """Seconds from then (monotonic) until this child answers; NaN if it does not."""
+    def again_s(self, asked: str, since_s: float) -> float:
+        """Seconds from then (monotonic) until there is an answer; NaN if there is none."""
         while (waited_s := time.monotonic() - since_s) < PATIENCE_S:
-            if self.answers(role, PATIENCE_S - waited_s):
+            if self.answers(asked, PATIENCE_S - waited_s):
                 return time.monotonic() - since_s
             time.sleep(AGAIN_S)
         return float("nan")
@@ -151,12 +157,12 @@ class _Trial:
 
 def _faults(trial: _Trial, arguments: argparse.Namespace, shown: Callable[..., Iterable[str]]) -> None:
     generator = random.Random(arguments.seed)
-    for role in ROLES:  # the first answers of all are slower
-        trial.caller.again_s(role, time.monotonic())
+    for asked in ASKED:  # the first answers of all are slower
+        trial.caller.again_s(asked, time.monotonic())
     block_s = max(arguments.seconds / BLOCKS, EVERY_S)
     blocks = max(round(arguments.seconds / block_s), 1)
     for _ in shown([KILLED] * blocks, description="blocks of kills"):
-        trial.spans.wait(QUIET, block_s)
+        _ask_quietly(trial, block_s)
         _kill(trial, block_s, generator)
     for kind, fault in ((STOPPED, _stop), (STARVED, _starve)):
         for _ in shown([kind] * arguments.trials, description=f"{kind} of each child"):
@@ -164,6 +170,16 @@ def _faults(trial: _Trial, arguments: argparse.Namespace, shown: Callable[..., I
                 trial.spans.wait(QUIET, EVERY_S)
                 with trial.spans.during(kind):
                     fault(trial, role)
+
+
+def _ask_quietly(trial: _Trial, seconds: float) -> None:
+    """A quiet block in which both are asked as often as they are killed in others."""
+    with trial.spans.during(QUIET):
+        for _ in range(max(round(seconds / EVERY_S), 1)):
+            due = time.monotonic() + EVERY_S
+            for asked in ASKED:
+                _ask(trial, QUIET, asked, time.monotonic())
+            time.sleep(max(due - time.monotonic(), 0))
 
 
 def _kill(trial: _Trial, seconds: float, generator: random.Random) -> None:
@@ -176,7 +192,7 @@ def _kill(trial: _Trial, seconds: float, generator: random.Random) -> None:
             at_s = time.monotonic()
             for role in ROLES:
                 _end(_pid(trial.service, role))
-            asking = [threading.Thread(target=_ask, args=(trial, KILLED, role, at_s)) for role in ROLES]
+            asking = [threading.Thread(target=_ask, args=(trial, KILLED, asked, at_s)) for asked in ASKED]
             for each in asking:
                 each.start()
             for each in asking:
@@ -184,8 +200,8 @@ def _kill(trial: _Trial, seconds: float, generator: random.Random) -> None:
         time.sleep(max(due - time.monotonic(), 0))
 
 
-def _ask(trial: _Trial, kind: str, role: str, since_s: float) -> None:
-    trial.answers.by_kind()[kind][role].append(trial.caller.again_s(role, since_s))
+def _ask(trial: _Trial, kind: str, asked: str, since_s: float) -> None:
+    trial.answers.by_kind()[kind][asked].append(trial.caller.again_s(asked, since_s))
 
 
 def _pid(service: ServiceUnderTest, role: str) -> int:
@@ -259,10 +275,12 @@ def large_chat() -> bytes:
 
 def _rows(tracks: Sequence[Track], spans: Spans, answers: Answers) -> list[Row]:
     rows = undisturbed("gRPC robots", tracks, spans.all)
+    rows += [row for asked in ASKED for row in plain_rows(asked, QUIET, answers.quiet[asked])]
     for kind, by_role in answers.by_kind().items():
-        if any(span.kind == kind for span in spans.all):
+        if kind != QUIET and any(span.kind == kind for span in spans.all):
             rows += robots_rows(tracks, spans, kind)
             rows += [row for role in ROLES for row in answer_rows(kind, role, by_role[role])]
+            rows += plain_rows(COMPLETION, kind, by_role[COMPLETION])
     between = sum(not _named(at_ns, spans) for track in tracks for at_ns, _ in track.holds)
     rows.append(Row("HOLDs between the blocks", between, "", 0))
     rows.append(Row("HOLDs in quiet blocks", len(holds(tracks, spans.all, QUIET))))
@@ -282,6 +300,12 @@ def answer_rows(kind: str, role: str, seconds: Sequence[float]) -> list[Row]:
         Row(f"{role}: answering again after {kind}, p50", percentile(seconds, 50), "s"),
         Row(f"{role}: answering again after {kind}, max", percentile(seconds, 100), "s", BARS_S[kind]),
     ]
+
+
+def plain_rows(asked: str, kind: str, seconds: Sequence[float]) -> list[Row]:
+    """How soon there is an answer, without a bar: completions wait for what robots leave of the worker."""
+    shares = {"p50": 50, "max": 100} if seconds else {}
+    return [Row(f"{asked}: answered, {kind}, {name}", percentile(seconds, at), "s") for name, at in shares.items()]
 
 
 def _named(at_ns: int, spans: Spans) -> bool:
