@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from edgeflow.errors import ResourceExhausted
 from edgeflow.ipc.packets import MAX_PACKET_BYTES, Packets, packet_pair
 from edgeflow.service.children.messages import CODING, LogEvent
-from edgeflow.service.gateway import acting
+from edgeflow.service.gateway import acting, pace, proxy
 from edgeflow.service.gateway import control as control_module
 from edgeflow.service.gateway import gateway as gateway_module
 from edgeflow.service.gateway.metrics_text import merge
@@ -60,6 +61,30 @@ async def chat_side(checkpoint, folder: Path, talk: Talk) -> AsyncIterator[tuple
 
 async def read_head(reader: asyncio.StreamReader) -> list[bytes]:
     return (await reader.readuntil(b"\r\n\r\n")).lower().splitlines()
+
+
+async def test_a_caller_who_is_refused_is_read_slowly(checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pace, "REFUSED_BYTES_PER_S", 20_000)
+    monkeypatch.setattr(proxy, "LONGEST_WAIT_S", 0.1)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await read_head(reader)
+        if b"/internal/" not in head[0]:
+            await reader.readexactly(20_000)
+            writer.write(b"HTTP/1.1 400 No\r\ncontent-length: 0\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+    async with chat_side(checkpoint, tmp_path, talk) as (http, _):
+        began = time.monotonic()
+        statuses = [(await http.post("/v1/chat/completions", content=bytes(20_000))).status_code for _ in range(2)]
+        assert statuses == [400, 400]
+        assert time.monotonic() - began >= 1.0  # the bytes of the first at the permitted rate
+        asked = [http.post("/v1/chat/completions", content=bytes(20_000)) for _ in range(6)]
+        answers = await asyncio.gather(*asked)
+        assert {answer.status_code for answer in answers} == {400, 429}
+        assert answers[-1].json()["error"]["code"] == "RESOURCE_EXHAUSTED"
+        assert (await http.get("/v1/models")).status_code == 200
 
 
 async def test_head_and_body_pass_on_and_names_of_the_gateway_s_own_do_not(checkpoint, tmp_path: Path):

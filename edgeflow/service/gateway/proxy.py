@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from urllib.parse import quote
 
 import h11
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from edgeflow.errors import RETRY_AFTER_MS, DeadlineExceeded, Unavailable
+from edgeflow.errors import RETRY_AFTER_MS, DeadlineExceeded, ResourceExhausted, Unavailable
 from edgeflow.reasons import Reason
+from edgeflow.service.gateway.pace import LONGEST_WAIT_S, Pace
 from edgeflow.service.http.edge import CALLER, REQUEST_ID
 from edgeflow.service.security.auth import Caller
 
@@ -52,13 +55,39 @@ class ChatSide:
 class PassThrough(Response):
     """The chat front's answer to the request, piece by piece."""
 
-    def __init__(self, side: ChatSide) -> None:
+    def __init__(self, side: ChatSide, pace: Pace) -> None:
         super().__init__()
         self._side = side
+        self._pace = pace
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Connect, then pass both directions on until the answer ends or the client leaves."""
+        """Wait for the caller's pace and connect; then pass on both ways until the answer ends or the client leaves."""
+        caller: Caller = scope[CALLER]
+        name, body = caller.principal or caller.peer, _Body(receive)
+        paid = await self._turn(name, _length(scope))
+        try:
+            await self._answer(scope, body.receive, send)
+        finally:
+            if HTTPStatus.BAD_REQUEST <= self.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
+                self._pace.refused(name, max(body.bytes - paid, 0), time.monotonic())
+
+    async def _turn(self, caller: str, size: int) -> int:
+        """Wait until the body may be read; returns how many of its bytes are paid."""
+        turn = self._pace.turn(caller, size, time.monotonic())
+        if turn is None:
+            await asyncio.sleep(LONGEST_WAIT_S)  # or its connections would soon ask again
+            raise ResourceExhausted(
+                "too many requests were refused, and the next ones are read slowly",
+                field="body",
+                reason=Reason.QUEUE_FULL,
+                retry_after_ms=int(1000 * LONGEST_WAIT_S),
+            )
+        if turn.wait_s:
+            await asyncio.sleep(turn.wait_s)
+        return turn.paid
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with _connected(self._side.path) as link:
                 await link.send(_head(scope))
@@ -93,12 +122,31 @@ class PassThrough(Response):
         if not isinstance(first, h11.Response):
             raise h11.RemoteProtocolError("no answer")
         headers = [(name, value) for name, value in first.headers if name not in (*_HOP, b"x-request-id", b"date")]
-        self._begun = True
+        self._begun, self.status_code = True, first.status_code
         await send({"type": "http.response.start", "status": first.status_code, "headers": headers})
         async for event in events:
             if isinstance(event, h11.Data):
                 await send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+class _Body:
+    """Counts the bytes of a request's body."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.bytes = 0
+        self._receive = receive
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.bytes += len(message.get("body", b""))
+        return message
+
+
+def _length(scope: Scope) -> int:
+    """The length that a request declares; 0 without one."""
+    declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    return int(declared) if declared.isdigit() else 0
 
 
 async def _upload(link: _Link, receive: Receive) -> None:

@@ -20,6 +20,7 @@ from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control
 from edgeflow.service.gateway.endpoint import DOCS, OPENAPI, Endpoint
+from edgeflow.service.gateway.pace import Pace
 from edgeflow.service.gateway.proxy import ChatSide, PassThrough
 from edgeflow.service.http.bodies import MSGPACK_TYPES
 from edgeflow.service.http.edge import CALLER, framework_error
@@ -89,11 +90,13 @@ def _state(control: Control, shown: Snapshots) -> list[Endpoint]:
 
 
 def _chat(chat: ChatSide | None, shown: Snapshots) -> list[Endpoint]:
+    pace = Pace()
+
     def passed() -> Response:
         _check_open(shown)
         if chat is None:
             raise Unavailable("no chat model is configured", reason=Reason.NO_CHAT)
-        return PassThrough(chat)
+        return PassThrough(chat, pace)
 
     async def chat_completions(_: Request) -> Response:
         """Answer a conversation; with `stream`, as server-sent events."""

@@ -20,7 +20,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A new event loop, uvloop's if it is installed, without the descriptor of its io_uring, which sockets do not use."""
+    """A new event loop: uvloop's if it is installed, without its io_uring, a descriptor that sockets do not use."""
     if uvloop is None:
         return asyncio.new_event_loop()
     os.environ.setdefault("UV_USE_IO_URING", "0")
