@@ -12,7 +12,7 @@ from edgeflow.config import ServiceConfig
 from edgeflow.errors import RETRY_AFTER_MS, ResourceExhausted
 from edgeflow.reasons import Reason
 from edgeflow.service.chat.body import Kind, parse
-from edgeflow.service.http.edge import BodyLate, BodyTooLarge
+from edgeflow.service.http.errors import BodyLate, BodyTooLarge
 from edgeflow.service.observe.chat_metrics import ChatMetrics
 
 SMALL_BYTES = 64 << 10  # from here on a body needs a turn; the server may have read a few times as much ahead

@@ -28,7 +28,8 @@ from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.intake import Intake
 from edgeflow.service.chat.outgoing import MAX_UNREAD_BYTES, Outgoing
 from edgeflow.service.chat.text import ChatText
-from edgeflow.service.http.edge import CALLER, REQUEST_ID, error_body
+from edgeflow.service.http.answers import CALLER, REQUEST_ID
+from edgeflow.service.http.errors import error_body
 from edgeflow.service.observe.chat_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller
 

@@ -19,7 +19,8 @@ from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.control import Observation
 from edgeflow.service.grpc.codec import check_act, decode_frame
 from edgeflow.service.http.act import act_request, parse_body
-from edgeflow.service.http.edge import CALLER, BodyLate, BodyTooLarge
+from edgeflow.service.http.answers import CALLER
+from edgeflow.service.http.errors import BodyLate, BodyTooLarge
 
 SMALL_BODY_BYTES = 128 << 10  # bodies up to here are read at once; the rest of a larger one needs a place
 SMALL_PIXELS = 320 * 240

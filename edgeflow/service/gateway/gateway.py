@@ -11,25 +11,19 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgeflow.config import ServiceConfig, load_config
-from edgeflow.errors import StartError, WorkerError
-from edgeflow.ipc.packets import close_all
-from edgeflow.ipc.sealed import read_sealed
-from edgeflow.service.children.child import ControlLink
-from edgeflow.service.children.log import ChildLog
 from edgeflow.service.children.messages import (
     ActDone,
     ActRefused,
     Certificates,
-    ChildFailed,
+    ChildMessage,
     Drain,
     Drained,
     Models,
-    Policy,
-    Serving,
     Snapshot,
     State,
 )
 from edgeflow.service.children.roles import ChildStart
+from edgeflow.service.children.serving import ServingChild, sealed
 from edgeflow.service.gateway.control import Control
 from edgeflow.service.gateway.metrics_text import merge
 from edgeflow.service.gateway.proxy import ChatSide
@@ -38,15 +32,12 @@ from edgeflow.service.gateway.tls import load_pair, server_context
 from edgeflow.service.http.edge import Edge
 from edgeflow.service.http.hosts import Hosts
 from edgeflow.service.http.protocol import Bounds
-from edgeflow.service.http.server import HttpServer
+from edgeflow.service.http.server import HttpServer, Tls
 from edgeflow.service.observe.process_metrics import ProcessMetrics
-from edgeflow.service.security.auth import Guard, read_entries
 
 POLL_S = 1.0  # between snapshots of the chat front
-LAG_S = 0.05  # between beats of the loop's own timer
 ANSWER_SLACK_S = 5.0  # beyond chat's own time limits
 READER_S = 30.0  # for a client to take a piece of an answer
-MAX_SEALED_BYTES = 4 << 20
 MAX_MODEL_BYTES = 1 << 20
 
 
@@ -55,30 +46,24 @@ async def serve(start: ChildStart) -> int:
     return await Gateway(start, load_config(start.config, {})).run()
 
 
-class Gateway:
+class Gateway(ServingChild):
     """The composition. It begins to serve once control has sent the tokens in force and the certificates."""
 
     def __init__(self, start: ChildStart, config: ServiceConfig) -> None:
         self.draining = False
         self.metrics = ProcessMetrics()
-        self._start = start
+        super().__init__(start, self.metrics, {Certificates} if config.tls.cert else None)
+        self._listener = start.listener
         self._config = config
-        self._link = ControlLink(start.control, self._receive, self._gone)
-        self._log = ChildLog(self._link)
-        self._guard = Guard(None, self.metrics, self._log)
         self._control = Control(self._link, config.timing.act_timeout_ms)
         chat = config.chat
         waits_ms = 2 * chat.queue_ms + config.timing.http_body_ms  # for the body's turn, the body, the answer's turn
         answer_s = chat.request_s + waits_ms / 1000 + ANSWER_SLACK_S
         self._chat = ChatSide(start.chat_path, answer_s) if start.chat_path else None
         self._tls: ssl.SSLContext | None = None
-        self._known = asyncio.Event()  # tokens, and certificates where configured
-        self._over = asyncio.Event()
         self._in_flight = InFlight()
         self._texts: dict[str, str] = {}
         self._models: dict[str, list[dict[str, Any]]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._waiting = {Policy, Certificates} if config.tls.cert else {Policy}
         self._http: HttpServer | None = None
 
     async def models(self) -> list[dict[str, Any]]:
@@ -92,36 +77,14 @@ class Gateway:
         own = self.metrics.text().decode()
         return merge({**{name: self._texts[name] for name in sorted(self._texts)}, "gateway": own})
 
-    async def run(self) -> int:
-        """Serve until control is gone or `close` is called; returns the exit code."""
-        self._link.start()
-        self.metrics.open()
-        try:
-            await self._known.wait()
-            self._begin()
-            self._link.send(Serving())
-            await self._over.wait()
-            return 0
-        except StartError as error:
-            self._link.send(ChildFailed(type(error).__name__, error.text))
-            return 2
-        finally:
-            await self._release()
-
-    def close(self) -> None:
-        """End `run`."""
-        self._known.set()
-        self._over.set()
-
-    def _begin(self) -> None:
-        if self._over.is_set():
-            return
-        config = self._config
-        bounds = Bounds.of(config, self.metrics)
-        self._http = HttpServer(self._start.listener, bounds, self._tls, config.timing.handshake_ms / 1000)
-        self._http.start(self._app())
-        loops = [self._measure_lag()] + ([self._poll_chat(self._chat)] if self._chat else [])
-        self._tasks = [asyncio.create_task(each) for each in loops]
+    def _serve(self) -> None:
+        timing = self._config.timing
+        bounds = Bounds.of(self._config, self.metrics)
+        tls = Tls(self._tls, timing.handshake_ms / 1000) if self._tls is not None else None
+        self._http = HttpServer(self._app(), self._listener, bounds.connect, tls)
+        self._http.start()
+        if self._chat is not None:
+            self._spawn(self._poll_chat(self._chat))
 
     def _app(self) -> ASGIApp:
         config = self._config
@@ -138,33 +101,21 @@ class Gateway:
         self._in_flight.app = app
         return self._in_flight
 
-    def _receive(self, message: Any, descriptors: list[int]) -> None:
-        try:
-            self._handle(message, descriptors)
-        finally:
-            close_all(descriptors)
-        self._waiting.discard(type(message))
-        if not self._waiting:
-            self._known.set()
-
-    def _handle(self, message: Any, descriptors: list[int]) -> None:
+    def _handle(self, message: ChildMessage, descriptors: list[int]) -> None:
         match message:
             case State():
                 self._control.said(message)
             case ActDone() | ActRefused():
                 self._control.answered(message)
-            case Policy():
-                data = _sealed(descriptors, MAX_SEALED_BYTES)
-                self._guard.replace(read_entries(data) if message.asks else None)
             case Certificates():
                 self._renew(descriptors)
             case Snapshot():
-                self._texts["control"] = _sealed(descriptors, MAX_SEALED_BYTES).decode()
+                self._texts["control"] = sealed(descriptors).decode()
             case Models():
-                self._models["control"] = json.loads(_sealed(descriptors, MAX_MODEL_BYTES))
+                self._models["control"] = json.loads(sealed(descriptors, MAX_MODEL_BYTES))
             case Drain():
                 self.draining = True
-                self._tasks.append(asyncio.create_task(self._drain()))
+                self._spawn(self._drain())
 
     def _renew(self, descriptors: list[int]) -> None:
         """Use new certificates for new connections; a new client CA needs a new context, so a restart."""
@@ -192,25 +143,9 @@ class Gateway:
             models = json.loads(await asyncio.wait_for(chat.get("/internal/models"), POLL_S))
             self._texts["chat"], self._models["chat"] = text.decode(), models
 
-    async def _measure_lag(self) -> None:
-        loop = asyncio.get_running_loop()
-        due = loop.time()
-        while True:
-            due = max(due + LAG_S, loop.time() - LAG_S)
-            await asyncio.sleep(due - loop.time())
-            self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
-
-    def _gone(self) -> None:
-        self.close()
-
-    async def _release(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    async def _end(self) -> None:
         if self._http is not None:
             await self._http.stop()
-        self._link.close()
-        self.metrics.close()
 
 
 class InFlight:
@@ -238,10 +173,3 @@ class InFlight:
             self._count -= 1
             if not self._count:
                 self.idle.set()
-
-
-def _sealed(descriptors: list[int], most: int) -> bytes:
-    """The sealed data of a message that has one descriptor."""
-    if len(descriptors) != 1:
-        raise WorkerError("a message lacks its descriptor")
-    return read_sealed(descriptors[0], most)

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from edgeflow.errors import RETRY_AFTER_MS, DeadlineExceeded, ResourceExhausted, Unavailable
 from edgeflow.reasons import Reason
 from edgeflow.service.gateway.pace import LONGEST_WAIT_S, Pace
-from edgeflow.service.http.edge import CALLER, REQUEST_ID
+from edgeflow.service.http.answers import CALLER, REQUEST_ID
 from edgeflow.service.security.auth import Caller
 
 CONNECT_S = 2.0

@@ -22,8 +22,9 @@ from edgeflow.service.gateway.control import Control
 from edgeflow.service.gateway.endpoint import DOCS, OPENAPI, Endpoint
 from edgeflow.service.gateway.pace import Pace
 from edgeflow.service.gateway.proxy import ChatSide, PassThrough
+from edgeflow.service.http.answers import CALLER
 from edgeflow.service.http.bodies import MSGPACK_TYPES
-from edgeflow.service.http.edge import CALLER, framework_error
+from edgeflow.service.http.errors import framework_error
 
 PREFIXES = "/admin/v1/prefixes"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from edgeflow.service.http.edge import error_of_status
+from edgeflow.service.http.errors import error_of_status
 
 GOODBYE_S = 1.0  # for a client to read its last answer
 MAX_REFUSED = 256  # connections that are being refused at once; further ones are reset

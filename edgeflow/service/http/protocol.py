@@ -10,19 +10,17 @@ from typing import Any
 
 import h11
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
 from edgeflow.config import ServiceConfig
-from edgeflow.service.http.edge import ABORT
+from edgeflow.service.http.connection import Connection
 from edgeflow.service.http.goodbye import GOODBYE_S, Refusals, last_answer
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 
 HEADER_BYTES = 16 << 10
 MAX_CHUNKS = 2048  # parsing one takes about 10 us, all at once
 BODY_BYTES_PER_S = 1024
-LINGER_S = 30.0  # for a client to read an answer that is complete, once the connection is closed
 CHECK_S = 1.0  # between checks of a body's rate
 _HEAD_END = re.compile(rb"\n\r?\n")
 _LENGTH = re.compile(rb"(?i)\ncontent-length[ \t]*:[^\r\n]*")
@@ -57,6 +55,10 @@ class Bounds:
             refusals=Refusals(limits.http_body_bytes + HEADER_BYTES),
         )
 
+    def connect(self, config: Config, state: ServerState) -> BoundedProtocol:
+        """A connection under these limits."""
+        return BoundedProtocol(config, state, {}, bounds=self)
+
     def refuse(self, address: str) -> str:
         """The limit that one more connection from `address` would exceed, or ""."""
         if self.open.total() >= self.connections:
@@ -64,7 +66,7 @@ class Bounds:
         return "http_connections_per_address" if self.open[address] >= self.per_address else ""
 
 
-class BoundedProtocol(H11Protocol):
+class BoundedProtocol(Connection):
     """A connection. A late client gets 408 and is disconnected; a connection too many gets 429."""
 
     def __init__(
@@ -81,7 +83,6 @@ class BoundedProtocol(H11Protocol):
         self._bounds = bounds
         self._address: str | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._linger: asyncio.TimerHandle | None = None
         self._waits_for_body = False
         self._started_s = 0.0
         self._received = 0
@@ -94,15 +95,12 @@ class BoundedProtocol(H11Protocol):
             self._bounds.refusals.refuse(transport)
             return
         super().connection_made(transport)
-        self.app_state = {ABORT: transport.abort}
         self._address = address
         self._bounds.open[address] += 1
         self._begin(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
-        if self._linger is not None:
-            self._linger.cancel()
         if self._address is not None:
             self._bounds.open[self._address] -= 1
             self._bounds.open += Counter()  # forgets addresses without connections
@@ -122,21 +120,6 @@ class BoundedProtocol(H11Protocol):
                 self._begin(True)
         elif state is not h11.IDLE or self._waits_for_body:
             self._stop()
-
-    def on_response_complete(self) -> None:
-        """A connection that was closed ends, whether or not its last answer was read."""
-        super().on_response_complete()
-        if self.transport.is_closing():
-            self._end_soon()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, whether or not its last answer was read."""
-        super().timeout_keep_alive_handler()
-        self._end_soon()
-
-    def _end_soon(self) -> None:
-        if self._linger is None:
-            self._linger = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def send_400_response(self, _: str) -> None:
         """Refuse what is not HTTP in the form of every error; the library's words would repeat the client's."""
