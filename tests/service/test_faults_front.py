@@ -100,7 +100,8 @@ def test_a_closed_terminal_and_a_quit_drain_too(checkpoint, tmp_path: Path, numb
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(checkpoint, tmp_path: Path, number: int):
-    with front(checkpoint, tmp_path, timing__drain_ms=ENDLESS_MS) as made, robot(made.address) as one:
+    patient = {"timing__drain_ms": ENDLESS_MS, "timing__worker_progress_ms": ENDLESS_MS}
+    with front(checkpoint, tmp_path, **patient) as made, robot(made.address) as one:
         one.open()
         one.frame("hang")
         worker = made.worker()
