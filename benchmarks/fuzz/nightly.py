@@ -27,10 +27,10 @@ from edgeflow.console import table_console
 
 ROOT = Path(__file__).parents[2]
 PROPERTIES = (
-    "tests/service/test_session_properties.py",
-    "tests/service/test_api_schema.py",
+    "tests/service/sessions/test_session_properties.py",
+    "tests/service/http/test_api_schema.py",
     "tests/service/chat/test_chat_schema.py",
-    "tests/service/test_codec.py",
+    "tests/service/grpc/test_codec.py",
     "tests/scheduler/test_properties.py",
     "tests/ipc/test_foreign_bytes.py",
 )

@@ -70,7 +70,7 @@ async def until_ended(process: Ending, timeout_s: float) -> str | None:
 
 
 def how_it_ended(status: int) -> str:
-    """What `os.waitpid` says of an end, in words."""
+    """The status of `os.waitpid`, in words."""
     code = os.waitstatus_to_exitcode(status)
     return f"exit code {code}" if code >= 0 else f"signal {_signal_name(-code)}"
 

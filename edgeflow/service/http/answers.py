@@ -1,4 +1,4 @@
-"""What every request gets, from strangers and from the gateway: an id, an end, and errors without exception text."""
+"""The answers to all requests, of strangers and of the gateway: their ids, errors without exception text, their end."""
 
 from __future__ import annotations
 

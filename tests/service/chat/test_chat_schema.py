@@ -12,7 +12,7 @@ from schemathesis.generation import GenerationMode
 from tests.fuzz.api import address_of, check_operation, document
 from tests.service.chat.workers import Loaded, chatting
 from tests.service.harness import Served
-from tests.service.test_api_schema import OF_CHAT
+from tests.service.http.test_api_schema import OF_CHAT
 
 
 @pytest.fixture(scope="module")

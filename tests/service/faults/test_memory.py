@@ -28,7 +28,7 @@ from edgeflow.service.sessions.session import Session
 from tests.service.harness import config, eventually, frame_message, serving
 from tests.service.processes import Launcher
 from tests.service.scripted import SCHEMA, good_values
-from tests.service.test_session_properties import MS, REQUEST, RULES
+from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
 
 FRAMES = 1500
 GROWTH_BYTES = 64 << 10  # of FRAMES frames: 43 bytes each

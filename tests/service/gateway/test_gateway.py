@@ -23,9 +23,9 @@ from edgeflow.service.gateway.metrics_text import merge
 from edgeflow.service.gateway.proxy import ChatSide
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from tests.service.harness import Served, eventually, serving
+from tests.service.http.test_http import JSON_BODY
 from tests.service.scripted import Script
-from tests.service.test_http import JSON_BODY
-from tests.service.test_security_limits import HEAD, connected
+from tests.service.security.test_limits import HEAD, connected
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
 

@@ -7,7 +7,7 @@ import pytest
 from edgeflow.errors import ResourceExhausted
 from edgeflow.service.sessions.decoding import SECOND_NS, DecodeBudget, DecodeCost, Decoders
 from edgeflow.types import CameraSpec, ImageFormat
-from tests.service.test_admission import MS, fill, make, ready, request
+from tests.service.sessions.test_admission import MS, fill, make, ready, request
 
 LARGE = CameraSpec("large", 2000, 2000, ImageFormat.JPEG)
 SMALL = CameraSpec("small", 224, 224, ImageFormat.JPEG)

@@ -14,7 +14,7 @@ import pytest
 from edgeflow.service.http import goodbye
 from tests.service.harness import WAIT_S, serving
 from tests.service.protected import Authority
-from tests.service.test_security_limits import SLOW, connected, rest
+from tests.service.security.test_limits import SLOW, connected, rest
 
 TOO_MANY = b"HTTP/1.1 429 Too Many Requests"
 

@@ -21,7 +21,7 @@ from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from tests.ipc.test_sealed import full_table
-from tests.service.test_act_desk import ACT
+from tests.service.children.test_act_desk import ACT
 
 
 class Heard:

@@ -18,7 +18,7 @@ from edgeflow.service.sessions.session import Session
 from edgeflow.types import Command
 from tests.service.harness import Robot, eventually, serving
 from tests.service.scripted import SCHEMA, Script
-from tests.service.test_session_properties import MS, REQUEST, RULES
+from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
 
 BAD = (math.nan, math.inf, -math.inf, 1.5, -7.0, 1e38)
 

@@ -14,7 +14,7 @@ from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import BURST, CHANGE_PERIOD_NS, CHANGES, SECOND_NS, Session
 from edgeflow.types import Disposition
 from tests.service.scripted import SCHEMA
-from tests.service.test_session_properties import MS, REQUEST, RULES
+from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
 
 
 def submit(session: Session, seq: int, instruction: str | None = None) -> SubmitFrame:
