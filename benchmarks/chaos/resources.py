@@ -9,8 +9,8 @@ in turn with the other's, or with a cold start of a worker.
 full-disk, closed-pipe, blocked-pipe: standard error cannot be written; in blocked-pipe neither can standard output, for
 --blocked-s seconds. descriptors: the service may have 48, and strangers' idle sockets take what they can. processes: no
 process can be started for some seconds (as root through an ordinary user: the limit does not apply to root).
-suspended: SIGSTOP of worker, reserve, starting worker, gateway, chat front and control. clock: the wall clock of all
-processes jumps by a day, to and fro, every second.
+suspended: SIGSTOP of worker, reserve, starting worker, gateway, chat front, fork server and control. clock: the wall
+clock of all processes jumps by a day, to and fro, every second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes that are suspended, in every state: worker, reserve, starting worker, gateway, chat front, control."""
+"""Processes that are suspended, in every state: worker, reserve, starting worker, children, fork server, control."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def suspended(setting: Setting) -> list[Row]:
         }
         lost = len(patient.service.events("worker_lost"))
         before = len(patient.fleet.reasons())
-        rows = [*_child(patient, "gateway", cold), *_child(patient, "chat", cold)]
+        rows = [*_child(patient, "gateway", cold), *_child(patient, "chat", cold), *_fork_server(patient, cold)]
         rows.append(Row("HOLDs by suspended children", len(patient.fleet.reasons()) - before, "", 0))
         rows += _control(patient)
         rows.append(Row("workers lost by suspended children or control", _lost(patient) - lost, "", 0))
@@ -98,6 +98,20 @@ def _child(patient: Patient, role: str, cold_s: float) -> list[Row]:
     pid, at = patient.service.child(role), time.time()
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
+    return _replaced(patient, role, pid, at, cold_s)
+
+
+def _fork_server(patient: Patient, cold_s: float) -> list[Row]:
+    """Suspend the fork server and kill a child, which cannot be replaced before the server is."""
+    pid, gateway, at = patient.service.fork_server(), patient.service.child("gateway"), time.time()
+    assert pid is not None and gateway is not None
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(gateway, signal.SIGKILL)
+    return _replaced(patient, "forks", pid, at, cold_s)
+
+
+def _replaced(patient: Patient, role: str, pid: int, at: float, cold_s: float) -> list[Row]:
+    """A suspended process is lost, and chat is answered again."""
     lost_at = patient.service.wait_event("child_lost", at, START_S, child=role)
     answered_s = wait_for(_answers(patient), START_S, 0.05)
     return [
