@@ -16,6 +16,7 @@ if importlib.util.find_spec("typer") is None:
 import typer
 
 from edgeflow.commands import chatting, checking, prefixes, serving, settings, training
+from edgeflow.console import open_standard_streams
 from edgeflow.errors import DependencyError, EdgeflowError, StartError
 from edgeflow.loadtest.options import loadtest
 
@@ -51,6 +52,7 @@ token_app.command("new")(settings.token_new)
 
 def main() -> None:
     """Run the command line. A StartError becomes one line on standard error and exit code 2."""
+    open_standard_streams()
     try:
         app()
     except StartError as error:

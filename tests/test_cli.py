@@ -62,6 +62,21 @@ def test_help_is_there(command: str):
     assert "Usage" in result.stdout and command.split()[-1] in result.stdout
 
 
+def test_closed_standard_streams_are_replaced():
+    """Their numbers go to no other file."""
+    code = """
+import os, sys
+from edgeflow.console import open_standard_streams
+open_standard_streams()
+print("to nobody")
+print("to nobody", file=sys.stderr)
+same = [os.path.samestat(os.fstat(number), os.stat(os.devnull)) for number in (0, 1, 2)]
+sys.exit(0 if same == [True, True, True] and not sys.stdin.read() else 1)
+"""
+    done = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code], timeout=60)
+    assert done.returncode == 0
+
+
 def test_the_program_lists_its_commands():
     told = run("--help").stdout
     assert all(command.split()[0] in told for command in COMMANDS)

@@ -4,8 +4,9 @@
 
 Two robots with the SDK act at 20 Hz over gRPC. Blocks in which both children are killed every 5 s alternate with quiet
 ones; then each child in turn is stopped (SIGSTOP), and then left without memory: its limit is lowered to a little more
-than it holds, and large bodies with pictures come. Answered again is a GET of /v1/models for the gateway, a POST of
-/tokenize for the chat front; a completion of one token, which the worker must compute beside the robots, is shown too.
+than it holds, and large bodies with pictures come, from senders at nice 10. Answered again is a GET of /v1/models for
+the gateway, a POST of /tokenize for the chat front. A completion of one token, which the worker must compute beside the
+robots, is shown too.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
 
 from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, holds, sdk_track, undisturbed, verdict, within
+from benchmarks.chaos.bodies_attack import NICE
 from benchmarks.chaos.light import light_policy
 from benchmarks.chaos.proc import alive, data_size, state, wait_for
 from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, picture
+from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, picture, told_to_stop
 from benchmarks.chaos.rules import Row, percentile
 from benchmarks.chaos.service import ServiceUnderTest, wall
 from edgeflow.types import CameraSpec, ImageFormat
@@ -227,14 +230,16 @@ def _stop(trial: _Trial, role: str) -> None:
 
 def _starve(trial: _Trial, role: str) -> None:
     """Let a child run out of memory, then wait for the next small answer; one that lives gets its limit back."""
-    pid, statuses = _pid(trial.service, role), Counter[int]()
+    pid = _pid(trial.service, role)
     limits = resource.prlimit(pid, resource.RLIMIT_DATA)
     resource.prlimit(pid, resource.RLIMIT_DATA, (data_size(pid) + SPARE_BYTES, limits[1]))
     path, body = ("/v1/act", large_frame()) if role == "gateway" else ("/v1/chat/completions", large_chat())
-    with _sending(trial.caller, path, body, statuses) as over:
+    with RobotProcess(large_senders, trial.service.port("http"), path, body) as senders:
+        senders.hear()
         time.sleep(LARGE_S)
-        over.set()
+        senders.link.send("stop")
         _ask(trial, STARVED, role, time.monotonic())
+        statuses: Counter[int] = senders.hear()  # type: ignore[assignment]
     ended = trial.service.child(role) != pid
     with suppress(ProcessLookupError):
         resource.prlimit(pid, resource.RLIMIT_DATA, limits)
@@ -242,10 +247,10 @@ def _starve(trial: _Trial, role: str) -> None:
     trial.outcomes["starved"] += ended or any(status == 0 or status >= 500 for status in statuses)
 
 
-@contextmanager
-def _sending(caller: Caller, path: str, body: bytes, statuses: Counter[int]) -> Iterator[threading.Event]:
-    """Send a body on several connections, again and again, until the event that it yields is set."""
-    over = threading.Event()
+def large_senders(link: Connection, port: int, path: str, body: bytes) -> None:
+    """Work of a process: send a body on several connections, again and again; reports the statuses at the end."""
+    os.nice(NICE)
+    caller, statuses, over = Caller(port), Counter[int](), threading.Event()
 
     def run() -> None:
         while not over.is_set():
@@ -255,12 +260,13 @@ def _sending(caller: Caller, path: str, body: bytes, statuses: Counter[int]) -> 
     senders = [threading.Thread(target=run) for _ in range(LARGE_SENDERS)]
     for each in senders:
         each.start()
-    try:
-        yield over
-    finally:
-        over.set()
-        for each in senders:
-            each.join()
+    link.send("at it")
+    while not told_to_stop(link, 1.0):
+        pass
+    over.set()
+    for each in senders:
+        each.join()
+    link.send(statuses)
 
 
 def large_frame() -> bytes:

@@ -21,7 +21,7 @@ from edgeflow.service.chat.desk import ChatDesk
 from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.chat.prefixes import prefix_routes, restore
 from edgeflow.service.chat.routes import ChatFront, chat_routes
-from edgeflow.service.children.messages import ChatSocket, ChildMessage, Drain, Drained, Keep, Kept
+from edgeflow.service.children.messages import ChatSocket, ChildMessage, Drain, Drained, Keep, Kept, WantSocket
 from edgeflow.service.children.roles import ChildStart
 from edgeflow.service.children.serving import ServingChild, sealed
 from edgeflow.service.http.errors import framework_error
@@ -31,7 +31,7 @@ from edgeflow.service.observe.chat_metrics import ChatMetrics
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_KEPT_BYTES = 1 << 20
-TOKENS_S = 1.0  # between checks for requests whose token has expired
+CHECK_S = 1.0
 
 
 async def serve(start: ChildStart) -> int:
@@ -61,7 +61,7 @@ class ChatProcess(ServingChild):
         gc.collect()
         gc.freeze()
         self._http.start()
-        self._spawn(self._end_expired())
+        self._spawn(self._check())
 
     def _handle(self, message: ChildMessage, descriptors: list[int]) -> None:
         match message:
@@ -94,10 +94,13 @@ class ChatProcess(ServingChild):
         await self._http.flush()
         self._link.send(Drained())
 
-    async def _end_expired(self) -> None:
+    async def _check(self) -> None:
+        """End the requests of expired tokens; ask for a socket where the last one was lost."""
         while True:
-            await asyncio.sleep(TOKENS_S)
+            await asyncio.sleep(CHECK_S)
             self.desk.end_callers(self._guard.may_chat)
+            if not self._port.attached:
+                self._link.send(WantSocket())
 
     async def _end(self) -> None:
         await self._http.stop()

@@ -29,6 +29,11 @@ class ChatPort:
         self._link: WorkerLink | None = None
         self._connecting: set[asyncio.Task[None]] = set()
 
+    @property
+    def attached(self) -> bool:
+        """True if there is a socket to a worker."""
+        return self._link is not None
+
     def listen(self, listener: ChatListener) -> None:
         self._listener = listener
 

@@ -29,6 +29,7 @@ from edgeflow.service.children.messages import (
     Snapshot,
     State,
     ToChild,
+    WantSocket,
 )
 from edgeflow.service.children.roles import CHAT, GATEWAY
 from edgeflow.service.observe.health import Health
@@ -155,6 +156,8 @@ class Family:
                     self._desk.cancel(message)
                 case Keep() if keeper.name == CHAT:
                     self._keep(message, descriptors)
+                case WantSocket() if keeper.name == CHAT:  # at most once per second, however often it asks
+                    self._owed[keeper.name, "socket"] = partial(_connect, keeper, self._handover)
         finally:
             close_all(descriptors)
 

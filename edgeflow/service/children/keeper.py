@@ -24,6 +24,7 @@ from edgeflow.service.children.messages import (
     LogEvent,
     Serving,
     ToChild,
+    WantSocket,
 )
 from edgeflow.service.faults import start_error
 from edgeflow.service.observe.log import EventLog
@@ -38,7 +39,7 @@ BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 0.5
 PER_TURN = 16  # messages handled before control's loop gets its turn
 NS_PER_S = 1_000_000_000
-FORWARDED = (Act, ActCancel, Keep)  # to the listener
+FORWARDED = (Act, ActCancel, Keep, WantSocket)  # to the listener
 Launch: TypeAlias = Callable[[], Awaitable[LaunchedChild]]  # OSError if that is impossible
 
 

@@ -137,6 +137,11 @@ class Keep:
     key: str
 
 
+@dataclass(frozen=True, slots=True)
+class WantSocket:
+    """Chat front → control: it has no socket to a worker; answered by ChatSocket if there is one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
     """Gateway → control: one checked observation. Sealed: height*width*3 RGB bytes of the policy's camera.
@@ -164,7 +169,7 @@ class ActCancel:
 ToChild: TypeAlias = (
     State | Policy | Certificates | Snapshot | Models | Drain | ChatSocket | Kept | ActDone | ActRefused
 )
-FromChild: TypeAlias = Beat | Serving | ChildFailed | Drained | LogEvent | Keep | Act | ActCancel
+FromChild: TypeAlias = Beat | Serving | ChildFailed | Drained | LogEvent | Keep | WantSocket | Act | ActCancel
 ChildMessage: TypeAlias = ToChild | FromChild
 
 MUST_TAKE = (Policy, Certificates, ChatSocket, Kept)  # a child that cannot take one of these ends; its successor will

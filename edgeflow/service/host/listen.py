@@ -8,6 +8,7 @@ import socket
 from edgeflow.errors import AddressError
 
 BACKLOG = 128
+RECEIVE_BYTES = 128 << 10  # that the system takes in for a connection which is not read; it would take megabytes
 
 
 def address_text(host: str, port: int) -> str:
@@ -26,6 +27,7 @@ def bind(key: str, host: str, port: int) -> socket.socket:
         raise AddressError(f"{key}: {host} is not an address of this machine ({error.strerror})") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)  # before `listen`: it sets the window
         sock.bind(address)
         sock.listen(BACKLOG)  # two sockets may be bound alike with SO_REUSEADDR, but not listen
     except OSError as error:

@@ -16,7 +16,7 @@ import pytest
 from edgeflow.ipc.messages import ChatReady, ChatStart, Message, PrefixSet, SetPrefix
 from edgeflow.ipc.packets import Packets, close_all, packet_pair
 from edgeflow.ipc.sealed import seal, unseal
-from edgeflow.service.chat import intake
+from edgeflow.service.chat import front, intake
 from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.children.messages import (
     CODING,
@@ -30,6 +30,7 @@ from edgeflow.service.children.messages import (
     LogEvent,
     Policy,
     Serving,
+    WantSocket,
 )
 from edgeflow.service.children.roles import ChildStart
 from edgeflow.service.worker.link import WorkerLink
@@ -134,6 +135,19 @@ async def test_it_answers_those_whom_the_gateway_names(text_model: Loaded, tmp_p
         refused = await http.post(CHAT, content=b"x", headers={"content-encoding": "gzip"})
         assert refused.status_code == 415
         assert len(made.of(Beat)) > 0
+
+
+async def test_it_asks_for_another_socket_when_the_worker_s_end_is_lost(
+    text_model: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(front, "CHECK_S", 0.01)
+    async with alone(text_model, tmp_path) as (http, made):
+        assert made.worker is not None and not made.of(WantSocket)
+        made.worker.close()
+        await eventually(lambda: bool(made.of(WantSocket)))
+        assert (await http.post(CHAT, json=ASKED)).status_code == 503
+        await made.connect()
+        assert (await http.post(CHAT, json=ASKED)).status_code == 200
 
 
 async def test_a_revoked_token_ends_the_answers_that_it_asked_for(text_model: Loaded, tmp_path: Path):

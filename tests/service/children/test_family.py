@@ -16,7 +16,7 @@ from edgeflow.ipc.sealed import seal
 from edgeflow.service.children import family as family_module
 from edgeflow.service.children.family import RETRY_TICKS, Family
 from edgeflow.service.children.launch import LaunchedChild, Role
-from edgeflow.service.children.messages import Act, ActRefused, ChatSocket, Keep, Kept, Policy
+from edgeflow.service.children.messages import Act, ActRefused, ChatSocket, Keep, Kept, Policy, WantSocket
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -108,6 +108,20 @@ def test_a_socket_to_the_worker_is_made_once_there_are_descriptors(made: tuple[F
         assert len(chat.of(ChatSocket)) == 1
         data, descriptors, _, _ = socket.recv_fds(theirs, 16, 4)
         assert (data, len(descriptors)) == (b"c", 1)
+        close_all(descriptors)
+
+
+def test_a_chat_front_that_lost_its_socket_gets_one_per_second(made: tuple[Family, Heard]):
+    family, chat = made
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        family.worker_launched(ours)
+        for seconds in range(3):
+            for _ in range(5):
+                family.child_message(chat, WantSocket(), [])  # type: ignore[arg-type]
+            assert len(chat.of(ChatSocket)) == 1 + seconds
+            ticks(family, RETRY_TICKS)
+        _, descriptors, _, _ = socket.recv_fds(theirs, 16, 8)
         close_all(descriptors)
 
 
