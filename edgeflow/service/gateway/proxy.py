@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from edgeflow.errors import RETRY_AFTER_MS, DeadlineExceeded, ResourceExhausted, Unavailable
+from edgeflow.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
 from edgeflow.reasons import Reason
 from edgeflow.service.gateway.pace import LONGEST_WAIT_S, Pace
 from edgeflow.service.http.answers import CALLER, REQUEST_ID
@@ -68,6 +68,9 @@ class PassThrough(Response):
         paid = await self._turn(name, _length(scope))
         try:
             await self._answer(scope, body.receive, send)
+        except RequestError as error:
+            self.status_code = error.http_status
+            raise
         finally:
             if HTTPStatus.BAD_REQUEST <= self.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._pace.refused(name, max(body.bytes - paid, 0), time.monotonic())
