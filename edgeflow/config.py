@@ -1,6 +1,6 @@
 """The configuration of the service: one JSON file, validated before anything starts.
 
-Front and worker both read it; this module imports neither torch nor a web framework.
+Control and worker both read it; this module imports neither torch nor a web framework.
 """
 
 from __future__ import annotations
@@ -139,11 +139,11 @@ class RealtimeConfig(_Section):
     Priorities: 0 ordinary, -20 to -1 a nice level, 1 to 99 SCHED_FIFO.
     """
 
-    front_cpus: list[int] = Field(default_factory=list, description="CPUs of the front process; empty = any")
+    front_cpus: list[int] = Field(default_factory=list, description="CPUs of control; empty = any")
     worker_cpus: list[int] = Field(default_factory=list, description="CPUs of the worker process; empty = any")
     front_priority: int = Field(0, ge=-20, le=99, description="0 ordinary, below 0 nice, above 0 SCHED_FIFO")
     worker_priority: int = Field(0, ge=-20, le=99, description="as front_priority")
-    lock_memory: bool = Field(False, description="lock the front's pages in memory")
+    lock_memory: bool = Field(False, description="lock control's pages in memory")
 
 
 class ChatMessage(_Section):
@@ -259,7 +259,7 @@ class ServiceConfig(_Section):
         description="slow passes down to a device's published times: none, orin, rtx5090, or a JSON file of pass times",
     )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of the worker; 0 = one")
-    decode_threads: int = Field(2, ge=1, le=64, description="threads that decode images in the front")
+    decode_threads: int = Field(2, ge=1, le=64, description="threads that decode images in control")
     grpc: GrpcConfig = GrpcConfig()
     http: HttpConfig = HttpConfig()
     health: HealthConfig = HealthConfig()

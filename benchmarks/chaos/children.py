@@ -170,9 +170,7 @@ def _faults(trial: _Trial, arguments: argparse.Namespace, shown: Callable[..., I
     for kind, fault in ((STOPPED, _stop), (STARVED, _starve)):
         for _ in shown([kind] * arguments.trials, description=f"{kind} of each child"):
             for role in ROLES:
-                trial.spans.wait(QUIET, EVERY_S)
-                with trial.spans.during(kind):
-                    fault(trial, role)
+                fault(trial, role)
 
 
 def _ask_quietly(trial: _Trial, seconds: float) -> None:
@@ -222,33 +220,47 @@ def _end(pid: int) -> None:
 
 def _stop(trial: _Trial, role: str) -> None:
     """Stop a child: nobody but control can end it now."""
-    pid, at_s = _pid(trial.service, role), time.monotonic()
-    os.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: state(pid) in "TZX", PATIENCE_S, 0.001)
-    _ask(trial, STOPPED, role, at_s)
+    trial.spans.wait(QUIET, EVERY_S)
+    with trial.spans.during(STOPPED):
+        pid, at_s = _pid(trial.service, role), time.monotonic()
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: state(pid) in "TZX", PATIENCE_S, 0.001)
+        _ask(trial, STOPPED, role, at_s)
 
 
 def _starve(trial: _Trial, role: str) -> None:
     """Let a child run out of memory, then wait for the next small answer; one that lives gets its limit back."""
-    pid = _pid(trial.service, role)
-    limits = resource.prlimit(pid, resource.RLIMIT_DATA)
-    resource.prlimit(pid, resource.RLIMIT_DATA, (data_size(pid) + SPARE_BYTES, limits[1]))
     path, body = ("/v1/act", large_frame()) if role == "gateway" else ("/v1/chat/completions", large_chat())
     with RobotProcess(large_senders, trial.service.port("http"), path, body) as senders:
         senders.hear()
-        time.sleep(LARGE_S)
-        senders.link.send("stop")
-        _ask(trial, STARVED, role, time.monotonic())
-        statuses: Counter[int] = senders.hear()  # type: ignore[assignment]
+        trial.spans.wait(QUIET, EVERY_S)
+        with trial.spans.during(STARVED):
+            statuses = _without_memory(trial, role, senders)
+    trial.outcomes.update(f"{role}: {status}" for status in statuses.elements())
+
+
+def _without_memory(trial: _Trial, role: str, senders: RobotProcess) -> Counter[int]:
+    """Lower the limit and let the senders begin; returns the statuses of their answers."""
+    pid = _pid(trial.service, role)
+    limits = resource.prlimit(pid, resource.RLIMIT_DATA)
+    resource.prlimit(pid, resource.RLIMIT_DATA, (data_size(pid) + SPARE_BYTES, limits[1]))
+    senders.link.send("begin")
+    time.sleep(LARGE_S)
+    senders.link.send("stop")
+    _ask(trial, STARVED, role, time.monotonic())
     ended = trial.service.child(role) != pid
     with suppress(ProcessLookupError):
         resource.prlimit(pid, resource.RLIMIT_DATA, limits)
-    trial.outcomes.update(f"{role}: {status}" for status in statuses.elements())
+    statuses: Counter[int] = senders.hear()  # type: ignore[assignment]
     trial.outcomes["starved"] += ended or any(status == 0 or status >= 500 for status in statuses)
+    return statuses
 
 
 def large_senders(link: Connection, port: int, path: str, body: bytes) -> None:
-    """Work of a process: send a body on several connections, again and again; reports the statuses at the end."""
+    """Work of a process: once told to begin, send a body on several connections, again and again, until told to stop.
+
+    It reports that it is there, and the statuses at the end.
+    """
     os.nice(NICE)
     caller, statuses, over = Caller(port), Counter[int](), threading.Event()
 
@@ -258,9 +270,10 @@ def large_senders(link: Connection, port: int, path: str, body: bytes) -> None:
             over.wait(AGAIN_S)
 
     senders = [threading.Thread(target=run) for _ in range(LARGE_SENDERS)]
+    link.send("there")
+    link.recv()
     for each in senders:
         each.start()
-    link.send("at it")
     while not told_to_stop(link, 1.0):
         pass
     over.set()

@@ -116,7 +116,7 @@ class ChatPlane:
         return isinstance(first, PrefixChange) or first.ready
 
     def start(self, message: ChatStart) -> None:
-        """A request arrives. The front sends one at a time, so few prompts with images are in memory at once."""
+        """A request arrives. The chat front sends one at a time, so few prompts with images are in memory at once."""
         request = _Request(message=message, arrived_ns=self._clock.now_ns())
         if message.sizes:
             request.prompt = self._image_prompts.build(self._model, message, lambda: self.wake())

@@ -70,7 +70,7 @@ class BuiltChat:
         )
 
     def ready(self) -> ChatReady:
-        """The message to the front with the limits and capabilities of this model."""
+        """The message to the chat front with the limits and capabilities of this model."""
         defaults = self.model.generation
         return ChatReady(
             model=self.name,

@@ -47,7 +47,7 @@ _DEPARTURES = {
     ),
     Leaving.CLOSED: (Disposition.DROPPED, "CANCELLED", Reason.SESSION_CLOSED, "the session was closed"),
 }
-KEPT_PASSES = 4096  # between two questions of the front
+KEPT_PASSES = 4096  # between two questions of control
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class ControlPlane:
         self._passes.clear()
         return passes
 
-    # What the front says.
+    # What control says.
 
     def open(self, message: OpenSession) -> bool:
         """Give a session its ring, or publish why not; returns whether it has one."""

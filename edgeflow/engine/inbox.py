@@ -68,7 +68,7 @@ class Inbox:
         return len(self._chat)
 
     def close(self) -> None:
-        """Note that the front has gone, and wake a waiting loop."""
+        """Note that control has gone, and wake a waiting loop."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -84,7 +84,7 @@ class Inbox:
         return self._closed
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until a message is here, the front goes, or the timeout ends."""
+        """Wait until a message is here, control goes, or the timeout ends."""
         with self._changed:
             if not (self._messages or self._chat or self._superseded or self._closed or self._woken):
                 self._changed.wait(timeout_s)

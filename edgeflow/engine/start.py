@@ -1,4 +1,4 @@
-"""Entry of the worker process, started by the front with `--fd N --config FILE`.
+"""Entry of the worker process, started by control with `--fd N --config FILE`.
 
 With `--standby` it is a reserve: it loads its libraries at low priority, and begins when it receives `Begin`.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
-from edgeflow.ipc.leash import bind_to_front
+from edgeflow.ipc.leash import bind_to_parent
 from edgeflow.ipc.messages import Begin, StandingBy
 from edgeflow.types import PassTimes
 
@@ -25,21 +25,21 @@ from edgeflow.types import PassTimes
 def run() -> NoReturn:
     """Run the process from start to exit."""
     parser = argparse.ArgumentParser(description="edgeflow worker process; started by `edgeflow serve`")
-    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the front")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to control")
     parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
     parser.add_argument("--handover", type=int, help="inherited socket through which sockets to chat fronts come")
-    parser.add_argument("--parent", type=int, default=os.getppid(), help="process id of the front")
+    parser.add_argument("--parent", type=int, default=os.getppid(), help="process id of control")
     parser.add_argument("--stacks", type=int, help="inherited pipe for what threads do when they hang or crash")
     parser.add_argument(
         "--pass-times", type=int, nargs=len(fields(PassTimes)), help="as the worker before measured them"
     )
-    parser.add_argument("--standby", action="store_true", help="wait for the front's word to begin")
+    parser.add_argument("--standby", action="store_true", help="wait for control's word to begin")
     arguments = parser.parse_args()
-    bind_to_front(arguments.parent, arguments.fd, arguments.stacks)
+    bind_to_parent(arguments.parent, arguments.fd, arguments.stacks)
     exit_code = _work(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(exit_code)  # tearing down the interpreter and torch can outlast the front's patience on a busy machine
+    os._exit(exit_code)  # tearing down the interpreter and torch can outlast control's patience on a busy machine
 
 
 def _work(arguments: argparse.Namespace) -> int:

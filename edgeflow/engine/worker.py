@@ -58,7 +58,7 @@ class Worker:
             chat.wake = self.inbox.wake
 
     def run(self) -> None:
-        """Serve until the front sends Shutdown or goes."""
+        """Serve until control sends Shutdown or goes."""
         while self.running and not self.inbox.closed:
             if not self.step() and self.running:
                 self.inbox.wait(self._idle_timeout_s())
@@ -113,7 +113,7 @@ class Worker:
 
     def _accept(self, message: SubmitFrame, arrived_ns: int) -> None:
         self._control.accept(message, arrived_ns)
-        self._gaps.arrived(message.session, arrived_ns - message.waited_ns)  # the front decodes it undisturbed
+        self._gaps.arrived(message.session, arrived_ns - message.waited_ns)  # control decodes it undisturbed
 
     def _handle(self, message: Message) -> None:
         match message:

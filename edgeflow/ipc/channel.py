@@ -1,4 +1,4 @@
-"""The worker's end of the socket to the front: length-prefixed messages, blocking, one reader thread.
+"""The worker's end of the socket to control: length-prefixed messages, blocking, one reader thread.
 
 Frame on the wire: u32 header bytes, u32 payload bytes (little endian), header, payload.
 """
@@ -27,7 +27,7 @@ class ChannelClosed(Exception):
 def check_lengths(header_bytes: int, payload_bytes: int) -> None:
     """Refuse implausible lengths before anything is allocated."""
     if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
-        raise WorkerError(f"message of {header_bytes}+{payload_bytes} bytes between front and worker")
+        raise WorkerError(f"message of {header_bytes}+{payload_bytes} bytes between control and worker")
 
 
 def pack(message: Message) -> list[Payload]:
@@ -45,7 +45,7 @@ class BlockingChannel:
         self._send_lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Send a message; ChannelClosed if the front is gone."""
+        """Send a message; ChannelClosed if control is gone."""
         buffers = pack(message)
         try:
             with self._send_lock:

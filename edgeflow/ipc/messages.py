@@ -1,4 +1,4 @@
-"""The fixed set of messages between front and worker; ipc/coding.py serialises them."""
+"""The fixed set of messages between control and worker; ipc/coding.py serialises them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Payload: TypeAlias = bytes | memoryview
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """Front → worker: reserve KV slots for a session. Answered by SessionOpened or SessionRefused.
+    """Control → worker: reserve KV slots for a session. Answered by SessionOpened or SessionRefused.
 
     depth: 1 (serial) to K (pipelined). deadline_ns: from a frame's arrival to its action. period_ns: between frames.
     instruction: checked but not stored; every frame carries its own.
@@ -30,19 +30,19 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Front → worker in reserve: take over. pass_times: measured by an earlier worker; None = measure them again."""
+    """Control → worker in reserve: take over. pass_times: measured by an earlier worker; None = measure them again."""
 
     pass_times: PassTimes | None
 
 
 @dataclass(frozen=True, slots=True)
 class StandingBy:
-    """Worker in reserve → front: everything is loaded; `Begin` starts it at once."""
+    """Worker in reserve → control: everything is loaded; `Begin` starts it at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeDepth:
-    """Front → worker: use another depth from the session's next frame on. Not answered."""
+    """Control → worker: use another depth from the session's next frame on. Not answered."""
 
     session: int
     depth: int
@@ -50,9 +50,9 @@ class ChangeDepth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitFrame:
-    """Front → worker: one checked observation. Payload: height*width*3 RGB bytes of the policy's camera.
+    """Control → worker: one checked observation. Payload: height*width*3 RGB bytes of the policy's camera.
 
-    waited_ns: time since the front received it.
+    waited_ns: time since control received it.
     Answered by exactly one FrameResult or FrameDropped.
     """
 
@@ -68,7 +68,7 @@ class SubmitFrame:
 
 @dataclass(frozen=True, slots=True)
 class ResetSession:
-    """Front → worker: start a new epoch; frames in flight belong to the old one and are dropped."""
+    """Control → worker: start a new epoch; frames in flight belong to the old one and are dropped."""
 
     session: int
     epoch: int
@@ -76,14 +76,14 @@ class ResetSession:
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """Front → worker: drop the frames in flight and free the session's slots."""
+    """Control → worker: drop the frames in flight and free the session's slots."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatStart:
-    """Front → worker: answer a prompt. Answered by ChatTokens and one ChatDone, or by ChatRefused.
+    """Chat front → worker: answer a prompt. Answered by ChatTokens and one ChatDone, or by ChatRefused.
 
     ids: the prompt's tokens, with one placeholder per image. sizes: height and width of each image, flattened.
     top_k: 0 = off. seed, logprobs: -1 = none. schema: a JSON schema that the answer must follow, or "".
@@ -110,7 +110,7 @@ class ChatStart:
 
 @dataclass(frozen=True, slots=True)
 class ChatStop:
-    """Front → worker: end an answer, because of a stop string or because the client is gone (cancelled)."""
+    """Chat front → worker: end an answer, because of a stop string or because the client is gone (cancelled)."""
 
     request: int
     cancelled: bool
@@ -118,7 +118,7 @@ class ChatStop:
 
 @dataclass(frozen=True, slots=True)
 class SetPrefix:
-    """Front → worker: replace the fixed prefix of a declared slot; no ids = remove it.
+    """Chat front → worker: replace the fixed prefix of a declared slot; no ids = remove it.
 
     It is computed after the requests that arrived earlier, which keep the prefix they run on. Answered by PrefixSet or
     ChatRefused.
@@ -131,19 +131,19 @@ class SetPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Front → worker, once per second: asks for a sign of life."""
+    """Control → worker, once per second: asks for a sign of life."""
 
     nonce: int
 
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Front → worker: finish the pass in flight and exit with code 0."""
+    """Control → worker: finish the pass in flight and exit with code 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupProgress:
-    """Worker → front: progress of the start."""
+    """Worker → control: progress of the start."""
 
     step: str
     done: int
@@ -152,7 +152,7 @@ class WarmupProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """Worker → front: the warm-up succeeded and the worker serves.
+    """Worker → control: the warm-up succeeded and the worker serves.
 
     schema: of the default un-normalisation key. prefill_rows: L_P of a short instruction. pass_times: measured at
     start. operators: implementations in use besides the built-in ones, in one line. memory: the KV memory of the
@@ -202,7 +202,7 @@ class ChatReady:
 
 @dataclass(frozen=True, slots=True)
 class ChatToken:
-    """Worker → front: the next token.
+    """Worker → chat front: the next token.
 
     logprobs: of the token and of the likeliest tokens `top`; empty unless requested.
     """
@@ -215,7 +215,7 @@ class ChatToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDone:
-    """Worker → front: the end of an answer. reason: stop, length or cancelled.
+    """Worker → chat front: the end of an answer. reason: stop, length or cancelled.
 
     reused: prompt rows taken from the fixed prefix of `slot` ("" = none). queue_ns: from arrival to the first step.
     prefill_ns: from there to the first token. decode_ns: from there to the end.
@@ -234,7 +234,7 @@ class ChatDone:
 
 @dataclass(frozen=True, slots=True)
 class ChatRefused:
-    """Worker → front: the request is refused with a RequestError; `code` is a gRPC status name."""
+    """Worker → chat front: the request is refused with a RequestError; `code` is a gRPC status name."""
 
     request: int
     code: str
@@ -245,7 +245,7 @@ class ChatRefused:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSet:
-    """Worker → front: the slot's new prefix is computed. tokens: its length."""
+    """Worker → chat front: the slot's new prefix is computed. tokens: its length."""
 
     request: int
     slot: str
@@ -254,7 +254,7 @@ class PrefixSet:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """Worker → front: the worker cannot start; `kind` is the class name of a StartError."""
+    """Worker → control: the worker cannot start; `kind` is the class name of a StartError."""
 
     kind: str
     text: str
@@ -262,7 +262,7 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """Worker → front: the session has its slots."""
+    """Worker → control: the session has its slots."""
 
     session: int
     schema: ActionSchema
@@ -270,7 +270,7 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """Worker → front: the request is refused with a RequestError; `code` is a gRPC status name."""
+    """Worker → control: the request is refused with a RequestError; `code` is a gRPC status name."""
 
     session: int
     code: str
@@ -281,7 +281,7 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameResult:
-    """Worker → front: the action of a frame. `valid` is False if logits or action were not finite."""
+    """Worker → control: the action of a frame. `valid` is False if logits or action were not finite."""
 
     session: int
     epoch: int
@@ -296,7 +296,7 @@ class FrameResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameDropped:
-    """Worker → front: a frame leaves without an action. disposition: superseded, rejected or dropped."""
+    """Worker → control: a frame leaves without an action. disposition: superseded, rejected or dropped."""
 
     session: int
     epoch: int
@@ -309,7 +309,7 @@ class FrameDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
-    """Worker → front: answers Ping with the counts since the start and the passes since the last Pong.
+    """Worker → control: answers Ping with the counts since the start and the passes since the last Pong.
 
     pass_ns, pass_prefills, pass_decodes: time, prefills and decode rows per pass. eager_passes: passes without a
     captured graph, where graphs are replayed.

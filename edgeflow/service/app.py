@@ -217,7 +217,7 @@ class Service:
             await asyncio.gather(children, worker, return_exceptions=True)
 
     def _settle(self) -> list[str]:
-        """Apply the front's CPUs, priority and memory lock; returns a warning for each that is not permitted."""
+        """Apply control's CPUs, priority and memory lock; returns a warning for each that is not permitted."""
         wanted = self._config.realtime
         warnings = settle("front", 0, wanted.front_cpus, wanted.front_priority)
         warnings += lock_memory() if wanted.lock_memory else []

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 HUNG = """
 import os, socket, sys, time
-from edgeflow.ipc.leash import bind_to_front
-bind_to_front(os.getppid(), int(sys.argv[1]), None)
+from edgeflow.ipc.leash import bind_to_parent
+bind_to_parent(os.getppid(), int(sys.argv[1]), None)
 os.write(1, b"bound")
 time.sleep(3600)
 """

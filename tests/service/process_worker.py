@@ -12,7 +12,7 @@ import threading
 from edgeflow.engine.inbox import Inbox
 from edgeflow.engine.start import stand_by
 from edgeflow.ipc.channel import BlockingChannel
-from edgeflow.ipc.leash import bind_to_front
+from edgeflow.ipc.leash import bind_to_parent
 from edgeflow.ipc.messages import (
     FrameResult,
     Message,
@@ -88,7 +88,7 @@ def run() -> None:
     parser.add_argument("--standby", action="store_true")
     parser.add_argument("--pass-times", nargs="+")
     arguments = parser.parse_args()
-    bind_to_front(arguments.parent, arguments.fd, arguments.stacks)
+    bind_to_parent(arguments.parent, arguments.fd, arguments.stacks)
     if arguments.standby:
         stand_by(arguments.fd, lambda: obey(os.environ.get("EDGEFLOW_TEST_LOAD", "")))
     channel = BlockingChannel(socket.socket(fileno=arguments.fd))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edgeflow.ipc.leash import bind_to_front, follow_parent
+from edgeflow.ipc.leash import bind_to_parent, follow_parent
 from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all
 from edgeflow.service.children.expendable import be_expendable, limit_memory, name_process
 from edgeflow.service.children.fork_messages import CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked
@@ -127,7 +127,7 @@ class ForkServer:
         try:
             self._leave()
             name_process(f"ef-{message.role}")
-            bind_to_front(server, control, None)
+            bind_to_parent(server, control, None)
             limit_memory(message.memory_mb)
             code = _serve_as(
                 self._served[message.role],

@@ -1,4 +1,4 @@
-"""CPUs, priorities and locked memory of front and worker. What is not permitted becomes a warning."""
+"""CPUs, priorities and locked memory of control and worker. What is not permitted becomes a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread that watches the front's event loop, since a blocked loop cannot report itself."""
+"""A thread that watches control's event loop, since a blocked loop cannot report itself."""
 
 from __future__ import annotations
 

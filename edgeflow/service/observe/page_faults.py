@@ -14,4 +14,4 @@ class PageFaults(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         count = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        yield CounterMetricFamily("edgeflow_major_page_faults", "Pages read from disk by the front", value=count)
+        yield CounterMetricFamily("edgeflow_major_page_faults", "Pages read from disk by control", value=count)

@@ -1,4 +1,4 @@
-"""Metrics that every process of the front keeps: its resources, its loop, and what it refused."""
+"""Metrics that control and its children keep: its resources, its loop, and what it refused."""
 
 from __future__ import annotations
 

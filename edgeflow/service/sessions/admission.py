@@ -25,7 +25,7 @@ from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import CameraSpec, Mode, PassTimes
 
 SAME_RATE = 0.98  # this fraction of a promised rate counts as kept
-OVERHEAD_NS = 3_000_000  # what the front may add to the age of an action (benchmarks/service_overhead.py)
+OVERHEAD_NS = 3_000_000  # what control may add to the age of an action (benchmarks/service_overhead.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
