@@ -81,9 +81,9 @@ def main() -> int:
     return report.finish(
         rows,
         spans=[asdict(each) for each in spans.all],
-        sizes=[asdict(each) for each in sizes],
+        largest=largest(sizes),
         answers=statuses,
-        tracks={"gRPC": asdict(tracks[0][0]), "/v1/act": asdict(tracks[1][0])},
+        holds={"gRPC": tracks[0][0].holds, "/v1/act": tracks[1][0].holds},
     )
 
 
@@ -142,6 +142,15 @@ def _rows(
         pids = {size.pid for size in sizes if size.process == name}
         rows.append(Row(f"{name}: restarts", len(pids) - 1, "", 0))
     return rows
+
+
+def largest(sizes: Sequence[Size]) -> dict[str, dict[str, int]]:
+    """Bytes by process and kind of block: the largest size of all."""
+    found: dict[str, dict[str, int]] = {}
+    for size in sizes:
+        kinds = found.setdefault(size.process, {})
+        kinds[size.kind] = max(kinds.get(size.kind, 0), size.bytes)
+    return found
 
 
 def control_growth(sizes: Sequence[Size]) -> float:

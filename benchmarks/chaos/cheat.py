@@ -68,7 +68,7 @@ def main() -> int:
     return report.finish(
         _rows([track], spans, heard),
         spans=[asdict(each) for each in spans.all],
-        track=asdict(track),
+        holds=track.holds,
         heard={kind: dict(each) for kind, each in heard.items()},
     )
 

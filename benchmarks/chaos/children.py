@@ -132,7 +132,7 @@ def main() -> int:
         rows,
         spans=[asdict(each) for each in spans.all],
         answered_s=answers.by_kind(),
-        tracks=[asdict(each) for each in tracks],
+        holds=[each.holds for each in tracks],
         outcomes=dict(outcomes),
         lost=dict(lost),
     )
