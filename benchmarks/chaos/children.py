@@ -257,7 +257,7 @@ def _without_memory(trial: _Trial, role: str, senders: RobotProcess) -> Counter[
 
 
 def large_senders(link: Connection, port: int, path: str, body: bytes) -> None:
-    """Work of a process: once told to begin, send a body on several connections, again and again, until told to stop.
+    """Work of a process: send a body on several connections, again and again, from one message on until the next.
 
     It reports that it is there, and the statuses at the end.
     """
