@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench": LEAVES | {"console", "engine", "kernels", "models", "scheduler"},
     "commands": LEAVES
     | {"config", "client", "loadtest", "service", "engine", "bench", "demo", "models", "doctor", "console"},
-    "cli": LEAVES | {"commands", "loadtest"},
+    "cli": LEAVES | {"commands", "console", "loadtest"},
 }
 NO_TORCH = {
     "types",

@@ -87,7 +87,7 @@ def test_a_length_beyond_the_limit_is_refused_before_it_is_read():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(PREFIX.pack(8, MAX_PAYLOAD_BYTES + 1))
-        with pytest.raises(WorkerError, match="bytes between front and worker"):
+        with pytest.raises(WorkerError, match="bytes between control and worker"):
             BlockingChannel(theirs).receive()
 
 
