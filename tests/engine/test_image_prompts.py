@@ -165,4 +165,4 @@ def test_no_turn_takes_as_long_as_the_images_of_a_request(policy, model):
         bench.worker.inbox.wait(0.001)
         assert sum(turns) < PATIENCE_S
     assert bench.of(ChatRefused)[0].reason == "CONTEXT_LENGTH_EXCEEDED" and rows > 96, "no tower runs: it is one step"
-    assert max(turns) < resizing_s / 4, f"{max(turns):.3f} s of {resizing_s:.3f} s"
+    assert max(turns) < resizing_s / 2, f"{max(turns):.3f} s of {resizing_s:.3f} s"

@@ -9,8 +9,12 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.chat.outgoing import Outgoing
+from edgeflow.service.gateway import proxy
+from edgeflow.service.http.connection import Connection
 from tests.service.chat.test_answers import ASKED, CHAT
 from tests.service.chat.workers import Loaded, chat_of, chatting
 from tests.service.harness import Served, eventually
@@ -46,13 +50,13 @@ async def test_the_turn_passes_on_once_the_model_is_done_although_nobody_reads(t
         assert served.metric("edgeflow_chat_tokens_total", kind="answer") >= 4 * 100
 
 
-async def test_a_reader_that_stops_ends_its_own_answer_at_the_time_limit(text_model: Loaded):
+async def test_a_reader_that_stops_ends_its_own_answer_at_the_time_limit(text_model: Loaded, narrow: None):
     async with chatting(text_model, chat__queue_ms=60_000, chat__request_s=LIMIT_S) as (http, served):
         chat = chat_of(served)
         chat.front.unread_bytes = 4096
         async with never_reading(served, MUCH):
             await eventually(lambda: served.metric("edgeflow_chat_requests_running") == 1)
-            stopped = narrow(chat)
+            stopped = reader_of(chat)
             await eventually(lambda: stopped.get_write_buffer_size() > 1024 or stopped.is_closing())
             began_s = asyncio.get_running_loop().time()
             answer = await http.post(CHAT, json={**ASKED, "max_tokens": 1})
@@ -63,14 +67,26 @@ async def test_a_reader_that_stops_ends_its_own_answer_at_the_time_limit(text_mo
             await eventually(stopped.is_closing)
 
 
-def narrow(chat: ChatProcess) -> asyncio.Transport:
-    """Leave little room between the chat front and its only reader."""
+def reader_of(chat: ChatProcess) -> asyncio.Transport:
+    """The chat front's connection to its only reader."""
     connections = chat._http._server.server_state.connections
     (protocol,) = [each for each in connections if each.scope["path"] == CHAT]  # the gateway asks for metrics, too
     transport: asyncio.Transport = protocol.transport
-    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    transport.set_write_buffer_limits(1024)
     return transport
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave little room between the chat front and its readers: the system would take in a whole answer."""
+    made = Connection.connection_made
+
+    def narrowed(self: Connection, transport: Any) -> None:
+        made(self, transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        transport.set_write_buffer_limits(1024)
+
+    monkeypatch.setattr(proxy, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(Connection, "connection_made", narrowed)
 
 
 async def test_events_wait_for_room_and_no_longer_than_they_may():
