@@ -190,7 +190,11 @@ def test_a_lost_stream_is_followed_by_a_new_one(serve, connect, eventually):
         eventually(lambda: client.latest().reason == "DISCONNECTED")
         second = serve(answer_all, first.port)
 
+        pushed = 0
+
         def resumed() -> bool:
+            nonlocal pushed
+            pushed += 1
             if client.latest().needs_reset:  # this machine took longer than 2 s
                 client.reset()
             client.push(IMAGE, pose=identity())
@@ -202,7 +206,7 @@ def test_a_lost_stream_is_followed_by_a_new_one(serve, connect, eventually):
         assert counts.actions >= 2
     opening = second.heard.get(timeout=60)
     assert opening.HasField("open")
-    assert second.heard.get(timeout=60).frame.seq < MANY  # a new stream counts from the start
+    assert second.heard.get(timeout=60).frame.seq <= min(pushed, MANY)  # a new stream counts from the start
 
 
 def test_a_service_that_no_longer_says_anything_is_given_up(serve, connect, eventually):

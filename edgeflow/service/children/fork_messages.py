@@ -37,7 +37,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class NotForked:
-    """Server → control: there is no child. text: the system's reason."""
+    """Server → control: the fork failed. text: the system's reason."""
 
     text: str
 
