@@ -14,8 +14,8 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
-from edgeflow.engine.build import build_engine
-from edgeflow.engine.worker import Worker
+from edgeflow.engine.process.build import build_engine
+from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.scheduler import Scheduler
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgeflow.bench.edgefm import A800_BANDWIDTH, DECODE_STEPS, PREFILL_ROWS, TIMES_MS, scaled_ms
-from edgeflow.bench.floors import (
+from edgeflow.gpu_suite.subjects.edgefm import A800_BANDWIDTH, DECODE_STEPS, PREFILL_ROWS, TIMES_MS, scaled_ms
+from edgeflow.gpu_suite.subjects.floors import (
     Ceilings,
     Work,
     attention_work,
@@ -27,8 +27,8 @@ from edgeflow.bench.floors import (
     text_work,
     vision_work,
 )
-from edgeflow.bench.random_chat import CHAT_SIZES
-from edgeflow.bench.random_policy import SIZES, PolicySize
+from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES
+from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize
 from edgeflow.kernels.layout import Span
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"

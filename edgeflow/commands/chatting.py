@@ -27,7 +27,7 @@ def chat(
 ) -> None:
     """Chat with a model in the terminal; Ctrl-D ends the conversation."""
     from edgeflow.config import load_config
-    from edgeflow.engine.chat_terminal import converse, open_conversation
+    from edgeflow.engine.chat.terminal import converse, open_conversation
 
     path = load_config(None, {"chat.model": model}).chat_path
     if path is None:

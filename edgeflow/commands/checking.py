@@ -40,7 +40,7 @@ def verify(
     checked in their own modes. Tolerances are the same on every device: on CUDA neither matrices nor attention use
     TF32.
     """
-    from edgeflow.engine.verify import verify_checkpoint, verify_weights
+    from edgeflow.verify.checkpoint import verify_checkpoint, verify_weights
 
     if kv not in ("model", "int8"):
         raise ConfigError(f"kv: must be model or int8, got {kv!r}")
@@ -96,7 +96,7 @@ def ops(
     as_json: Json = False,
 ) -> None:
     """Show which implementation runs each operator of a model on a device, and why."""
-    from edgeflow.bench.ops_command import ops_command
+    from edgeflow.tuning.command import ops_command
 
     ops_command(model, hardware, dtype, rows=rows, overlay=overlay, weights=weights, as_json=as_json)
 
@@ -119,7 +119,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the fastest correct implementation of each operator on this machine and write an overlay."""
-    from edgeflow.bench.ops_command import tune_command
+    from edgeflow.tuning.command import tune_command
 
     code = tune_command(
         model,

@@ -16,8 +16,8 @@ from edgeflow.demo.expert import action_goal
 from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.task import Outcome
 from edgeflow.engine.engine import PolicyEngine
-from edgeflow.engine.profile import DeviceProfile, Pacer
-from edgeflow.engine.worker import Worker
+from edgeflow.engine.process.profile import DeviceProfile, Pacer
+from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.depth import depth_of
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits

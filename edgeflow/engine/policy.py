@@ -14,6 +14,9 @@ from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout
 from edgeflow.types import ActionSchema
 
+INSTRUCTION = "warm up"
+"""The instruction of the frames that a worker runs before it is ready."""
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -87,6 +88,16 @@ class Weights(Mapping[str, Tensor]):
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of a checkpoint's tensors by name, from the headers of its files; no tensor is read."""
     return {name: _shape(file, name, path) for name, (file, path) in _places(directory).items()}
+
+
+def fingerprint(path: Path) -> str:
+    """SHA-256 over names and bytes of a checkpoint's JSON files and the first MiB of each weights file."""
+    digest = hashlib.sha256()
+    for file in sorted([*path.glob("*.json"), *path.glob("*.safetensors")]):
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(1 << 20))
+    return digest.hexdigest()
 
 
 def _sources(directory: Path) -> dict[str, Callable[[], Tensor]]:

@@ -28,7 +28,10 @@ CALLS = {
 }
 TRUE_ARGUMENTS = {"allow_pickle", "trust_remote_code", "shell"}
 ALLOWED = {
-    ("bench/served.py", "http.client"): "the service that this section of the GPU suite has started itself",
+    (
+        "gpu_suite/sections/served.py",
+        "http.client",
+    ): "the service that this section of the GPU suite has started itself",
     ("client/http.py", "http.client"): "the service whose address a person gave on the command line",
     ("commands/chatting.py", "input"): "the person at the terminal of `edgeflow chat`",
     ("kernels/implementations.py", "importlib.import_module"): "modules that the package's own catalogue names",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "edgeflow"
 LEAVES = {"types", "errors", "reasons", "clock"}
+ENGINE = LEAVES | {"config", "model_paths", "ipc", "kernels", "models", "scheduler", "text"}
+MEASURING = LEAVES | {"config", "model_paths", "console", "engine", "kernels", "models", "scheduler", "text"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
@@ -27,16 +30,26 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": LEAVES,
     "models": LEAVES | {"kernels", "text"},
     "scheduler": LEAVES,
-    "engine": LEAVES | {"config", "model_paths", "ipc", "kernels", "models", "scheduler", "text"},
+    "engine": ENGINE - {"ipc"},
+    "engine/chat": ENGINE | {"engine"},
+    "engine/process": ENGINE | {"engine", "engine/chat"},
+    "verify": MEASURING,
+    "tuning": MEASURING,
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
     "service": LEAVES | {"config", "model_paths", "rpc", "ipc", "scheduler", "text"},
-    "demo": LEAVES | {"config", "model_paths", "console", "client", "loadtest", "engine", "scheduler", "models", "ipc"},
-    "bench": LEAVES | {"console", "engine", "kernels", "models", "scheduler"},
+    "demo": LEAVES
+    | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "ipc"}
+    | {"engine", "engine/process"},
+    "gpu_suite": MEASURING | {"engine/chat", "tuning", "verify"},
     "commands": LEAVES
-    | {"config", "client", "loadtest", "service", "engine", "bench", "demo", "models", "doctor", "console"},
+    | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}
+    | {"engine/chat", "tuning", "verify"},
     "cli": LEAVES | {"commands", "console", "loadtest"},
 }
+ROOMS_INSIDE = {"engine": {"chat", "process"}}
+"""Rooms that a room holds; the modules beside them are the room itself."""
+MOST_MODULES = 16
 NO_TORCH = {
     "types",
     "errors",
@@ -55,7 +68,13 @@ HEAVY = {"torch", "transformers"}
 
 
 def room(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return room_of(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def room_of(parts: Sequence[str]) -> str:
+    """engine.process.worker is of engine/process, engine.graphs of engine"""
+    inside = parts[1:2] if parts[1:2] and parts[1] in ROOMS_INSIDE.get(parts[0], ()) else ()
+    return "/".join((parts[0], *inside))
 
 
 def sources() -> list[Path]:
@@ -78,10 +97,15 @@ def imported(path: Path) -> set[str]:
 def test_a_room_imports_only_what_it_may(path: Path):
     here = room(path)
     assert here in ALLOWED, f"{here} is not a known room: add it to the rules and to docs/architecture.md"
-    rooms = {name.split(".")[1] for name in imported(path) if name.startswith("edgeflow.")}
+    rooms = {room_of(name.split(".")[1:]) for name in imported(path) if name.startswith("edgeflow.")}
     assert rooms - {here, "__version__"} <= ALLOWED[here]
     if here in NO_TORCH:
         assert not {name.split(".")[0] for name in imported(path)} & HEAVY
+
+
+@pytest.mark.parametrize("folder", ["engine", "engine/chat", "engine/process", "verify", "tuning", "gpu_suite"])
+def test_a_folder_can_be_seen_at_a_glance(folder: str):
+    assert len(list((PACKAGE / folder).glob("*.py"))) <= MOST_MODULES
 
 
 def test_subpackages_are_namespaces():

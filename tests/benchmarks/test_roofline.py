@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.roofline import DEVICES, OPENVLA, PAGE, filled, fp8_floor_s
-from edgeflow.bench.floors import attention_work, linear_work, pipelined_floor_s, pipelined_spans, text_work
+from edgeflow.gpu_suite.subjects.floors import (
+    attention_work,
+    linear_work,
+    pipelined_floor_s,
+    pipelined_spans,
+    text_work,
+)
 from edgeflow.kernels.layout import Span
 
 

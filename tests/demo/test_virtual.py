@@ -9,7 +9,7 @@ from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.task import Outcome
 from edgeflow.demo.virtual import EpisodeRun, VirtualService
 from edgeflow.engine.engine import PolicyEngine
-from edgeflow.engine.profile import DeviceProfile
+from edgeflow.engine.process.profile import DeviceProfile
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.types import Mode

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.bench.order import Order
-from edgeflow.bench.random_policy import SIZES, PolicySize, TowerSize, random_policy
-from edgeflow.bench.setting import OffError, Setting
-from edgeflow.bench.token_checks import compared, tokens
 from edgeflow.engine import engine, passes
 from edgeflow.engine.engine import PolicyEngine
-from edgeflow.engine.warmup import warm_up
+from edgeflow.engine.process.warmup import warm_up
 from edgeflow.errors import WorkerError
+from edgeflow.gpu_suite.order import Order
+from edgeflow.gpu_suite.sections.token_checks import compared, tokens
+from edgeflow.gpu_suite.setting import OffError, Setting
+from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize, TowerSize, random_policy
 from edgeflow.kernels import packed_attention
 from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, Implementation
 from edgeflow.kernels.kv import KVSlots

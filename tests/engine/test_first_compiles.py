@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from edgeflow.bench.random_chat import CHAT_SIZES, TINY, random_chat
-from edgeflow.bench.random_policy import SIZES, PolicySize, random_policy
-from edgeflow.bench.random_weights import RandomTensors
 from edgeflow.clock import ManualClock
-from edgeflow.engine.calibrate import calibrate
-from edgeflow.engine.chat_warmup import run_each_kind
+from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.generate import StepRows, run_pass
 from edgeflow.engine.passes import PassInputs, PassOutputs, PassProgram, PassShape, input_bytes
-from edgeflow.engine.warmup import record_passes, warm_up
+from edgeflow.engine.process.calibrate import calibrate
+from edgeflow.engine.process.warmup import record_passes, warm_up
+from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, random_chat
+from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize, random_policy
+from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
 from edgeflow.kernels.layout import Span
 from edgeflow.kernels.table import OperatorKey
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.plan import Pass
 from edgeflow.scheduler.ring import Shift
+from tests.engine.process.simulated_device import AsynchronousEngine
 from tests.engine.recorded import record
-from tests.engine.simulated_device import AsynchronousEngine
 from tests.kernels.interpreted_engine import in_triton
 
 META = torch.device("meta")

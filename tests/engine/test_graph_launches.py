@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from edgeflow.bench.random_policy import SIZES, random_policy
-from edgeflow.bench.random_weights import RandomTensors
 from edgeflow.engine.passes import PassInputs, PassProgram, PassShape, input_bytes
+from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_policy
+from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
 from edgeflow.kernels.layout import Span
 from edgeflow.kernels.table import OperatorKey
 from tests.engine.on_the_device import OnTheDevice

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from edgeflow.engine import chat_graphs
-from edgeflow.engine.chat_graphs import ReplayedPasses
+from edgeflow.engine.chat import graphs as chat_graphs
+from edgeflow.engine.chat.graphs import ReplayedPasses
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.graphs import CudaRecord, Graphs
 from edgeflow.engine.offline import decode_serially

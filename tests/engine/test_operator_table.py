@@ -11,17 +11,16 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from edgeflow.bench.random_policy import SIZES, random_frames, random_policy
 from edgeflow.cli import app
 from edgeflow.config import load_config
 from edgeflow.console import ServicePrinter
-from edgeflow.engine.build import build_engine
-from edgeflow.engine.chat_numbers import choose_weights
+from edgeflow.engine.chat.precision import choose_weights
 from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import OfflineRun, limits_for
+from edgeflow.engine.process.build import build_engine
 from edgeflow.engine.table import operators_line
-from edgeflow.engine.verify import verify_weights
 from edgeflow.errors import ConfigError
+from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_frames, random_policy
 from edgeflow.kernels import fp8, rms_norm
 from edgeflow.kernels.dimensions import ROLES, STAGES
 from edgeflow.kernels.fp8_linear import Emulated
@@ -32,6 +31,7 @@ from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.types import Mode
+from edgeflow.verify.checkpoint import verify_weights
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import write_checkpoint
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from edgeflow.bench.random_policy import SIZES, random_policy
+from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_policy
 from edgeflow.kernels.side_stream import SideStream
 
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ import signal
 import socket
 import threading
 
-from edgeflow.engine.inbox import Inbox
-from edgeflow.engine.start import stand_by
+from edgeflow.engine.process.inbox import Inbox
+from edgeflow.engine.process.start import stand_by
 from edgeflow.ipc.channel import BlockingChannel
 from edgeflow.ipc.leash import bind_to_parent
 from edgeflow.ipc.messages import (

@@ -34,7 +34,7 @@ from edgeflow.service.children.messages import (
 )
 from edgeflow.service.children.roles import ChildStart
 from edgeflow.service.worker.link import WorkerLink
-from tests.engine.test_chat_link import READY, done
+from tests.engine.process.test_chat_link import READY, done
 from tests.service.chat.test_answers import ASKED, CHAT, SLOTS
 from tests.service.chat.workers import Loaded
 from tests.service.harness import config, eventually

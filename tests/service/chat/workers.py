@@ -15,11 +15,11 @@ import torch
 
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
-from edgeflow.engine.chat import ChatPlane
-from edgeflow.engine.chat_build import build_chat
-from edgeflow.engine.chat_link import ChatLink
+from edgeflow.engine.chat.build import build_chat
+from edgeflow.engine.chat.plane import ChatPlane
 from edgeflow.engine.engine import PolicyEngine
-from edgeflow.engine.worker import Worker
+from edgeflow.engine.process.chat_link import ChatLink
+from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.models.chat import ChatModel, load_chat_model

@@ -1,0 +1,235 @@
+"""JSON schemas as grammars over tokens: the tokens that may come next, computed in a separate process.
+
+Schemas are a client's, so llguidance runs in a separate process (grammar_child.py): compiling and every step are killed
+at their limits, and no schema can hold the interpreter of the worker's loop. One thread communicates with the
+process; the mask after a token is computed while the loop does something else. The process starts with the
+first schema.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgeflow.engine.chat.grammar_child import (
+    COMPILE,
+    COMPILE_S,
+    HANDLE,
+    LENGTH,
+    MASK,
+    MEMORY_BYTES,
+    MEMORY_EXIT,
+    NEXT,
+)
+from edgeflow.errors import RETRY_AFTER_MS, InvalidArgument, RequestError, Unavailable
+from edgeflow.reasons import Reason
+from edgeflow.text.tokenizer import TextTokenizer
+
+START_S = 60.0  # of the process, a large tokenizer included
+PATIENCE_S = 20.0  # with an answer, of which COMPILE_S may be processor time: on a busy machine it gets little
+MAX_BYTES = 1 << 20  # of a mask: eight million tokens
+STOPPED_S = 0.5  # between looks at a process that does not answer
+LAST_WORDS_S = 2.0  # from the end of the pipe to that of the process
+OUT_OF_MEMORY = (MEMORY_EXIT, -signal.SIGABRT, -signal.SIGSEGV)
+
+
+class Grammar:
+    """The place of one answer in its schema. wake: called, from another thread, whenever `ready` has become true."""
+
+    def __init__(self, grammars: Grammars, handle: int, mask: bytes, wake: Callable[[], None]) -> None:
+        self._grammars = grammars
+        self._handle = handle
+        self._wake = wake
+        self._mask: Future[bytes] = Future()
+        self._mask.set_result(mask)
+
+    @property
+    def ready(self) -> bool:
+        """True when `allowed` can answer without waiting."""
+        return self._mask.done()
+
+    def allowed(self) -> Tensor:
+        """[V] bool: tokens that may come next; a stop token once the schema is met."""
+        bits = np.frombuffer(self._mask.result(), np.uint8)
+        mask = np.unpackbits(bits, count=self._grammars.vocab_size, bitorder="little").astype(bool)
+        return torch.from_numpy(mask).to(self._grammars.device)
+
+    def accept(self, token: int) -> None:
+        """Move on by the token that was chosen."""
+        self._mask = self._grammars.after(self._handle, token)
+        self._mask.add_done_callback(lambda _: self._wake())
+
+
+class Grammars:
+    """Grammars of one tokenizer. `compile` returns at once; the result is a new Grammar or an InvalidArgument."""
+
+    def __init__(
+        self, tokenizer: TextTokenizer, vocab_size: int, stop_ids: Iterable[int], device: torch.device
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        values = {"definition": tokenizer.definition, "vocab": vocab_size, "stop_ids": sorted(stop_ids)}
+        self._process = _Process(json.dumps(values).encode()) if values["stop_ids"] else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._last = 0
+
+    def compile(self, schema: str, wake: Callable[[], None] = lambda: None) -> Future[Grammar]:
+        """Start to compile a JSON schema. wake: called when it is done, and whenever the grammar is ready again."""
+        self._last += 1
+        future = self._thread.submit(self._compile, schema, self._last, wake)
+        future.add_done_callback(lambda _: wake())
+        return future
+
+    def after(self, handle: int, token: int) -> Future[bytes]:
+        """The mask after one more token."""
+        return self._thread.submit(self._ask, NEXT + HANDLE.pack(handle) + HANDLE.pack(token))
+
+    def _compile(self, schema: str, handle: int, wake: Callable[[], None]) -> Grammar:
+        mask = self._ask(COMPILE + HANDLE.pack(handle) + schema.encode())
+        return Grammar(self, handle, mask, wake)
+
+    def _ask(self, message: bytes) -> bytes:
+        if self._process is None:
+            raise _refused("this model has no token that ends an answer")
+        return self._process.ask(message)
+
+
+class _Process:
+    """One grammar process after another: one that breaks its limits is killed, the next question starts a new one."""
+
+    def __init__(self, first: bytes) -> None:
+        self._first = first
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, message: bytes) -> bytes:
+        """A mask; InvalidArgument where there is none, or none in time; Unavailable if the process is lost."""
+        if self._process is not None and message[:1] == COMPILE and self._process.poll() is not None:
+            self._end()  # it was lost between two requests: nothing of this one is
+        if self._process is None:
+            self._start()
+            self._exchange(self._first, START_S)
+        return self._exchange(message, PATIENCE_S)
+
+    def _exchange(self, message: bytes, limit_s: float) -> bytes:
+        process = cast("subprocess.Popen[bytes]", self._process)
+        try:
+            answer = _Exchange(process, time.monotonic() + limit_s).run(message)
+        except TimeoutError:
+            self._end()
+            raise _refused(f"takes longer than {limit_s:g} s") from None
+        except ConnectionAbortedError:
+            raise _cause(self._end()) from None
+        except OSError:
+            raise _cause(self._end(LAST_WORDS_S)) from None
+        if answer[:1] != MASK:
+            raise _refused(answer[1:].decode(errors="replace"))
+        return answer[1:]
+
+    def _end(self, patience_s: float = 0.0) -> int:
+        """Kill it if it does not end within this time; returns its exit code."""
+        process, self._process = cast("subprocess.Popen[bytes]", self._process), None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)  # its end of the pipe closes before it can be waited for
+        self._ended()
+        return process.wait()
+
+    def _start(self) -> None:
+        code = f"import sys; sys.path[:] = {sys.path!r}; from edgeflow.engine.chat.grammar_child import main; main()"
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+        )
+        self._ended = weakref.finalize(self, _end, self._process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError), process:  # what was not written to it yet is lost
+        process.kill()
+
+
+class _Exchange:
+    """One message and its answer, within a deadline.
+
+    TimeoutError after the deadline; ConnectionAbortedError once the process is stopped and will not go on, another
+    ConnectionError once it has gone.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], deadline_s: float) -> None:
+        self._pid = process.pid
+        self._writer = cast("IO[bytes]", process.stdin).fileno()
+        self._reader = cast("IO[bytes]", process.stdout).fileno()
+        self._deadline_s = deadline_s
+        os.set_blocking(self._writer, False)
+
+    def run(self, message: bytes) -> bytes:
+        """Write a message and read the answer."""
+        rest = memoryview(LENGTH.pack(len(message)) + message)
+        while rest:
+            self._wait([], [self._writer])
+            rest = rest[os.write(self._writer, rest[: select.PIPE_BUF]) :]
+        (size,) = LENGTH.unpack(self._read(LENGTH.size))
+        if size > MAX_BYTES:
+            raise ConnectionError
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            self._wait([self._reader], [])
+            part = os.read(self._reader, size - len(data))
+            if not part:
+                raise ConnectionError
+            data += part
+        return data
+
+    def _wait(self, readers: list[int], writers: list[int]) -> None:
+        """Wait until a descriptor is ready; every STOPPED_S, see whether the process is stopped."""
+        while not any(select.select(readers, writers, [], min(STOPPED_S, self._left_s()))):
+            if self._left_s() == 0:
+                raise TimeoutError
+            if _is_stopped(self._pid):
+                raise ConnectionAbortedError
+
+    def _left_s(self) -> float:
+        return max(self._deadline_s - time.monotonic(), 0.0)
+
+
+def _is_stopped(pid: int) -> bool:
+    """True if a signal has stopped the process (where /proc says so)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
+def _cause(code: int) -> RequestError:
+    """The error for a request whose process ended with this exit code."""
+    if code == -signal.SIGXCPU:
+        return _refused(f"needs more than {COMPILE_S} s of processor time")
+    if code in OUT_OF_MEMORY:
+        return _refused(f"needs more than {MEMORY_BYTES >> 20} MiB")
+    return Unavailable(
+        "the process that handles schemas was lost: try again",
+        field="response_format",
+        reason=Reason.SCHEMA_PROCESS_LOST,
+        retry_after_ms=RETRY_AFTER_MS,
+    )
+
+
+def _refused(why: str) -> InvalidArgument:
+    return InvalidArgument(why, field="response_format", reason=Reason.SCHEMA)

@@ -1,0 +1,132 @@
+"""The precision of a chat model: dtype, weights of decode rows, KV cache; and what each choice costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgeflow.config import ChatConfig
+from edgeflow.engine.device import choose_dtype
+from edgeflow.engine.generate import Prefill, run_pass
+from edgeflow.engine.table import operator_table
+from edgeflow.kernels.cases import Case
+from edgeflow.kernels.implementations import Hardware
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.model_cases import ModelShape, linear_cases
+from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.timing import last_level_cache, median_us, ring_size, rotating
+from edgeflow.models.chat import ChatModel, read_published
+from edgeflow.models.checkpoint import tensor_shapes
+from edgeflow.models.prompt import Prompt
+from edgeflow.models.shape import checkpoint_shape
+from edgeflow.text.checkpoint_json import read_json
+
+SAMPLES = 9
+AUTO = {"cpu": "int8", "cuda": "fp8"}
+ENOUGH = 1.25  # times as fast: from here on `auto` takes weights of that precision
+HALVES = ("bfloat16", "float16")
+
+
+def choose_chat_dtype(name: str, path: Path, device: torch.device) -> torch.dtype:
+    """The dtype of a chat model; `auto` on a CPU: bfloat16 for 16-bit files if the CPU multiplies it, else float32."""
+    if name != "auto" or device.type != "cpu":
+        return choose_dtype(name, device)
+    values = read_json(path / "config.json")
+    published = values.get("dtype") or values.get("torch_dtype")
+    return torch.bfloat16 if published in HALVES and _multiplies_bfloat16() else torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The operator table of a model. `told` is the line shown at start: which weights, and why."""
+
+    table: OperatorTable
+    told: str
+
+
+def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> Weights:
+    """The configured weights; `auto` takes 8-bit ones if they make a decode row's matrices clearly faster here."""
+    overlay = Path(config.operators) if config.operators else None
+    chosen: str = config.weights
+    told = f"{chosen} weights"
+    if chosen == "auto":
+        other = AUTO[device.type]
+        gain = _gain(other, checkpoint_shape(path, config.prefill_chunk), dtype, device)
+        chosen = other if gain >= ENOUGH else "float"
+        told = f"{chosen} weights (auto: a row meets {other} ones {gain:.1f} times as fast)"
+    return Weights(operator_table(overlay, chosen, device, dtype, section="chat."), told)
+
+
+def weight_bytes(weights: str, path: Path, dtype: torch.dtype, device: torch.device) -> int:
+    """The memory of a checkpoint's loaded weights in bytes, from its file headers; `auto`: the larger of its choices.
+
+    int8 weights are stored beside those in `dtype`. fp8 weights replace those of the projections and the head; they
+    take one byte each on CUDA and, being emulated, as many as `dtype` on a CPU. Scales are not counted, and neither is
+    an operator overlay that serves some projections in another precision.
+    """
+    numbers = sum(math.prod(shape) for shape in tensor_shapes(path).values())
+    plain = numbers * dtype.itemsize
+    precision = AUTO[device.type] if weights == "auto" else weights
+    if precision == "float":
+        return plain
+    if precision == "int8":
+        return plain + numbers
+    text = read_published(path).text
+    head = text.vocab_size * text.hidden_size
+    layer = text.hidden_size * (2 * text.q_width + 2 * text.kv_width + 3 * text.intermediate_size)
+    quantised = text.num_hidden_layers * layer + head
+    others = numbers - quantised + head * text.tie_word_embeddings  # a tied head is also the embedding
+    replaced = others * dtype.itemsize + quantised * (1 if device.type == "cuda" else dtype.itemsize)
+    return max(plain, replaced) if weights == "auto" else replaced
+
+
+@torch.inference_mode()
+def row_error(model: ChatModel, kv: KVSlots, probe: Prompt) -> float:
+    """Mean error of the logits of a row computed alone, against the same row within a chunk, in standard deviations."""
+    whole, parts = Prefill(model, probe, 0), Prefill(model, probe, 0)
+    (among,) = run_pass(model.decoder, kv, [whole.rows(len(probe), samples=True)])
+    run_pass(model.decoder, kv, [parts.rows(len(probe) - 1, samples=False)])
+    (alone,) = run_pass(model.decoder, kv, [parts.rows(1, samples=True)])
+    if among is None or alone is None:
+        raise ValueError("a prompt's last row has logits")
+    return float((alone - among).float().abs().mean() / among.float().std())
+
+
+def _gain(precision: str, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> float:
+    """The speed-up of a layer's projections for one row, with random weights; 1 if the precision is unavailable."""
+    cases = linear_cases(shape, 1)
+    cold_bytes = sum(case.problem(torch.device("meta"), dtype).cold_bytes for case in cases)
+    count = ring_size(cold_bytes, last_level_cache(device))
+    layers = list(zip(*(case.copies(count, device, dtype) for case in cases), strict=True))
+    tables = {"exact": built_in_table(), "other": built_in_table().allowing(precision)}
+    calls = {}
+    for name, table in tables.items():
+        made = [_chosen(table, case, shape.family, dtype, device) for case in cases]
+        bound = [[each.given_to(make) for each, make in zip(layer, made, strict=True)] for layer in layers]
+        calls[name] = rotating([partial(_run_all, layer) for layer in bound])
+    times = median_us(calls, device, SAMPLES)
+    return times["exact"] / times["other"]
+
+
+def _chosen(
+    table: OperatorTable, case: Case, family: str, dtype: torch.dtype, device: torch.device
+) -> Callable[..., Any]:
+    """The implementation that serves a projection of a decode row."""
+    role, shape_sig = case.layer_role, case.signed()[1]
+    key = OperatorKey(op_name=case.op_name, model_name=family, layer_role=role, stage="decode", shape_sig=shape_sig)
+    return table.choose(key, Hardware.of(device), dtype).load()
+
+
+def _run_all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
+
+
+def _multiplies_bfloat16() -> bool:
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -1,0 +1,116 @@
+"""`edgeflow chat`: a conversation in the terminal, with the model in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgeflow.engine.chat.precision import choose_chat_dtype
+from edgeflow.engine.device import choose_device
+from edgeflow.engine.generate import Generation, generate
+from edgeflow.engine.sampling import SamplingParams
+from edgeflow.errors import RequestError
+from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.text.text_stream import TextStream
+
+CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTimes:
+    """Timing of one answer: seconds to the first token, number of tokens, seconds for the remaining ones."""
+
+    first_token_s: float
+    tokens: int
+    decode_s: float
+
+    def line(self) -> str:
+        """Time to first token and tokens per second, for a person."""
+        rate = (self.tokens - 1) / self.decode_s if self.tokens > 1 and self.decode_s > 0 else 0.0
+        return f"first token after {self.first_token_s * 1e3:.0f} ms, then {rate:.1f} tokens/s ({self.tokens} tokens)"
+
+
+class Conversation:
+    """A conversation; each answer is computed from all turns so far."""
+
+    def __init__(self, model: ChatModel, capacity: int, params: SamplingParams, system: str = "") -> None:
+        self._model = model
+        self._kv = model.decoder.kv_slots(1, capacity)
+        self._params = params
+        self._messages = [{"role": "system", "content": system}] if system else []
+        self.times: AnswerTimes | None = None
+
+    def ask(self, text: str) -> Generator[str, None, None]:
+        """Stream the pieces of an answer; sets `times` at its end. InvalidArgument when there is no room left."""
+        started = time.perf_counter()
+        messages = [*self._messages, {"role": "user", "content": text}]
+        prompt = self._model.chat_prompt(self._model.render(messages))
+        generation = Generation(self._model, prompt, self._params, 0, self._kv.capacity)
+        stream = TextStream(self._model.tokenizer, prompt.ids)
+        first, said = 0.0, ""
+        try:
+            for sampled in generate(self._model, self._kv, generation, CHUNK):
+                if sampled is None:
+                    continue
+                first = first or time.perf_counter()
+                piece = stream.push(sampled.token)
+                said += piece
+                yield piece
+            rest = stream.finish()
+            said += rest
+            yield rest
+        finally:  # an answer that was stopped is part of the conversation as far as it came
+            now = time.perf_counter()
+            self.times = AnswerTimes((first or now) - started, len(generation.tokens), now - (first or now))
+            self._messages = [*messages, {"role": "assistant", "content": said}]
+
+
+def open_conversation(
+    path: Path, device: str, capacity: int, max_tokens: int, temperature: float | None, system: str
+) -> Conversation:
+    """Load the model; typed StartErrors. temperature: None takes the checkpoint's own."""
+    where = choose_device(device)
+    torch.set_grad_enabled(False)
+    model = load_chat_model(path, choose_chat_dtype("auto", path, where), where)
+    defaults = model.generation
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=defaults.temperature if temperature is None else temperature,
+        top_p=defaults.top_p,
+        top_k=defaults.top_k,
+        min_p=defaults.min_p,
+        repetition_penalty=defaults.repetition_penalty,
+    )
+    return Conversation(model, min(capacity, model.config.max_position_embeddings), params, system)
+
+
+def converse(conversation: Conversation, read: Callable[[], str], write: Callable[[str], None]) -> None:
+    """Converse until `read` raises EOFError or KeyboardInterrupt. After a refused request, which is printed, or Ctrl-C
+    in an answer, which ends there, the conversation continues.
+    """
+    while True:
+        try:
+            text = read().strip()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if text:
+            _answer(conversation, text, write)
+
+
+def _answer(conversation: Conversation, text: str, write: Callable[[str], None]) -> None:
+    stopped = ""
+    try:
+        with contextlib.closing(conversation.ask(text)) as pieces:
+            for piece in pieces:
+                write(piece)
+    except RequestError as error:
+        write(f"\n{error.text}\n")
+        return
+    except KeyboardInterrupt:
+        stopped = "stopped; "
+    write(f"\n[{stopped}{conversation.times.line() if conversation.times else ''}]\n")

@@ -1,0 +1,125 @@
+"""Pass times measured at start in the worker's own loop, so that they contain everything it does for a pass."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import numpy as np
+
+from edgeflow.clock import Clock, MonotonicClock
+from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.offline import limits_for
+from edgeflow.engine.policy import INSTRUCTION
+from edgeflow.engine.process.profile import Pacer
+from edgeflow.engine.process.worker import Worker
+from edgeflow.ipc.messages import CloseSession, Message, OpenSession, SubmitFrame
+from edgeflow.scheduler.cost import PassSample
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import PassTimes
+
+REPEATS = 5
+CAMERA = 224  # pixels a side
+
+
+class _Driver:
+    """Feeds a worker and collects its pass times."""
+
+    def __init__(self, engine: PolicyEngine, row_budget: int, pacer: Pacer | None, clock: Clock, text: str) -> None:
+        self.samples: list[PassSample] = []
+        self._engine = engine
+        self._text = text
+        self._seq = 0
+        slots = engine.kv.slots
+        self.sessions = min(2, slots // engine.policy.K)
+        limits = limits_for(engine.policy.K, sessions=self.sessions, row_budget=row_budget)
+        self._worker = Worker(engine, Scheduler(limits), clock, self._ignore, pacer=pacer)
+        pixels = np.random.default_rng(0).integers(0, 256, (CAMERA, CAMERA, 3), np.uint8)
+        self._payload = pixels.tobytes()
+
+    def open(self, sessions: int, depth: int) -> None:
+        for session in range(sessions):
+            self._worker.inbox.put(
+                OpenSession(
+                    session=session,
+                    epoch=1,
+                    depth=depth,
+                    unnorm_key=self._engine.policy.unnorm_keys[0],
+                    instruction=self._text,
+                )
+            )
+
+    def close(self, sessions: int) -> None:
+        for session in range(sessions):
+            self._worker.inbox.put(CloseSession(session))
+        self.step()
+
+    def offer(self, sessions: int) -> None:
+        self._seq += 1
+        for session in range(sessions):
+            self._worker.inbox.put(
+                SubmitFrame(
+                    session=session,
+                    epoch=1,
+                    seq=self._seq,
+                    height=CAMERA,
+                    width=CAMERA,
+                    instruction=self._text,
+                    payload=self._payload,
+                )
+            )
+
+    def step(self) -> bool:
+        busy = self._worker.step()
+        self.samples += self._worker.take_passes()
+        return busy
+
+    def drain(self) -> None:
+        while self.step():
+            pass
+
+    def _ignore(self, message: Message) -> None:
+        """Discard: nobody waits for these actions."""
+
+
+def calibrate(
+    engine: PolicyEngine,
+    *,
+    row_budget: int = 1 << 30,
+    pacer: Pacer | None = None,
+    clock: Clock | None = None,
+    instruction: str = INSTRUCTION,
+) -> PassTimes:
+    """Measure medians at the corners of the cost model: serial, pipelined and drained, two sessions side by side."""
+    driver = _Driver(engine, row_budget, pacer, clock or MonotonicClock(), instruction)
+    stages = engine.policy.K
+    for sessions in range(1, driver.sessions + 1):
+        driver.open(sessions, 1)
+        for _ in range(REPEATS):
+            driver.offer(sessions)
+            driver.drain()
+        driver.close(sessions)
+    driver.open(1, stages)
+    for _ in range(REPEATS):
+        for _ in range(stages):
+            driver.offer(1)
+            driver.step()
+        driver.drain()
+    return _corners(driver.samples, stages)
+
+
+def _corners(samples: list[PassSample], stages: int) -> PassTimes:
+    def typical(prefills: int, decodes: int, otherwise: int) -> int:
+        times = [sample.ns for sample in samples if (sample.prefills, sample.decodes) == (prefills, decodes)]
+        return round(median(times)) if times else otherwise
+
+    prefill_ns = typical(1, 0, 0)
+    decode_ns = typical(0, 1, prefill_ns)
+    return PassTimes(
+        stages=stages,
+        prefill_ns=prefill_ns,
+        two_prefills_ns=typical(2, 0, 2 * prefill_ns),
+        packed_ns=typical(1, stages - 1, prefill_ns),
+        decode_ns=decode_ns,
+        decodes_ns=typical(0, stages - 1, decode_ns),
+        launch_ns=round(median(sample.lead_ns for sample in samples if sample.prefills == 1)),
+    )

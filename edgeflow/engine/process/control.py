@@ -1,0 +1,301 @@
+"""The control half of the worker: sessions, frames in flight, and the passes that turn them into actions."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from edgeflow.clock import Clock
+from edgeflow.engine.engine import LaunchedPass, PolicyEngine, Sampled
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.process.profile import Pacer
+from edgeflow.engine.stamps import Stamp
+from edgeflow.errors import InvalidArgument, RequestError
+from edgeflow.ipc.messages import (
+    CloseSession,
+    FrameDropped,
+    FrameResult,
+    Message,
+    OpenSession,
+    ResetSession,
+    SessionOpened,
+    SessionRefused,
+    SubmitFrame,
+)
+from edgeflow.reasons import Reason
+from edgeflow.scheduler.cost import PassSample
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
+from edgeflow.types import Disposition
+
+_DEPARTURES = {
+    Leaving.SUPERSEDED: (
+        Disposition.SUPERSEDED,
+        "",
+        Reason.SUPERSEDED,
+        "a newer frame came before this one was started",
+    ),
+    Leaving.EPOCH_CHANGED: (
+        Disposition.DROPPED,
+        "ABORTED",
+        Reason.EPOCH_CHANGED,
+        "the instruction or episode changed while this frame was under way",
+    ),
+    Leaving.CLOSED: (Disposition.DROPPED, "CANCELLED", Reason.SESSION_CLOSED, "the session was closed"),
+}
+KEPT_PASSES = 4096  # between two questions of control
+
+
+@dataclass(slots=True)
+class _Track:
+    """Times of a frame between its arrival and its action."""
+
+    arrived_ns: int
+    started_ns: int = 0
+    passes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A pass that is not committed yet. begun: before its frames were preprocessed. lead_ns: host time from the start
+    of the turn until the device could begin. queued: the device was still at work on other things after the launch.
+    """
+
+    launched: LaunchedPass
+    begun: Stamp | None
+    lead_ns: int = 0
+    queued: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The parameters of a session. deadline_ns: from a frame's arrival."""
+
+    unnorm_key: str | None
+    deadline_ns: int
+
+
+class ControlPlane:
+    """The robots' sessions on one engine. `step` runs the next pass, if there is one."""
+
+    def __init__(
+        self,
+        engine: PolicyEngine,
+        scheduler: Scheduler,
+        clock: Clock,
+        publish: Callable[[Message], None],
+        *,
+        default_unnorm_key: str,
+        pacer: Pacer | None,
+    ) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._clock = clock
+        self._publish = publish
+        self._default_unnorm_key = default_unnorm_key
+        self._pacer = pacer
+        self._opened: dict[int, _Opened] = {}
+        self._waiting: dict[FrameRef, SubmitFrame] = {}
+        self._tracks: dict[FrameRef, _Track] = {}
+        self._running: deque[_Running] = deque()
+        self._passes: deque[PassSample] = deque(maxlen=KEPT_PASSES)
+        self._prompt_ids = lru_cache(maxsize=64)(engine.policy.prompt_ids)
+
+    def step(self, started_ns: int) -> bool:
+        """Plan and launch the next pass and commit the one before it; False when there was none to launch.
+
+        started_ns: when this iteration of the loop started.
+        """
+        planned = self._scheduler.plan(self._clock.now_ns())
+        if planned is not None:
+            self._launch(planned, started_ns)
+        while len(self._running) > (self._ahead if planned else 0):
+            self._commit(self._running.popleft())
+        if planned is not None and not self._on_device:
+            elapsed_ns = self._clock.now_ns() - started_ns
+            self._passes.append(PassSample(len(planned.prefills), len(planned.decodes), elapsed_ns))
+        return planned is not None
+
+    def wake_at_ns(self) -> int | None:
+        """When there will be a pass even if no frame arrives."""
+        return self._scheduler.wake_at_ns()
+
+    @property
+    def counts(self) -> SchedulerCounts:
+        return self._scheduler.counts
+
+    @property
+    def eager_passes(self) -> int:
+        """Passes whose shape has no recorded graph."""
+        graphs = self._engine.graphs
+        return graphs.eager_passes if graphs else 0
+
+    def take_passes(self) -> list[PassSample]:
+        """Every pass since the last call: its shape and its time, on the device where that runs behind the host, else
+        the time of its turn of the loop.
+        """
+        passes = list(self._passes)
+        self._passes.clear()
+        return passes
+
+    # What control says.
+
+    def open(self, message: OpenSession) -> bool:
+        """Give a session its ring, or publish why not; returns whether it has one."""
+        key = message.unnorm_key or self._default_unnorm_key or None
+        try:
+            self._check_unnorm_key(key)
+            self._rows(message.instruction)
+            schema = self._engine.policy.action_schema(key)
+            self._scheduler.open(message.session, message.epoch, message.depth)
+        except RequestError as error:
+            self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
+            return False
+        self._opened[message.session] = _Opened(key, message.deadline_ns)
+        self._publish(SessionOpened(message.session, schema))
+        return True
+
+    def reset(self, message: ResetSession) -> None:
+        """Begin a new epoch."""
+        self._leave(self._scheduler.reset(message.session, message.epoch))
+
+    def close(self, message: CloseSession) -> None:
+        """Free the session's ring."""
+        self._leave(self._scheduler.close(message.session))
+        self._opened.pop(message.session, None)
+
+    def change_depth(self, session: int, depth: int) -> None:
+        """Change the depth from the session's next frame on."""
+        self._scheduler.change_depth(session, depth)
+
+    def supersede(self, frames: Sequence[SubmitFrame]) -> None:
+        """Report frames that newer ones replaced before the loop saw them."""
+        for frame in frames:
+            self._publish(_dropped(_ref(frame), *_DEPARTURES[Leaving.SUPERSEDED]))
+
+    def accept(self, message: SubmitFrame, arrived_ns: int) -> None:
+        """Offer a frame to the scheduler; the newest of a session wins."""
+        ref = _ref(message)
+        try:
+            rows = self._rows(message.instruction)
+        except RequestError as error:
+            text = error.text
+            self._publish(_dropped(ref, Disposition.REJECTED, error.code, Reason.INSTRUCTION_TOO_LONG, text))
+            return
+        self._waiting[ref] = message
+        self._tracks[ref] = _Track(arrived_ns)
+        opened = self._opened.get(ref.session)
+        deadline_ns = arrived_ns + (opened.deadline_ns if opened else 0)
+        self._leave(self._scheduler.offer(Frame(ref, rows, deadline_ns)))
+
+    def _check_unnorm_key(self, key: str | None) -> None:
+        known = self._engine.policy.unnorm_keys
+        if key is None and len(known) > 1:
+            raise InvalidArgument(f"choose one of {', '.join(known)}", field="unnorm_key")
+        if key is not None and key not in known:
+            raise InvalidArgument(f"unknown; choose one of {', '.join(known)}", field="unnorm_key")
+
+    def _rows(self, instruction: str) -> int:
+        policy = self._engine.policy
+        tokens = len(self._prompt_ids(instruction))
+        limit = self._engine.capacity - policy.image_tokens - policy.K
+        if tokens > limit:
+            raise InvalidArgument(
+                f"has {tokens} prompt tokens; the limit is {limit}",
+                field="instruction",
+                reason=Reason.INSTRUCTION_TOO_LONG,
+            )
+        return policy.image_tokens + tokens
+
+    @property
+    def _on_device(self) -> bool:
+        """True when the device determines the time of a pass: launching only enqueues, and no pacer delays the host."""
+        return self._pacer is None and self._engine.launch_ahead > 0
+
+    @property
+    def _ahead(self) -> int:
+        """Passes that may be in flight while the next one is planned."""
+        return self._engine.launch_ahead if self._pacer is None else 0
+
+    def _launch(self, planned: Pass, turn_ns: int) -> None:
+        started_ns = self._clock.now_ns()
+        begun = self._engine.stamp()
+        observations = {}
+        for segment in planned.prefills:
+            observations[segment.frame] = self._prepare(self._waiting.pop(segment.frame))
+            self._tracks[segment.frame].started_ns = started_ns
+        for segment in planned.segments:
+            self._tracks[segment.frame].passes += 1
+        launched = self._engine.launch(planned, observations)
+        lead_ns = launched.started.recorded_ns - turn_ns if launched.started else 0
+        self._running.append(_Running(launched, begun, lead_ns, begun is not None and not begun.reached))
+        if self._pacer:
+            self._pacer.hold(planned, started_ns)
+
+    def _prepare(self, message: SubmitFrame) -> PreparedFrame:
+        pixels = np.frombuffer(message.payload, np.uint8).reshape(message.height, message.width, 3)
+        return PreparedFrame(self._engine.policy.preprocess(pixels), self._prompt_ids(message.instruction))
+
+    def _commit(self, running: _Running) -> None:
+        planned = running.launched.planned
+        sampled = {result.frame: result for result in self._engine.collect(running.launched)}
+        if self._on_device:
+            self._passes.append(_sample(running))
+        for departure in self._scheduler.commit(planned.number):
+            self._answer(sampled[departure.frame])
+
+    def _answer(self, sampled: Sampled) -> None:
+        ref = sampled.frame
+        track = self._tracks.pop(ref)
+        values = self._engine.policy.decode_actions(sampled.token_ids, self._opened[ref.session].unnorm_key)
+        self._publish(
+            FrameResult(
+                session=ref.session,
+                epoch=ref.epoch,
+                seq=ref.seq,
+                values=values.tolist(),
+                token_ids=list(sampled.token_ids),
+                valid=sampled.finite and bool(np.isfinite(values).all()),
+                queue_ns=track.started_ns - track.arrived_ns,
+                inference_ns=self._clock.now_ns() - track.started_ns,
+                passes=track.passes,
+            )
+        )
+
+    def _leave(self, departures: list[Departure]) -> None:
+        for departure in departures:
+            self._waiting.pop(departure.frame, None)
+            self._tracks.pop(departure.frame, None)
+            self._publish(_dropped(departure.frame, *_DEPARTURES[departure.why]))
+
+
+def _sample(running: _Running) -> PassSample:
+    """The time of a collected pass on the device: from the end of earlier work if it queued behind that, else from when
+    its inputs were staged.
+    """
+    launched, planned = running.launched, running.launched.planned
+    since = running.begun if running.queued else launched.started
+    if launched.done is None or since is None:
+        raise RuntimeError("an engine that launches ahead gave a pass without stamps")
+    elapsed_ns = launched.done.since_ns(since)
+    return PassSample(len(planned.prefills), len(planned.decodes), elapsed_ns, running.lead_ns)
+
+
+def _ref(message: SubmitFrame) -> FrameRef:
+    return FrameRef(message.session, message.epoch, message.seq)
+
+
+def _dropped(ref: FrameRef, disposition: Disposition, code: str, reason: str, text: str) -> FrameDropped:
+    return FrameDropped(
+        session=ref.session,
+        epoch=ref.epoch,
+        seq=ref.seq,
+        disposition=disposition.value,
+        code=code,
+        reason=reason,
+        text=text,
+    )

@@ -1,0 +1,107 @@
+"""The worker process behind its entry in start.py.
+
+It owns the device, speaks edgeflow.ipc over the inherited socket, and is disposable: any failure ends it. Chat comes
+through sockets that control hands over (chat_link.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import socket
+from pathlib import Path
+
+import torch
+
+from edgeflow.clock import MonotonicClock
+from edgeflow.config import ServiceConfig, load_config
+from edgeflow.engine.chat.build import chat_bytes, load_chat
+from edgeflow.engine.policy import INSTRUCTION
+from edgeflow.engine.process.build import BuiltEngine, build_engine
+from edgeflow.engine.process.calibrate import calibrate
+from edgeflow.engine.process.chat_link import ChatLink
+from edgeflow.engine.process.profile import Pacer, load_profile
+from edgeflow.engine.process.warmup import record_passes, warm_up
+from edgeflow.engine.process.worker import Worker
+from edgeflow.engine.table import operators_line
+from edgeflow.errors import EdgeflowError
+from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
+from edgeflow.ipc.messages import WarmupProgress, WorkerFailed, WorkerReady
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import PassTimes
+
+
+def main(fd: int, config: Path, known: PassTimes | None = None, handover: int | None = None) -> int:
+    """Build, check and serve; returns the exit code of the process.
+
+    fd: of the socket to control. known: pass times of the worker before, taken over so that robots act sooner.
+    handover: of the socket through which control hands over sockets to chat fronts; None = no chat.
+    """
+    torch.set_grad_enabled(False)
+    channel = BlockingChannel(socket.socket(fileno=fd))
+    link = ChatLink(socket.socket(fileno=handover)) if handover is not None else None
+    try:
+        return _serve(load_config(config, {}), channel, known, link)
+    except ChannelClosed:
+        return 0
+    except EdgeflowError as error:
+        with contextlib.suppress(ChannelClosed):
+            channel.send(WorkerFailed(type(error).__name__, error.text))
+        return 2
+
+
+def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | None, link: ChatLink | None) -> int:
+    channel.send(WarmupProgress("loading", 0, 2))
+    profile = load_profile(config.profile)  # before the long part, so that a wrong one is told at once
+    built = build_engine(config, chat_bytes(config))
+
+    def progress(step: str, done: int, total: int) -> None:
+        channel.send(WarmupProgress(step, done, total))
+
+    progress("warm-up", 1, 2)
+    told = record_passes(built.engine, built.limits.shift, progress, required=config.graphs == "on")
+    warm_up(built.engine, built.limits.shift, progress)
+    chat = load_chat(config, progress, built.engine.record) if link else None
+    clock = MonotonicClock()
+    pacer = Pacer(profile.times(built.engine.policy.K), clock) if profile else None
+    times = known or calibrate(built.engine, row_budget=config.row_budget, pacer=pacer, clock=clock)
+    worker = Worker(
+        built.engine,
+        Scheduler(built.limits),
+        clock,
+        channel.send,
+        default_unnorm_key=config.unnorm_key,
+        pacer=pacer,
+        chat=chat.plane(config.chat, clock, link.send) if chat and link else None,
+    )
+    if chat:
+        channel.send(chat.ready())
+    gc.collect()
+    gc.freeze()
+    if built.engine.graphs is not None:
+        built.engine.graphs.seal()
+    channel.send(_ready(config, built, times, told))
+    channel.read_forever(worker.inbox.put, worker.inbox.close)
+    if link:
+        link.serve(worker.inbox, chat.ready() if chat else None)
+    worker.run()
+    channel.close()
+    return 0
+
+
+def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes, graphs: str) -> WorkerReady:
+    policy = built.engine.policy
+    key = config.unnorm_key or policy.unnorm_keys[0]
+    return WorkerReady(
+        model=config.alias,
+        model_fingerprint=built.model_fingerprint,
+        max_sessions=built.limits.max_sessions,
+        device=", ".join(filter(None, [built.device_name, graphs])),
+        schema=policy.action_schema(key),
+        unnorm_keys=list(policy.unnorm_keys),
+        kv_bytes=built.engine.kv.nbytes,
+        prefill_rows=policy.image_tokens + len(policy.prompt_ids(INSTRUCTION)),
+        pass_times=times,
+        operators=operators_line(config),
+        memory=built.memory,
+    )

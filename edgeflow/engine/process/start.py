@@ -1,0 +1,94 @@
+"""Entry of the worker process, started by control with `--fd N --config FILE`.
+
+With `--standby` it is a reserve: it loads its libraries at low priority, and begins when it receives `Begin`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import NoReturn
+
+from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
+from edgeflow.ipc.leash import bind_to_parent
+from edgeflow.ipc.messages import Begin, StandingBy
+from edgeflow.types import PassTimes
+
+
+def run() -> NoReturn:
+    """Run the process from start to exit."""
+    parser = argparse.ArgumentParser(description="edgeflow worker process; started by `edgeflow serve`")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to control")
+    parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
+    parser.add_argument("--handover", type=int, help="inherited socket through which sockets to chat fronts come")
+    parser.add_argument("--parent", type=int, default=os.getppid(), help="process id of control")
+    parser.add_argument("--stacks", type=int, help="inherited pipe for what threads do when they hang or crash")
+    parser.add_argument(
+        "--pass-times", type=int, nargs=len(fields(PassTimes)), help="as the worker before measured them"
+    )
+    parser.add_argument("--standby", action="store_true", help="wait for control's word to begin")
+    arguments = parser.parse_args()
+    bind_to_parent(arguments.parent, arguments.fd, arguments.stacks)
+    exit_code = _work(arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # tearing down the interpreter and torch can outlast control's patience on a busy machine
+
+
+def _work(arguments: argparse.Namespace) -> int:
+    known = pass_times_of(arguments.pass_times)
+    if arguments.standby:
+        try:
+            known = stand_by(arguments.fd, _load)
+        except ChannelClosed:
+            return 0
+    from edgeflow.engine.process.main import main  # seconds: the leash comes first
+
+    return main(arguments.fd, arguments.config, known, arguments.handover)
+
+
+def pass_times_of(values: Sequence[int] | None) -> PassTimes | None:
+    """The option --pass-times: every field of PassTimes, in order."""
+    names = [each.name for each in fields(PassTimes)]
+    return PassTimes(**dict(zip(names, values, strict=True))) if values else None
+
+
+def stand_by(fd: int, load: Callable[[], None]) -> PassTimes | None:
+    """Load, report, wait; return the pass times that come with `Begin`.
+
+    Loading takes time that nobody else needs; what it starts, and the rest of the process, has the ordinary priority.
+    """
+
+    def load_idly() -> None:
+        _be_idle()
+        load()
+
+    loading = threading.Thread(target=load_idly, name="load")
+    loading.start()
+    loading.join()
+    sock = socket.socket(fileno=fd)
+    try:
+        channel = BlockingChannel(sock)
+        channel.send(StandingBy())
+        message = channel.receive()
+    finally:
+        sock.detach()
+    return message.pass_times if isinstance(message, Begin) else None
+
+
+def _load() -> None:
+    import edgeflow.engine.process.main  # noqa: F401
+
+
+def _be_idle() -> None:
+    """Let this thread run only when no other needs the processor."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE | os.SCHED_RESET_ON_FORK, os.sched_param(0))

@@ -1,0 +1,42 @@
+"""Section: decode steps of a chat with a long context, with keys and values in the model's dtype and in int8."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from edgeflow.engine.sampling import SamplingParams
+from edgeflow.gpu_suite.order import LEFT_OUT, Found
+from edgeflow.gpu_suite.setting import Setting, named
+from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request, runner
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.models.chat import ChatModel
+
+MODEL = "qwen2.5-7b"
+CONTEXTS = (8192, 32000)
+SMALL_CONTEXTS = (64,)
+STEPS = 32
+WARM_UP = 4
+
+
+def long_context(setting: Setting) -> Found:
+    """Median milliseconds per step. The context is not computed: a step's time does not depend on what it reads."""
+    name = TINY if setting.small else MODEL
+    model = random_chat(CHAT_SIZES[name], setting.device, setting.dtype, table=setting.table(name))
+    rows: list[Found] = []
+    found: Found = {"steps": rows}
+    for context in SMALL_CONTEXTS if setting.small else CONTEXTS:
+        for int8 in (False, True):
+            kind = "int8" if int8 else named(setting.dtype)
+            if setting.left_s < 0:
+                found.setdefault(LEFT_OUT, []).append(f"{context} rows, {kind}")
+                continue
+            kv = model.decoder.kv_slots(1, context + STEPS + WARM_UP, int8=int8)
+            row = {"model": name, "context": context, "KV": kind, "KV MiB": kv.nbytes / 2**20}
+            rows.append(row | {"ms/step": 1e3 * _step_s(setting, model, kv, context)})
+            setting.tell(found)
+    return found
+
+
+def _step_s(setting: Setting, model: ChatModel, kv: KVSlots, context: int) -> float:
+    request = random_request(model, kv, context, SamplingParams(max_tokens=STEPS + WARM_UP), known=context - 1)
+    return median(pass_times(runner(kv, graphs=setting.graphs), kv, request)[WARM_UP:])

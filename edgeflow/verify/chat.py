@@ -1,0 +1,197 @@
+"""Checks a chat model against outputs recorded from the original implementation, in float32, in every way it is run.
+
+Once: chat text, input ids, pixel values (of the torchvision preprocessor, which is the one followed), image rows,
+positions, hidden states and logits of the prompt. In each mode: the first and the last logits, all greedy tokens and
+their text. Modes: alone; the prompt in chunks; beginning with a fixed prefix, in its slot or copied; all cases packed
+into shared passes, each starting one pass after the other (verify/chat_modes.py).
+
+For int8 KV: the logits of recorded answers against those over KV in float32, its own tokens in every mode, its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.table import operator_table
+from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.models.prompt import Prompt
+from edgeflow.verify.chat_bundle import ChatCase, read_chat_bundle
+from edgeflow.verify.chat_modes import Asked, Ways
+from edgeflow.verify.comparison import (
+    FEATURE_TOLERANCE,
+    PIXEL_TOLERANCE,
+    CheckResult,
+    LogitBounds,
+    compare,
+    logit_errors,
+    mismatches,
+)
+
+CPU = torch.device("cpu")
+INT8_BOUNDS = LogitBounds(
+    largest=0.5, mean=0.05, lost=0.15
+)  # of models with random weights, whose best tokens are close
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A recorded case and its prompt as the model prepares it."""
+
+    recorded: ChatCase
+    prompt: Prompt
+    rendered: str | None
+
+    @property
+    def name(self) -> str:
+        return self.recorded.name
+
+    @property
+    def asked(self) -> Asked:
+        return Asked(self.prompt, len(self.recorded.greedy_ids))
+
+
+def verify_chat(
+    directory: Path, progress: Callable[[str, int, int], None] = lambda *_: None, device: torch.device = CPU
+) -> list[tuple[str, CheckResult]]:
+    """Every comparison with its mode; CheckpointError when the directory is not a bundle."""
+    model = load_chat_model(directory, torch.float32, device)
+    cases = _prepared_cases(directory, model)
+    modes = Ways(model).all()
+    results: list[tuple[str, CheckResult]] = []
+    progress("prompts", 0, len(modes) + 1)
+    with torch.inference_mode():
+        for case in cases:
+            results += [("prompt", result) for result in _check_prompt(case, model)]
+    answered = [case for case in cases if case.recorded.greedy_ids]
+    for index, (name, run) in enumerate(modes.items(), start=1):
+        progress(name, index, len(modes) + 1)
+        for case, answer in zip(answered, run([case.asked for case in answered]), strict=True):
+            results += [(name, result) for result in _check_answer(case, *answer, model)]
+    return results
+
+
+def verify_int8_kv(
+    directory: Path, progress: Callable[[str, int, int], None] = lambda *_: None, device: torch.device = CPU
+) -> list[tuple[str, CheckResult]]:
+    """The cost of an 8-bit KV cache; all modes must give one answer. Logit errors are in standard deviations."""
+    model = load_chat_model(directory, torch.float32, device)
+    cases = [case for case in _prepared_cases(directory, model) if case.recorded.greedy_ids]
+    asked = [case.asked for case in cases]
+    modes = Ways(model, int8=True).all()
+    results = [("int8 KV", result) for case in cases for result in _check_int8(case, model)]
+    results.append(("int8 KV", _memory(model)))
+    alone = [tokens for tokens, _ in modes["alone"](asked)]
+    for index, (name, run) in enumerate(modes.items(), start=1):
+        progress(name, index, len(modes) + 1)
+        for case, wanted, (tokens, _) in zip(cases, alone, run(asked), strict=True):
+            results.append((name, CheckResult(case.name, "tokens, against alone", mismatches(tokens, wanted), 0)))
+    return results
+
+
+def verify_chat_weights(
+    directory: Path, weights: str, bounds: LogitBounds, device: torch.device = CPU
+) -> list[tuple[str, CheckResult]]:
+    """The cost of weights and rows in another precision: recorded answers predicted with them, against float32."""
+    table = operator_table(None, weights, device, torch.float32)
+    model, other = (load_chat_model(directory, torch.float32, device, table=each) for each in (None, table))
+    results: list[tuple[str, CheckResult]] = []
+    for case in _prepared_cases(directory, model):
+        if case.recorded.greedy_ids:
+            exact, found = (_forced(case, Ways(each)) for each in (model, other))
+            results += [(weights, result) for result in logit_errors(case.name, exact, found, bounds)]
+    return results
+
+
+def _check_int8(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
+    """Predict every token of the recorded answer over KV of both kinds."""
+    exact, found = (_forced(case, Ways(model, int8=int8)) for int8 in (False, True))
+    return logit_errors(case.name, exact, found, INT8_BOUNDS)
+
+
+@torch.inference_mode()
+def _forced(case: _Case, ways: Ways) -> Tensor:
+    """Logits [tokens, V] of the recorded answer, each given the recorded tokens before it."""
+    decoder, prompt, answer = ways.model.decoder, case.prompt, case.recorded.greedy_ids[:-1]
+    count = len(prompt) + len(answer)
+    hidden = torch.cat([ways.model.embed_prompt(prompt), ways.model.embed(answer)])
+    after = torch.arange(len(prompt), count) + prompt.shift
+    positions = torch.cat([prompt.positions, after.expand(len(prompt.positions), -1)], dim=1)
+    layout = PackedLayout.of([Span(0, 0, count)], hidden.device, positions)
+    return decoder.logits(decoder.forward(hidden, layout, ways.kv(1, count))[len(prompt) - 1 :], "prefill")
+
+
+def _memory(model: ChatModel) -> CheckResult:
+    exact, found = (Ways(model, int8=int8).kv(1, 1).nbytes for int8 in (False, True))
+    return CheckResult("all", f"bytes per position, {found} for {exact}", found / exact, 1)
+
+
+def _prepared_cases(directory: Path, model: ChatModel) -> list[_Case]:
+    return [_prepared(case, model) for case in read_chat_bundle(directory)]
+
+
+def _prepared(case: ChatCase, model: ChatModel) -> _Case:
+    if case.messages is None:
+        return _Case(case, model.text_prompt(case.prompt or ""), None)
+    rendered = model.render(case.messages)
+    return _Case(case, model.chat_prompt(rendered, case.images), rendered)
+
+
+def _check_prompt(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
+    recorded, prompt = case.recorded, case.prompt
+    if recorded.rendered is not None:
+        yield CheckResult(case.name, "chat text", float(case.rendered != recorded.rendered), 0)
+    yield CheckResult(case.name, "input ids", mismatches(prompt.ids, recorded.input_ids), 0)
+    if recorded.rope_delta is not None:
+        yield CheckResult(case.name, "rope delta", abs(prompt.shift - recorded.rope_delta), 0)
+    yield from _checked(case, "position ids", "position_ids", prompt.positions[:, None], 0)
+    if prompt.images and model.vision is not None:
+        pixels = torch.cat([image.patches.values for image in prompt.images])
+        yield from _checked(case, "pixel values (torchvision)", "pixel_values", pixels, PIXEL_TOLERANCE)
+        grids = torch.tensor([(1, *image.patches.grid) for image in prompt.images])
+        yield from _checked(case, "image grids", "image_grid_thw", grids, 0)
+        rows = torch.cat([model.vision.tower.forward(image.patches) for image in prompt.images])
+        yield from _checked(case, "image rows", "image_embeds", rows, FEATURE_TOLERANCE)
+    yield from _check_forward(case, model)
+
+
+def _check_forward(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
+    """Check every row of the prompt, computed in one pass."""
+    decoder, prompt = model.decoder, case.prompt
+    layout = PackedLayout.of([Span(0, 0, len(prompt))], model.device, prompt.positions)
+    hidden = decoder.forward(model.embed_prompt(prompt), layout, decoder.kv_slots(1, len(prompt)))
+    logits = decoder.logits(hidden, "prefill")
+    yield from _checked(case, "final hidden", "final_hidden", decoder.final_norm(hidden, "prefill"), FEATURE_TOLERANCE)
+    yield from _checked(case, "logits", "logits", logits, FEATURE_TOLERANCE)
+    yield from _checked(case, "best ids", "logits_argmax", logits.argmax(-1), 0)
+    yield from _checked(case, "last logits", "logits_last", logits[-1], FEATURE_TOLERANCE)
+
+
+def _check_answer(case: _Case, tokens: list[int], logits: list[Tensor], model: ChatModel) -> Iterator[CheckResult]:
+    recorded = case.recorded
+    yield CheckResult(case.name, "greedy tokens", mismatches(tokens, recorded.greedy_ids), 0)
+    if recorded.text is not None:
+        text = model.tokenizer.decode(tokens, special=True)
+        yield CheckResult(case.name, "text", float(text != recorded.text), 0)
+    if recorded.whole_text is not None:
+        text = model.tokenizer.decode([*case.prompt.ids, *tokens])
+        yield CheckResult(case.name, "text", float(text != recorded.whole_text), 0)
+    if "logits" in recorded.tensors:
+        yield compare(case.name, "first logits", logits[0], recorded.tensors["logits"][-1], FEATURE_TOLERANCE)
+    yield from _checked(case, "first logits", "logits_last", logits[0], FEATURE_TOLERANCE)
+    yield from _checked(case, "last step's logits", "step_logits_last", logits[-1], FEATURE_TOLERANCE)
+    if "top_ids" in recorded.tensors:
+        best = logits[0].topk(len(recorded.tensors["top_ids"]))
+        yield from _checked(case, "largest ids", "top_ids", best.indices, 0)
+        yield from _checked(case, "largest logits", "top_logits", best.values, FEATURE_TOLERANCE)
+
+
+def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:
+    """Compare `found` with the recorded tensor of that name, if there is one."""
+    if name in case.recorded.tensors:
+        yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)

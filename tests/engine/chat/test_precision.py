@@ -1,0 +1,147 @@
+"""In which numbers chat computes: chosen by configuration or measurement, told at start, and what 8 bits cost."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from edgeflow.config import ChatConfig, load_config
+from edgeflow.engine.chat import build as chat_build
+from edgeflow.engine.chat import precision as chat_numbers
+from edgeflow.engine.chat.build import build_chat, kv_bytes, load_chat
+from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.implementations import BUILT_IN
+from edgeflow.kernels.table import OperatorTable, built_in_table
+from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.tuning.operators import model_shape
+from edgeflow.verify.chat_modes import Asked, Ways
+
+CPU = torch.device("cpu")
+TEXTS = ["the arm is at rest", "the cup is red. what is red?", "a"]
+
+
+@pytest.fixture(scope="module")
+def model(chat_directory) -> ChatModel:
+    return load_chat_model(chat_directory, torch.float32, CPU)
+
+
+def chat(**changes: object) -> ChatConfig:
+    return ChatConfig.model_validate({"alias": "small", "capacity": 96, **changes})
+
+
+def build(model: ChatModel, **changes: object) -> chat_build.BuiltChat:
+    return build_chat(chat(**changes), model, "f", lambda *_: None)
+
+
+def test_int8_kv_is_served_and_its_memory_is_told(model):
+    """A head of one position: D numbers and a scale in place of D numbers of 4 bytes."""
+    both = {kv: build(model, kv=kv, slots=[{"id": "rest", "text": TEXTS[0]}]) for kv in ("model", "int8")}
+    heads = model.config.num_hidden_layers * 2 * 2 * 96 * model.config.num_key_value_heads
+    width = model.config.head_dim
+    assert both["int8"].ready().kv_bytes == heads * (width + 4) == kv_bytes(model, 2, 96, int8=True)
+    assert both["model"].ready().kv_bytes == heads * 4 * width == kv_bytes(model, 2, 96)
+    assert both["int8"].ready().numbers == "float32, float weights, KV in int8"
+    assert both["model"].ready().numbers == "float32, float weights, KV in float32"
+
+
+def test_what_does_not_fit_in_int8_is_refused_with_its_sum(model, monkeypatch):
+    monkeypatch.setattr(chat_build, "free_bytes", lambda device: 10)
+    with pytest.raises(ConfigError, match=r"x 96 x 2 x \(8 \+ 4 of a scale\) bytes are 0 MiB, 0 MiB are free"):
+        build(model, kv="int8")
+    with pytest.raises(ConfigError, match=r"or choose chat\.kv int8"):
+        build(model)
+
+
+@pytest.mark.parametrize("way", ["chunks of 1", "chunks of 5", "chunks of 64", "prefix", "prefix, copied", "packed"])
+def test_int8_kv_gives_one_answer_in_every_way(model, way):
+    ways = Ways(model, int8=True).all()
+    asked = [Asked(model.text_prompt(text), 12) for text in TEXTS]
+    assert [tokens for tokens, _ in ways[way](asked)] == [tokens for tokens, _ in ways["alone"](asked)]
+
+
+def test_int8_kv_is_close_to_the_models_own(model):
+    asked = [Asked(model.text_prompt(text), 1) for text in TEXTS[:2]]
+    exact, eight = (Ways(model, int8=int8).all()["alone"](asked) for int8 in (False, True))
+    for (_, (wanted,)), (_, (found,)) in zip(exact, eight, strict=True):
+        assert 0 < (found - wanted).abs().mean() / wanted.std() < 0.05
+
+
+def test_weights_that_are_named_serve(chat_directory):
+    exact, eight = (
+        choose_weights(chat(weights=name), chat_directory, torch.float32, CPU) for name in ("float", "int8")
+    )
+    assert (exact.told, eight.told) == ("float weights", "int8 weights")
+    models = [load_chat_model(chat_directory, torch.float32, CPU, table=each.table) for each in (exact, eight)]
+    errors = [row_error(each, each.decoder.kv_slots(1, 32), each.text_prompt(TEXTS[0])) for each in models]
+    assert errors[0] < 1e-5 < 1e-3 < errors[1] < 0.05
+
+
+def test_a_prompt_meets_the_checkpoints_own_weights(chat_directory):
+    exact, eight = (
+        load_chat_model(chat_directory, torch.float32, CPU, table=table)
+        for table in (built_in_table(), built_in_table().allowing("int8"))
+    )
+    wanted, found = (Ways(each).all()["alone"]([Asked(each.text_prompt(TEXTS[1]), 2)])[0][1] for each in (exact, eight))
+    assert torch.equal(found[0], wanted[0]), "the prompt's last row"
+    assert not torch.equal(found[1], wanted[1]), "a decode row"
+
+
+@pytest.mark.parametrize(("gain", "weights"), [(1.1, "float"), (3.0, "int8")])
+def test_auto_takes_eight_bits_where_they_are_clearly_faster(chat_directory, monkeypatch, gain, weights):
+    shapes: list[int] = []
+
+    def times(calls, device, samples):
+        shapes.append(len(calls))
+        return {"exact": gain * 100.0, "other": 100.0}
+
+    monkeypatch.setattr(chat_numbers, "median_us", times)
+    chosen = choose_weights(chat(weights="auto"), chat_directory, torch.float32, CPU)
+    assert chosen.told == f"{weights} weights (auto: a row meets int8 ones {gain} times as fast)"
+    assert shapes == [2]
+    fewer = built_in_table().allowing("int8") if weights == "int8" else built_in_table()
+    model, other = (load_chat_model(chat_directory, torch.float32, CPU, table=each) for each in (chosen.table, fewer))
+    row = torch.randn(1, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model.decoder.logits(row, "decode"), other.decoder.logits(row, "decode"))
+
+
+def test_operators_are_looked_up_as_the_tuner_names_them(chat_directory):
+    names: set[str] = set()
+
+    class Spying(OperatorTable):
+        def choose(self, context, hardware, dtype):
+            names.add(context.model_name)
+            return super().choose(context, hardware, dtype)
+
+    load_chat_model(chat_directory, torch.float32, CPU, table=Spying(BUILT_IN, []))
+    assert names == {model_shape(str(chat_directory), 16).family}
+
+
+def test_the_start_tells_weights_and_their_error(chat_directory):
+    steps: list[str] = []
+    config = load_config(None, {"chat.model": str(chat_directory), "chat.weights": "int8", "chat.capacity": 64})
+    built = load_chat(config, lambda step, done, total: steps.append(step))
+    assert built is not None and steps == ["int8 weights"]
+    told = r"float32, int8 weights, \d+\.\d% of the logits' spread off, KV in float32"
+    assert re.fullmatch(told, built.ready().numbers)
+
+
+@pytest.mark.parametrize(
+    ("published", "able", "expected"),
+    [
+        ("bfloat16", True, torch.bfloat16),
+        ("float16", True, torch.bfloat16),
+        ("bfloat16", False, torch.float32),
+        ("float32", True, torch.float32),
+        (None, True, torch.float32),
+    ],
+)
+def test_the_dtype_on_a_cpu_follows_the_checkpoint_where_the_cpu_can(tmp_path, monkeypatch, published, able, expected):
+    (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": published} if published else {}))
+    monkeypatch.setattr(chat_numbers, "_multiplies_bfloat16", lambda: able)
+    assert choose_chat_dtype("auto", tmp_path, CPU) == expected
+    assert choose_chat_dtype("float32", tmp_path, CPU) == torch.float32
+    assert choose_chat_dtype("auto", tmp_path, torch.device("cuda")) == torch.bfloat16

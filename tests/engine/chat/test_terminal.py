@@ -1,0 +1,135 @@
+"""A conversation in the terminal, by its reads and writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgeflow.engine.chat.terminal import AnswerTimes, Conversation, converse, open_conversation
+from edgeflow.engine.generate import Generation, generate
+from edgeflow.engine.sampling import SamplingParams
+from edgeflow.errors import CheckpointError
+from edgeflow.models.chat import ChatModel, load_chat_model
+from tests.chat_checkpoint import write_chat_checkpoint
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(chat_directory) -> ChatModel:
+    return load_chat_model(chat_directory, torch.float32, CPU)
+
+
+def conversation(model: ChatModel, capacity: int = 200, max_tokens: int = 6, system: str = "") -> Conversation:
+    return Conversation(model, capacity, SamplingParams(max_tokens=max_tokens), system)
+
+
+def talk(conversation: Conversation, *said: str | type[BaseException]) -> list[str]:
+    """All that was written; an exception instead of a text is raised by the read."""
+    turns: Iterator[str | type[BaseException]] = iter([*said, EOFError])
+    written: list[str] = []
+
+    def read() -> str:
+        turn = next(turns)
+        if isinstance(turn, str):
+            return turn
+        raise turn
+
+    converse(conversation, read, written.append)
+    return written
+
+
+def answer_to(model: ChatModel, messages: list[dict[str, str]]) -> str:
+    prompt = model.chat_prompt(model.render(messages))
+    generation = Generation(model, prompt, SamplingParams(max_tokens=6), 0, 200)
+    kv = model.decoder.kv_slots(1, 200)
+    tokens = [each.token for each in generate(model, kv, generation, 500) if each is not None]
+    return model.tokenizer.decode(tokens)
+
+
+def test_an_answer_follows_from_all_that_was_said(model: ChatModel):
+    written = talk(conversation(model, system="be short"), "hello", "  ", "and then?")
+    first = answer_to(model, [{"role": "system", "content": "be short"}, {"role": "user", "content": "hello"}])
+    turns = [
+        {"role": "system", "content": "be short"},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "and then?"},
+    ]
+    lines = "".join(written)
+    assert lines.startswith(first + "\n[first token after ")
+    assert f"]\n{answer_to(model, turns)}\n[" in lines and lines.count("(6 tokens)") == 2
+
+
+def test_a_conversation_that_no_longer_fits_is_told_and_goes_on(model: ChatModel):
+    written = "".join(talk(conversation(model, capacity=60), "x" * 100, "hi"))
+    assert "at most 60 fit the slot" in written and "(6 tokens)" in written
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(model: ChatModel):
+    chat = conversation(model, max_tokens=50)
+    written: list[str] = []
+    turns = iter(["hello", "hi"])
+
+    def write(piece: str) -> None:
+        written.append(piece)
+        if len(written) == 4:
+            raise KeyboardInterrupt
+
+    def read() -> str:
+        try:
+            return next(turns)
+        except StopIteration:
+            raise EOFError from None
+
+    converse(chat, read, write)
+    ends = [line for line in written if "first token after" in line]
+    assert len(ends) == 2 and ends[0].startswith("\n[stopped; ") and "stopped" not in ends[1]
+    assert [turn["role"] for turn in chat._messages] == ["user", "assistant"] * 2
+    assert chat._messages[1]["content"] == "".join(written[:4]), "what was told before it was stopped"
+
+
+def test_ctrl_c_at_the_prompt_leaves(model: ChatModel):
+    assert talk(conversation(model), KeyboardInterrupt, "never read") == []
+
+
+def test_the_line_of_an_answer():
+    assert AnswerTimes(0.0123, 11, 2.0).line() == "first token after 12 ms, then 5.0 tokens/s (11 tokens)"
+    assert AnswerTimes(0.5, 1, 0.0).line() == "first token after 500 ms, then 0.0 tokens/s (1 tokens)"
+
+
+def test_a_directory_without_a_model_is_told(tmp_path: Path):
+    with pytest.raises(CheckpointError):
+        open_conversation(tmp_path, "cpu", 64, 4, None, "")
+
+
+def test_an_interrupt_ends_the_answer_of_the_command_and_not_the_command(tmp_path: Path):
+    """The program itself, with a signal while it gives an answer of many seconds."""
+    write_chat_checkpoint(tmp_path, "qwen2", max_position_embeddings=32768)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 271}))
+    command = [sys.executable, "-m", "edgeflow.cli", "chat", "--model", str(tmp_path)]
+    command += ["--max-tokens", "30000", "--capacity", "32768"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+    def hear_interrupts() -> None:  # whoever runs the tests in the background may have them ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=hear_interrupts, **pipes) as program:
+        assert program.stdin is not None and program.stdout is not None
+        program.stdin.write(b"hello\n")
+        program.stdin.flush()
+        begun = program.stdout.read(1)
+        program.send_signal(signal.SIGINT)
+        out, err = program.communicate(timeout=100)
+    assert begun and program.returncode == 0, err.decode()
+    assert b"stopped; " in out

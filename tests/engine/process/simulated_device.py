@@ -1,0 +1,169 @@
+"""A device that runs behind the host, in virtual time, and robots that live on the same clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeflow.clock import ManualClock
+from edgeflow.engine.engine import LaunchedPass, PolicyEngine
+from edgeflow.engine.passes import PassOutputs, PassShape
+from edgeflow.engine.policy import PreparedFrame, TokenPolicy
+from edgeflow.engine.process.worker import Worker
+from edgeflow.engine.stamps import Stamp
+from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
+from edgeflow.scheduler.forecast import Robot
+from edgeflow.scheduler.plan import FrameRef, Pass
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.types import PassTimes
+
+STAGING_NS = 200_000
+ENQUEUEING_NS = 100_000
+LAUNCH_NS = STAGING_NS + ENQUEUEING_NS
+MS = 1_000_000
+TRUTH = PassTimes(
+    stages=7, prefill_ns=10 * MS, two_prefills_ns=20 * MS, packed_ns=12 * MS, decode_ns=5 * MS, decodes_ns=5 * MS
+)
+SIDE = 8
+
+
+@dataclass(frozen=True)
+class SimulatedStamp:
+    """at_ns: when the device reaches it."""
+
+    clock: ManualClock
+    recorded_ns: int
+    at_ns: int
+
+    @property
+    def reached(self) -> bool:
+        return self.clock.now_ns() >= self.at_ns
+
+    def wait(self) -> None:
+        self.clock.advance_to_ns(self.at_ns)
+
+    def since_ns(self, earlier: Stamp) -> int:
+        assert isinstance(earlier, SimulatedStamp)
+        assert self.reached and earlier.reached, "an event that was not waited for has no time"
+        return self.at_ns - earlier.at_ns
+
+
+class AsynchronousEngine(PolicyEngine):
+    """Launching costs host time; the device runs passes in order, each for the time of its shape. Nothing is computed:
+    all tokens are 1.
+    """
+
+    def __init__(
+        self,
+        policy: TokenPolicy,
+        slots: int,
+        clock: ManualClock,
+        times: PassTimes = TRUTH,
+        *,
+        capacity: int = 80,
+        **options: Any,
+    ) -> None:
+        super().__init__(policy, slots, capacity, torch.device("cpu"), **options)
+        self.launch_ahead = 1
+        self.times = times
+        self.clock = clock
+        self._free_ns = 0
+
+    def stamp(self) -> Stamp:
+        now_ns = self.clock.now_ns()
+        return SimulatedStamp(self.clock, now_ns, max(now_ns, self._free_ns))
+
+    def launch(self, planned: Pass, observations: Mapping[FrameRef, PreparedFrame]) -> LaunchedPass:
+        self.clock.advance_ns(STAGING_NS)
+        return super().launch(planned, observations)
+
+    def _run(self, planned: Pass, shape: PassShape, staged: list[Tensor]) -> PassOutputs:
+        self.clock.advance_ns(ENQUEUEING_NS)
+        lasts_ns = self.times.pass_ns(len(shape.prefills), shape.decodes)
+        self._free_ns = max(self._free_ns, self.clock.now_ns()) + lasts_ns
+        ones = torch.ones(len(planned.segments), self.policy.K + 1, dtype=torch.long)
+        return PassOutputs(ones, ones[:, :1].float())
+
+
+@dataclass
+class Delivered:
+    """What a robot got: (when, age) of each action."""
+
+    actions: list[tuple[int, int]] = field(default_factory=list)
+
+    def _steady(self) -> list[tuple[int, int]]:
+        half_ns = self.actions[-1][0] // 2
+        return [(at, age) for at, age in self.actions if at > half_ns]
+
+    @property
+    def fps(self) -> float:
+        (first, _), *_, (last, _) = steady = self._steady()
+        return (len(steady) - 1) * 1e9 / (last - first)
+
+    @property
+    def age_ns(self) -> float:
+        ages = [age for _, age in self._steady()]
+        return sum(ages) / len(ages)
+
+    @property
+    def worst_age_ns(self) -> int:
+        return max(age for _, age in self._steady())
+
+
+class ClosedLoop:
+    """A worker on the simulated device and robots that send a frame each period; period 0: one is always at hand."""
+
+    def __init__(self, policy: TokenPolicy, robots: Sequence[Robot], times: PassTimes = TRUTH) -> None:
+        self.clock = ManualClock()
+        self.delivered = [Delivered() for _ in robots]
+        limits = SchedulerLimits(policy.K, len(robots), row_budget=1000, drain_after_ns=2 * MS)
+        self.engine = AsynchronousEngine(policy, limits.slots, self.clock, times)
+        self.worker = Worker(self.engine, Scheduler(limits), self.clock, self._receive)
+        self._robots = robots
+        self._next_ns = [robot.offset_ns for robot in robots]
+        self._captured: list[list[int]] = [[] for _ in robots]
+        for session, robot in enumerate(robots):
+            self.worker.inbox.put(
+                OpenSession(session=session, epoch=1, depth=robot.depth, unnorm_key=policy.unnorm_keys[0])
+            )
+
+    def run(self, actions: int) -> list[Delivered]:
+        """Until each robot has so many actions."""
+        while min(len(each.actions) for each in self.delivered) < actions:
+            self._capture()
+            delivered = sum(len(each.actions) for each in self.delivered)
+            if not self.worker.step() and delivered == sum(len(each.actions) for each in self.delivered):
+                wake_ns = self.worker.wake_at_ns()
+                self.clock.advance_to_ns(min(self._next_ns if wake_ns is None else [*self._next_ns, wake_ns]))
+        return self.delivered
+
+    def _capture(self) -> None:
+        """The newest frame of each robot whose time has come."""
+        now_ns = self.clock.now_ns()
+        for session, robot in enumerate(self._robots):
+            if self._next_ns[session] > now_ns:
+                continue
+            period_ns = robot.period_ns or 1
+            captured_ns = now_ns - (now_ns - self._next_ns[session]) % period_ns
+            self._next_ns[session] = captured_ns + period_ns
+            self._captured[session].append(captured_ns)
+            frame = SubmitFrame(
+                session=session,
+                epoch=1,
+                seq=len(self._captured[session]),
+                height=SIDE,
+                width=SIDE,
+                instruction="go",
+                payload=bytes(SIDE * SIDE * 3),
+            )
+            self.worker.inbox.put(frame)
+
+    def _receive(self, message: Message) -> None:
+        if isinstance(message, FrameResult):
+            now_ns = self.clock.now_ns()
+            age_ns = now_ns - self._captured[message.session][message.seq - 1]
+            self.delivered[message.session].actions.append((now_ns, age_ns))

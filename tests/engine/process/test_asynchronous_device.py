@@ -1,0 +1,197 @@
+"""Pass times, forecasts and admission on a device that runs behind the host are those of the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edgeflow.clock import ManualClock
+from edgeflow.config import ServiceConfig
+from edgeflow.engine.process.calibrate import calibrate
+from edgeflow.errors import FailedPrecondition, ResourceExhausted
+from edgeflow.ipc.messages import Pong, WorkerReady
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.cost import CostModel
+from edgeflow.scheduler.depth import depths_of
+from edgeflow.scheduler.forecast import Forecast, Robot, forecast
+from edgeflow.scheduler.scheduler import SchedulerLimits
+from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
+from edgeflow.service.sessions.decoding import Decoders
+from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, PassTimes
+from tests.engine.process.simulated_device import LAUNCH_NS, MS, TRUTH, AsynchronousEngine, ClosedLoop, Delivered
+from tests.tiny_checkpoint import write_checkpoint
+
+K = 7
+CLOSE = 0.05
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> OpenVLAPolicy:
+    torch.set_num_threads(1)
+    return OpenVLAPolicy.load(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def times(policy) -> PassTimes:
+    clock = ManualClock()
+    return calibrate(AsynchronousEngine(policy, 2 * K, clock), clock=clock)
+
+
+def test_calibration_measures_the_device(times):
+    names = ("prefill_ns", "two_prefills_ns", "packed_ns", "decode_ns", "decodes_ns")
+    assert [getattr(times, name) for name in names] == pytest.approx([getattr(TRUTH, name) for name in names], rel=0.02)
+    assert 0 < times.launch_ns <= LAUNCH_NS
+
+
+def limits(sessions: int = 1) -> SchedulerLimits:
+    return SchedulerLimits(K, sessions, row_budget=1000, drain_after_ns=2 * MS)
+
+
+def check(foretold: Forecast, delivered: Delivered) -> None:
+    assert foretold.fps == pytest.approx(delivered.fps, rel=CLOSE)
+    assert foretold.age_ns == pytest.approx(delivered.age_ns, rel=CLOSE)
+    assert foretold.worst_age_ns == pytest.approx(delivered.worst_age_ns, rel=CLOSE)
+
+
+@pytest.mark.parametrize("period_ms", [0, 33, 150])
+@pytest.mark.parametrize("depth", depths_of(K))
+def test_what_is_foretold_is_delivered(policy, times, depth: int, period_ms: int):
+    robots = [Robot(depth=depth, period_ns=period_ms * MS)]
+    (delivered,) = ClosedLoop(policy, robots).run(60)
+    check(forecast(times, limits(), robots)[0], delivered)
+
+
+@pytest.mark.parametrize("depths", [(1, 1), (7, 7), (1, 7), (3, 7)])
+def test_two_robots_get_what_is_foretold(policy, times, depths: tuple[int, int]):
+    robots = [Robot(depth=depth, period_ns=70 * MS) for depth in depths]
+    found = ClosedLoop(policy, robots).run(40)
+    for foretold, delivered in zip(forecast(times, limits(2), robots), found, strict=True):
+        check(foretold, delivered)
+
+
+def test_serial_passes_do_not_run_far_ahead_of_the_device(policy):
+    """A frame is taken when the last pass of the one before it has begun, not while that still decodes."""
+    (delivered,) = ClosedLoop(policy, [Robot(depth=1, period_ns=0)]).run(20)
+    serial_ns = TRUTH.prefill_ns + 6 * TRUTH.decode_ns
+    assert delivered.fps == pytest.approx(1e9 / serial_ns, rel=CLOSE)
+    assert delivered.age_ns <= serial_ns + TRUTH.decode_ns + LAUNCH_NS
+
+
+def test_every_pass_is_sampled_the_last_of_a_burst_too(policy):
+    loop = ClosedLoop(policy, [Robot(depth=K, period_ns=1000 * MS)])
+    loop.run(3)
+    samples = loop.worker.take_passes()
+    assert len(samples) == 3 * K
+    decodes = [sample.ns for sample in samples if sample.prefills == 0]
+    assert decodes == pytest.approx([TRUTH.decode_ns] * 6 * 3, rel=0.02)
+
+
+def test_drift_of_the_device_is_seen_and_corrected(policy, times):
+    slower = TRUTH.scaled(150)
+    loop = ClosedLoop(policy, [Robot(depth=K, period_ns=0)], slower)
+    model = CostModel(times)
+    loop.run(10)
+    assert not model.observe(loop.worker.take_passes()[:10]), "too few"
+    loop.run(60)
+    assert model.observe(loop.worker.take_passes())
+    assert model.times.packed_ns == pytest.approx(slower.packed_ns, rel=CLOSE)
+    (delivered,) = loop.delivered
+    assert forecast(model.times, limits(), [Robot(depth=K, period_ns=0)])[0].fps == pytest.approx(
+        delivered.fps, rel=CLOSE
+    )
+
+
+# What the front decides by these times.
+
+
+def admission(times: PassTimes, mode: Mode = Mode.AUTO) -> Admission:
+    made = Admission(ServiceConfig.model_validate({"mode": mode.value}), Decoders(1, 0))
+    ready = WorkerReady(
+        model="demo",
+        model_fingerprint="f",
+        max_sessions=8,
+        device="simulated",
+        schema=ActionSchema(names=(), units=(), low=(), high=(), relative=()),
+        unnorm_keys=["a"],
+        kv_bytes=0,
+        prefill_rows=55,
+        pass_times=times,
+    )
+    made.worker_ready(ready)
+    return made
+
+
+def request(period_ms: int, age_ms: int = 0) -> OpenRequest:
+    camera = CameraSpec("front", 64, 64, ImageFormat.JPEG)
+    return OpenRequest(
+        cameras=(camera,),
+        proprio_names=(),
+        instruction="go",
+        control_period_ns=period_ms * MS,
+        max_action_age_ns=age_ms * MS or None,
+        mode=None,
+        unnorm_key="",
+    )
+
+
+@pytest.mark.parametrize("age_ms", [65, 75, 85, 95, 105, 120])
+def test_auto_keeps_the_age_and_takes_no_needless_loss_of_rate(policy, times, age_ms: int):
+    period_ms = 7
+    found = {
+        depth: ClosedLoop(policy, [Robot(depth=depth, period_ns=period_ms * MS)]).run(60)[0] for depth in depths_of(K)
+    }
+    limit_ns = age_ms * MS - OVERHEAD_NS
+    allowed = {depth: each for depth, each in found.items() if each.worst_age_ns <= limit_ns * (1 - CLOSE)}
+    plan = admission(times).plan(request(period_ms, age_ms), ())
+    assert found[plan.depth].worst_age_ns <= limit_ns * (1 + CLOSE)
+    assert found[plan.depth].fps >= max(each.fps for each in allowed.values()) * (1 - CLOSE)
+
+
+def test_an_age_that_the_device_cannot_keep_is_refused(policy, times):
+    best = min(
+        ClosedLoop(policy, [Robot(depth=depth, period_ns=7 * MS)]).run(60)[0].worst_age_ns for depth in depths_of(K)
+    )
+    with pytest.raises(FailedPrecondition, match="cannot be kept"):
+        admission(times).plan(request(7, round(best / MS) - 2), ())
+    assert admission(times).plan(request(7, round(best * (1 + CLOSE) / MS) + 4), ())
+
+
+def test_so_many_serial_robots_are_admitted_as_the_device_serves(policy, times):
+    """Each admitted robot gets its rate on the device; with twice as many it would not."""
+    period_ms = 100
+    front = admission(times, Mode.SERIAL)
+    count = 0
+    while True:
+        try:
+            plan = front.plan(request(period_ms), front.others())
+        except ResourceExhausted as error:
+            assert error.reason == "DEVICE_FULL"
+            break
+        front.enter(count, plan)
+        count += 1
+    assert 1 < count < 8
+    rates = [each.fps for each in ClosedLoop(policy, [Robot(depth=1, period_ns=period_ms * MS)] * count).run(15)]
+    assert min(rates) >= 0.98 * 1000 / period_ms
+    crowded = [
+        each.fps for each in ClosedLoop(policy, [Robot(depth=1, period_ns=period_ms * MS)] * (2 * count)).run(15)
+    ]
+    assert min(crowded) < 0.98 * 1000 / period_ms
+
+
+def test_a_pong_of_this_device_changes_nothing(policy, times):
+    loop = ClosedLoop(policy, [Robot(depth=K, period_ns=0)])
+    loop.run(60)
+    samples = loop.worker.take_passes()
+    front = admission(times)
+    pong = Pong(
+        nonce=1,
+        passes=len(samples),
+        rows=0,
+        full_passes=0,
+        pass_ns=[each.ns for each in samples],
+        pass_prefills=[each.prefills for each in samples],
+        pass_decodes=[each.decodes for each in samples],
+    )
+    assert not front.observe(pong)
+    assert front.pass_times == times

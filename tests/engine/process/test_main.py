@@ -1,0 +1,112 @@
+"""The worker as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from edgeflow.config import load_config
+from edgeflow.engine.process.build import build_engine
+from edgeflow.errors import ConfigError
+from edgeflow.ipc.channel import BlockingChannel
+from edgeflow.ipc.messages import (
+    FrameResult,
+    OpenSession,
+    SessionOpened,
+    Shutdown,
+    SubmitFrame,
+    WarmupProgress,
+    WorkerFailed,
+    WorkerReady,
+)
+from tests.tiny_checkpoint import TinySize, write_checkpoint
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a worker with a configuration; yields (process, channel)."""
+    started = []
+
+    def run(**config: object):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"chat": {"enabled": False}, **config}))
+        ours, theirs = socket.socketpair()
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "from edgeflow.engine.process.start import run; run()",
+                "--fd",
+                str(theirs.fileno()),
+                "--config",
+                str(path),
+            ],
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        channel = BlockingChannel(ours)
+        started.append((process, channel))
+        return process, channel
+
+    yield run
+    for process, channel in started:
+        channel.close()
+        process.kill()
+        process.wait(timeout=10)
+
+
+def first_that_is_no_progress(channel: BlockingChannel):
+    while isinstance(message := channel.receive(), WarmupProgress):
+        pass
+    return message
+
+
+def test_it_proves_itself_serves_and_leaves(start, tmp_path):
+    process, channel = start(model=str(write_checkpoint(tmp_path / "tiny")), alias="tiny")
+    ready = first_that_is_no_progress(channel)
+    assert isinstance(ready, WorkerReady)
+    assert (ready.model, ready.action_tokens) == ("tiny", 7)
+    assert ready.pass_times.decode_ns > 0 and ready.pass_times.packed_ns > 0 and ready.kv_bytes > 0
+    assert ready.memory.startswith(f"KV: {ready.max_sessions} sessions x 7 slots x 144 positions = ")
+    channel.send(OpenSession(session=1, epoch=1, depth=1, unnorm_key=""))
+    assert isinstance(channel.receive(), SessionOpened)
+    image = np.zeros((4, 4, 3), np.uint8)
+    channel.send(SubmitFrame(session=1, epoch=1, seq=1, height=4, width=4, instruction="go", payload=image.tobytes()))
+    result = channel.receive()
+    assert isinstance(result, FrameResult) and result.valid
+    channel.send(Shutdown())
+    assert process.wait(timeout=60) == 0
+
+
+def test_it_leaves_when_the_front_goes(start, tmp_path):
+    process, channel = start(model=str(write_checkpoint(tmp_path / "tiny")))
+    assert isinstance(first_that_is_no_progress(channel), WorkerReady)
+    channel.close()
+    assert process.wait(timeout=60) == 0
+
+
+def test_a_missing_checkpoint_is_told_by_name(start, tmp_path):
+    process, channel = start(model=str(tmp_path / "nothing"))
+    failed = first_that_is_no_progress(channel)
+    assert isinstance(failed, WorkerFailed)
+    assert failed.kind == "CheckpointError" and "nothing" in failed.text
+    assert process.wait(timeout=60) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "actions", "message"),
+    [
+        ({"max_prompt_tokens": 8}, 7, "max_prompt_tokens: 8 is too few, a short instruction takes"),
+        ({"max_sessions": 64, "max_prompt_tokens": 4096}, 100_000, "max_sessions: 64 sessions need"),
+        ({"unnorm_key": "elsewhere"}, 7, "unnorm_key: 'elsewhere' is not one of tiny"),
+    ],
+)
+def test_a_limit_that_does_not_fit_the_model_is_told(tmp_path, settings: dict[str, object], actions: int, message: str):
+    directory = write_checkpoint(tmp_path / "tiny", TinySize(actions=actions))
+    with pytest.raises(ConfigError, match=message):
+        build_engine(load_config(None, {"model": str(directory), "device": "cpu", **settings}))

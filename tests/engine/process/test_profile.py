@@ -1,0 +1,63 @@
+"""Device profiles: the published figures and the waiting."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeflow.clock import ManualClock
+from edgeflow.engine.process.profile import Pacer, load_profile
+from edgeflow.errors import ConfigError
+from edgeflow.scheduler.plan import FrameRef, Pass, Segment
+
+
+def planned(stages: list[int]) -> Pass:
+    segments = tuple(
+        Segment(frame=FrameRef(0, 1, 9 - stage), slot=stage, generation=1, start=0, length=1, stage=stage)
+        for stage in stages
+    )
+    return Pass(0, segments, ())
+
+
+@pytest.mark.parametrize(("name", "serial_s", "packed_s"), [("orin", 0.8030, 0.3131), ("rtx5090", 0.1312, 0.0514)])
+def test_published_totals_are_kept(name: str, serial_s: float, packed_s: float):
+    profile = load_profile(name)
+    assert profile is not None
+    assert profile.prefill_ns + 6 * profile.decode_ns == pytest.approx(serial_s * 1e9, rel=1e-6)
+    times = profile.times(7)
+    assert times.pass_ns(1, 6) == pytest.approx(packed_s * 1e9)
+    assert times.pass_ns(0, 1) == times.pass_ns(0, 6) == profile.decode_ns
+    assert times.pass_ns(1, 0) == profile.prefill_ns
+    assert times.pass_ns(2, 0) == 2 * profile.prefill_ns
+
+
+def test_a_pass_is_held_for_what_is_missing():
+    clock = ManualClock()
+    profile = load_profile("rtx5090")
+    assert profile is not None
+    pacer = Pacer(profile.times(7), clock, wait=lambda seconds: clock.advance_ns(round(seconds * 1e9)))
+    clock.advance_ns(1000)
+    pacer.hold(planned([1]), started_ns=0)
+    assert clock.now_ns() == profile.decode_ns
+    clock.advance_ns(10 * profile.decode_ns)
+    pacer.hold(planned([1]), started_ns=0)
+    assert clock.now_ns() == 11 * profile.decode_ns, "a pass that was slower is not held"
+
+
+def test_measured_profile_file(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text('{"name": "mine", "prefill_ms": 3, "decode_ms": 1, "packed_ms": 3.5}')
+    profile = load_profile(str(path))
+    assert profile is not None and (profile.name, profile.decode_ns) == ("mine", 1_000_000)
+
+
+@pytest.mark.parametrize("text", ['{"name": "x"}', "[]", "not json"])
+def test_a_bad_profile_file_says_what_it_needs(tmp_path, text: str):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="prefill_ms"):
+        load_profile(str(path))
+
+
+def test_an_unknown_profile_is_refused():
+    with pytest.raises(ConfigError, match="'orinn' is not a readable file"):
+        load_profile("orinn")

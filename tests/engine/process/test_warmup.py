@@ -1,0 +1,74 @@
+"""Before it is ready a worker has recorded every pass that one session can ask for."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from edgeflow.config import ServiceConfig
+from edgeflow.engine.device import choose_graphs
+from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.offline import OfflineRun, limits_for
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.process.build import build_engine
+from edgeflow.engine.process.warmup import record_passes
+from edgeflow.errors import ConfigError
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode
+from tests.engine.recorded import record
+from tests.engine.test_graphs import CPU, ON_THE_DEVICE
+from tests.tiny_checkpoint import TinySize, write_checkpoint
+
+CAPACITY = 64  # prompts of 1 to 41 tokens behind 16 image tokens: three numbers of rows
+
+
+def quiet(step: str, done: int, total: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    torch.set_num_threads(1)
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"), TinySize(kv_heads=2))
+
+
+@pytest.mark.parametrize("shift", Shift)
+def test_whatever_one_session_does_is_recorded(checkpoint, shift: Shift):
+    policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=ON_THE_DEVICE)
+    engine = PolicyEngine(policy, policy.K, CAPACITY, CPU, table=ON_THE_DEVICE, graphs=True, record=record)
+    steps: list[tuple[str, int, int]] = []
+    told = record_passes(engine, shift, lambda *step: steps.append(step), required=True)
+    assert told == f"{len(engine.graphs)} graphs"
+    assert [step[0] for step in steps] == ["graphs"] * steps[0][2]
+    engine.graphs.seal()
+    dice = random.Random(1)
+    image = torch.zeros(policy.pixel_shape)
+    for depth in range(1, policy.K + 1):
+        ids = policy.prompt_ids("go")[:1] * dice.randint(1, CAPACITY - policy.K - policy.image_tokens)
+        run = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [Mode.DEPTH], depth)
+        arrivals = [(dice.choice((0, 0, 1, 3, 9)), PreparedFrame(image, ids)) for _ in range(8)]
+        assert len(run.decode_arrivals(arrivals)) == 8
+    assert engine.graphs.eager_passes == 0
+
+
+def test_passes_that_cannot_be_recorded_run_eagerly_unless_graphs_are_required(checkpoint):
+    policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU)
+    engine = PolicyEngine(policy, policy.K, CAPACITY, CPU, graphs=True, record=record)
+    with pytest.raises(ConfigError, match="graphs: packed_attention: this implementation reads slots on the host"):
+        record_passes(engine, Shift.ROTATE, quiet, required=True)
+    told = record_passes(engine, Shift.ROTATE, quiet, required=False)
+    assert told.startswith("no graphs: packed_attention") and engine.graphs is None
+    assert record_passes(engine, Shift.ROTATE, quiet, required=True) == ""
+
+
+def test_graphs_are_chosen_by_device_and_dtype(checkpoint):
+    cuda = torch.device("cuda")
+    assert choose_graphs("auto", cuda, torch.bfloat16) and choose_graphs("on", cuda, torch.float32)
+    assert not choose_graphs("auto", cuda, torch.float32) and not choose_graphs("off", cuda, torch.bfloat16)
+    assert not choose_graphs("auto", CPU, torch.bfloat16)
+    with pytest.raises(ConfigError, match="graphs: on needs a CUDA device"):
+        build_engine(ServiceConfig(model=str(checkpoint), graphs="on", device="cpu"))

@@ -1,0 +1,220 @@
+"""The loop as the front sees it: messages in, messages out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from edgeflow.clock import ManualClock
+from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.offline import decode_serially
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.process.profile import DeviceProfile, Pacer
+from edgeflow.engine.process.worker import Worker
+from edgeflow.ipc.messages import (
+    CloseSession,
+    FrameDropped,
+    FrameResult,
+    Message,
+    OpenSession,
+    Ping,
+    Pong,
+    ResetSession,
+    SessionOpened,
+    SessionRefused,
+    Shutdown,
+    SubmitFrame,
+)
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.depth import rounds_of
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.tiny_checkpoint import write_checkpoint
+
+CPU = torch.device("cpu")
+CAPACITY = 80
+K = 7
+PASS_NS = 1_000_000
+IMAGES = np.random.default_rng(3).integers(0, 256, (40, 8, 10, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    torch.set_num_threads(1)
+    return OpenVLAPolicy.load(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
+
+
+class Bench:
+    """A worker, its clock and what it said."""
+
+    def __init__(self, policy: OpenVLAPolicy, sessions: int = 2) -> None:
+        limits = SchedulerLimits(policy.K, sessions, row_budget=1000, drain_after_ns=0, shift=Shift.ROTATE)
+        self.clock = ManualClock()
+        self.said: list[Message] = []
+        profile = DeviceProfile("steady", PASS_NS, PASS_NS, PASS_NS)
+        pacer = Pacer(profile.times(K), self.clock, lambda seconds: self.clock.advance_ns(round(seconds * 1e9)))
+        self.worker = Worker(
+            PolicyEngine(policy, limits.slots, CAPACITY, CPU),
+            Scheduler(limits),
+            self.clock,
+            self.said.append,
+            pacer=pacer,
+        )
+
+    def tell(self, *messages: Message) -> None:
+        for message in messages:
+            self.worker.inbox.put(message)
+
+    def run(self, passes: int) -> None:
+        for _ in range(passes):
+            self.worker.step()
+
+    def drain(self) -> list[Message]:
+        while self.worker.step():
+            pass
+        said, self.said[:] = list(self.said), []
+        return said
+
+
+def frame(seq: int, *, session: int = 1, epoch: int = 1, instruction: str = "go") -> SubmitFrame:
+    image = IMAGES[seq % len(IMAGES)]
+    return SubmitFrame(
+        session=session,
+        epoch=epoch,
+        seq=seq,
+        height=image.shape[0],
+        width=image.shape[1],
+        instruction=instruction,
+        payload=image.tobytes(),
+    )
+
+
+def results(said: list[Message]) -> list[FrameResult]:
+    return [message for message in said if isinstance(message, FrameResult)]
+
+
+def drops(said: list[Message]) -> list[tuple[int, str, str]]:
+    return [(m.seq, m.disposition, m.reason) for m in said if isinstance(m, FrameDropped)]
+
+
+def test_a_session_opens_with_the_models_schema(policy):
+    bench = Bench(policy)
+    bench.tell(OpenSession(session=1, epoch=1, depth=1, unnorm_key=""))
+    (opened,) = bench.drain()
+    assert isinstance(opened, SessionOpened)
+    assert opened.session == 1
+    assert opened.schema.names == ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
+
+
+def test_an_unknown_unnorm_key_and_a_full_house_are_refused(policy):
+    bench = Bench(policy, sessions=1)
+    bench.tell(
+        OpenSession(session=1, epoch=1, depth=K, unnorm_key="bridge"),
+        OpenSession(session=2, epoch=1, depth=K, unnorm_key=""),
+        OpenSession(session=3, epoch=1, depth=K, unnorm_key=""),
+    )
+    refusals = [(m.session, m.code) for m in bench.drain() if isinstance(m, SessionRefused)]
+    assert refusals == [(1, "INVALID_ARGUMENT"), (3, "RESOURCE_EXHAUSTED")]
+
+
+@pytest.mark.parametrize("depth", [1, 3, K])
+def test_the_action_of_a_frame_is_that_of_serial_decoding(policy, depth: int):
+    bench = Bench(policy)
+    bench.tell(OpenSession(session=1, epoch=1, depth=depth, unnorm_key=""))
+    said: list[Message] = []
+    for seq in range(1, 6):
+        bench.tell(frame(seq))
+        bench.run(rounds_of(depth, policy.K))
+    said = bench.drain()
+    engine = PolicyEngine(policy, policy.K, CAPACITY, CPU)
+    frames = [PreparedFrame(policy.preprocess(IMAGES[seq]), policy.prompt_ids("go")) for seq in range(1, 6)]
+    expected = [decoded.sampled.token_ids for decoded in decode_serially(engine, frames)]
+    assert [tuple(result.token_ids) for result in results(said)] == expected
+    for result in results(said):
+        assert result.valid and result.passes == policy.K
+        assert result.values == policy.decode_actions(result.token_ids).tolist()
+
+
+def test_times_are_those_of_the_passes(policy):
+    bench = Bench(policy)
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1))
+    bench.run(1)
+    bench.tell(frame(2))
+    bench.worker.inbox.put(Ping(1))
+    (first, second) = results(bench.drain())
+    assert (first.queue_ns, first.inference_ns) == (0, policy.K * PASS_NS)
+    assert second.inference_ns == policy.K * PASS_NS
+
+
+def test_a_new_instruction_drops_what_is_under_way(policy):
+    bench = Bench(policy)
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1))
+    bench.run(2)
+    bench.tell(ResetSession(1, 2), frame(2, epoch=2, instruction="stop"))
+    said = bench.drain()
+    assert drops(said) == [(1, "dropped", "EPOCH_CHANGED")]
+    assert [(result.seq, result.epoch) for result in results(said)] == [(2, 2)]
+
+
+def test_closing_frees_the_ring(policy):
+    bench = Bench(policy, sessions=1)
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1))
+    bench.run(2)
+    bench.tell(CloseSession(1), OpenSession(session=2, epoch=1, depth=K, unnorm_key=""), frame(1, session=2))
+    said = bench.drain()
+    assert drops(said) == [(1, "dropped", "SESSION_CLOSED")]
+    assert [result.session for result in results(said)] == [2]
+
+
+def test_a_superseded_frame_is_told(policy):
+    bench = Bench(policy)
+    bench.tell(OpenSession(session=1, epoch=1, depth=1, unnorm_key=""), frame(1), frame(2))
+    said = bench.drain()
+    assert drops(said) == [(1, "superseded", "SUPERSEDED")]
+    assert [result.seq for result in results(said)] == [2]
+
+
+def test_an_instruction_longer_than_the_slots_is_refused_and_the_next_frame_answered(policy):
+    bench = Bench(policy)
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1, instruction="x" * CAPACITY))
+    assert drops(bench.drain()) == [(1, "rejected", "INSTRUCTION_TOO_LONG")]
+    short = policy.prompt_ids("")
+    assert len(short) + policy.image_tokens + policy.K <= CAPACITY, "the fixture must leave room"
+    bench.tell(frame(2, instruction=""))
+    assert [result.seq for result in results(bench.drain())] == [2]
+
+
+def test_a_session_whose_instruction_is_longer_than_the_slots_is_refused(policy):
+    bench = Bench(policy)
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key="", instruction="x" * CAPACITY))
+    (refused,) = bench.drain()
+    assert isinstance(refused, SessionRefused)
+    assert (refused.code, refused.field, refused.reason) == ("INVALID_ARGUMENT", "instruction", "INSTRUCTION_TOO_LONG")
+    limit = CAPACITY - policy.image_tokens - policy.K
+    assert refused.text.startswith("instruction: has ") and refused.text.endswith(
+        f"prompt tokens; the limit is {limit}"
+    )
+
+
+def test_a_ping_is_answered_with_the_counts(policy):
+    bench = Bench(policy)
+    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1))
+    bench.drain()
+    bench.tell(Ping(42))
+    (pong,) = bench.drain()
+    assert isinstance(pong, Pong)
+    assert (pong.nonce, pong.passes, pong.pass_ns) == (42, policy.K, [PASS_NS] * policy.K)
+
+
+def test_shutdown_ends_the_loop(policy):
+    bench = Bench(policy)
+    bench.tell(Shutdown())
+    bench.worker.run()
+    assert not bench.worker.running
+
+
+def test_the_front_going_ends_the_loop(policy):
+    bench = Bench(policy)
+    bench.worker.inbox.close()
+    bench.worker.run()

@@ -1,0 +1,32 @@
+"""The engines that the suite measures are those of the service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from edgeflow.config import ServiceConfig
+from edgeflow.engine.padding import ROW_STEP, padded_prefills
+from edgeflow.engine.process.build import kv_need
+from edgeflow.gpu_suite.order import Order
+from edgeflow.gpu_suite.setting import Setting
+from edgeflow.gpu_suite.subjects.engines import engine_of, policy_of
+from tests.engine.recorded import record
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    known = {"device": "cpu", "size": "tiny", "frames": 10, "out": str(tmp_path)}
+    return Setting.of(Order(section="", ends=monotonic() + 600, **known), lambda _: None)
+
+
+def test_a_slot_has_the_positions_that_the_service_gives_it(setting):
+    policy = policy_of(setting, setting.size)
+    engine = engine_of(policy, setting.size, setting, graphs=True, record=record)
+    need = kv_need(ServiceConfig(), policy.config, policy.image_tokens, setting.dtype, setting.device)
+    assert (engine.kv.capacity, engine.record) == (need.capacity, record)
+    assert engine.capacity == policy.image_tokens + ServiceConfig().max_prompt_tokens + policy.K
+    (rows,) = padded_prefills([setting.size.rows], 0, engine.capacity)
+    assert rows % ROW_STEP == 0, "a prefill by itself is padded to a whole step"

@@ -1,0 +1,82 @@
+"""Sections that replay passes, with recordings of a CPU in the place of CUDA graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from edgeflow.config import ChatConfig
+from edgeflow.engine import engine
+from edgeflow.engine.chat import graphs as chat_graphs
+from edgeflow.engine.generate import run_pass
+from edgeflow.gpu_suite.bars import figures
+from edgeflow.gpu_suite.order import Order
+from edgeflow.gpu_suite.sections import chat_speed, token_checks
+from edgeflow.gpu_suite.sections.chat_speed import chat
+from edgeflow.gpu_suite.sections.policy_speed import policy
+from edgeflow.gpu_suite.sections.token_checks import tokens
+from edgeflow.gpu_suite.setting import Setting
+from edgeflow.kernels.table import built_in_table
+from tests.engine.recorded import record
+
+REPLAYABLE = built_in_table().forcing(packed_attention="masked", shift_kv_chain="indexed", linear="gemm")
+
+
+@pytest.fixture
+def setting(monkeypatch, tmp_path: Path) -> Setting:
+    monkeypatch.setattr(Setting, "graphs", True)
+    monkeypatch.setattr(Setting, "table", lambda *_: REPLAYABLE)
+    monkeypatch.setattr(token_checks, "_table", lambda _: REPLAYABLE)
+    for module in (engine, chat_graphs):
+        monkeypatch.setattr(module, "CudaRecord", lambda _: record)
+    known = {"device": "cpu", "size": "tiny", "frames": 10, "out": str(tmp_path), "ceilings": (3e10, 3e10)}
+    return Setting.of(Order(section="", ends=monotonic() + 600, **known), lambda _: None)
+
+
+def test_replayed_tokens_are_compared_with_those_of_passes_run(setting):
+    rows = tokens(setting)["tokens that differ"]
+    ways = {(row["way"], row["graphs"]) for row in rows}
+    assert ways == {
+        *((f"pipelined, {shift}", graphs) for shift in ("rotate", "copy") for graphs in (False, True)),
+        ("serial", True),
+    }
+    assert {row["share"] for row in rows} == {0.0}
+
+
+def test_a_policy_is_timed_with_graphs_and_without(setting):
+    found = policy(setting)
+    rates = {row["system"]: row["frames/s"] for row in found["systems"]}
+    assert len(rates) == 7 and {name for name in rates if name.endswith("graphs")} == {
+        "serial, graphs",
+        "pipelined, rotate, graphs",
+        "pipelined, copy, graphs",
+    }
+    assert found["recordings"] > 0 and found["passes without a recording"] == 0
+    (row,) = [
+        row
+        for row in figures({"policy": {"found": found}}, "tiny")
+        if row["figure"] == "pipelined / serial, both with graphs"
+    ]
+    assert row["measured"] == pytest.approx(rates["pipelined, rotate, graphs"] / rates["serial, graphs"])
+
+
+def test_chat_runs_the_passes_of_the_service(setting, monkeypatch):
+    """Whole chunks and decode rows are replayed, what is left of a prompt runs eagerly."""
+    eager: list[int] = []
+
+    def counted(decoder, kv, steps):
+        eager.append(sum(step.span.length for step in steps))
+        return run_pass(decoder, kv, steps)
+
+    monkeypatch.setattr(chat_graphs, "run_pass", counted)
+    rows = chat(setting)["requests"]
+    assert [row["prompt"] for row in rows] == [16, 24, 32, 64] and {row["graphs"] for row in rows} == {True}
+    requests = 1 + 2 * chat_speed.REQUESTS
+    assert eager == requests * [24 % chat_speed.SMALL_CHUNK]
+    assert all(row["ms/token p50"] <= row["ms/token p99"] and row["first token ms"] > 0 for row in rows)
+
+
+def test_chat_chunks_are_those_of_the_service():
+    assert ChatConfig().prefill_chunk == chat_speed.PREFILL_CHUNK
