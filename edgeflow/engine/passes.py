@@ -93,7 +93,7 @@ class PassInputs:
             row_slot=self.row_slot,
             row_position=self.row_position,
             rope_position=turn,
-            last_rows=self.last_rows,
+            sampled_rows=self.last_rows,
             places=places,
         )
 

@@ -31,7 +31,9 @@ class PackedLayout:
     row_slot [L_Q], row_position [L_Q]: int64, where each row's KV is written. Both begin at multiples of 16 bytes, so
     that a Triton kernel is compiled for one alignment only.
     rope_position [C, L_Q]: int64, the positions RoPE rotates by: C = 1, or 3 (time, height, width) for M-RoPE.
-    last_rows [N]: int64, index of the last row of each span.
+    sampled_rows [n]: int64, ascending: the rows whose output the pass is for, any number of any span. A chunk of a
+    prompt that is not its last has none, a span of drafts all of them.
+    samples: how many of the last rows of each span these are, on the host; None: one. It is read with `places` only.
     places: the spans themselves; None where only the device knows them (passes of one shape that replay one graph).
     """
 
@@ -40,23 +42,31 @@ class PackedLayout:
     row_slot: Tensor
     row_position: Tensor
     rope_position: Tensor
-    last_rows: Tensor
+    sampled_rows: Tensor
+    samples: tuple[int, ...] | None = None
     places: tuple[Span, ...] | None = None
     _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
-    def of(cls, spans: Sequence[Span], device: torch.device, rope_position: Tensor | None = None) -> PackedLayout:
+    def of(
+        cls,
+        spans: Sequence[Span],
+        device: torch.device,
+        rope_position: Tensor | None = None,
+        samples: Sequence[int] | None = None,
+    ) -> PackedLayout:
         """The layout of `spans`, with index tensors on `device`.
 
-        rope_position: defaults to each row's position in its slot.
+        rope_position: defaults to each row's position in its slot. samples: how many of the last rows of each span are
+        sampled; by default one.
         """
         slots: list[int] = []
         positions: list[int] = []
-        last: list[int] = []
-        for span in spans:
+        sampled: list[int] = []
+        for span, count in zip(spans, _counts(spans, samples), strict=True):
             slots += [span.slot] * span.length
             positions += range(span.start, span.start + span.length)
-            last.append(len(slots) - 1)
+            sampled += range(len(slots) - count, len(slots))
         rows, odd = len(slots), [0] * (len(slots) % 2)  # one upload, both halves aligned
         row_slot, row_position = (half[:rows] for half in on_device(slots + odd + positions + odd, device).chunk(2))
         rotation = row_position[None] if rope_position is None else rope_position.to(device, non_blocking=True)
@@ -68,29 +78,38 @@ class PackedLayout:
             row_slot=row_slot,
             row_position=row_position,
             rope_position=rotation,
-            last_rows=on_device(last, device),
+            sampled_rows=on_device(sampled, device),
+            samples=None if samples is None else tuple(samples),
             places=tuple(spans),
         )
 
-    def of_last_rows(self) -> PackedLayout:
-        """The last row of each span as a separate span, over everything that the pass has written.
+    def of_sampled_rows(self) -> PackedLayout:
+        """Each sampled row as a separate span, over everything that the pass has written.
 
         Its index tensors are gathered anew per call, so that a graph gathers them per replay. Cached values are shared
         by all calls, so they must not hold index tensors (see `sharing`).
         """
-        last, singles = self.last_rows, (1,) * len(self.lengths)
-        places = self.places and tuple(Span(span.slot, span.start + span.length - 1, 1) for span in self.places)
-        rows = torch.arange(len(singles), device=last.device)
+        sampled = self.sampled_rows
         alone = PackedLayout(
-            lengths=singles,
+            lengths=(1,) * len(sampled),
             reach=self.reach,
-            row_slot=self.row_slot[last],
-            row_position=self.row_position[last],
-            rope_position=self.rope_position[:, last],
-            last_rows=rows,
-            places=places,
+            row_slot=self.row_slot[sampled],
+            row_position=self.row_position[sampled],
+            rope_position=self.rope_position[:, sampled],
+            sampled_rows=torch.arange(len(sampled), device=sampled.device),
+            places=self._sampled_places(),
         )
-        return alone.sharing(self, "last rows")
+        return alone.sharing(self, "sampled rows")
+
+    def _sampled_places(self) -> tuple[Span, ...] | None:
+        """The spans of the sampled rows, where the host knows."""
+        if self.places is None:
+            return None
+        return tuple(
+            Span(span.slot, place, 1)
+            for span, count in zip(self.places, _counts(self.places, self.samples), strict=True)
+            for place in range(span.start + span.length - count, span.start + span.length)
+        )
 
     def sharing(self, whole: PackedLayout, part: Hashable) -> PackedLayout:
         """This layout, with the values that earlier layouts of this part of `whole` cached.
@@ -115,6 +134,11 @@ class PackedLayout:
             self._kept[name] = make()
         kept: Made = self._kept[name]
         return kept
+
+
+def _counts(spans: Sequence[Span], samples: Sequence[int] | None) -> Sequence[int]:
+    """How many of the last rows of each span are sampled."""
+    return [min(1, span.length) for span in spans] if samples is None else samples
 
 
 def on_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:

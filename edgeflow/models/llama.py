@@ -149,11 +149,11 @@ def _head_norms(weights: Weights, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class _LastRows:
-    """The last row of each span. rows [N]; shared: the operators of a pass that consists of them."""
+class _SampledRows:
+    """The sampled rows of a pass. rows [n]; shared: the operators of a pass that consists of them, None if n is 0."""
 
     rows: Tensor
-    shared: PassOperators
+    shared: PassOperators | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +166,11 @@ class _Stage:
     head: Linear
 
     def forward(
-        self, hidden: Tensor, shared: PassOperators, stores: Callable[[int], Store], last: _LastRows | None = None
+        self, hidden: Tensor, shared: PassOperators, stores: Callable[[int], Store], sampled: _SampledRows | None = None
     ) -> Tensor:
         """All layers. The sum of a layer's input and output is formed by the norm that reads it.
 
-        last: the rows that the last layer computes beyond their keys and values; None for all.
+        sampled: the rows that the last layer computes beyond their keys and values; None for all.
         """
         eps, operators = self.config.rms_norm_eps, self.operators
         residual = hidden.clone()  # sums replace it from here on
@@ -179,8 +179,10 @@ class _Stage:
             if index:
                 x, residual = operators.add_input_norm(x, residual, layer.input_norm, eps)
             q = self._write(layer, x, shared, stores(index))
-            if last is not None and layer is self.layers[-1]:
-                q, residual, shared = q[last.rows], residual[last.rows], last.shared
+            if sampled is not None and layer is self.layers[-1]:
+                if sampled.shared is None:
+                    return residual[:0]
+                q, residual, shared = q[sampled.rows], residual[sampled.rows], sampled.shared
             x = layer.output(shared.attend(q, *stores(index)).flatten(1))
             x, residual = operators.add_post_norm(x, residual, layer.post_norm, eps)
             x = layer.down(operators.swiglu(layer.gate_up(x)))
@@ -283,16 +285,17 @@ class LlamaDecoder:
         return stage.forward(hidden, shared, kv.layer)
 
     def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
-        """[L_Q, E] → [N, E]: the rows of `forward` that are sampled, the last of each span.
+        """[L_Q, E] → [n, E]: the rows of `forward` that are sampled.
 
         The other rows are done when the last layer has written their keys and values: nobody reads what follows. There
         the sampled rows attend as decode rows do, and are served by that stage's attention.
         """
         stage, shared = self._over(layout, kv)
-        if len(hidden) == len(layout.lengths):
+        rows, decode = layout.sampled_rows, self._stages["decode"].operators
+        if len(hidden) == len(rows):
             return stage.forward(hidden, shared, kv.layer)
-        alone = self._stages["decode"].operators.over(shared.rows, layout.of_last_rows(), kv)
-        return stage.forward(hidden, shared, kv.layer, _LastRows(layout.last_rows, alone))
+        alone = decode.over(shared.rows, layout.of_sampled_rows(), kv) if len(rows) else None
+        return stage.forward(hidden, shared, kv.layer, _SampledRows(rows, alone))
 
     def _over(self, layout: PackedLayout, kv: KVSlots) -> tuple[_Stage, PassOperators]:
         """The stage of a pass, and the operators its layers share."""

@@ -213,7 +213,7 @@ def _check_hidden(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> I
         (rows,) = policy.embed_prefill(case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
         layout = PackedLayout.of([Span(0, 0, len(rows))], device)
         hidden = policy.decoder.forward(rows, layout, policy.decoder.kv_slots(1, len(rows)))
-        found = policy.decoder.final_norm(hidden[layout.last_rows], "prefill")[0]
+        found = policy.decoder.final_norm(hidden[layout.sampled_rows], "prefill")[0]
         yield from _checked(case, "final hidden", "final_hidden_last", found, FEATURE_TOLERANCE)
 
 

@@ -54,7 +54,7 @@ def lone_rows(layout: PackedLayout) -> list[int]:
     """Decode rows of packed passes; serial passes, which hold one span, stay right."""
     if len(layout.lengths) == 1:
         return []
-    return [int(last) for last, length in zip(layout.last_rows, layout.lengths, strict=True) if length == 1]
+    return [int(last) for last, length in zip(layout.sampled_rows, layout.lengths, strict=True) if length == 1]
 
 
 class Faulty:

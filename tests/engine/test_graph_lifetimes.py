@@ -96,7 +96,7 @@ def test_chat_keeps_what_its_recordings_address(tmp_path, kind: str, monkeypatch
 
     def noted(**fields: Any) -> PackedLayout:
         layout = PackedLayout(**fields)
-        indices.extend(StorageWeakRef(each.untyped_storage()) for each in (layout.row_slot, layout.last_rows))
+        indices.extend(StorageWeakRef(each.untyped_storage()) for each in (layout.row_slot, layout.sampled_rows))
         return layout
 
     monkeypatch.setattr(chat_graphs, "PackedLayout", noted)

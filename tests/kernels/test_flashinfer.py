@@ -154,7 +154,7 @@ def test_one_plan_serves_all_passes_of_a_graph(library, lengths, apart, plans):
     )
     kv.data.normal_()
     plain = placed(lengths, [(0, 0), (1, 0), (2, 0)])
-    layout = replace(plain, places=None, last_rows=plain.last_rows - torch.tensor([5, 0, 0]))  # 5 rows only pad
+    layout = replace(plain, places=None, sampled_rows=plain.sampled_rows - torch.tensor([5, 0, 0]))  # 5 rows only pad
     candidate, reference = (TABLE.implementation("packed_attention", name).load() for name in ("flashinfer", REFERENCE))
     for places in ([(0, 0), (1, 0), (2, 0)], [(3, 9), (2, 40), (0, 39)], [(1, 24), (0, 31), (2, 1)]):
         now = placed(lengths, places)
@@ -180,12 +180,12 @@ def plans_in(kept: dict) -> list[int]:
 
 def anew(layout: PackedLayout) -> PackedLayout:
     """The layout with index tensors gathered by this call, over shared cached values."""
-    gathered = {name: getattr(layout, name).clone() for name in ("row_slot", "row_position", "last_rows")}
+    gathered = {name: getattr(layout, name).clone() for name in ("row_slot", "row_position", "sampled_rows")}
     return replace(layout, **gathered).sharing(layout, "anew")
 
 
 @pytest.mark.parametrize("apart", [0, 1])
-@pytest.mark.parametrize("gather", [PackedLayout.of_last_rows, anew])
+@pytest.mark.parametrize("gather", [PackedLayout.of_sampled_rows, anew])
 def test_a_layout_gathered_per_call_is_read_where_it_is_now(library, gather, apart):
     """A graph's warm-up fills the cache with one layout; the capture, with another, must not read the first."""
     lengths, heads = (17, 1, 1), Heads(7, 1, 64)

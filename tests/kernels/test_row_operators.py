@@ -119,14 +119,30 @@ def test_layout_of_spans():
     layout = PackedLayout.of([Span(4, 0, 3), Span(1, 7, 1), Span(0, 5, 2)], CPU)
     assert layout.row_slot.tolist() == [4, 4, 4, 1, 0, 0]
     assert layout.row_position.tolist() == [0, 1, 2, 7, 5, 6]
-    assert layout.last_rows.tolist() == [2, 3, 5]
+    assert layout.sampled_rows.tolist() == [2, 3, 5]
+
+
+def test_sampled_rows_are_any_number_of_the_last_of_each_span():
+    layout = PackedLayout.of([Span(4, 6, 3), Span(1, 7, 1), Span(0, 5, 2), Span(2, 0, 3)], CPU, samples=(0, 1, 2, 1))
+    assert layout.sampled_rows.tolist() == [3, 4, 5, 8]
+    alone = layout.of_sampled_rows()
+    assert (alone.lengths, alone.reach) == ((1, 1, 1, 1), layout.reach)
+    assert alone.spans == (Span(1, 7, 1), Span(0, 5, 1), Span(0, 6, 1), Span(2, 2, 1))
+    assert alone.row_slot.tolist() == [1, 0, 0, 2]
+    assert alone.row_position.tolist() == alone.rope_position[0].tolist() == [7, 5, 6, 2]
+    assert alone.of_sampled_rows().spans == alone.spans
+
+
+def test_a_pass_that_samples_nothing_has_no_sampled_rows():
+    layout = PackedLayout.of([Span(0, 0, 3), Span(1, 2, 1)], CPU, samples=(0, 0))
+    assert layout.sampled_rows.tolist() == [] and layout.of_sampled_rows().spans == ()
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 31, 32])
 def test_index_tensors_of_a_layout_are_aligned_at_any_number_of_rows(rows: int):
     """Triton compiles a kernel once more for a pointer that is no multiple of 16 bytes: seconds within a pass."""
     layout = PackedLayout.of([Span(2, 5, rows), Span(0, 9, 1)], CPU)
-    for index in (layout.row_slot, layout.row_position, layout.rope_position, layout.last_rows):
+    for index in (layout.row_slot, layout.row_position, layout.rope_position, layout.sampled_rows):
         assert index.storage_offset() * index.element_size() % 16 == 0
     assert layout.row_position.tolist() == [*range(5, 5 + rows), 9]
     assert layout.rope_position.shape == (1, rows + 1)

@@ -125,19 +125,22 @@ def test_a_packed_pass_equals_one_span_at_a_time(name: str, history, order):
     assert torch.equal(found.argmax(-1), torch.cat(expected).argmax(-1))
 
 
+@pytest.mark.parametrize("samples", [None, (0, 1, 5, 0), (2, 1, 1, 1), (0, 0, 3, 1), (9, 1, 5, 1), (0, 0, 0, 0)])
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.inference_mode()
-def test_the_sampled_rows_are_the_last_ones_and_the_slots_the_same(name: str, int8: bool):
+def test_sampled_rows_are_rows_of_the_whole_pass_and_the_slots_the_same(name: str, int8: bool, samples):
     model = decoder(VARIANTS[name])
     spans = [Span(3, 0, 9), Span(0, 4, 1), Span(2, 3, 5), Span(1, 7, 1)]
-    layout = PackedLayout.of(spans, CPU)
+    layout = PackedLayout.of(spans, CPU, samples=samples)
     hidden = torch.randn(16, SIZE["hidden_size"], generator=torch.Generator().manual_seed(5))
     stores = [model.kv_slots(4, 40, int8=int8) for _ in range(2)]
     for kv in stores:
         model.forward(hidden, PackedLayout.of([Span(slot, 0, 4) for slot in (3, 2, 1, 0)], CPU), kv)
     every, sampled = model.forward(hidden, layout, stores[0]), model.forward_sampled(hidden, layout, stores[1])
-    assert (sampled - every[layout.last_rows]).abs().max() <= 1e-5 * every.abs().max()
+    assert sampled.shape == (4 if samples is None else sum(samples), SIZE["hidden_size"])
+    off = (sampled - every[layout.sampled_rows]).abs()
+    assert not off.numel() or off.max() <= 1e-5 * every.abs().max()
     assert torch.equal(stores[0].data, stores[1].data)
 
 
@@ -174,6 +177,15 @@ def test_the_last_layer_computes_only_the_rows_that_are_sampled():
     with Called() as called:
         model.forward_sampled(torch.randn(10, SIZE["hidden_size"]), layout, kv)
     assert [rows for name, rows in called.rows if name == "silu"] == [10, 10, 2]
+
+
+@torch.inference_mode()
+def test_a_chunk_that_samples_nothing_computes_keys_and_values_alone_in_the_last_layer():
+    model = decoder(VARIANTS["gqa"])
+    kv, layout = model.kv_slots(2, 40), PackedLayout.of([Span(0, 0, 9)], CPU, samples=[0])
+    with Called() as called:
+        model.forward_sampled(torch.randn(9, SIZE["hidden_size"]), layout, kv)
+    assert [rows for name, rows in called.rows if name == "silu"] == [9, 9]
 
 
 Call = tuple[str, str, str, str]

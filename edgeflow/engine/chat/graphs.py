@@ -119,7 +119,7 @@ class ReplayedPasses:
             row_slot=numbers[0],
             row_position=numbers[1],
             rope_position=numbers[2:],
-            last_rows=last,
+            sampled_rows=last,
         )
 
         def program() -> _Memory:

@@ -197,9 +197,6 @@ def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
     rows = sum(layout.lengths[:count])
     if not 0 < count < len(layout.lengths) or any(length > 1 for length in layout.lengths[count:]):
         return [(slice(None), layout)]
-    single = len(layout.lengths) - count
-    device = layout.last_rows.device
-    lasts = layout.last_rows[:count], layout.kept("flashinfer rows", lambda: torch.arange(single, device=device))
     cuts = (slice(rows), slice(count)), (slice(rows, None), slice(count, None))
     return [
         (
@@ -210,11 +207,11 @@ def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
                 row_slot=layout.row_slot[of_rows],
                 row_position=layout.row_position[of_rows],
                 rope_position=layout.rope_position[:, of_rows],
-                last_rows=last,
+                sampled_rows=layout.sampled_rows[:0],
                 places=layout.places and layout.places[of_spans],
             ).sharing(layout, ("flashinfer part", index)),
         )
-        for index, ((of_rows, of_spans), last) in enumerate(zip(cuts, lasts, strict=True))
+        for index, (of_rows, of_spans) in enumerate(cuts)
     ]
 
 
