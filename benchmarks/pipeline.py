@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.console import table_console
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.process.calibrate import calibrate
@@ -97,7 +97,7 @@ def _systems(path: Path, policy: OpenVLAPolicy, prompt: int) -> dict[str, System
     ours = OpenVLAPolicy.load(path, torch.float32, CPU, attention=slots_in_place)
 
     def packed(served: OpenVLAPolicy, mode: Mode, shift: Shift) -> System:
-        engine = PolicyEngine(served, served.K, served.image_tokens + prompt + served.K, CPU)
+        engine = PolicyEngine(served, served.K, served.image_tokens + prompt + served.K)
 
         def run(frames: list[PreparedFrame]) -> tuple[Tokens, float]:
             scheduler = Scheduler(limits_for(served.K, shift=shift))
@@ -169,7 +169,7 @@ def _rows(systems: dict[str, System], rounds: list[dict[str, tuple]]) -> list[Ro
 def _pass_times(policy: OpenVLAPolicy, frames: list[PreparedFrame]) -> PassTimes:
     """Median times of a prefill, a decode-only pass and a full packed pass, which bound the ratio."""
     capacity = policy.image_tokens + len(frames[0].prompt_ids) + policy.K
-    return calibrate(PolicyEngine(policy, policy.K, capacity, CPU), instruction=INSTRUCTION)
+    return calibrate(PolicyEngine(policy, policy.K, capacity), instruction=INSTRUCTION)
 
 
 def _print(rows: list[Row], arguments: argparse.Namespace, prefill: int, times: PassTimes) -> None:

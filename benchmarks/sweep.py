@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.console import progress_bar, table_console
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.model_paths import resolve_model
@@ -98,7 +98,7 @@ def _bench(policy: OpenVLAPolicy, stages: int, prompt: int, count: int) -> tuple
     images = generator.integers(0, 256, (count, 96, 96, 3), np.uint8)
     ids = [1, *generator.integers(3, policy.config.text.vocab_size // 2, prompt - 1).tolist()]
     frames = [PreparedFrame(policy.preprocess(image), tuple(ids)) for image in images]
-    return PolicyEngine(policy, stages, policy.image_tokens + prompt + stages, CPU), frames
+    return PolicyEngine(policy, stages, policy.image_tokens + prompt + stages), frames
 
 
 def _profile(policy: OpenVLAPolicy, stages: int, prompt: int) -> dict[str, float]:
@@ -113,7 +113,7 @@ def _profile(policy: OpenVLAPolicy, stages: int, prompt: int) -> dict[str, float
             run.offer(0, seq + 1, frames[seq])
             launched = run.step()
             if launched is not None:
-                engine.collect(launched)
+                run.collect(launched)
 
     feed(0, stages)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
@@ -167,8 +167,8 @@ def _run(engine: PolicyEngine, frames: list[PreparedFrame], mode: Mode) -> _Run:
         launched = run.step()
         if launched is None:
             break
-        for sampled in engine.collect(launched):
-            tokens[sampled.frame.seq] = sampled.token_ids
+        for decoded in run.collect(launched):
+            tokens[decoded.sampled.frame.seq] = decoded.sampled.token_ids
         elapsed = 1e3 * (time.perf_counter() - started)
         passes.append((len(launched.planned.segments), elapsed))
         (prefills if launched.planned.prefills else decodes).append(elapsed)

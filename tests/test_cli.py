@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from edgeflow import doctor
 from edgeflow.cli import app
 from edgeflow.doctor import Verdict
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.models.openvla.policy import OpenVLAPolicy
@@ -163,7 +163,7 @@ def test_verify_names_what_is_off(tmp_path):
     image = np.zeros((9, 12, 3), np.uint8)
     Image.fromarray(image).save(directory / "black.png")
     frame = PreparedFrame(policy.preprocess(image), policy.prompt_ids("Go"))
-    (decoded,) = decode_serially(PolicyEngine(policy, policy.K, 64, torch.device("cpu")), [frame])
+    (decoded,) = decode_serially(PolicyEngine(policy, policy.K, 64), [frame])
     cases = [
         {"name": name, "image": "black.png", "instruction": "Go", "action_token_ids": list(decoded.sampled.token_ids)}
         for name in ("first", "[b]econd")

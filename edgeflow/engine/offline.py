@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgeflow.engine.engine import LaunchedPass, PolicyEngine, Sampled
+from edgeflow.engine.contracts.actions import Answers, PolicyEngine, Sampled
+from edgeflow.engine.executor import Ticket
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.scheduler.depth import depth_of
 from edgeflow.scheduler.plan import Frame, FrameRef
@@ -34,14 +35,17 @@ def limits_for(
 class OfflineRun:
     """One session per mode, all fed in lockstep: before each pass every session is offered its next frame."""
 
-    def __init__(self, engine: PolicyEngine, scheduler: Scheduler, modes: list[Mode], depth: int = 0) -> None:
+    def __init__(
+        self, engine: PolicyEngine, scheduler: Scheduler, modes: list[Mode], depth: int = 0, decode_rows: int = 1
+    ) -> None:
         self.engine = engine
         self.scheduler = scheduler
+        self._answers = Answers(engine.policy.K)
         self._logits: dict[FrameRef, list[Tensor]] = {}
         self._observations: dict[FrameRef, PreparedFrame] = {}
         self._waiting: set[int] = set()
         for session, mode in enumerate(modes):
-            scheduler.open(session, epoch=1, depth=depth_of(mode, engine.policy.K, depth))
+            scheduler.open(session, 1, depth_of(mode, engine.policy.K, depth), decode_rows)
 
     def decode(self, streams: Sequence[Iterable[PreparedFrame]]) -> list[list[Decoded]]:
         """Decode every frame of every stream, one stream per session; results in the order of the frames."""
@@ -54,7 +58,7 @@ class OfflineRun:
             launched = self.step()
             if launched is None:
                 return results
-            for decoded in self._collect(launched):
+            for decoded in self.collect(launched):
                 results[decoded.sampled.frame.session].append(decoded)
 
     def decode_arrivals(self, arrivals: Sequence[tuple[int, PreparedFrame]]) -> list[Decoded]:
@@ -65,29 +69,32 @@ class OfflineRun:
                 launched = self.step()
                 passes -= 1
                 if launched is not None:
-                    results += self._collect(launched)
+                    results += self.collect(launched)
             self.offer(0, seq, frame)
         while (launched := self.step()) is not None:
-            results += self._collect(launched)
+            results += self.collect(launched)
         return results
 
-    def _collect(self, launched: LaunchedPass) -> list[Decoded]:
-        sampled = self.engine.collect(launched)
-        return [Decoded(result, self._logits.pop(result.frame, [])) for result in sampled]
+    def collect(self, launched: Ticket[FrameRef]) -> list[Decoded]:
+        """Wait for a pass and commit what it gave; the frames it finished."""
+        outcomes = self.engine.collect(launched)
+        self._answers.add(outcomes)
+        done = [departure.frame for departure in self.scheduler.commit(launched.planned.number, outcomes)]
+        return [Decoded(self._answers.take(frame), self._logits.pop(frame, [])) for frame in done]
 
-    def step(self) -> LaunchedPass | None:
-        """Launch one pass; None when nothing is left to run."""
+    def step(self) -> Ticket[FrameRef] | None:
+        """Launch one pass, to be collected; None when nothing is left to run."""
         planned = self.scheduler.plan(0)
         if planned is None:
             return None
         launched = self.engine.launch(planned, self._observations)
-        self.scheduler.commit(planned.number)
         for segment in planned.prefills:
-            del self._observations[segment.frame]
-            self._waiting.discard(segment.frame.session)
+            del self._observations[segment.sequence]
+            self._answers.begin(segment.sequence)
+            self._waiting.discard(segment.sequence.session)
         if launched.logits is not None:
-            for segment, row in zip(planned.segments, launched.logits, strict=True):
-                self._logits.setdefault(segment.frame, []).append(row)
+            for segment, row in zip(planned.segments, launched.logits, strict=False):  # rows may pad the pass
+                self._logits.setdefault(segment.sequence, []).append(row)
         return launched
 
     def waiting(self, session: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from edgeflow.scheduler.depth import depths_of
-from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Pass
+from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Outcome, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import PassTimes
 
@@ -108,19 +108,19 @@ class _Tally:
 
 
 class _Device:
-    """Runs passes in order. running: number and end of each that is launched and not collected."""
+    """Runs passes in order. running: each that is launched and not collected, and its end."""
 
     def __init__(self, times: PassTimes) -> None:
-        self.running: deque[tuple[int, int]] = deque()
+        self.running: deque[tuple[Pass[FrameRef], int]] = deque()
         self._times = times
         self._free_ns = 0
 
-    def launch(self, planned: Pass, now_ns: int) -> int:
+    def launch(self, planned: Pass[FrameRef], now_ns: int) -> int:
         """When the host has launched the pass."""
         launched_ns = now_ns + self._times.launch_ns
         lasts_ns = self._times.pass_ns(len(planned.prefills), len(planned.decodes))
         self._free_ns = max(self._free_ns, launched_ns) + lasts_ns
-        self.running.append((planned.number, self._free_ns))
+        self.running.append((planned, self._free_ns))
         return launched_ns
 
 
@@ -151,12 +151,12 @@ def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot])
             continue
         if planned is not None:
             passes += 1
-            prepare_ns = sum(robots[segment.frame.session].prepare_ns for segment in planned.prefills)
+            prepare_ns = sum(robots[segment.sequence.session].prepare_ns for segment in planned.prefills)
             now_ns = device.launch(planned, now_ns + prepare_ns)
         while len(device.running) > (times.launch_ahead if planned else 0):
-            number, ended_ns = device.running.popleft()
+            ended, ended_ns = device.running.popleft()
             now_ns = max(now_ns, ended_ns)
-            for departure in scheduler.commit(number):
+            for departure in scheduler.commit(ended.number, [Outcome(each.sequence, (0,)) for each in ended.segments]):
                 if departure.why is Leaving.DONE:
                     ref = departure.frame
                     tallies[ref.session].done.append((now_ns, now_ns - feeds[ref.session].stamps.pop(ref.seq)))

@@ -6,8 +6,13 @@ forward runs, and the slots that hold them.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Generic, TypeVar
+
+Ref = TypeVar("Ref", bound=Hashable)
+"""What a sequence is known by: a FrameRef, or the number of a chat request."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,20 +34,23 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A run of rows of one frame in one pass.
+class Segment(Generic[Ref]):
+    """A run of rows of one sequence in one pass.
 
     slot, generation: the slot that holds its KV, and a count that distinguishes one use of the slot from the next.
-    start, length: rows enter the slot at positions start .. start+length-1.
-    stage: 0 is the prefill; stage j samples action token j. The row of stage j >= 1 is token j-1.
+    start, length: rows enter the slot at positions start .. start+length-1. Behind a prompt the device knows where they
+    enter; `start` is then the furthest it may be, and exact while no pass of several rows is uncommitted.
+    stage: 0 is a part of the prompt; stage j samples token j, and its first row is token j-1. Further rows are drafts.
+    samples: rows that are sampled, the last of the segment; 0 for a part of a prompt that is not its end.
     """
 
-    frame: FrameRef
+    sequence: Ref
     slot: int
-    generation: int
     start: int
     length: int
     stage: int
+    generation: int = 0
+    samples: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +63,15 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """One run through the network.
+class Pass(Generic[Ref]):
+    """One run through the network of one model.
 
     segments: prefills first, then decode rows by ascending slot.
-    finished: the segments whose sampled token completes their frame.
     moves: slot copies to make after the pass, in this order; none reads a slot that an earlier one has written.
     """
 
     number: int
-    segments: tuple[Segment, ...]
-    finished: tuple[Segment, ...]
+    segments: tuple[Segment[Ref], ...]
     moves: tuple[Move, ...] = ()
 
     @property
@@ -74,12 +80,24 @@ class Pass:
         return sum(segment.length for segment in self.segments)
 
     @property
-    def prefills(self) -> tuple[Segment, ...]:
+    def prefills(self) -> tuple[Segment[Ref], ...]:
         return tuple(segment for segment in self.segments if segment.stage == 0)
 
     @property
-    def decodes(self) -> tuple[Segment, ...]:
+    def decodes(self) -> tuple[Segment[Ref], ...]:
         return tuple(segment for segment in self.segments if segment.stage > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[Ref]):
+    """The result of a segment: the tokens that are settled now, none before the end of a prompt, at most one per row.
+
+    finite: False when a logit behind them was not.
+    """
+
+    sequence: Ref
+    tokens: tuple[int, ...]
+    finite: bool = True
 
 
 class Leaving(Enum):

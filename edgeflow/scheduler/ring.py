@@ -24,7 +24,11 @@ class Shift(str, Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """A frame in flight. stage: the one to run next. length: rows of its KV in the slot."""
+    """A frame in flight.
+
+    stage: the one to run next. length: rows of its KV in the slot. Both count one token for a pass that is not
+    committed, the fewest it can settle. slack: further rows that such passes may have settled. settled: tokens known.
+    """
 
     frame: FrameRef
     rows: int
@@ -33,6 +37,8 @@ class Flight:
     deadline_ns: int = 0
     stage: int = 0
     length: int = 0
+    slack: int = 0
+    settled: int = 0
 
 
 class Ring(Protocol):
@@ -79,7 +85,7 @@ class CopyingRing:
     def advance(self, flights: list[Flight]) -> tuple[Move, ...]:
         moves = []
         for flight in sorted(flights, key=lambda flight: -flight.slot):
-            moves.append(Move(flight.slot, flight.slot + 1, flight.length))
+            moves.append(Move(flight.slot, flight.slot + 1, flight.length + flight.slack))
             flight.slot += 1
         return tuple(moves)
 

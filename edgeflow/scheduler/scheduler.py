@@ -5,12 +5,13 @@ No torch, no threads, no clock: the caller passes in the time, and gets back wha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edgeflow.errors import RETRY_AFTER_MS, AlreadyExists, ResourceExhausted
 from edgeflow.scheduler.depth import rounds_of
-from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Pass, Segment
-from edgeflow.scheduler.ring import Shift, make_ring
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass, Segment
+from edgeflow.scheduler.ring import Flight, Shift, make_ring
 from edgeflow.scheduler.session import SessionQueue
 
 
@@ -52,10 +53,13 @@ class Scheduler:
         self.counts = SchedulerCounts()
         self._sessions: dict[int, SessionQueue] = {}
         self._free_rings = list(range(limits.max_sessions))[::-1]
-        self._landing: dict[int, list[FrameRef]] = {}
+        self._launched: dict[int, list[tuple[SessionQueue, Segment[FrameRef], Flight]]] = {}
 
-    def open(self, session: int, epoch: int, depth: int) -> None:
-        """Give a session its ring; depth 1 is serial, K pipelined. ResourceExhausted when every ring is taken."""
+    def open(self, session: int, epoch: int, depth: int, decode_rows: int = 1) -> None:
+        """Give a session its ring; depth 1 is serial, K pipelined. ResourceExhausted when every ring is taken.
+
+        decode_rows: as in SessionQueue.
+        """
         if session in self._sessions:
             raise AlreadyExists(f"session {session} is open already", field="session")
         if not self._free_rings:
@@ -68,7 +72,10 @@ class Scheduler:
         first = self._free_rings.pop() * stages
         ring = make_ring(self.limits.shift, range(first, first + stages))
         rounds = rounds_of(depth, stages)
-        self._sessions[session] = SessionQueue(session, epoch, ring, rounds, self.limits.drain_after_ns)
+        drain_after_ns = self.limits.drain_after_ns
+        self._sessions[session] = SessionQueue(
+            session, epoch, ring, rounds=rounds, drain_after_ns=drain_after_ns, decode_rows=decode_rows
+        )
 
     def change_depth(self, session: int, depth: int) -> None:
         """Change the depth from the session's next prefill on; unknown sessions are ignored."""
@@ -82,14 +89,14 @@ class Scheduler:
         if queue is None:
             return []
         self._free_rings.append(queue.ring.slots[0] // self.limits.stages)
-        return self._depart(queue.reset(queue.epoch, Leaving.CLOSED) + self._recall(session, Leaving.CLOSED))
+        return self._depart(queue.reset(queue.epoch, Leaving.CLOSED))
 
     def reset(self, session: int, epoch: int) -> list[Departure]:
         """Start a new epoch: frames that are waiting, in flight or not yet committed leave. Old epochs are ignored."""
         queue = self._sessions.get(session)
         if queue is None or epoch <= queue.epoch:
             return []
-        return self._depart(queue.reset(epoch) + self._recall(session, Leaving.EPOCH_CHANGED))
+        return self._depart(queue.reset(epoch))
 
     def offer(self, frame: Frame) -> list[Departure]:
         """Take a frame; the newest wins. A frame of a newer epoch starts that epoch."""
@@ -97,40 +104,40 @@ class Scheduler:
         queue = self._sessions.get(frame.ref.session)
         if queue is None:
             return self._depart([Departure(frame.ref, Leaving.CLOSED)])
-        newer = frame.ref.epoch > queue.epoch
-        left = queue.offer(frame)
-        if newer:
-            left += self._recall(frame.ref.session, Leaving.EPOCH_CHANGED)
-        return self._depart(left)
+        return self._depart(queue.offer(frame))
 
-    def plan(self, now_ns: int) -> Pass | None:
+    def plan(self, now_ns: int) -> Pass[FrameRef] | None:
         """The next pass, or None when there is nothing to run now (see wake_at_ns)."""
         chosen = self._choose(now_ns)
         if not chosen:
             return None
-        segments: list[Segment] = []
-        finished: list[Segment] = []
+        launched: list[tuple[SessionQueue, Segment[FrameRef], Flight]] = []
         moves: list[Move] = []
         number = self.counts.passes
         full = False
         for queue in chosen:
             queue.last_pass = number
-            its_segments, its_finished, its_moves = queue.take()
-            segments += its_segments
-            finished += its_finished
+            taken, its_moves = queue.take()
+            launched += [(queue, segment, flight) for segment, flight in taken]
             moves += its_moves
-            full = full or len(its_segments) == self.limits.stages
-        self._landing[number] = [segment.frame for segment in finished]
-        segments.sort(key=lambda segment: (segment.stage > 0, segment.slot))
-        planned = Pass(number, tuple(segments), tuple(finished), tuple(moves))
+            full = full or len(taken) == self.limits.stages
+        launched.sort(key=lambda each: (each[1].stage > 0, each[1].slot))
+        planned = Pass(number, tuple(segment for _, segment, _ in launched), tuple(moves))
+        self._launched[number] = launched
         self.counts.passes += 1
         self.counts.rows += planned.rows
         self.counts.full_passes += full
         return planned
 
-    def commit(self, number: int) -> list[Departure]:
-        """Record that pass `number` has run: frames it finished leave as done, unless recalled meanwhile."""
-        return self._depart([Departure(frame, Leaving.DONE) for frame in self._landing.pop(number)])
+    def commit(self, number: int, outcomes: Iterable[Outcome[FrameRef]]) -> list[Departure]:
+        """Record what each segment of pass `number` gave: frames whose tokens are all settled leave as done.
+
+        Frames that have left since stay away.
+        """
+        left: list[Departure] = []
+        for (queue, segment, flight), outcome in zip(self._launched.pop(number), outcomes, strict=True):
+            left += queue.commit(flight, segment, outcome)
+        return self._depart(left)
 
     def wake_at_ns(self) -> int | None:
         """When plan() will have something to run even if nothing arrives."""
@@ -147,13 +154,6 @@ class Scheduler:
                 chosen.append(queue)
                 rows += wanted
         return chosen
-
-    def _recall(self, session: int, why: Leaving) -> list[Departure]:
-        left: list[Departure] = []
-        for number, frames in self._landing.items():
-            left += [Departure(frame, why) for frame in frames if frame.session == session]
-            self._landing[number] = [frame for frame in frames if frame.session != session]
-        return left
 
     def _depart(self, left: list[Departure]) -> list[Departure]:
         for departure in left:

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.device import choose_device
-from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.table import operator_table
@@ -168,7 +168,7 @@ def verify_bundle(
             results += _check_vision(case, policy, device)
             results += _check_hidden(case, policy, device)
     progress("decoding", len(cases), len(cases) + 1)
-    for case, decodings in zip(cases, _decode(cases, policy, mode, table, device), strict=True):
+    for case, decodings in zip(cases, _decode(cases, policy, mode, table), strict=True):
         results += _check_decoding(case, decodings, policy)
     names = [case.name for case in cases]
     return sorted(results, key=lambda result: names.index(result.case))
@@ -217,13 +217,11 @@ def _check_hidden(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> I
         yield from _checked(case, "final hidden", "final_hidden_last", found, FEATURE_TOLERANCE)
 
 
-def _decode(
-    cases: list[_Case], policy: OpenVLAPolicy, mode: Mode, table: OperatorTable | None, device: torch.device
-) -> list[list[Decoded]]:
+def _decode(cases: list[_Case], policy: OpenVLAPolicy, mode: Mode, table: OperatorTable | None) -> list[list[Decoded]]:
     """Decode every case several times, so that the pipeline fills, runs full and drains; decodings case by case."""
     longest = max(len(case.frame.prompt_ids) for case in cases)
     capacity = policy.image_tokens + longest + policy.K
-    engine = PolicyEngine(policy, policy.K, capacity, device, keep_logits=True, table=table)
+    engine = PolicyEngine(policy, policy.K, capacity, keep_logits=True, table=table)
     rounds = 1 if mode is Mode.SERIAL else -(-PIPELINE_FILLS * policy.K // len(cases))
     run = OfflineRun(engine, Scheduler(limits_for(policy.K)), [mode])
     (decoded,) = run.decode([[case.frame for case in cases] * rounds])

@@ -8,7 +8,7 @@ import torch
 from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.task import Outcome
 from edgeflow.demo.virtual import EpisodeRun, VirtualService
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.process.profile import DeviceProfile
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import SchedulerLimits
@@ -23,7 +23,7 @@ MS = 1_000_000
 def engine(tmp_path_factory):
     torch.set_num_threads(1)
     policy = OpenVLAPolicy.load(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
-    return PolicyEngine(policy, policy.K, 160, CPU)
+    return PolicyEngine(policy, policy.K, 160)
 
 
 @pytest.fixture(scope="module")

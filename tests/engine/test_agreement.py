@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.engine import engine, passes
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine import executor, staging
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.process.warmup import warm_up
 from edgeflow.errors import WorkerError
 from edgeflow.gpu_suite.order import Order
@@ -119,7 +119,7 @@ def one_thread():
 def warmed(size: PolicySize, dtype: torch.dtype, fault: str = "") -> None:
     table = Faulty(fault).table()
     policy = random_policy(size, CPU, dtype, table=table)
-    served = PolicyEngine(policy, policy.K, size.rows + policy.K, CPU, table=table)
+    served = PolicyEngine(policy, policy.K, size.rows + policy.K, table=table)
     warm_up(served, Shift.ROTATE, lambda *_: None)
     assert not served.keep_logits, "the service does not copy logits"
 
@@ -167,13 +167,13 @@ def test_the_suite_ends_with_an_error_when_a_row_is_at_fault(monkeypatch, tmp_pa
 def test_a_wrong_row_is_a_fault(monkeypatch, tmp_path):
     """Packed passes sample a frame's first token from the row before the last one of its prefill."""
 
-    def wrong(planned, observations, shape, policy, pinned):
-        numbers, *pixels = passes.stage(planned, observations, shape, policy, pinned)
+    def wrong(planned, prompts, shape, contract, **options):
+        numbers, *pixels = staging.stage(planned, prompts, shape, contract, **options)
         if shape.prefills and shape.decodes:
-            inputs = passes.PassInputs.over(torch.cat([numbers, *pixels]), shape, policy)
-            numbers.view(torch.long)[inputs.last_rows.storage_offset()] -= 1
+            inputs = staging.PassInputs.over(torch.cat([numbers, *pixels]), shape, contract)
+            numbers.view(torch.long)[inputs.layout.sampled_rows.storage_offset()] -= 1
         return [numbers, *pixels]
 
-    monkeypatch.setattr(engine, "stage", wrong)
+    monkeypatch.setattr(executor, "stage", wrong)
     rows = compared(setting(MEDIUM, Faulty("").table(), monkeypatch, tmp_path), 2)
     assert all("first tokens" in row["fault"] for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +14,22 @@ from triton.runtime.jit import JITFunction
 
 from edgeflow.clock import ManualClock
 from edgeflow.engine.chat.warmup import run_each_kind
+from edgeflow.engine.contracts.actions import ActionTokens
+from edgeflow.engine.executor import Ticket
 from edgeflow.engine.generate import StepRows, run_pass
-from edgeflow.engine.passes import PassInputs, PassOutputs, PassProgram, PassShape, input_bytes
 from edgeflow.engine.process.calibrate import calibrate
 from edgeflow.engine.process.warmup import record_passes, warm_up
+from edgeflow.engine.program import PassProgram
+from edgeflow.engine.shapes import PassShape, shape_of
+from edgeflow.engine.slots import SlotState
+from edgeflow.engine.staging import PassInputs, input_bytes
 from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, random_chat
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize, random_policy
 from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
 from edgeflow.kernels.layout import Span
 from edgeflow.kernels.table import OperatorKey
 from edgeflow.models.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.plan import Pass
+from edgeflow.scheduler.plan import Pass, Ref
 from edgeflow.scheduler.ring import Shift
 from tests.engine.process.simulated_device import AsynchronousEngine
 from tests.engine.recorded import record
@@ -79,13 +85,18 @@ def compiled(monkeypatch) -> set[Signature]:
 class ShapeNoting(AsynchronousEngine):
     """Notes the shapes of its passes and runs none."""
 
-    def __init__(self, policy: OpenVLAPolicy, *, graphs: bool) -> None:
-        super().__init__(policy, 2 * policy.K, ManualClock(), graphs=graphs, record=record, capacity=CAPACITY)
+    def __init__(self, policy: OpenVLAPolicy, shift: Shift, *, graphs: bool) -> None:
+        options = {"graphs": graphs, "record": record, "capacity": CAPACITY, "shift": shift}
+        super().__init__(policy, 2 * policy.K, ManualClock(), **options)
         self.shapes: set[PassShape] = set()
 
-    def _run(self, planned: Pass, shape: PassShape, staged: list[Tensor]) -> PassOutputs:
+    def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any]) -> Ticket[Ref]:
+        if self.graphs is None:
+            self.shapes.add(shape_of(planned, None))
+        return super().launch(planned, prompts)
+
+    def _find(self, shape: PassShape) -> None:
         self.shapes.add(shape)
-        return super()._run(planned, shape, staged)
 
 
 class MetaProgram:
@@ -94,24 +105,24 @@ class MetaProgram:
     def __init__(self, size: PolicySize) -> None:
         table = in_triton()
         self.policy = random_policy(size, META, torch.bfloat16, table=table)
+        self.contract = ActionTokens(self.policy)
         kv = self.policy.decoder.kv_slots(2 * self.policy.K, CAPACITY)
         greedy, shift = (
             table.resolve_stages(OperatorKey(op_name=name, model_name="llama"), META, torch.bfloat16)
             for name in ("greedy", "shift_kv_chain")
         )
-        self._run = PassProgram(self.policy, kv, greedy, shift)
+        self._run = PassProgram(self.contract, kv, SlotState(kv), greedy, shift)
 
     def run(self, shape: PassShape) -> None:
-        buffer = torch.zeros(input_bytes(shape, self.policy), dtype=torch.uint8, device=META)
-        inputs = PassInputs.over(buffer, shape, self.policy)
-        self._run(shape, inputs, inputs.layout(shape, CAPACITY))
+        buffer = torch.zeros(input_bytes(shape, self.contract), dtype=torch.uint8, device=META)
+        self._run(shape, PassInputs.over(buffer, shape, self.contract))
 
 
 def warmed_shapes(shift: Shift, *, graphs: bool) -> set[PassShape]:
     """Those that a worker runs before it is ready."""
     policy = random_policy(SIZE, torch.device("cpu"), torch.float32)
-    engine = ShapeNoting(policy, graphs=graphs)
-    record_passes(engine, shift, lambda *_: None, required=True)
+    engine = ShapeNoting(policy, shift, graphs=graphs)
+    record_passes(engine, lambda *_: None, required=True)
     warm_up(engine, shift, lambda *_: None)
     calibrate(engine, clock=engine.clock)
     return engine.shapes
@@ -122,7 +133,13 @@ def any_shape(dice: random.Random, shift: Shift, policy: OpenVLAPolicy) -> PassS
     longest = CAPACITY - policy.K
     prefills = tuple(dice.randint(policy.image_tokens + 2, longest) for _ in range(dice.randint(0, 4)))
     decodes = dice.randint(0 if prefills else 1, 48)
-    return PassShape(prefills, decodes, dice.randint(0, 40) if shift is Shift.COPY else 0)
+    return PassShape(
+        prefills=prefills,
+        decodes=(1,) * decodes,
+        samples=(1,) * (len(prefills) + decodes),
+        reach=CAPACITY,
+        moves=dice.randint(0, 40) if shift is Shift.COPY else 0,
+    )
 
 
 @pytest.mark.parametrize("graphs", [True, False])

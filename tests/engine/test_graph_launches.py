@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from edgeflow.engine.passes import PassInputs, PassProgram, PassShape, input_bytes
+from edgeflow.engine.contracts.actions import ActionTokens
+from edgeflow.engine.program import PassProgram
+from edgeflow.engine.shapes import PassShape
+from edgeflow.engine.slots import SlotState
+from edgeflow.engine.staging import PassInputs, input_bytes
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_policy
 from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
 from edgeflow.kernels.layout import Span
@@ -57,7 +61,7 @@ def machine(monkeypatch):
         yield machine
 
 
-def program(capacity: int = CAPACITY) -> tuple[Any, PassProgram]:
+def program(capacity: int = CAPACITY) -> tuple[ActionTokens, PassProgram]:
     table = in_triton()
     policy = random_policy(SIZE, META, torch.bfloat16, table=table)
     kv = policy.decoder.kv_slots(2 * policy.K, capacity)
@@ -65,28 +69,32 @@ def program(capacity: int = CAPACITY) -> tuple[Any, PassProgram]:
         table.resolve_stages(OperatorKey(op_name=name, model_name="llama"), META, torch.bfloat16)
         for name in ("greedy", "shift_kv_chain")
     )
-    return policy, PassProgram(policy, kv, greedy, shift)
+    contract = ActionTokens(policy)
+    return contract, PassProgram(contract, kv, SlotState(kv), greedy, shift)
 
 
-SHAPES = [
-    PassShape((32,), 0, 0),
-    PassShape((32,), 6, 0),
-    PassShape((32, 48), 5, 4),
-    PassShape((), 1, 0),
-    PassShape((), 6, 5),
-]
+def of(prefills: tuple[int, ...], decodes: int, moves: int = 0, rows: int = 1) -> PassShape:
+    samples = (1,) * len(prefills) + (rows,) * decodes
+    return PassShape(prefills=prefills, decodes=(rows,) * decodes, samples=samples, reach=CAPACITY, moves=moves)
+
+
+def inputs_of(shape: PassShape, contract: ActionTokens, places: tuple[Span, ...] | None = None) -> PassInputs:
+    buffer = torch.zeros(input_bytes(shape, contract), dtype=torch.uint8, device=META)
+    return PassInputs.over(buffer, shape, contract, places)
+
+
+SHAPES = [of((32,), 0), of((32,), 6), of((32, 48), 5, 4), of((), 1), of((), 6, 5), of((32,), 5, rows=3)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_pass_stays_on_the_device(machine: Machine, shape: PassShape):
-    policy, run = program()
-    inputs = PassInputs.over(torch.zeros(input_bytes(shape, policy), dtype=torch.uint8, device=META), shape, policy)
-    layout = inputs.layout(shape, CAPACITY)
-    run(shape, inputs, layout)  # a warm-up, which may make tiles
+    contract, run = program()
+    inputs = inputs_of(shape, contract)
+    run(shape, inputs)  # a warm-up, which may make tiles
     first, machine.launches, machine.uploads = machine.launches, [], 0
     with OnTheDevice() as seen:
-        outputs = run(shape, inputs, layout)
-    assert outputs.results.shape == (len(shape.lengths), policy.K + 1)
+        outputs = run(shape, inputs)
+    assert outputs.results.shape == (len(shape.lengths), max(shape.samples) + 2)
     assert machine.uploads == 0, "a graph would hold the address of memory that is gone"
     assert machine.launches == first
     kernels = {launch[0] for launch in first}
@@ -97,11 +105,10 @@ def test_a_pass_stays_on_the_device(machine: Machine, shape: PassShape):
 
 def launches(machine: Machine, spans: list[Span]) -> list[Any]:
     """Of one pass whose places the host knows."""
-    policy, run = program()
-    shape = PassShape(tuple(span.length for span in spans if span.length > 1), sum(s.length == 1 for s in spans), 0)
-    inputs = PassInputs.over(torch.zeros(input_bytes(shape, policy), dtype=torch.uint8, device=META), shape, policy)
+    contract, run = program()
+    shape = of(tuple(span.length for span in spans if span.length > 1), sum(s.length == 1 for s in spans))
     machine.launches = []
-    run(shape, inputs, inputs.layout(shape, CAPACITY, tuple(spans)))
+    run(shape, inputs_of(shape, contract, tuple(spans)))
     return machine.launches
 
 

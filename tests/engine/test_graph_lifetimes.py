@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from edgeflow.engine.chat import graphs as chat_graphs
 from edgeflow.engine.chat.graphs import ReplayedPasses
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.graphs import CudaRecord, Graphs
 from edgeflow.engine.offline import decode_serially
 from edgeflow.kernels import packed_attention
@@ -74,7 +74,7 @@ def test_a_policy_engine_keeps_what_its_recordings_address(tmp_path):
     tiled = Tiled()
     path = write_checkpoint(tmp_path / "tiny", TinySize(kv_heads=2))
     policy = OpenVLAPolicy.load(path, torch.float32, CPU, table=tiled.table())
-    engine = PolicyEngine(policy, policy.K, 128, CPU, table=tiled.table(), graphs=True, record=record)
+    engine = PolicyEngine(policy, policy.K, 128, table=tiled.table(), graphs=True, record=record)
     frames = make_frames(policy, 4, seed=2)
     results = decode_serially(engine, frames)
     assert len(tiled.tables) > len(engine.graphs) > 1, "a pass with a prefill has one table more, for its last layer"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgeflow.engine.engine import LaunchedPass, PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
+from edgeflow.engine.executor import Ticket
 from edgeflow.engine.graphs import Graphs
 from edgeflow.engine.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
@@ -32,7 +33,7 @@ def policy(tmp_path_factory):
 def replaying(policy: OpenVLAPolicy, sessions: int = 1, **options) -> PolicyEngine:
     """Memory holds NaN wherever nothing was written."""
     slots = policy.K * sessions
-    engine = PolicyEngine(policy, slots, 128, CPU, table=ON_THE_DEVICE, graphs=True, record=record, **options)
+    engine = PolicyEngine(policy, slots, 128, table=ON_THE_DEVICE, graphs=True, record=record, **options)
     engine.kv.data.fill_(torch.nan)
     return engine
 
@@ -45,7 +46,7 @@ def tokens(results) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("shift", Shift)
 @pytest.mark.parametrize("modes", [[Mode.SERIAL], [Mode.DEPTH], [Mode.PIPELINED, Mode.SERIAL, Mode.PIPELINED]])
 def test_replayed_tokens_equal_serial_decoding(policy, shift: Shift, modes: list[Mode]):
-    engine = replaying(policy, len(modes))
+    engine = replaying(policy, len(modes), shift=shift)
     streams = [make_frames(policy, 10 - 3 * session, seed=session) for session in range(len(modes))]
     assert len({len(frame.prompt_ids) for frame in streams[0]}) == 3, "prompts of several lengths"
     scheduler = Scheduler(limits_for(policy.K, sessions=len(modes), shift=shift))
@@ -60,13 +61,13 @@ def decode_one_ahead(engine: PolicyEngine, frames: list[PreparedFrame]) -> list[
     """Each pass is collected when the next one is launched, as a worker with `launch_ahead` does."""
     run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K)), [Mode.PIPELINED])
     waiting, found = list(enumerate(frames, start=1)), []
-    launched: list[LaunchedPass] = []
+    launched: list[Ticket] = []
     while True:
         if waiting and not run.waiting(0):
             run.offer(0, *waiting.pop(0))
         ticket = run.step()
         if launched:
-            found += [sampled.token_ids for sampled in engine.collect(launched.pop())]
+            found += [each.sampled.token_ids for each in run.collect(launched.pop())]
         if ticket is None:
             return found
         launched.append(ticket)
@@ -110,6 +111,6 @@ def test_recordings_are_bounded():
 
 def test_an_operator_that_reads_places_on_the_host_is_refused(policy, tmp_path):
     plain = OpenVLAPolicy.load(write_checkpoint(tmp_path / "tiny", TinySize(kv_heads=2)), torch.float32, CPU)
-    engine = PolicyEngine(plain, plain.K, 128, CPU, graphs=True, record=record)
+    engine = PolicyEngine(plain, plain.K, 128, graphs=True, record=record)
     with pytest.raises(Exception, match="packed_attention: this implementation reads slots on the host"):
         decode_serially(engine, make_frames(plain, 1, seed=0))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.packed_attention import naive_gather, reference, slots_in_place
@@ -36,7 +36,7 @@ def policy(checkpoint):
 
 def make_engine(policy: OpenVLAPolicy, sessions: int) -> PolicyEngine:
     """An engine whose memory holds NaN wherever nothing was written."""
-    engine = PolicyEngine(policy, policy.K * sessions, capacity=128, device=CPU, keep_logits=True)
+    engine = PolicyEngine(policy, policy.K * sessions, capacity=128, keep_logits=True)
     engine.kv.data.fill_(torch.nan)
     return engine
 
@@ -74,6 +74,33 @@ def test_tokens_equal_serial_decoding(policy, shift: Shift, modes: list[Mode], b
     results = OfflineRun(make_engine(policy, len(modes)), Scheduler(limits), modes, depth=3).decode(streams)
     for frames, result in zip(streams, results, strict=True):
         assert_equal(result, decode_serially(make_engine(policy, 1), frames))
+
+
+@pytest.mark.parametrize("shift", Shift)
+@pytest.mark.parametrize("mode", [Mode.SERIAL, Mode.PIPELINED])
+@pytest.mark.parametrize("rows", [2, 3, 7])
+def test_drafts_change_no_token(policy, shift: Shift, mode: Mode, rows: int):
+    """Rows behind the newest token enter what their slot holds: guesses, right or wrong, that the pass verifies."""
+    frames = [frame for frame in make_frames(policy, 4, seed=8) for _ in range(3)]
+    expected = decode_serially(make_engine(policy, 1), frames)
+    engine, scheduler = make_engine(policy, 1), Scheduler(limits_for(policy.K, shift=shift))
+    engine.keep_logits = False
+    found = OfflineRun(engine, scheduler, [mode], decode_rows=rows).decode([frames])[0]
+    answers = sorted((each.sampled for each in found), key=lambda sampled: sampled.frame)  # one may overtake another
+    assert answers == [each.sampled for each in expected]
+
+
+def test_drafts_that_are_right_are_settled_at_once(policy):
+    """A frame whose slot holds its own answer needs its prefill and one pass."""
+    (frame,) = make_frames(policy, 1, seed=8)
+    engine = make_engine(policy, 1)
+    engine.keep_logits = False
+    passes: list[int] = []
+    for _ in range(policy.K + 1):
+        scheduler = Scheduler(limits_for(policy.K))
+        OfflineRun(engine, scheduler, [Mode.SERIAL], decode_rows=policy.K).decode([[frame]])
+        passes.append(scheduler.counts.passes)
+    assert passes[0] > 2 and passes[1:] == [2] * policy.K
 
 
 @pytest.mark.parametrize("attention", [naive_gather, slots_in_place])

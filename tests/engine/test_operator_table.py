@@ -15,7 +15,7 @@ from edgeflow.cli import app
 from edgeflow.config import load_config
 from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat.precision import choose_weights
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.offline import OfflineRun, limits_for
 from edgeflow.engine.process.build import build_engine
 from edgeflow.engine.table import operators_line
@@ -122,7 +122,7 @@ def test_stage_role_and_model_reach_every_call_of_a_policy():
     table = noting(calls, "llama")
     size = replace(SIZES["tiny"], stages=3)
     policy = random_policy(size, CPU, torch.float32, table=table)
-    engine = PolicyEngine(policy, 3, size.rows + 3, CPU, table=table)
+    engine = PolicyEngine(policy, 3, size.rows + 3, table=table)
     run = OfflineRun(engine, Scheduler(limits_for(3, shift=Shift.COPY)), [Mode.PIPELINED])
     run.decode([random_frames(size, policy, 4)])
     in_a_layer = {("add_rms_norm", "input"), ("add_rms_norm", "post_attention"), ("rms_norm", "input")}

@@ -8,7 +8,6 @@ from time import monotonic
 import pytest
 
 from edgeflow.config import ServiceConfig
-from edgeflow.engine.padding import ROW_STEP, padded_prefills
 from edgeflow.engine.process.build import kv_need
 from edgeflow.gpu_suite.order import Order
 from edgeflow.gpu_suite.setting import Setting
@@ -28,5 +27,3 @@ def test_a_slot_has_the_positions_that_the_service_gives_it(setting):
     need = kv_need(ServiceConfig(), policy.config, policy.image_tokens, setting.dtype, setting.device)
     assert (engine.kv.capacity, engine.record) == (need.capacity, record)
     assert engine.capacity == policy.image_tokens + ServiceConfig().max_prompt_tokens + policy.K
-    (rows,) = padded_prefills([setting.size.rows], 0, engine.capacity)
-    assert rows % ROW_STEP == 0, "a prefill by itself is padded to a whole step"

@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from edgeflow.config import ChatConfig
-from edgeflow.engine import engine
+from edgeflow.engine import executor
 from edgeflow.engine.chat import graphs as chat_graphs
 from edgeflow.engine.generate import run_pass
 from edgeflow.gpu_suite.bars import figures
@@ -29,7 +29,7 @@ def setting(monkeypatch, tmp_path: Path) -> Setting:
     monkeypatch.setattr(Setting, "graphs", True)
     monkeypatch.setattr(Setting, "table", lambda *_: REPLAYABLE)
     monkeypatch.setattr(token_checks, "_table", lambda _: REPLAYABLE)
-    for module in (engine, chat_graphs):
+    for module in (executor, chat_graphs):
         monkeypatch.setattr(module, "CudaRecord", lambda _: record)
     known = {"device": "cpu", "size": "tiny", "frames": 10, "out": str(tmp_path), "ceilings": (3e10, 3e10)}
     return Setting.of(Order(section="", ends=monotonic() + 600, **known), lambda _: None)

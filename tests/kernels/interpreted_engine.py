@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_frames, random_policy
 from edgeflow.kernels.implementations import BUILT_IN, Hardware
@@ -38,7 +38,7 @@ def in_triton() -> OperatorTable:
 
 def tokens(table: OperatorTable, mode: Mode, shift: Shift) -> list[tuple[int, ...]]:
     policy = random_policy(SIZE, CPU, torch.float32, table=table)
-    engine = PolicyEngine(policy, policy.K, SIZE.rows + policy.K, CPU, table=table)
+    engine = PolicyEngine(policy, policy.K, SIZE.rows + policy.K, table=table)
     engine.kv.data.fill_(torch.nan)
     frames = random_frames(SIZE, policy, FRAMES)
     if mode is Mode.SERIAL:

@@ -40,7 +40,7 @@ def test_a_tick_of_depth_three_is_one_packed_pass_and_two_decode_passes():
         for _ in range(3):
             planned = scheduler.plan(0)
             assert planned is not None
-            shapes.append(sorted((segment.frame.seq, segment.stage) for segment in planned.segments))
+            shapes.append(sorted((segment.sequence.seq, segment.stage) for segment in planned.segments))
     assert shapes[6:9] == [[(1, 6), (2, 3), (3, 0)], [(2, 4), (3, 1)], [(2, 5), (3, 2)]]
     assert shapes[9] == [(2, 6), (3, 3), (4, 0)], "a frame leaves in its third tick"
 
@@ -51,7 +51,7 @@ def test_an_earlier_deadline_goes_first_when_not_all_fit():
         scheduler.open(session, 1, 1)
         scheduler.offer(Frame(FrameRef(session, 1, 1), 10, deadline_ns))
     first = [scheduler.plan(0) for _ in range(14)]
-    order = [planned.segments[0].frame.session for planned in first if planned is not None]
+    order = [planned.segments[0].sequence.session for planned in first if planned is not None]
     assert order == [2] * 7 + [1] * 7
 
 

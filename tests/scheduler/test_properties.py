@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Outcome, Pass
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 
@@ -30,17 +31,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.epochs: dict[int, int] = {}
         self.offered: list[FrameRef] = []
         self.left: Counter[FrameRef] = Counter()
-        self.stage: dict[FrameRef, int] = {}
         self.rows: dict[FrameRef, int] = {}
-        self.written: dict[int, tuple[FrameRef, int]] = {}  # slot → whose KV, how many rows
-        self.uncommitted: list[Pass] = []
+        self.written: dict[int, tuple[FrameRef, int]] = {}  # slot → whose KV, how many rows, as the device knows it
+        self.settled: Counter[FrameRef] = Counter()  # tokens, as the device knows it
+        self.uncommitted: list[tuple[Pass[FrameRef], list[Outcome[FrameRef]]]] = []
+        self.known: Counter[FrameRef] = Counter()  # tokens that were committed
         self.seq = 0
 
-    @rule(session=st.integers(0, 4), depth=st.integers(1, STAGES))
-    def open(self, session: int, depth: int) -> None:
+    @rule(session=st.integers(0, 4), depth=st.integers(1, STAGES), decode_rows=st.integers(1, 3))
+    def open(self, session: int, depth: int, decode_rows: int) -> None:
         if session in self.epochs or len(self.epochs) == SESSIONS:
             return
-        self.scheduler.open(session, epoch=1, depth=depth)
+        self.scheduler.open(session, epoch=1, depth=depth, decode_rows=decode_rows)
         self.epochs[session] = 1
 
     @rule(session=st.integers(0, 4), depth=st.integers(1, STAGES))
@@ -87,49 +89,64 @@ class SchedulerMachine(RuleBasedStateMachine):
     def stall(self, stall_ns: int) -> None:
         self.now_ns += stall_ns
 
-    @rule()
-    def run_a_pass(self) -> None:
+    @rule(dice=st.randoms(use_true_random=False))
+    def run_a_pass(self, dice: random.Random) -> None:
         planned = self.scheduler.plan(self.now_ns)
         if planned is None:
             return
-        self.check(planned)
-        self.uncommitted.append(planned)
+        self.uncommitted.append((planned, self.check(planned, dice)))
         if len(self.uncommitted) > 2:
             self.commit()
 
     @precondition(lambda self: self.uncommitted)
     @rule()
     def commit(self) -> None:
-        planned = self.uncommitted.pop(0)
-        done = self.scheduler.commit(planned.number)
+        planned, outcomes = self.uncommitted.pop(0)
+        done = self.scheduler.commit(planned.number, outcomes)
         assert all(departure.why is Leaving.DONE for departure in done)
-        assert {departure.frame for departure in done} <= {segment.frame for segment in planned.finished}
+        for outcome in outcomes:
+            self.known[outcome.sequence] += len(outcome.tokens)
+        assert {departure.frame for departure in done} <= {outcome.sequence for outcome in outcomes}
         for departure in done:
+            assert self.known[departure.frame] >= STAGES, "a frame leaves when its tokens are settled"
             assert departure.frame.epoch == self.epochs[departure.frame.session], "a result of an old epoch"
         self.collect(done)
 
     def collect(self, departures: list[Departure]) -> None:
         self.left.update(departure.frame for departure in departures)
 
-    def check(self, planned: Pass) -> None:
+    def check(self, planned: Pass[FrameRef], dice: random.Random) -> list[Outcome[FrameRef]]:
+        """Run a pass as the device does: each segment settles any number of its sampled rows."""
+        exact = all(segment.samples == 1 for earlier, _ in self.uncommitted for segment in earlier.segments)
+        outcomes = []
         slots = [segment.slot for segment in planned.segments]
         assert len(slots) == len(set(slots)), "two segments of a pass share a slot"
         for segment in planned.segments:
-            assert self.left[segment.frame] == 0, "a frame that left is run again"
-            assert segment.stage == self.stage.get(segment.frame, 0), "stage order"
-            self.stage[segment.frame] = segment.stage + 1
+            ref = segment.sequence
+            assert self.left[ref] == 0, "a frame that left is run again"
+            assert 1 <= segment.samples <= max(1, STAGES - segment.stage)
             if segment.stage == 0:
-                assert (segment.start, segment.length) == (0, self.rows[segment.frame])
+                assert self.settled[ref] == 0, "a prompt is run once"
+                assert (segment.start, segment.length, segment.samples) == (0, self.rows[ref], 1)
+                start = 0
             else:
-                assert self.written[segment.slot] == (segment.frame, segment.start), "the slot's KV is another's"
-                assert segment.length == 1
-            self.written[segment.slot] = (segment.frame, segment.start + segment.length)
+                whose, start = self.written[segment.slot]
+                assert whose == ref, "the slot's KV is another's"
+                assert segment.start == start if exact else segment.start >= start
+                assert segment.stage == self.settled[ref] if exact else 1 <= segment.stage <= self.settled[ref]
+                assert segment.length == segment.samples
+            accepted = dice.randint(1, segment.samples)
+            self.settled[ref] += accepted
+            self.written[segment.slot] = (ref, start + segment.length - segment.samples + accepted)
+            outcomes.append(Outcome(ref, (0,) * accepted))
+        exact = exact and all(segment.samples == 1 for segment in planned.segments)
         for move in planned.moves:
             frame, rows = self.written[move.source]
-            assert rows == move.length
+            assert rows == move.length if exact else rows <= move.length
             self.written[move.target] = (frame, rows)
         in_order = sorted(planned.segments, key=lambda segment: (segment.stage > 0, segment.slot))
         assert list(planned.segments) == in_order
+        return outcomes
 
     @invariant()
     def no_frame_leaves_twice(self) -> None:
@@ -143,7 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """When frames stop, everything under way comes out; when sessions close, nothing is left."""
         for _ in range(SESSIONS * STAGES * STAGES):
             self.now_ns += DRAIN_NS
-            self.run_a_pass()
+            self.run_a_pass(dice=random.Random(0))
         while self.uncommitted:
             self.commit()
         assert sorted(self.left) == sorted(self.offered), "a frame never left"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeflow.errors import AlreadyExists, ResourceExhausted
-from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Pass
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 
@@ -29,7 +29,7 @@ def offer(scheduler: Scheduler, seq: int, session: int = 0, epoch: int = 1) -> l
 def shape(planned: Pass | None) -> list[tuple[int, int]]:
     """(seq, stage) of each segment."""
     assert planned is not None
-    return sorted((segment.frame.seq, segment.stage) for segment in planned.segments)
+    return sorted((segment.sequence.seq, segment.stage) for segment in planned.segments)
 
 
 def test_serial_runs_one_frame_to_its_end_before_the_next():
@@ -72,10 +72,34 @@ def test_the_newest_frame_wins():
 def test_a_new_epoch_recalls_even_a_frame_whose_last_pass_was_launched():
     scheduler = make(1)
     offer(scheduler, 1)
-    passes = [scheduler.plan(0) for _ in range(K)]
-    assert passes[-1] is not None and passes[-1].finished
-    assert scheduler.reset(0, 2) == [Departure(FrameRef(0, 1, 1), Leaving.EPOCH_CHANGED)]
-    assert [scheduler.commit(number) for number in range(K)] == [[], [], []]
+    assert [shape(scheduler.plan(0)) for _ in range(K)][-1] == [(1, K - 1)]
+    ref = FrameRef(0, 1, 1)
+    assert scheduler.reset(0, 2) == [Departure(ref, Leaving.EPOCH_CHANGED)]
+    assert [scheduler.commit(number, [Outcome(ref, (7,))]) for number in range(K)] == [[], [], []]
+
+
+def test_outcomes_drive_the_plan():
+    """A pass settles any number of its rows; until it is committed, the fewest are counted on."""
+    scheduler = Scheduler(SchedulerLimits(6, 1, 100, 0))
+    scheduler.open(0, 1, depth=1, decode_rows=3)
+    offer(scheduler, 1)
+    ref = FrameRef(0, 1, 1)
+
+    def rows() -> tuple[int, int, int]:
+        planned = scheduler.plan(0)
+        assert planned is not None
+        (segment,) = planned.segments
+        return segment.start, segment.length, segment.stage
+
+    assert rows() == (0, ROWS, 0)
+    assert rows() == (ROWS, 3, 1), "one token is certain, two may follow"
+    assert scheduler.commit(0, [Outcome(ref, (1,))]) == []
+    assert rows() == (ROWS + 3, 3, 2), "at the furthest"
+    assert scheduler.commit(1, [Outcome(ref, (2, 3, 4))]) == []
+    assert rows() == (ROWS + 6, 1, 5), "three were settled, and one is certain of the pass under way"
+    assert scheduler.commit(2, [Outcome(ref, (5, 6))]) == [Departure(ref, Leaving.DONE)], "before its last pass"
+    assert scheduler.commit(3, [Outcome(ref, (9,))]) == []
+    assert scheduler.plan(0) is None
 
 
 def test_copy_shift_moves_the_last_stage_first():
@@ -95,7 +119,7 @@ def test_sessions_take_turns_within_the_row_budget():
     for _ in range(2):
         planned = scheduler.plan(0)
         assert planned is not None
-        order += [segment.frame.session for segment in planned.segments]
+        order += [segment.sequence.session for segment in planned.segments]
     assert order == [0, 1]
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.models.openvla.policy import OpenVLAPolicy
@@ -42,7 +42,7 @@ def record(directory: Path, policy: OpenVLAPolicy, name: str, key: str) -> tuple
         image = np.asarray(picture.convert("RGB"))
     instruction = f"Go to {name}"
     frame = PreparedFrame(policy.preprocess(image), policy.prompt_ids(instruction))
-    engine = PolicyEngine(policy, policy.K, 200, CPU, keep_logits=True)
+    engine = PolicyEngine(policy, policy.K, 200, keep_logits=True)
     (decoded,) = decode_serially(engine, [frame])
     width = len(STATISTICS[key]["action"]["q01"])
     ids = decoded.sampled.token_ids[:width]

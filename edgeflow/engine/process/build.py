@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from edgeflow.config import ServiceConfig
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.device import choose_device, choose_dtype, choose_graphs, device_name
-from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.memory import FIXED_BYTES, KVNeed, activation_bytes, choose_sessions, describe, free_bytes
 from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.engine.table import operator_table
@@ -127,7 +127,7 @@ def _reserve(
     memory = describe(sessions, need, free)
     positions = policy.image_tokens + config.max_prompt_tokens + policy.K
     try:
-        engine = PolicyEngine(policy, limits.slots, positions, device, table=table, graphs=graphs)
+        engine = PolicyEngine(policy, limits.slots, positions, table=table, graphs=graphs, shift=limits.shift)
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(
             f"max_sessions: {memory} cannot be reserved; lower max_sessions or max_prompt_tokens"

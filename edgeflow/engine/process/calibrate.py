@@ -7,7 +7,7 @@ from statistics import median
 import numpy as np
 
 from edgeflow.clock import Clock, MonotonicClock
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.offline import limits_for
 from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.engine.process.profile import Pacer

@@ -10,7 +10,8 @@ from functools import lru_cache
 import numpy as np
 
 from edgeflow.clock import Clock
-from edgeflow.engine.engine import LaunchedPass, PolicyEngine, Sampled
+from edgeflow.engine.contracts.actions import Answers, PolicyEngine, Sampled
+from edgeflow.engine.executor import Ticket
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.process.profile import Pacer
 from edgeflow.engine.stamps import Stamp
@@ -65,7 +66,7 @@ class _Running:
     of the turn until the device could begin. queued: the device was still at work on other things after the launch.
     """
 
-    launched: LaunchedPass
+    launched: Ticket[FrameRef]
     begun: Stamp | None
     lead_ns: int = 0
     queued: bool = False
@@ -101,6 +102,7 @@ class ControlPlane:
         self._opened: dict[int, _Opened] = {}
         self._waiting: dict[FrameRef, SubmitFrame] = {}
         self._tracks: dict[FrameRef, _Track] = {}
+        self._answers = Answers(engine.policy.K)
         self._running: deque[_Running] = deque()
         self._passes: deque[PassSample] = deque(maxlen=KEPT_PASSES)
         self._prompt_ids = lru_cache(maxsize=64)(engine.policy.prompt_ids)
@@ -221,15 +223,16 @@ class ControlPlane:
         """Passes that may be in flight while the next one is planned."""
         return self._engine.launch_ahead if self._pacer is None else 0
 
-    def _launch(self, planned: Pass, turn_ns: int) -> None:
+    def _launch(self, planned: Pass[FrameRef], turn_ns: int) -> None:
         started_ns = self._clock.now_ns()
         begun = self._engine.stamp()
         observations = {}
         for segment in planned.prefills:
-            observations[segment.frame] = self._prepare(self._waiting.pop(segment.frame))
-            self._tracks[segment.frame].started_ns = started_ns
+            observations[segment.sequence] = self._prepare(self._waiting.pop(segment.sequence))
+            self._answers.begin(segment.sequence)
+            self._tracks[segment.sequence].started_ns = started_ns
         for segment in planned.segments:
-            self._tracks[segment.frame].passes += 1
+            self._tracks[segment.sequence].passes += 1
         launched = self._engine.launch(planned, observations)
         lead_ns = launched.started.recorded_ns - turn_ns if launched.started else 0
         self._running.append(_Running(launched, begun, lead_ns, begun is not None and not begun.reached))
@@ -242,11 +245,12 @@ class ControlPlane:
 
     def _commit(self, running: _Running) -> None:
         planned = running.launched.planned
-        sampled = {result.frame: result for result in self._engine.collect(running.launched)}
+        outcomes = self._engine.collect(running.launched)
+        self._answers.add(outcomes)
         if self._on_device:
             self._passes.append(_sample(running))
-        for departure in self._scheduler.commit(planned.number):
-            self._answer(sampled[departure.frame])
+        for departure in self._scheduler.commit(planned.number, outcomes):
+            self._answer(self._answers.take(departure.frame))
 
     def _answer(self, sampled: Sampled) -> None:
         ref = sampled.frame
@@ -270,6 +274,7 @@ class ControlPlane:
         for departure in departures:
             self._waiting.pop(departure.frame, None)
             self._tracks.pop(departure.frame, None)
+            self._answers.drop(departure.frame)
             self._publish(_dropped(departure.frame, *_DEPARTURES[departure.why]))
 
 

@@ -59,7 +59,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
         channel.send(WarmupProgress(step, done, total))
 
     progress("warm-up", 1, 2)
-    told = record_passes(built.engine, built.limits.shift, progress, required=config.graphs == "on")
+    told = record_passes(built.engine, progress, required=config.graphs == "on")
     warm_up(built.engine, built.limits.shift, progress)
     chat = load_chat(config, progress, built.engine.record) if link else None
     clock = MonotonicClock()

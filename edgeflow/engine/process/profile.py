@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgeflow.clock import Clock
 from edgeflow.errors import ConfigError
@@ -77,7 +78,7 @@ class Pacer:
         self._clock = clock
         self._wait = wait
 
-    def hold(self, planned: Pass, started_ns: int) -> None:
+    def hold(self, planned: Pass[Any], started_ns: int) -> None:
         """Wait until the pass has lasted its time since `started_ns`."""
         lasts_ns = self._times.pass_ns(len(planned.prefills), len(planned.decodes))
         missing_ns = started_ns + lasts_ns - self._clock.now_ns()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from edgeflow.clock import Clock
 from edgeflow.engine.chat.plane import ChatPlane
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.process.control import ControlPlane
 from edgeflow.engine.process.inbox import Inbox
 from edgeflow.engine.process.profile import Pacer

@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 from time import monotonic
 
-from edgeflow.engine.engine import PolicyEngine, Sampled
+from edgeflow.engine.contracts.actions import PolicyEngine, Sampled
 from edgeflow.engine.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.gpu_suite.order import LEFT_OUT, Found

@@ -5,18 +5,19 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from edgeflow.engine.engine import LaunchedPass, PolicyEngine
-from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.contracts.actions import PolicyEngine
+from edgeflow.engine.executor import Ticket
 from edgeflow.gpu_suite.order import Found
 from edgeflow.gpu_suite.sections.policy_speed import ways
 from edgeflow.gpu_suite.sections.trace import PASS, analysed
 from edgeflow.gpu_suite.setting import Setting
 from edgeflow.gpu_suite.subjects.engines import engine_of, finish_times, policy_of
 from edgeflow.gpu_suite.subjects.random_policy import random_frames
-from edgeflow.scheduler.plan import FrameRef, Pass
+from edgeflow.scheduler.plan import Pass, Ref
 from edgeflow.scheduler.ring import Shift
 from edgeflow.types import Mode
 
@@ -28,9 +29,9 @@ TRACE = "pipelined-trace.json.gz"
 class MarkedEngine(PolicyEngine):
     """An engine whose launches have a name in a trace."""
 
-    def launch(self, planned: Pass, observations: Mapping[FrameRef, PreparedFrame]) -> LaunchedPass:
+    def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any]) -> Ticket[Ref]:
         with record_function(PASS):
-            return super().launch(planned, observations)
+            return super().launch(planned, prompts)
 
 
 def passes(setting: Setting) -> Found:

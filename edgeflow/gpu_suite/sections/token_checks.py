@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from edgeflow.engine.agreement import Deviations, deviations, nudged
-from edgeflow.engine.engine import PolicyEngine, Sampled
+from edgeflow.engine.contracts.actions import PolicyEngine, Sampled
 from edgeflow.engine.graphs import CudaRecord
 from edgeflow.engine.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame

@@ -5,13 +5,15 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
-from edgeflow.engine.engine import LaunchedPass, PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
+from edgeflow.engine.executor import Ticket
 from edgeflow.engine.graphs import Record
 from edgeflow.engine.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.gpu_suite.setting import Setting
 from edgeflow.gpu_suite.subjects.random_policy import PolicySize, random_policy
 from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
@@ -35,7 +37,7 @@ def engine_of(
     """
     capacity = size.image_tokens + MAX_PROMPT_TOKENS + size.stages
     table = setting.table(size.name)
-    return kind(policy, size.stages, capacity, setting.device, table=table, graphs=graphs, record=record)
+    return kind(policy, size.stages, capacity, table=table, graphs=graphs, record=record)
 
 
 def policy_of(setting: Setting, size: PolicySize, **decoder_options: Any) -> OpenVLAPolicy:
@@ -57,13 +59,13 @@ def finish_times(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[Pr
     run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K, shift=shift)), [mode])
     waiting = list(enumerate(frames, start=1))
     finished: list[float] = []
-    pending: LaunchedPass | None = None
+    pending: Ticket[FrameRef] | None = None
     while True:
         if waiting and not run.waiting(0):
             run.offer(0, *waiting.pop(0))
         launched = run.step()
         if pending is not None:
-            finished += [perf_counter()] * len(engine.collect(pending))
+            finished += [perf_counter()] * len(run.collect(pending))
         if launched is None:
             return finished
         pending = launched

@@ -13,7 +13,7 @@ from edgeflow.clock import ManualClock
 from edgeflow.config import ChatConfig, load_config
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import BuiltChat, build_chat, load_chat
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.generate import Generation, Prefill, StepRows, generate, run_pass
 from edgeflow.engine.process.profile import DeviceProfile, Pacer
 from edgeflow.engine.process.worker import CHAT_PATIENCE_NS, Worker
@@ -77,7 +77,7 @@ class Bench:
         times = DeviceProfile("steady", PASS_NS, PASS_NS, PASS_NS).times(K)
         pacer = Pacer(times, self.clock, lambda seconds: self.clock.advance_ns(round(seconds * 1e9)))
         config = ChatConfig(capacity=CAPACITY, prefill_chunk=16)
-        engine = PolicyEngine(policy, limits.slots, 80, CPU)
+        engine = PolicyEngine(policy, limits.slots, 80)
         plane = chat.plane(config, self.clock, self.said.append)
         self.worker = Worker(engine, Scheduler(limits), self.clock, self.said.append, pacer=pacer, chat=plane)
 

@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from edgeflow.clock import ManualClock
-from edgeflow.engine.engine import LaunchedPass, PolicyEngine
-from edgeflow.engine.passes import PassOutputs, PassShape
-from edgeflow.engine.policy import PreparedFrame, TokenPolicy
+from edgeflow.engine.contracts.actions import PolicyEngine
+from edgeflow.engine.executor import Ticket
+from edgeflow.engine.policy import TokenPolicy
 from edgeflow.engine.process.worker import Worker
 from edgeflow.engine.stamps import Stamp
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.forecast import Robot
-from edgeflow.scheduler.plan import FrameRef, Pass
+from edgeflow.scheduler.plan import Pass, Ref
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import PassTimes
 
@@ -67,7 +66,7 @@ class AsynchronousEngine(PolicyEngine):
         capacity: int = 80,
         **options: Any,
     ) -> None:
-        super().__init__(policy, slots, capacity, torch.device("cpu"), **options)
+        super().__init__(policy, slots, capacity, **options)
         self.launch_ahead = 1
         self.times = times
         self.clock = clock
@@ -77,16 +76,14 @@ class AsynchronousEngine(PolicyEngine):
         now_ns = self.clock.now_ns()
         return SimulatedStamp(self.clock, now_ns, max(now_ns, self._free_ns))
 
-    def launch(self, planned: Pass, observations: Mapping[FrameRef, PreparedFrame]) -> LaunchedPass:
+    def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any]) -> Ticket[Ref]:
         self.clock.advance_ns(STAGING_NS)
-        return super().launch(planned, observations)
-
-    def _run(self, planned: Pass, shape: PassShape, staged: list[Tensor]) -> PassOutputs:
+        started = self.stamp()
         self.clock.advance_ns(ENQUEUEING_NS)
-        lasts_ns = self.times.pass_ns(len(shape.prefills), shape.decodes)
+        lasts_ns = self.times.pass_ns(len(planned.prefills), len(planned.decodes))
         self._free_ns = max(self._free_ns, self.clock.now_ns()) + lasts_ns
-        ones = torch.ones(len(planned.segments), self.policy.K + 1, dtype=torch.long)
-        return PassOutputs(ones, ones[:, :1].float())
+        ones = torch.ones(len(planned.segments), 3, dtype=torch.long)
+        return Ticket(planned, ones, ones.float(), started, self.stamp())
 
 
 @dataclass

@@ -12,10 +12,10 @@ from edgeflow.scheduler.plan import FrameRef, Pass, Segment
 
 def planned(stages: list[int]) -> Pass:
     segments = tuple(
-        Segment(frame=FrameRef(0, 1, 9 - stage), slot=stage, generation=1, start=0, length=1, stage=stage)
+        Segment(sequence=FrameRef(0, 1, 9 - stage), slot=stage, generation=1, start=0, length=1, stage=stage)
         for stage in stages
     )
-    return Pass(0, segments, ())
+    return Pass(0, segments)
 
 
 @pytest.mark.parametrize(("name", "serial_s", "packed_s"), [("orin", 0.8030, 0.3131), ("rtx5090", 0.1312, 0.0514)])

@@ -1,4 +1,4 @@
-"""Before it is ready a worker has recorded every pass that one session can ask for."""
+"""Before it is ready a worker has recorded every pass that four sessions can ask for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from edgeflow.config import ServiceConfig
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.device import choose_graphs
-from edgeflow.engine.engine import PolicyEngine
 from edgeflow.engine.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.process.build import build_engine
@@ -37,32 +37,43 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.mark.parametrize("shift", Shift)
-def test_whatever_one_session_does_is_recorded(checkpoint, shift: Shift):
+@pytest.mark.parametrize("sessions", [1, 2, 4])
+def test_whatever_sessions_do_is_recorded(checkpoint, shift: Shift, sessions: int):
+    """Robots of different modes and instructions, whose frames come at any time."""
     policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=ON_THE_DEVICE)
-    engine = PolicyEngine(policy, policy.K, CAPACITY, CPU, table=ON_THE_DEVICE, graphs=True, record=record)
+    options = {"table": ON_THE_DEVICE, "graphs": True, "record": record, "shift": shift}
+    engine = PolicyEngine(policy, sessions * policy.K, CAPACITY, **options)
     steps: list[tuple[str, int, int]] = []
-    told = record_passes(engine, shift, lambda *step: steps.append(step), required=True)
+    told = record_passes(engine, lambda *step: steps.append(step), required=True)
     assert told == f"{len(engine.graphs)} graphs"
     assert [step[0] for step in steps] == ["graphs"] * steps[0][2]
     engine.graphs.seal()
     dice = random.Random(1)
     image = torch.zeros(policy.pixel_shape)
+    longest = CAPACITY - policy.K - policy.image_tokens
     for depth in range(1, policy.K + 1):
-        ids = policy.prompt_ids("go")[:1] * dice.randint(1, CAPACITY - policy.K - policy.image_tokens)
-        run = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [Mode.DEPTH], depth)
-        arrivals = [(dice.choice((0, 0, 1, 3, 9)), PreparedFrame(image, ids)) for _ in range(8)]
-        assert len(run.decode_arrivals(arrivals)) == 8
+        limits = limits_for(policy.K, sessions=sessions, shift=shift)
+        run = OfflineRun(engine, Scheduler(limits), [Mode.DEPTH, *[Mode.PIPELINED] * (sessions - 1)], depth)
+        answered, seq = 0, 0
+        while answered < 8 * sessions:
+            for session in range(sessions):
+                if seq < 8 * sessions and not run.waiting(session) and dice.random() < 0.6:
+                    seq += 1
+                    ids = policy.prompt_ids("go")[:1] * dice.randint(1, longest)
+                    run.offer(session, seq, PreparedFrame(image, ids))
+            ticket = run.step()
+            answered += len(run.collect(ticket)) if ticket is not None else 0
     assert engine.graphs.eager_passes == 0
 
 
 def test_passes_that_cannot_be_recorded_run_eagerly_unless_graphs_are_required(checkpoint):
     policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU)
-    engine = PolicyEngine(policy, policy.K, CAPACITY, CPU, graphs=True, record=record)
+    engine = PolicyEngine(policy, policy.K, CAPACITY, graphs=True, record=record)
     with pytest.raises(ConfigError, match="graphs: packed_attention: this implementation reads slots on the host"):
-        record_passes(engine, Shift.ROTATE, quiet, required=True)
-    told = record_passes(engine, Shift.ROTATE, quiet, required=False)
+        record_passes(engine, quiet, required=True)
+    told = record_passes(engine, quiet, required=False)
     assert told.startswith("no graphs: packed_attention") and engine.graphs is None
-    assert record_passes(engine, Shift.ROTATE, quiet, required=True) == ""
+    assert record_passes(engine, quiet, required=True) == ""
 
 
 def test_graphs_are_chosen_by_device_and_dtype(checkpoint):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from edgeflow.clock import ManualClock
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.process.profile import DeviceProfile, Pacer
@@ -55,7 +55,7 @@ class Bench:
         profile = DeviceProfile("steady", PASS_NS, PASS_NS, PASS_NS)
         pacer = Pacer(profile.times(K), self.clock, lambda seconds: self.clock.advance_ns(round(seconds * 1e9)))
         self.worker = Worker(
-            PolicyEngine(policy, limits.slots, CAPACITY, CPU),
+            PolicyEngine(policy, limits.slots, CAPACITY),
             Scheduler(limits),
             self.clock,
             self.said.append,
@@ -127,7 +127,7 @@ def test_the_action_of_a_frame_is_that_of_serial_decoding(policy, depth: int):
         bench.tell(frame(seq))
         bench.run(rounds_of(depth, policy.K))
     said = bench.drain()
-    engine = PolicyEngine(policy, policy.K, CAPACITY, CPU)
+    engine = PolicyEngine(policy, policy.K, CAPACITY)
     frames = [PreparedFrame(policy.preprocess(IMAGES[seq]), policy.prompt_ids("go")) for seq in range(1, 6)]
     expected = [decoded.sampled.token_ids for decoded in decode_serially(engine, frames)]
     assert [tuple(result.token_ids) for result in results(said)] == expected

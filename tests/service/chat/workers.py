@@ -17,7 +17,7 @@ from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.chat.build import build_chat
 from edgeflow.engine.chat.plane import ChatPlane
-from edgeflow.engine.engine import PolicyEngine
+from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.process.chat_link import ChatLink
 from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
@@ -137,7 +137,7 @@ class ThreadWorker:
         loaded, settings, gate = self._launcher.loaded, self._launcher.settings, self._launcher.gate
         clock = MonotonicClock()
         limits = SchedulerLimits(loaded.policy.K, 2, 1000, 0)
-        engine = PolicyEngine(loaded.policy, limits.slots, 80, CPU)
+        engine = PolicyEngine(loaded.policy, limits.slots, 80)
         built = build_chat(settings.chat, loaded.chat, "c" * 64, lambda *_: None)
         self.plane = built.plane(settings.chat, clock, self._link.send)
         step = self.plane.step

@@ -1,0 +1,50 @@
+"""The interface between an executor and what it serves: how prompts become rows of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from edgeflow.engine.policy import Decoder
+
+
+class Contract(Protocol):
+    """How the prompts of one model's sequences enter its passes.
+
+    A prompt's segment brings whole numbers and a payload; both lie in the buffer that a pass reads. Segments may be
+    padded: rows behind the last one are written behind it in the slot, where the sequence's next row replaces them.
+    """
+
+    @property
+    def decoder(self) -> Decoder: ...
+
+    @property
+    def components(self) -> int:
+        """Numbers per RoPE position: 1, or 3 for M-RoPE."""
+        ...
+
+    def count(self, rows: int) -> int:
+        """Whole numbers that a segment of so many rows brings."""
+        ...
+
+    def payload_bytes(self, rows: int) -> int:
+        """Size of its payload."""
+        ...
+
+    def numbers(self, prompt: Any, rows: int) -> Sequence[int]:
+        """The whole numbers of a prompt in a segment of `rows`, at most `count(rows)`; zeros follow."""
+        ...
+
+    def payload(self, prompt: Any) -> Tensor:
+        """The payload, on the host or on the device, at most `payload_bytes(rows)` long."""
+        ...
+
+    def embed(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
+        """Segments as rows [n, E], without reading anything on the host. payload: those of all segments, as bytes."""
+        ...
+
+    def positions(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+        """RoPE positions of all segments [C, rows], and the shift of each behind its prompt; None where C is 1."""
+        ...

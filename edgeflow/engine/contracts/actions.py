@@ -1,0 +1,112 @@
+"""Token generation by a policy: a frame's prefill is pixels and a prompt, and K action tokens follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.executor import Executor
+from edgeflow.engine.policy import Decoder, PreparedFrame, TokenPolicy
+from edgeflow.engine.shapes import ShapeClasses
+from edgeflow.kernels.kv import rounded_capacity
+from edgeflow.scheduler.plan import FrameRef, Outcome
+from edgeflow.scheduler.ring import Shift
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The K action tokens of a finished frame; finite is False when any logit behind them was not."""
+
+    frame: FrameRef
+    token_ids: tuple[int, ...]
+    finite: bool
+
+
+class Answers:
+    """The tokens of frames in flight, as their passes settle them. Frames that were not begun are ignored."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._outcomes: dict[FrameRef, list[Outcome[FrameRef]]] = {}
+
+    def begin(self, frame: FrameRef) -> None:
+        self._outcomes[frame] = []
+
+    def add(self, outcomes: Iterable[Outcome[FrameRef]]) -> None:
+        """Note what a pass gave."""
+        for outcome in outcomes:
+            if outcome.sequence in self._outcomes:
+                self._outcomes[outcome.sequence].append(outcome)
+
+    def take(self, frame: FrameRef) -> Sampled:
+        """The whole answer of a frame that is done, which is forgotten."""
+        parts = self._outcomes.pop(frame)
+        tokens = [token for part in parts for token in part.tokens]
+        return Sampled(frame, tuple(tokens[: self._count]), all(part.finite for part in parts))
+
+    def drop(self, frame: FrameRef) -> None:
+        """Forget a frame that left without an answer."""
+        self._outcomes.pop(frame, None)
+
+
+class ActionTokens:
+    """The contract of a policy (engine/contract.py). Numbers: the prompt's ids; payload: pixels, float32."""
+
+    components = 1
+
+    def __init__(self, policy: TokenPolicy) -> None:
+        self._policy = policy
+        self._pixel_bytes = 4 * math.prod(policy.pixel_shape)
+
+    @property
+    def decoder(self) -> Decoder:
+        return self._policy.decoder
+
+    def count(self, rows: int) -> int:
+        return rows - self._policy.image_tokens
+
+    def payload_bytes(self, rows: int) -> int:  # noqa: ARG002 - any prompt has one image
+        return self._pixel_bytes
+
+    def numbers(self, prompt: PreparedFrame, rows: int) -> Sequence[int]:  # noqa: ARG002
+        return prompt.prompt_ids
+
+    def payload(self, prompt: PreparedFrame) -> Tensor:
+        return prompt.pixel_values
+
+    def embed(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
+        pixels = payload.view(torch.float32).view(len(rows), *self._policy.pixel_shape)
+        return self._policy.embed_rows(pixels, numbers)
+
+    def positions(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> None:
+        """None: rows rotate by where they are placed."""
+
+
+class PolicyEngine(Executor):
+    """The executor of a policy, with slots for whole rings of K.
+
+    capacity: positions that a frame may use of its slot: prompt and action. graphs: replay recordings of passes; shift:
+    how rings rotate then. Other options: as of Executor.
+    """
+
+    def __init__(
+        self,
+        policy: TokenPolicy,
+        slots: int,
+        capacity: int,
+        *,
+        graphs: bool = False,
+        shift: Shift = Shift.ROTATE,
+        **options: Any,
+    ) -> None:
+        shortest = policy.image_tokens + 1
+        classes = ShapeClasses.of_rings(policy.K, slots // policy.K, shortest, capacity, shift) if graphs else None
+        kv = policy.decoder.kv_slots(slots + graphs, rounded_capacity(capacity))
+        super().__init__(ActionTokens(policy), kv, classes=classes, **options)
+        self.policy = policy
+        self.capacity = capacity

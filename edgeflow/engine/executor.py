@@ -1,0 +1,157 @@
+"""Runs passes of one model: one packed forward each, over KV slots that live for the life of the process.
+
+What a pass gives stays on the device, in the state of its slots; it is copied to the host behind the pass, and read
+when the pass is collected (ActionFlow algorithm 1, lines 4 to 11). A pass is a program (engine/program.py) that is run
+as it stands, or recorded once per shape and replayed (engine/graphs.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.contract import Contract
+from edgeflow.engine.graphs import CudaRecord, Graphs, Record, Recording
+from edgeflow.engine.program import PassOutputs, PassProgram
+from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
+from edgeflow.engine.slots import SlotState
+from edgeflow.engine.staging import PassInputs, harmless, input_bytes, stage
+from edgeflow.engine.stamps import CudaStamp, Stamp
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.layout import Span
+from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.scheduler.plan import Outcome, Pass, Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket(Generic[Ref]):
+    """A pass on its way. results as in PassOutputs, on the host once it is done; logits [n, V] if requested.
+
+    started, done: before its first copy to the device and behind its last one to the host; None where launching
+    computes.
+    """
+
+    planned: Pass[Ref]
+    results: Tensor | None
+    logits: Tensor | None
+    started: Stamp | None
+    done: Stamp | None
+
+
+class Executor:
+    """The executor of a contract. One device, one caller, passes in order.
+
+    kv: its last slot is scratch where passes are replayed. state: of its slots; shared by executors over one store.
+    launch_ahead: how many passes may be launched before the oldest is collected: 0 where launching computes (CPU), 1
+    where it enqueues (CUDA), so that no launch waits for a host copy.
+    keep_logits: copy the logits of each pass into its ticket; may be switched while it runs.
+    classes: the shapes of passes that are replayed; None to run all as they are. Shapes are recorded as they come until
+    `graphs.seal()`. record: makes the recordings, as CUDA graphs if not given.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        kv: KVSlots,
+        *,
+        state: SlotState | None = None,
+        keep_logits: bool = False,
+        table: OperatorTable | None = None,
+        classes: ShapeClasses | None = None,
+        record: Record | None = None,
+    ) -> None:
+        self.contract = contract
+        self.kv = kv
+        self.keep_logits = keep_logits
+        self._device = device = kv.data.device
+        self.launch_ahead = 1 if device.type == "cuda" else 0
+        self._classes = classes
+        self.record: Record | None = (record or CudaRecord(device)) if classes else None
+        self.graphs: Graphs[PassOutputs] | None = None if self.record is None else Graphs(self.record)
+        self.state = state or SlotState(kv)
+        operators, name = table or built_in_table(), contract.decoder.name
+        greedy, shift = (
+            operators.resolve_stages(OperatorKey(op_name=op_name, model_name=name), device, kv.data.dtype)
+            for op_name in ("greedy", "shift_kv_chain")
+        )
+        self._program = PassProgram(contract, kv, self.state, greedy, shift)
+
+    @torch.inference_mode()
+    def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any]) -> Ticket[Ref]:
+        """Start a pass: stage its inputs, run or replay it, fetch what it gives. prompts: of its prefills."""
+        shape = shape_of(planned, None)
+        padded = self._classes.fit(shape) if self._classes and self.graphs is not None else None
+        pinned = self._device.type == "cuda"
+        staged = stage(planned, prompts, padded or shape, self.contract, scratch=self._scratch, pinned=pinned)
+        started = self.stamp()
+        outputs = self._replay(padded, staged) if padded else self._run(planned, shape, staged)
+        results = None if outputs.results is None else outputs.results.to("cpu", non_blocking=True, copy=True)
+        logits = outputs.logits.clone() if self.keep_logits and outputs.logits is not None else None
+        return Ticket(planned, results, logits, started, self.stamp())
+
+    def collect(self, ticket: Ticket[Ref]) -> list[Outcome[Ref]]:
+        """Wait for a pass, also for one that samples nothing; what each of its segments gave."""
+        if ticket.done is not None:
+            ticket.done.wait()
+        rows = iter(ticket.results.tolist() if ticket.results is not None else ())
+        return [
+            _outcome(segment.sequence, next(rows)) if segment.samples else Outcome(segment.sequence, ())
+            for segment in ticket.planned.segments
+        ]
+
+    @torch.inference_mode()
+    def record_all(self, samplings: Sequence[tuple[int, Hashable]], progress: Callable[[int, int], None]) -> None:
+        """Record every shape of the classes; RuntimeError or ConfigError where an operator cannot be recorded."""
+        shapes = self._classes.all(samplings) if self._classes else []
+        for index, shape in enumerate(shapes):
+            progress(index, len(shapes))
+            self._find(shape)
+
+    def stamp(self) -> Stamp | None:
+        """A mark behind everything enqueued so far; None where launching computes."""
+        return CudaStamp(self._device) if self._device.type == "cuda" else None
+
+    @property
+    def _scratch(self) -> int:
+        """The slot that the warm-up of recordings writes, and segments that only pad a pass."""
+        return self.kv.slots - 1
+
+    def _replay(self, shape: PassShape, staged: list[Tensor]) -> PassOutputs:
+        recording = self._find(shape)
+        return self._over(self._upload(staged), shape)() if recording is None else recording.run(*staged)
+
+    def _run(self, planned: Pass[Any], shape: PassShape, staged: list[Tensor]) -> PassOutputs:
+        if self.graphs is not None:
+            self.graphs.eager_passes += 1
+        certain = self.launch_ahead == 0 or shape.most_samples <= 1  # where segments start, on the host
+        spans = tuple(Span(segment.slot, segment.start, segment.length) for segment in planned.segments)
+        return self._over(self._upload(staged), shape, spans if certain else None)()
+
+    def _find(self, shape: PassShape) -> Recording[PassOutputs] | None:
+        return self.graphs.find(shape, lambda: self._harmless(shape)) if self.graphs is not None else None
+
+    def _over(
+        self, buffer: Tensor, shape: PassShape, places: tuple[Span, ...] | None = None
+    ) -> Callable[[], PassOutputs]:
+        """The program over a buffer of inputs; its layout stays, and what operators keep with it."""
+        inputs = PassInputs.over(buffer, shape, self.contract, places)
+        return lambda: self._program(shape, inputs)
+
+    def _harmless(self, shape: PassShape) -> tuple[Tensor, Callable[[], PassOutputs]]:
+        """A buffer of a recording's own, all of it about the slot that no sequence lives in."""
+        buffer = torch.zeros(input_bytes(shape, self.contract), dtype=torch.uint8, device=self._device)
+        numbers = torch.tensor(harmless(shape, self.contract, self._scratch)).view(torch.uint8)
+        buffer[: len(numbers)] = numbers.to(self._device)
+        return buffer, self._over(buffer, shape)
+
+    def _upload(self, staged: list[Tensor]) -> Tensor:
+        return torch.cat([piece.to(self._device, non_blocking=True) for piece in staged])
+
+
+def _outcome(sequence: Ref, row: list[int]) -> Outcome[Ref]:
+    *tokens, settled, finite = row
+    return Outcome(sequence, tuple(tokens[:settled]), bool(finite))

@@ -1,0 +1,137 @@
+"""One pass as a program over device tensors: what it reads, what it does, what it leaves.
+
+The host decides by the *shape* alone; everything else a pass differs in (prompts, pixels, slots, rows, moves) lies in
+one buffer, and how far each slot is in the state of the slots. So the program can be run, or recorded once per shape
+and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.contract import Contract
+from edgeflow.engine.shapes import PassShape
+from edgeflow.engine.slots import SlotState
+from edgeflow.engine.staging import PassInputs
+from edgeflow.kernels.greedy import Greedy
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.shapes import stage_of
+from edgeflow.kernels.shift_kv import ShiftKVChain
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutputs:
+    """results [S, R + 2] int64: of each segment that samples, the tokens of its rows, how many of them are settled, and
+    1 where the logits behind those were finite. logits [n, V] of the sampled rows. None where nothing is sampled.
+    """
+
+    results: Tensor | None
+    logits: Tensor | None
+
+
+class PassProgram:
+    """Place, embed, one packed forward, sample, advance, move.
+
+    greedy, shift: the operators of each stage of a pass.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        kv: KVSlots,
+        state: SlotState,
+        greedy: Mapping[str, Greedy],
+        shift: Mapping[str, ShiftKVChain],
+    ) -> None:
+        self._contract = contract
+        self._kv = kv
+        self._state = state
+        self._greedy = greedy
+        self._shift_kv = shift
+
+    def __call__(self, shape: PassShape, inputs: PassInputs) -> PassOutputs:
+        decoder, layout, stage = self._contract.decoder, inputs.layout, stage_of(shape.lengths)
+        base = self._place(shape, inputs)
+        hidden = decoder.forward_sampled(self._embed(shape, inputs), layout, self._kv)
+        end = base + (1 if shape.single_rows else inputs.rows)
+        results = logits = None
+        if any(shape.samples):
+            logits = decoder.logits(hidden, stage)
+            results, end = self._sample(shape, inputs, logits, end, self._greedy[stage])
+        self._state.length[inputs.slots] = end
+        if shape.moves:
+            shift_kv = self._shift_kv[stage]
+            shift_kv(self._kv.data, inputs.moves)  # no move reads what one before it has written (Pass.moves)
+            self._state.move(inputs.moves[:, 0], inputs.moves[:, 1])
+        return PassOutputs(results, logits)
+
+    def _place(self, shape: PassShape, inputs: PassInputs) -> Tensor:
+        """Write where each row enters; returns where each segment does [N]."""
+        layout, length = inputs.layout, self._state.length[inputs.slots]
+        base = torch.where(inputs.starts < 0, length, inputs.starts)
+        if shape.single_rows:
+            layout.row_position.copy_(base)
+        else:
+            torch.add(base[inputs.row_segment], inputs.row_offset, out=layout.row_position)
+            torch.index_select(inputs.slots, 0, inputs.row_segment, out=layout.row_slot)
+        if any(rows > 1 for rows in shape.decodes):
+            layout.row_position.clamp_(max=self._kv.capacity - 1)  # drafts past the end of a sequence
+        if self._contract.components > 1:
+            self._place_rope(shape, inputs)
+        return base
+
+    def _place_rope(self, shape: PassShape, inputs: PassInputs) -> None:
+        """Positions of prompts as they were given, behind them by the shift of the slot."""
+        layout, prompts = inputs.layout, len(shape.prefills)
+        rows = sum(shape.prefills)
+        given = self._contract.positions(shape.prefills, inputs.numbers) if prompts else None
+        if given is not None:
+            layout.rope_position[:, :rows], self._state.shift[inputs.slots[:prompts]] = given
+        if shape.decodes:
+            shift = self._state.shift[layout.row_slot[rows:]]
+            layout.rope_position[:, rows:] = layout.row_position[rows:] + shift
+
+    def _embed(self, shape: PassShape, inputs: PassInputs) -> Tensor:
+        """H [L_Q, E] (ActionFlow equation 1): prompts, then the tokens of the sequences behind theirs."""
+        parts: list[Tensor] = []
+        if shape.prefills:
+            parts += self._contract.embed(shape.prefills, inputs.numbers, inputs.payload)
+        if shape.decodes:
+            rows, layout = sum(shape.prefills), inputs.layout
+            ids = self._state.ids[layout.row_slot[rows:], layout.row_position[rows:]]
+            parts.append(self._contract.decoder.embed(ids))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _sample(
+        self, shape: PassShape, inputs: PassInputs, logits: Tensor, end: Tensor, greedy: Greedy
+    ) -> tuple[Tensor, Tensor]:
+        """The results, and where each slot ends [N]. A token is stored at the position where it enters its slot."""
+        slots, state = inputs.slots, self._state
+        ids, finite = greedy(logits, 0, logits.shape[-1])
+        if shape.most_samples == 1:
+            places = end
+            if not shape.samples_each:
+                slots, places = slots[inputs.owner], end[inputs.owner]
+            state.ids[slots, places] = ids
+            return torch.stack([ids, torch.ones_like(ids), finite.long()], dim=1), end
+        places = inputs.layout.row_position[inputs.layout.sampled_rows] + 1
+        slots = slots[inputs.owner]
+        drafted = state.ids[slots, places] == ids  # a row is right where the draft that entered it was
+        state.ids[slots, places] = ids
+        return self._settled(inputs, ids, drafted, finite, end)
+
+    def _settled(
+        self, inputs: PassInputs, ids: Tensor, right: Tensor, finite: Tensor, end: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens are settled up to the first that replaced a wrong draft."""
+        at = torch.arange(inputs.spread.shape[1], device=ids.device)
+        leading = (right[inputs.spread] & (at < inputs.counts[:, None] - 1)).long().cumprod(1).sum(1)
+        settled = leading + 1
+        sound = (finite[inputs.spread] | (at >= settled[:, None])).all(1)
+        results = torch.cat([ids[inputs.spread], settled[:, None], sound.long()[:, None]], dim=1)
+        sampling = inputs.owner[inputs.spread[:, 0]]
+        return results, end.index_add(0, sampling, settled - inputs.counts)

@@ -1,0 +1,172 @@
+"""The shapes of passes, and the few that passes are padded to where they are replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from edgeflow.scheduler.plan import Pass
+from edgeflow.scheduler.ring import Shift
+
+ROW_STEP = 16
+"""The rows of a pass with one prefill, decode rows included, are padded to a multiple of it. A GEMM's tiles have 64
+rows or a multiple of that, so no tile is added."""
+SEVERAL_STEP = 32
+"""The rows of each of several prefills are padded to a multiple of it."""
+MOST_PREFILLS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassShape:
+    """Everything that the host decides a pass by; whatever else passes differ in lies on the device.
+
+    prefills: rows of each. decodes: rows of each segment behind its prompt. samples: sampled rows of each segment.
+    reach: an upper bound on where segments end. moves: slot copies after the pass. sampling: how rows are sampled.
+    """
+
+    prefills: tuple[int, ...]
+    decodes: tuple[int, ...]
+    samples: tuple[int, ...]
+    reach: int
+    moves: int = 0
+    sampling: Hashable = None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Rows of each segment."""
+        return self.prefills + self.decodes
+
+    @property
+    def segments(self) -> int:
+        return len(self.prefills) + len(self.decodes)
+
+    @property
+    def single_rows(self) -> bool:
+        """True when every segment is one row."""
+        return set(self.lengths) == {1}
+
+    @property
+    def most_samples(self) -> int:
+        return max(self.samples)
+
+    @property
+    def samples_each(self) -> bool:
+        """True when one row of each segment is sampled."""
+        return set(self.samples) == {1}
+
+
+def shape_of(planned: Pass[Any], sampling: Hashable) -> PassShape:
+    """The shape of a pass as it is."""
+    return PassShape(
+        prefills=tuple(segment.length for segment in planned.prefills),
+        decodes=tuple(segment.length for segment in planned.decodes),
+        samples=tuple(segment.samples for segment in planned.segments),
+        reach=max(segment.start + segment.length for segment in planned.segments),
+        moves=len(planned.moves),
+        sampling=sampling,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeClasses:
+    """The shapes that passes of a model are padded to. Ascending sizes; a pass beyond the largest is run as it is.
+
+    lone: rows of a pass with one prefill, its decode rows included. several: rows of each prefill of a pass with up to
+    `most_prefills`. beside, alone: decode rows with and without prefills. shortest, longest: rows of a prefill.
+    reaches: positions of a slot that are read. moves: slots are copied after each pass, as many as it has segments.
+    """
+
+    lone: tuple[int, ...]
+    shortest: int
+    longest: int
+    alone: tuple[int, ...]
+    reaches: tuple[int, ...]
+    beside: tuple[int, ...] = (0,)
+    several: tuple[int, ...] = ()
+    most_prefills: int = 1
+    moves: bool = False
+
+    @classmethod
+    def of_rings(cls, stages: int, sessions: int, shortest: int, capacity: int, shift: Shift) -> ShapeClasses:
+        """The classes of control: sessions of K slots each, prompts of `shortest` rows and more.
+
+        Decode rows beside prefills are those of full pipelines of one, two and four sessions.
+        """
+        longest, most, prefills = capacity - stages, max(sessions * (stages - 1), 1), min(MOST_PREFILLS, sessions)
+        beside = (0, *_doubling(stages - 1, prefills * (stages - 1))) if stages > 1 else (0,)
+        return cls(
+            lone=_multiples(ROW_STEP, shortest, longest + beside[-1]),
+            several=_multiples(SEVERAL_STEP, shortest, longest),
+            shortest=shortest,
+            longest=longest,
+            beside=beside,
+            alone=_doubling(1, most),
+            most_prefills=prefills,
+            reaches=(capacity,),
+            moves=shift is Shift.COPY,
+        )
+
+    def fit(self, shape: PassShape) -> PassShape | None:
+        """The shape that a pass is padded to; None where there is none."""
+        decodes = _least(self.beside if shape.prefills else self.alone, len(shape.decodes))
+        reach = _least(self.reaches, shape.reach)
+        rows = self._prefill_rows(shape.prefills, decodes) if decodes is not None else None
+        samples = set(shape.samples)
+        if rows is None or decodes is None or reach is None or set(shape.decodes) - {1} or len(samples) > 1:
+            return None
+        fitted = self._made(rows, decodes, reach, samples.pop(), shape.sampling)
+        return replace(fitted, moves=fitted.segments) if shape.moves else fitted
+
+    def all(self, samplings: Iterable[tuple[int, Hashable]]) -> list[PassShape]:
+        """Every shape that `fit` returns. samplings: sampled rows per segment and how, of prefills and of decodes."""
+        plain: list[tuple[tuple[int, ...], int]] = [((), decodes) for decodes in self.alone]
+        plain += [
+            ((rows,) * count, decodes)
+            for count, decodes in product(range(1, self.most_prefills + 1), self.beside)
+            for rows in range(self.shortest, self.longest + 1)
+        ]
+        asked = (
+            self._made(prefills, decodes, reach, samples, sampling)
+            for (prefills, decodes), reach, (samples, sampling) in product(plain, self.reaches, samplings)
+        )
+        return list(dict.fromkeys(shape for shape in map(self.fit, asked) if shape is not None))
+
+    def _prefill_rows(self, prefills: Sequence[int], decodes: int) -> tuple[int, ...] | None:
+        if not prefills:
+            return ()
+        if len(prefills) == 1:
+            total = _least(self.lone, prefills[0] + decodes)
+            rows = None if total is None else total - decodes
+        else:
+            rows = _least(self.several, max(prefills)) if len(prefills) <= self.most_prefills else None
+        return None if rows is None else (min(rows, self.longest),) * len(prefills)
+
+    def _made(self, prefills: tuple[int, ...], decodes: int, reach: int, samples: int, sampling: Hashable) -> PassShape:
+        segments = len(prefills) + decodes
+        return PassShape(
+            prefills=prefills,
+            decodes=(1,) * decodes,
+            samples=(samples,) * segments,
+            reach=reach,
+            moves=segments if self.moves else 0,
+            sampling=sampling,
+        )
+
+
+def _least(classes: Sequence[int], size: int) -> int | None:
+    return next((each for each in classes if each >= size), None)
+
+
+def _multiples(step: int, least: int, most: int) -> tuple[int, ...]:
+    """Multiples of `step` from the first that holds `least` to the first that holds `most`."""
+    return tuple(range(-(-least // step) * step, -(-most // step) * step + 1, step))
+
+
+def _doubling(first: int, most: int) -> tuple[int, ...]:
+    """first, twice that, … to the first that holds `most`."""
+    sizes = [first]
+    while sizes[-1] < most:
+        sizes.append(2 * sizes[-1])
+    return tuple(sizes)

@@ -1,0 +1,27 @@
+"""The state of each slot on the device, besides its keys and values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from edgeflow.kernels.kv import KVSlots
+
+
+class SlotState:
+    """Numbers that passes read and write by slot: the host may plan a pass before it knows what the last one gave.
+
+    length [S]: positions that hold the sequence's KV. ids [S, T + 1]: the token of each position; the one at `length`
+    enters next, those behind it are drafts. shift [S]: RoPE position of a row behind the prompt, less its place.
+    """
+
+    def __init__(self, kv: KVSlots) -> None:
+        device = kv.data.device
+        self.length = torch.zeros(kv.slots, dtype=torch.long, device=device)
+        self.ids = torch.zeros(kv.slots, kv.capacity + 1, dtype=torch.long, device=device)
+        self.shift = torch.zeros(kv.slots, dtype=torch.long, device=device)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Slots `source` enter slots `target` [M], all at once."""
+        for state in (self.length, self.ids, self.shift):
+            state[target] = state[source]

@@ -1,0 +1,179 @@
+"""The inputs of a pass, whole numbers and payloads in one buffer: staged by the host, viewed on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.contract import Contract
+from edgeflow.engine.shapes import PassShape
+from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.scheduler.plan import Pass
+
+CONTINUES = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassInputs:
+    """Views of one buffer of bytes on the device, and the layout that the program places rows in.
+
+    Of the segments [N]: slots; starts: where rows enter, CONTINUES at the length of the slot; rows, without padding.
+    Of the rows [L_Q]: row_segment, row_offset: the segment of each, and its place there; both empty where every
+    segment is one row. Of the sampled rows [n]: owner, the segment of each; empty where they are one of each segment.
+    Of the segments that sample, where one samples several rows: spread [S, R], its rows among the sampled ones, the
+    last repeated; counts [S].
+    moves [M, 3]. numbers: of each prefill (engine/contract.py). All int64. payload: bytes.
+    """
+
+    slots: Tensor
+    starts: Tensor
+    rows: Tensor
+    row_segment: Tensor
+    row_offset: Tensor
+    owner: Tensor
+    spread: Tensor
+    counts: Tensor
+    moves: Tensor
+    numbers: tuple[Tensor, ...]
+    payload: Tensor
+    layout: PackedLayout
+
+    @classmethod
+    def over(
+        cls, buffer: Tensor, shape: PassShape, contract: Contract, places: tuple[Span, ...] | None = None
+    ) -> PassInputs:
+        """The views of a buffer of `input_bytes`. places: where the host may branch on them."""
+        counts = _section_sizes(shape, contract)
+        integers = buffer[: 8 * sum(map(_even, counts))].view(torch.long)
+        parts = torch.split(integers, [_even(count) for count in counts])
+        views = [part[:count] for part, count in zip(parts, counts, strict=True)]
+        slots, starts, rows, row_segment, row_offset, owner, spread, sampling, sampled, moves, *numbers = views
+        length = sum(shape.lengths)
+        single = shape.single_rows
+        row_position = integers.new_empty(length)
+        layout = PackedLayout(
+            lengths=shape.lengths,
+            reach=shape.reach,
+            row_slot=slots if single else integers.new_empty(length),
+            row_position=row_position,
+            rope_position=row_position[None] if contract.components == 1 else integers.new_empty(3, length),
+            sampled_rows=sampled,
+            samples=shape.samples,
+            places=places,
+        )
+        return cls(
+            slots=slots,
+            starts=starts,
+            rows=rows,
+            row_segment=row_segment,
+            row_offset=row_offset,
+            owner=owner,
+            spread=spread.view(len(sampling), -1) if len(sampling) else spread,
+            counts=sampling,
+            moves=moves.view(-1, 3),
+            numbers=tuple(numbers),
+            payload=buffer[8 * len(integers) :],
+            layout=layout,
+        )
+
+
+def input_bytes(shape: PassShape, contract: Contract) -> int:
+    """Size of the buffer behind PassInputs."""
+    return 8 * sum(map(_even, _section_sizes(shape, contract))) + sum(map(contract.payload_bytes, shape.prefills))
+
+
+def harmless(shape: PassShape, contract: Contract, slot: int) -> list[int]:
+    """Whole numbers of a pass whose segments all lie at the start of one slot."""
+    segments = [(slot, 0, rows) for rows in shape.lengths]
+    numbers: list[Sequence[int]] = [[0] * contract.count(rows) for rows in shape.prefills]
+    return _flattened(_sections(shape, contract, segments, [(slot, slot, 0)] * shape.moves, numbers))
+
+
+def stage(
+    planned: Pass[Any],
+    prompts: Mapping[Any, Any],
+    shape: PassShape,
+    contract: Contract,
+    *,
+    scratch: int,
+    pinned: bool,
+) -> list[Tensor]:
+    """A pass's inputs in pieces, bytes that lie end to end on the device: whole numbers, then each prompt's payload.
+
+    scratch: the slot of segments that only pad the pass. Memory of the host is the pass's own: what the device still
+    reads is never written over.
+    """
+    segments = [(each.slot, CONTINUES if each.stage else each.start, each.length) for each in planned.segments]
+    segments += [(scratch, 0, 1)] * (shape.segments - len(segments))
+    moves = [(move.source, move.target, move.length) for move in planned.moves]
+    moves += [(scratch, scratch, 0)] * (shape.moves - len(moves))
+    given = [prompts[segment.sequence] for segment in planned.prefills]
+    numbers = [contract.numbers(prompt, rows) for prompt, rows in zip(given, shape.prefills, strict=True)]
+    whole = torch.tensor(_flattened(_sections(shape, contract, segments, moves, numbers)))
+    pieces = [whole.view(torch.uint8)]
+    for prompt, rows in zip(given, shape.prefills, strict=True):
+        payload = contract.payload(prompt).reshape(-1).view(torch.uint8)
+        missing = contract.payload_bytes(rows) - len(payload)
+        pieces += [payload, payload.new_zeros(missing)] if missing else [payload]
+    return [piece.pin_memory() if pinned and piece.is_cpu else piece for piece in pieces]
+
+
+def _sections(
+    shape: PassShape,
+    contract: Contract,
+    segments: Sequence[tuple[int, int, int]],
+    moves: Sequence[tuple[int, int, int]],
+    numbers: Sequence[Sequence[int]],
+) -> list[tuple[Sequence[int], int]]:
+    """The values of each section and its size, in the order of PassInputs.over. segments: slot, start, rows."""
+    slots, starts, rows = zip(*segments, strict=True)
+    ends = [first + count for first, count in zip(_firsts(shape.lengths), rows, strict=True)]  # without padding
+    sampled = [row for end, count in zip(ends, shape.samples, strict=True) for row in range(end - count, end)]
+    values: list[Sequence[int]] = [slots, starts, rows]
+    lengths = () if shape.single_rows else shape.lengths
+    values.append([index for index, length in enumerate(lengths) for _ in range(length)])
+    values.append([at for length in lengths for at in range(length)])
+    values += _sampling_sections(shape)
+    values += [sampled, [number for move in moves for number in move], *numbers]
+    return list(zip(values, _section_sizes(shape, contract), strict=True))
+
+
+def _sampling_sections(shape: PassShape) -> list[list[int]]:
+    """owner, spread and counts."""
+    if shape.samples_each:
+        return [[], [], []]
+    owner = [index for index, samples in enumerate(shape.samples) for _ in range(samples)]
+    if shape.most_samples == 1:
+        return [owner, [], []]
+    counts, most = [samples for samples in shape.samples if samples], shape.most_samples
+    runs = zip(_firsts(counts), counts, strict=True)
+    spread = [first + min(at, count - 1) for first, count in runs for at in range(most)]
+    return [owner, spread, counts]
+
+
+def _firsts(lengths: Sequence[int]) -> list[int]:
+    """Where each of several runs begins when they lie end to end."""
+    return list(accumulate(lengths, initial=0))[:-1]
+
+
+def _section_sizes(shape: PassShape, contract: Contract) -> list[int]:
+    segments, rows = shape.segments, 0 if shape.single_rows else sum(shape.lengths)
+    sampled, sampling = sum(shape.samples), sum(samples > 0 for samples in shape.samples)
+    several = sampling if shape.most_samples > 1 else 0
+    sizes = [segments, segments, segments, rows, rows]
+    sizes += [0 if shape.samples_each else sampled, several * shape.most_samples, several]
+    return [*sizes, sampled, 3 * shape.moves, *map(contract.count, shape.prefills)]
+
+
+def _flattened(sections: Sequence[tuple[Sequence[int], int]]) -> list[int]:
+    return [number for values, size in sections for number in (*values, *[0] * (_even(size) - len(values)))]
+
+
+def _even(count: int) -> int:
+    """Sections begin at multiples of 16 bytes: Triton compiles a kernel again for a pointer that does not."""
+    return count + count % 2

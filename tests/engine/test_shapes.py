@@ -1,0 +1,84 @@
+"""Passes are padded to few shapes, whoever shares them, and a full pipeline never costs a GEMM tile."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeflow.engine.shapes import ROW_STEP, SEVERAL_STEP, PassShape, ShapeClasses
+from edgeflow.scheduler.ring import Shift
+
+CAPACITY = 391
+SHORTEST = 257
+
+
+def of_rings(stages: int = 7, sessions: int = 4, shift: Shift = Shift.ROTATE) -> ShapeClasses:
+    return ShapeClasses.of_rings(stages, sessions, SHORTEST, 384 + stages, shift)
+
+
+def asked(prefills: tuple[int, ...], decodes: int) -> PassShape:
+    segments = len(prefills) + decodes
+    return PassShape(prefills=prefills, decodes=(1,) * decodes, samples=(1,) * segments, reach=300)
+
+
+def fitted(classes: ShapeClasses, prefills: tuple[int, ...], decodes: int) -> tuple[tuple[int, ...], int]:
+    found = classes.fit(asked(prefills, decodes))
+    assert found is not None
+    return found.prefills, len(found.decodes)
+
+
+def test_one_session():
+    classes = of_rings()
+    assert fitted(classes, (266,), 6) == ((266,), 6), "a full pass that fills its tiles is not padded"
+    assert fitted(classes, (276,), 6) == ((282,), 6)
+    assert fitted(classes, (276,), 2) == ((282,), 6)
+    assert fitted(classes, (), 5) == ((), 8)
+    assert fitted(classes, (276,), 0) == ((288,), 0)
+
+
+def test_several_sessions_of_equal_and_of_different_prompts():
+    classes = of_rings()
+    assert fitted(classes, (276, 276), 12) == ((288, 288), 12)
+    assert fitted(classes, (276, 301, 258), 7) == ((320, 320, 320), 12)
+    assert classes.fit(asked((260,) * 5, 0)) is None, "more prefills than are recorded"
+
+
+@pytest.mark.parametrize("stages", [7, 32])
+@pytest.mark.parametrize("sessions", [1, 2, 4])
+@pytest.mark.parametrize("shift", Shift)
+def test_four_robots_need_few_recordings(stages: int, sessions: int, shift: Shift):
+    """Of OpenVLA-7B: 128 prompt lengths behind 256 image tokens, whatever the modes, arrivals and instructions."""
+    shapes = of_rings(stages, sessions, shift).all([(1, None)])
+    assert len(shapes) == len(set(shapes)) <= 96
+
+
+@given(st.lists(st.integers(SHORTEST, CAPACITY - 7), max_size=4), st.integers(0, 24), st.sampled_from(Shift), st.data())
+def test_every_pass_of_four_sessions_is_recorded(prefills: list[int], decodes: int, shift: Shift, data: st.DataObject):
+    decodes = max(decodes, not prefills)
+    classes = of_rings(shift=shift)
+    padded = classes.fit(asked(tuple(prefills), decodes))
+    assert padded is not None and padded in classes.all([(1, None)])
+    assert classes.fit(padded) == padded, "a padded pass is its own shape"
+    assert len(padded.prefills) == len(prefills) and len(padded.decodes) >= decodes
+    assert all(rows <= found <= CAPACITY - 7 for rows, found in zip(prefills, padded.prefills, strict=True))
+    assert padded.moves == (padded.segments if shift is Shift.COPY else 0)
+
+
+@given(st.integers(SHORTEST, CAPACITY - 7))
+def test_a_full_pipeline_stays_within_its_tiles(rows: int):
+    (padded,), decodes = fitted(of_rings(), (rows,), 6)
+    assert decodes == 6 and padded - rows < ROW_STEP
+    assert all(-(-(rows + 6) // size) == -(-(padded + 6) // size) for size in (64, 128, 256))
+
+
+@given(st.lists(st.integers(SHORTEST, CAPACITY - 7), min_size=2, max_size=4))
+def test_several_prefills_are_padded_to_the_longest(prefills: list[int]):
+    padded, _ = fitted(of_rings(), tuple(prefills), 0)
+    assert len(set(padded)) == 1 and padded[0] - max(prefills) < SEVERAL_STEP
+
+
+def test_drafts_and_mixed_samples_run_as_they_are():
+    several = PassShape(prefills=(), decodes=(2, 1), samples=(2, 1), reach=300)
+    mixed = PassShape(prefills=(260, 260), decodes=(), samples=(1, 0), reach=300)
+    assert of_rings().fit(several) is None and of_rings().fit(mixed) is None
