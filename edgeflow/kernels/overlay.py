@@ -50,7 +50,7 @@ class Stamp(_Strict):
 
 
 class OverlayEntry(_Strict):
-    """The ten dimensions, and the medians measured: microseconds of this entry and of what served before."""
+    """The dimensions, and the medians measured: microseconds of this entry and of what served before."""
 
     model_name: str = ""
     hw_profile: str = ""
