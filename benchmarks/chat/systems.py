@@ -65,7 +65,7 @@ class Ours:
     """One slot and, for a prompt that begins with it, a fixed prefix in another."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, *, int8: bool, capacity: int) -> None:
-        table: OperatorTable = built_in_table().allowing("int8") if int8 else built_in_table()
+        table: OperatorTable = built_in_table().converting("int8") if int8 else built_in_table()
         config = decoder_config({"model_type": "qwen2", **SHAPE}, "qwen2")
         self.decoder = LlamaDecoder(config, Weights(folder, dtype, CPU), table=table)
         self.kv: KVSlots = self.decoder.kv_slots(2, capacity)

@@ -1,4 +1,4 @@
-"""Builds the operator table of a model: built-in entries, an allowed precision, an overlay."""
+"""Builds the operator table of a model: built-in entries, a conversion of weights, an overlay."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ def operator_table(
 ) -> OperatorTable:
     """The table; ConfigError where an overlay is stale, or no operator here computes with such weights.
 
-    weights: float, or a precision of operator `linear`. section: of the configuration, such as `chat.`, for errors.
+    weights: float, or the format that float weights are converted to. section: of the configuration, such as `chat.`,
+    for errors.
     """
     table = built_in_table()
     if weights != "float":
-        table = table.allowing(weights)
+        table = table.converting(weights)
         _check(table, weights, device, dtype, section)
     return table.overlaid(*load_entries(overlay, device, dtype, weights)) if overlay else table
 
@@ -50,6 +51,6 @@ def absent_line(overlay: Path) -> str:
 def _check(table: OperatorTable, weights: str, device: torch.device, dtype: torch.dtype, section: str) -> None:
     row = OperatorKey(op_name="linear", stage="decode", shape_sig="m=1")
     chosen = table.choose(row, Hardware.of(device), dtype)
-    if chosen.implementation.precision != weights:
+    if chosen.implementation.weight != weights:
         reasons = "; ".join(each for each in chosen.passed_over if each.startswith(weights))
         raise ConfigError(f"{section}weights: {weights} cannot be served here: {reasons or f'not for {device.type}'}")

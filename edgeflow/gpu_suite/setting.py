@@ -83,9 +83,10 @@ class Setting:
     def table(self, model: str, weights: str = "float") -> OperatorTable:
         """The operators tuned for a model on this machine, or the built-in ones where none were tuned.
 
-        weights: float, or a precision of `linear`, whose tuned entries are then left out: they are for other weights.
+        weights: float, or the format that float weights are converted to. The tuned entries of `linear`, which are for
+        float ones, are then left out.
         """
-        table = built_in_table() if weights == "float" else built_in_table().allowing(weights)
+        table = built_in_table() if weights == "float" else built_in_table().converting(weights)
         path = self.overlay(model)
         if not path.exists():
             return table

@@ -11,18 +11,20 @@ from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.linear import ByRows, Linear
 from edgeflow.kernels.shapes import SIGNATURES
 from edgeflow.kernels.table import OperatorKey, OperatorTable
+from edgeflow.kernels.weights import Weight
 
 ROW_CLASSES = tuple(1 << power for power in range(14))
 """1, 2, 4, … 8192 rows; more are served as the last."""
 
 
 def bind_linear(
-    table: OperatorTable, context: OperatorKey, weight: Tensor, bias: Tensor | None
+    table: OperatorTable, context: OperatorKey, weight: Weight, bias: Tensor | None
 ) -> Mapping[str, Linear]:
     """The linear of each stage. An implementation that is chosen more than once is made once.
 
-    context: of operator `linear`, without stage and shape: the shape is the weight's.
+    context: of operator `linear`, without stage, format and shape: format and shape are the weight's.
     """
+    context = replace(context, weight=weight.format)
     made: dict[str, Linear] = {}
     bound: dict[str, Linear] = {}
     for stages in table.stages(context):
@@ -32,7 +34,7 @@ def bind_linear(
 
 
 def _by_rows(
-    table: OperatorTable, context: OperatorKey, weight: Tensor, bias: Tensor | None, made: dict[str, Linear]
+    table: OperatorTable, context: OperatorKey, weight: Weight, bias: Tensor | None, made: dict[str, Linear]
 ) -> Linear:
     """made: implementations of this weight by name, to which new ones are added."""
     hardware = Hardware.of(weight.device)

@@ -21,6 +21,7 @@ from edgeflow.kernels.rope_write_kv import RotaryTable, RowPlaces
 from edgeflow.kernels.shapes import SIGNATURES, Signed
 from edgeflow.kernels.timing import ring_size
 from edgeflow.kernels.varlen_attention import Sequences
+from edgeflow.kernels.weights import FloatWeight
 
 Outputs = tuple[Tensor, ...]
 PERIOD = 1 << 16  # numbers of a problem that is only timed
@@ -279,10 +280,12 @@ def packed_attention_int8(spans: Sequence[Span], heads: Heads) -> Case:
 
 
 def linear(rows: int, outputs: int, inputs: int, *, bias: bool = False, role: str = "") -> Case:
+    """A float weight; an implementation that takes another format converts it."""
+
     def build(make: Numbers) -> Problem:
-        x, weight = make.normal(rows, inputs), make.normal(outputs, inputs)
-        offset = make.normal(outputs) if bias else None
-        return Problem((weight, offset), lambda made: (made(x),), planned=True, rows=(rows,), cold_bytes=weight.numel())
+        x, weight = make.normal(rows, inputs), FloatWeight(make.normal(outputs, inputs))
+        arguments = weight, make.normal(outputs) if bias else None
+        return Problem(arguments, lambda made: (made(x),), planned=True, rows=(rows,), cold_bytes=weight.values.numel())
 
     return Case("linear", build, layer_role=role)
 

@@ -20,8 +20,9 @@ from edgeflow.kernels.linear import saturates
 TOLERANCE = {torch.float32: 4e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 INT8_TOLERANCE = 8e-3  # a step up or down here and there; always rounding down would be 1.5e-2
 
-PRECISION_TOLERANCE = {
+FORMAT_TOLERANCE = {
     "": 0.0,
+    "float": 0.0,
     "int8": 1.3e-2,
     "fp8": 7e-2,
 }  # of a product of 8-bit numbers; of weights that are rounded down it is larger
@@ -30,11 +31,11 @@ PRECISION_TOLERANCE = {
 ROWS_OF_7_BITS = 1.7  # times the deviation of rows of 8 bits, on a CPU without VNNI
 
 
-def tolerance(case: Case, dtype: torch.dtype, precision: str = "") -> float:
-    """The largest deviation of a correct implementation of a precision."""
+def tolerance(case: Case, dtype: torch.dtype, weight: str = "") -> float:
+    """The largest deviation of a correct implementation. weight: the format that it takes."""
     exact = max(TOLERANCE[dtype], INT8_TOLERANCE) if case.op_name == "rope_write_kv_int8" else TOLERANCE[dtype]
-    coarser = ROWS_OF_7_BITS if precision == "int8" and saturates() else 1.0
-    return max(exact, coarser * PRECISION_TOLERANCE[precision])
+    coarser = ROWS_OF_7_BITS if weight == "int8" and saturates() else 1.0
+    return max(exact, coarser * FORMAT_TOLERANCE[weight])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgeflow.kernels import fp8
 from edgeflow.kernels.fp8 import QuantiseRows
+from edgeflow.kernels.weights import Fp8Weight
 
 LEAST_TORCH = (2, 7)  # the first whose GEMM with one scale per row runs on sm_89
 
@@ -18,9 +19,9 @@ LEAST_TORCH = (2, 7)  # the first whose GEMM with one scale per row runs on sm_8
 class Fp8:
     """One FP8 GEMM that applies the scales and the bias. CUDA from sm_89, sizes in multiples of 16, bfloat16."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, quantise: QuantiseRows = fp8.reference) -> None:
-        outputs, scale = fp8.reference(weight)
-        self._weight, self._scale = outputs.t(), scale.t()  # the GEMM reads the weight column by column
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None, quantise: QuantiseRows = fp8.reference) -> None:
+        self._weight = weight.values.t()  # the GEMM reads the weight column by column
+        self._scale = weight.scale.unsqueeze(0)
         self._bias = bias
         self._quantise = quantise
         self._dtype = weight.dtype
@@ -40,21 +41,17 @@ class Fp8:
 class Emulated:
     """The same numbers by a plain GEMM: shows on any machine what FP8 costs in accuracy, and saves no time."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = _rounded(weight)
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
+        self._weight = weight.floats()
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(_rounded(x), self._weight, self._bias)
+        rows = fp8.dequantised(*fp8.reference(x)).to(x.dtype)
+        return F.linear(rows, self._weight, self._bias)
 
     @property
     def nbytes(self) -> int:
         return self._weight.nbytes
-
-
-def _rounded(rows: Tensor) -> Tensor:
-    """Rows rounded to FP8 and back, in their own dtype."""
-    return fp8.dequantised(*fp8.reference(rows)).to(rows.dtype)
 
 
 def missing() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from edgeflow.kernels import (
     varlen_attention,
 )
 from edgeflow.kernels.dimensions import KINDS
+from edgeflow.kernels.weights import FLOAT, Weight, converted
 
 REFERENCE = "reference"
 
@@ -62,7 +64,7 @@ class Implementation:
     devices, dtypes: where it may run, empty means everywhere; least_arch: the lowest CUDA architecture; needs:
     libraries; limits, multiples: the largest sizes it takes and the divisors of those it takes, by their letter in a
     shape signature; choices: parameters with the values worth trying, the default first.
-    precision: "" is that of the dtype; another one changes numbers and serves only where a table allows it.
+    weight: the format of the weight that it is made for; "" for any, and where there is no weight.
     stage: the stage of the passes that it serves; "" for all.
     absent: the reason why it cannot run here; "" where it can. replayable: it can be captured in a graph, for the host
     reads nothing that differs between passes of one shape.
@@ -78,17 +80,18 @@ class Implementation:
     limits: Mapping[str, int] = field(default_factory=dict)
     multiples: Mapping[str, int] = field(default_factory=dict)
     choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    precision: str = ""
+    weight: str = ""
     stage: str = ""
     absent: str = ""
     replayable: bool = True
 
     def load(self) -> Callable[..., Any]:
-        if callable(self.function):
-            return self.function
-        module, _, name = self.function.partition(":")
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return function
+        """The function; one that is made for a format of weights converts a float weight to it."""
+        function = self.function
+        if not callable(function):
+            module, _, name = function.partition(":")
+            function = getattr(importlib.import_module(module), name)
+        return partial(_given_converted, function, self.weight) if self.weight else function
 
     def objection(self, hardware: Hardware, dtype: torch.dtype, shape_sig: str = "") -> str:
         """The reason why it may not serve there, in a few words; "" when it may."""
@@ -115,6 +118,10 @@ class Implementation:
             if sizes[letter] % self.multiples[letter]
         ]
         return ", ".join(over + odd)
+
+
+def _given_converted(make: Callable[..., Any], format: str, weight: Weight, *others: Any, **params: Any) -> Any:
+    return make(converted(weight, format), *others, **params)
 
 
 def unusable(library: str) -> str:
@@ -235,13 +242,14 @@ BUILT_IN = (
     Implementation(op_name="greedy", impl_id="reduced", function=greedy.reduced),
     _triton("greedy", "greedy", {}, block=(4096, 2048, 8192)),
     Implementation(op_name="linear", impl_id=REFERENCE, function=linear.Reference),
-    Implementation(op_name="linear", impl_id="gemm", function=linear.Gemm),
+    Implementation(op_name="linear", impl_id="gemm", function=linear.Gemm, weight=FLOAT),
     Implementation(
         op_name="linear",
         impl_id="packed",
         function=linear.Packed,
         devices=frozenset({"cpu"}),
         dtypes=linear.packed_dtypes(),
+        weight=FLOAT,
         absent=linear.no_onednn(),
     ),
     Implementation(
@@ -250,7 +258,7 @@ BUILT_IN = (
         function=linear.Int8,
         devices=frozenset({"cpu"}),
         limits={"m": 1},
-        precision="int8",
+        weight="int8",
         stage="decode",
     ),
     Implementation(
@@ -258,7 +266,7 @@ BUILT_IN = (
         impl_id="fp8_emulated",
         function=fp8_linear.Emulated,
         devices=frozenset({"cpu"}),
-        precision="fp8",
+        weight="fp8",
     ),
     Implementation(
         op_name="linear",
@@ -270,7 +278,7 @@ BUILT_IN = (
         needs=("triton",),
         limits={"e": 1 << 16},
         multiples={"n": 16, "e": 16},
-        precision="fp8",
+        weight="fp8",
         absent=fp8_linear.missing(),
     ),
     Implementation(
@@ -279,6 +287,7 @@ BUILT_IN = (
         function="",
         devices=frozenset({"cuda"}),
         choices={"algo_index": (0,)},
+        weight=FLOAT,
         absent="edgeflow has no binding of cuBLASLt",
     ),
 )

@@ -1,6 +1,7 @@
 """LINEAR: rows times a weight. An implementation is made once per weight and then called by every pass.
 
-make(weight [N, E], bias [N] or None) → linear(x [m, E]) → [m, N]: x weight^T + bias, in memory that is the caller's own
+make(weight [N, E] of a format, bias [N] or None) → linear(x [m, E]) → [m, N]: x weight^T + bias, in memory that is the
+caller's own
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from edgeflow.kernels.weights import FloatWeight, Int8Weight, Weight
 
 
 class Linear(Protocol):
@@ -27,10 +30,10 @@ class Linear(Protocol):
 
 
 class Reference:
-    """The formula."""
+    """The formula, with a weight of any format."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = weight
+    def __init__(self, weight: Weight, bias: Tensor | None) -> None:
+        self._weight = weight.floats()
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -45,8 +48,8 @@ class Reference:
 class Gemm:
     """One GEMM over the weight as it lies."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = weight
+    def __init__(self, weight: Weight, bias: Tensor | None) -> None:
+        self._weight = weight.floats()
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -68,10 +71,11 @@ class Packed:
     FEW = 4
     SMALL = 1 << 20  # elements of a weight
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        small = weight.dtype == torch.float32 and weight.numel() <= self.SMALL
+    def __init__(self, weight: FloatWeight, bias: Tensor | None) -> None:
+        values = weight.values
+        small = values.dtype == torch.float32 and values.numel() <= self.SMALL
         self._few = Gemm(weight, bias) if small else None
-        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), self.ROWS)
+        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(values.contiguous(), self.ROWS)
         self._bias = bias
         self._bytes = weight.nbytes * (2 if small else 1)
 
@@ -87,15 +91,15 @@ class Packed:
 
 
 class Int8:
-    """8-bit weights (symmetric, one scale per output) for a row in 8 bits (one scale; 7 bits where 8 saturate).
+    """8-bit weights for a row in 8 bits (one scale; 7 bits where 8 saturate).
 
     A single row, which is memory-bound, reads a quarter or half of the bytes. CPU only; the table uses it for the row
     of a decode pass.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._packed = _quantised(weight.float(), None if bias is None else bias.float())
-        self._bytes = weight.numel()
+    def __init__(self, weight: Int8Weight, bias: Tensor | None) -> None:
+        self._packed = _packed(weight, None if bias is None else bias.float())
+        self._bytes = weight.values.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.quantized.linear_dynamic(x.float(), self._packed, saturates()).to(x.dtype)
@@ -110,7 +114,8 @@ class Int8:
 def saturates() -> bool:
     """True where the CPU adds pairs of 8-bit products in 16 bits (x86 without VNNI): rows then keep only 7 bits."""
     ones = torch.ones(1, 8)
-    return float(torch.ops.quantized.linear_dynamic(ones, _quantised(ones, None), False)) < 0.9 * ones.numel()
+    packed = _packed(Int8Weight.of(ones), None)
+    return float(torch.ops.quantized.linear_dynamic(ones, packed, False)) < 0.9 * ones.numel()
 
 
 class ByRows:
@@ -140,11 +145,10 @@ def no_onednn() -> str:
     return "" if available else "torch was built without oneDNN"
 
 
-def _quantised(weight: Tensor, bias: Tensor | None) -> torch.ScriptObject:
-    scale = weight.abs().amax(dim=1).clamp_(min=1e-8).div_(127)
-    zero = torch.zeros(len(scale), dtype=torch.long)
+def _packed(weight: Int8Weight, bias: Tensor | None) -> torch.ScriptObject:
+    zero = torch.zeros(len(weight.scale), dtype=torch.long)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the format is deprecated; the operator that reads it is what is fast
-        quantized = torch.quantize_per_channel(weight, scale.double(), zero, 0, torch.qint8)
+        quantized = torch._make_per_channel_quantized_tensor(weight.values, weight.scale.double(), zero, 0)
         packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(quantized, bias)
     return packed

@@ -35,7 +35,7 @@ class _Strict(BaseModel):
 class Stamp(_Strict):
     """The machine and software that a measurement is valid for; "" where there is none.
 
-    weights: float, or the precision that was allowed.
+    weights: float, or the format that float weights may be converted to.
     """
 
     device: str
@@ -50,7 +50,7 @@ class Stamp(_Strict):
 
 
 class OverlayEntry(_Strict):
-    """The nine dimensions, and the medians measured: microseconds of this entry and of what served before."""
+    """The dimensions, and the medians measured: microseconds of this entry and of what served before."""
 
     model_name: str = ""
     hw_profile: str = ""
@@ -58,6 +58,7 @@ class OverlayEntry(_Strict):
     layer_role: str = ""
     op_name: str = ""
     stage: Literal["", "prefill", "decode", "packed"] = ""
+    weight: Literal["", "float", "int8", "fp8"] = ""
     shape_sig: str = ""
     impl_id: str
     impl_params: dict[str, int] = {}
@@ -93,6 +94,7 @@ class OverlayEntry(_Strict):
             op_kind=self.op_kind,
             layer_role=self.layer_role,
             stage=self.stage,
+            weight=self.weight,
             shape_sig=self.shape_sig,
         )
 

@@ -16,6 +16,7 @@ from edgeflow.kernels.dimensions import signature
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout
 from edgeflow.kernels.varlen_attention import Sequences
+from edgeflow.kernels.weights import Weight
 
 Signed = tuple[str, str]
 """(stage, shape signature); the stage is "" where the arguments do not show it"""
@@ -55,7 +56,7 @@ def _attention(layout: PackedLayout, kv: KVSlots) -> Signed:
     return stage_of(layout.lengths), signature(m=len(layout.row_slot), t=layout.reach, kv=kv_heads, d=width)
 
 
-def _linear(weight: Tensor, bias: Tensor | None, rows: int) -> Signed:  # noqa: ARG001
+def _linear(weight: Weight, bias: Tensor | None, rows: int) -> Signed:  # noqa: ARG001
     return "", signature(m=rows, n=weight.shape[0], e=weight.shape[1])
 
 

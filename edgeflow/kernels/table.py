@@ -20,6 +20,7 @@ from edgeflow.kernels.by_shape import ByShape
 from edgeflow.kernels.dimensions import KINDS, STAGES, covers, only_role
 from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, REFERENCE, Hardware, Implementation
 from edgeflow.kernels.shapes import SIGNATURES
+from edgeflow.kernels.weights import FLOAT
 
 Params = dict[str, Any]
 
@@ -28,8 +29,8 @@ Params = dict[str, Any]
 class OperatorKey:
     """A context (EdgeFM table 1). In an entry, "" stands for any; in a lookup, for not known.
 
-    hw_profile: cpu, cuda, or cuda_sm87, which an entry for cuda matches too. shape_sig: in an entry some of a call's
-    sizes, in a lookup all of them.
+    hw_profile: cpu, cuda, or cuda_sm87, which an entry for cuda matches too. weight: the format in which the model has
+    the weight of a linear. shape_sig: in an entry some of a call's sizes, in a lookup all of them.
     """
 
     op_name: str
@@ -38,6 +39,7 @@ class OperatorKey:
     op_kind: str = ""
     layer_role: str = ""
     stage: str = ""
+    weight: str = ""
     shape_sig: str = ""
 
     def matches(self, context: OperatorKey) -> bool:
@@ -90,20 +92,20 @@ class Choice:
 
 
 class OperatorTable:
-    """Immutable; `overlaid`, `allowing` and `forcing` give changed ones.
+    """Immutable; `overlaid`, `converting` and `forcing` give changed ones.
 
-    precisions: those that may serve besides that of the dtype.
+    conversions: the formats that float weights may be converted to.
     """
 
     def __init__(
         self,
         implementations: Iterable[Implementation],
         entries: Iterable[Entry],
-        precisions: frozenset[str] = frozenset(),
+        conversions: frozenset[str] = frozenset(),
     ) -> None:
         self._implementations = {(each.op_name, each.impl_id): each for each in implementations}
         self._entries = tuple(entries)
-        self._precisions = precisions
+        self._conversions = conversions
         for entry in self._entries:
             self._check(entry)
 
@@ -133,22 +135,14 @@ class OperatorTable:
         """A table with further entries, which win over equally specific ones."""
         return self._with((*self._entries, *entries))
 
-    def allowing(self, precision: str) -> OperatorTable:
-        """A table in which implementations of a precision, `int8`, serve on their devices wherever they may run, in the
-        stage they are for."""
-        mine = [each for each in self._implementations.values() if each.precision == precision]
-        if not mine:
-            raise ConfigError(f"no implementation has precision {precision!r}")
-        entries = [
-            Entry(
-                OperatorKey(op_name=each.op_name, hw_profile=device, stage=each.stage),
-                each.impl_id,
-                origin=f"{precision} is allowed",
-            )
-            for each in mine
-            for device in each.devices
-        ]
-        return self._with((*self._entries, *entries), self._precisions | {precision})
+    def converting(self, to: str) -> OperatorTable:
+        """A table in which what serves weights of a format serves float ones too, which are converted to it."""
+        serving = [entry for entry in self._entries if entry.key.weight == to]
+        if not serving:
+            raise ConfigError(f"no implementation takes {to!r} weights")
+        origin = f"float weights become {to}"
+        entries = [replace(entry, key=replace(entry.key, weight=""), origin=origin) for entry in serving]
+        return self._with((*self._entries, *entries), self._conversions | {to})
 
     def forcing(self, **impl_ids: str) -> OperatorTable:
         """A table in which each operator named has one entry: that implementation, everywhere."""
@@ -156,30 +150,24 @@ class OperatorTable:
         forced = [Entry(OperatorKey(op_name=name), impl_id, origin="forced") for name, impl_id in impl_ids.items()]
         return self._with([*others, *forced])
 
-    def _with(self, entries: Iterable[Entry], precisions: frozenset[str] | None = None) -> OperatorTable:
-        kept = self._precisions if precisions is None else precisions
+    def _with(self, entries: Iterable[Entry], conversions: frozenset[str] | None = None) -> OperatorTable:
+        kept = self._conversions if conversions is None else conversions
         return OperatorTable(self._implementations.values(), entries, kept)
 
-    def objection(
-        self,
-        candidate: Implementation,
-        hardware: Hardware,
-        dtype: torch.dtype,
-        shape_sig: str = "",
-        stage: str = "",
-    ) -> str:
-        """The reason why a candidate may not serve there, in a few words; "" when it may. stage: "" if not known."""
-        if candidate.precision and candidate.precision not in self._precisions:
-            return f"{candidate.precision} is not allowed"
-        if stage and candidate.stage not in ("", stage):
+    def objection(self, candidate: Implementation, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> str:
+        """The reason why a candidate may not serve a context, in a few words; "" when it may."""
+        formats = {"", context.weight} | (self._conversions if context.weight == FLOAT else frozenset())
+        if candidate.weight not in formats:
+            return f"takes {candidate.weight} weights"
+        if context.stage and candidate.stage not in ("", context.stage):
             return f"only for {candidate.stage} passes"
-        return candidate.objection(hardware, dtype, shape_sig)
+        return candidate.objection(hardware, dtype, context.shape_sig)
 
     def resolve(self, context: OperatorKey, device: torch.device, dtype: torch.dtype) -> Any:
         """The function that serves a context; one that looks at shapes where entries tell shapes or stages apart."""
         hardware = Hardware.of(device)
         sign = SIGNATURES.get(context.op_name)
-        if sign is None or not self._depends_on_the_call(_known(context, hardware)):
+        if sign is None or not self._depends_on_the_call(known(context, hardware)):
             return self.choose(context, hardware, dtype).load()
 
         def find(stage: str, shape_sig: str) -> Callable[..., Any]:
@@ -194,7 +182,8 @@ class OperatorTable:
 
     def stages(self, context: OperatorKey) -> tuple[tuple[str, ...], ...]:
         """The stages of a pass in groups; entries of this operator tell only the groups apart."""
-        entries = [entry for entry in self._entries if entry.key.op_name in ("", context.op_name)]
+        meant = [entry for entry in self._entries if entry.key.weight in ("", context.weight)]
+        entries = [entry for entry in meant if entry.key.op_name in ("", context.op_name)]
         serving = [self._implementations.get((context.op_name, entry.impl_id)) for entry in entries]
         named = {entry.key.stage for entry in entries} | {each.stage for each in serving if each}
         rest = tuple(stage for stage in STAGES if stage not in named)
@@ -202,11 +191,11 @@ class OperatorTable:
 
     def choose(self, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> Choice:
         """The most specific entry that may serve; the reference where none does."""
-        context = _known(context, hardware)
+        context = known(context, hardware)
         passed_over: list[str] = []
         for entry in self._best_first(context):
             candidate = self.implementation(context.op_name, entry.impl_id)
-            objection = self.objection(candidate, hardware, dtype, context.shape_sig, context.stage)
+            objection = self.objection(candidate, context, hardware, dtype)
             if not objection:
                 why = f"{entry.origin}: {entry.key.text or 'everywhere'}"
                 return Choice(candidate, entry.impl_params, why, tuple(passed_over))
@@ -216,8 +205,8 @@ class OperatorTable:
 
     def unmatched(self, contexts: Iterable[OperatorKey], hardware: Hardware) -> list[Entry]:
         """Entries that serve none of these contexts, whatever may run there."""
-        known = [_known(context, hardware) for context in contexts]
-        return [entry for entry in self._entries if not any(_meant(entry, context) for context in known)]
+        wanted = [known(context, hardware) for context in contexts]
+        return [entry for entry in self._entries if not any(_meant(entry, context) for context in wanted)]
 
     def _best_first(self, context: OperatorKey) -> list[Entry]:
         matching = [entry for entry in self._entries if _meant(entry, context)]
@@ -246,14 +235,16 @@ class OperatorTable:
                 raise ConfigError(f"operator {name}: {entry.impl_id} has no parameter {', '.join(unknown)}")
 
 
-def _known(context: OperatorKey, hardware: Hardware) -> OperatorKey:
-    """The context with what follows from the device and the operator's name."""
+def known(context: OperatorKey, hardware: Hardware) -> OperatorKey:
+    """The context with what follows from the device and the operator's name. Weights are float if not said."""
     kind, role = KINDS.get(context.op_name, ""), only_role(context.op_name)
+    weight = FLOAT if kind == "linear" else ""
     return replace(
         context,
         hw_profile=context.hw_profile or hardware.profile,
         op_kind=context.op_kind or kind,
         layer_role=context.layer_role or role,
+        weight=context.weight or weight,
     )
 
 
@@ -271,5 +262,11 @@ def built_in_table() -> OperatorTable:
         Entry(OperatorKey(op_name=op_name, hw_profile=profile), impl_id)
         for profile, defaults in DEFAULTS.items()
         for op_name, impl_id in defaults.items()
+    ]
+    entries += [
+        Entry(OperatorKey(op_name=each.op_name, hw_profile=device, stage=each.stage, weight=each.weight), each.impl_id)
+        for each in BUILT_IN
+        if each.weight not in ("", FLOAT)
+        for device in each.devices
     ]
     return OperatorTable(BUILT_IN, entries)

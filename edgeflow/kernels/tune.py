@@ -18,9 +18,8 @@ import torch
 
 from edgeflow.kernels.cases import Case, Problem
 from edgeflow.kernels.compare import Expected, tolerance
-from edgeflow.kernels.dimensions import KINDS, only_role
 from edgeflow.kernels.implementations import REFERENCE, Hardware, Implementation
-from edgeflow.kernels.table import OperatorKey, OperatorTable
+from edgeflow.kernels.table import OperatorKey, OperatorTable, known
 from edgeflow.kernels.timing import Seconds, last_level_cache, median_us, rotating
 
 GAIN = 0.97  # a candidate must take at most this share of the default's time
@@ -83,17 +82,14 @@ class Tuner:
     def key(self, case: Case) -> OperatorKey:
         """The context of a case on this machine."""
         stage, shape_sig = case.signed()
-        role = case.layer_role or only_role(case.op_name)
-        profile = Hardware.of(self.device).profile
-        return OperatorKey(
+        key = OperatorKey(
             op_name=case.op_name,
             model_name=self.model_name,
-            hw_profile=profile,
-            op_kind=KINDS[case.op_name],
-            layer_role=role,
+            layer_role=case.layer_role,
             stage=stage,
             shape_sig=shape_sig,
         )
+        return known(key, Hardware.of(self.device))
 
     @torch.inference_mode()
     def tune(self, case: Case) -> Tuned:
@@ -123,7 +119,7 @@ class Tuner:
         """Check that a choice is still correct and not slower than the built-in one."""
         key = self.key(case)
         implementation = self.table.implementation(case.op_name, impl_id)
-        complaint = self.table.objection(implementation, Hardware.of(self.device), self.dtype, key.shape_sig)
+        complaint = self.table.objection(implementation, key, Hardware.of(self.device), self.dtype)
         if complaint:
             return Verdict(key, impl_id, math.nan, math.nan, complaint)
         trial = self._trial(case)
@@ -149,7 +145,7 @@ class Tuner:
         replay."""
         for impl_id in self.table.candidates(key.op_name):
             candidate = self.table.implementation(key.op_name, impl_id)
-            objection = self.table.objection(candidate, Hardware.of(self.device), self.dtype, key.shape_sig)
+            objection = self.table.objection(candidate, key, Hardware.of(self.device), self.dtype)
             replayable = candidate.replayable or self.device.type != "cuda"
             if impl_id != REFERENCE and replayable and not objection:
                 yield candidate
@@ -180,7 +176,7 @@ class Tuner:
             off = trial.expected.deviation(partial(implementation.load(), **params))
         except Exception as error:  # whatever a compiler or a device says, another candidate serves
             return f"does not run ({type(error).__name__})"
-        allowed = tolerance(trial.case, self.dtype, implementation.precision)
+        allowed = tolerance(trial.case, self.dtype, implementation.weight)
         return "" if off <= allowed else f"deviates by {off:.2g}, allowed are {allowed:.2g}"
 
     def _time(self, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
+from edgeflow.kernels.weights import FloatWeight, Weight
 from edgeflow.text.checkpoint_json import read_json
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -66,6 +67,10 @@ class Weights(Mapping[str, Tensor]):
             wanted = ", ".join("any" if length is None else str(length) for length in shape)
             raise CheckpointError(f"{self._where}{name} has shape {list(tensor.shape)}, expected [{wanted}]")
         return tensor
+
+    def linear(self, name: str, outputs: int, inputs: int) -> Weight:
+        """The weight of a projection, in the format that the checkpoint stores; CheckpointError as in `take`."""
+        return FloatWeight(self.take(f"{name}.weight", outputs, inputs))
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._sources:

@@ -26,12 +26,13 @@ from edgeflow.kernels.rope_write_kv import RotaryTable
 from edgeflow.kernels.shapes import stage_of
 from edgeflow.kernels.shift_kv import ShiftKV
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.weights import FloatWeight, Weight
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama_operators import Operators, PassOperators
 from edgeflow.models.rope import PLAIN, Rope
 
 MAX_SIZE = 1 << 20
-BindLinear = Callable[[str, Tensor, "Tensor | None"], Mapping[str, Linear]]
+BindLinear = Callable[[str, Weight, "Tensor | None"], Mapping[str, Linear]]
 """(role, weight, bias) → the linear of each stage"""
 
 
@@ -120,18 +121,18 @@ class _Layer:
         are fused."""
         width, inner = config.hidden_size, config.intermediate_size
         rows = {"q": config.q_width, "k": config.kv_width, "v": config.kv_width}
-        qkv = [weights.take(f"self_attn.{name}_proj.weight", count, width) for name, count in rows.items()]
+        q, *kv = (weights.linear(f"self_attn.{name}_proj", count, width) for name, count in rows.items())
         biased = rows if config.attention_bias else {}
         bias = [weights.take(f"self_attn.{name}_proj.bias", count) for name, count in biased.items()]
-        gate_up = [weights.take(f"mlp.{name}_proj.weight", inner, width) for name in ("gate", "up")]
+        gate, up = (weights.linear(f"mlp.{name}_proj", inner, width) for name in ("gate", "up"))
         input_norm = weights.take("input_layernorm.weight", width)
         head_norms = _head_norms(weights, config.head_dim) if config.head_norm else None
         post_norm = weights.take("post_attention_layernorm.weight", width)
         bound = {
-            "qkv": linear("qkv", torch.cat(qkv), torch.cat(bias) if bias else None),
-            "output": linear("output", weights.take("self_attn.o_proj.weight", width, config.q_width), None),
-            "gate_up": linear("gate_up", torch.cat(gate_up), None),
-            "down": linear("down", weights.take("mlp.down_proj.weight", width, inner), None),
+            "qkv": linear("qkv", q.cat(kv), torch.cat(bias) if bias else None),
+            "output": linear("output", weights.linear("self_attn.o_proj", width, config.q_width), None),
+            "gate_up": linear("gate_up", gate.cat([up]), None),
+            "down": linear("down", weights.linear("mlp.down_proj", width, inner), None),
         }
         return {
             stage: cls(
@@ -225,7 +226,7 @@ class LlamaDecoder:
     ) -> None:
         table = table or built_in_table()
 
-        def linear(role: str, weight: Tensor, bias: Tensor | None) -> Mapping[str, Linear]:
+        def linear(role: str, weight: Weight, bias: Tensor | None) -> Mapping[str, Linear]:
             return bind_linear(table, OperatorKey(op_name="linear", model_name=name, layer_role=role), weight, bias)
 
         self.config = config
@@ -233,7 +234,7 @@ class LlamaDecoder:
         vocab, width = config.vocab_size, config.hidden_size
         self._embedding = like = weights.take(f"{stem}embed_tokens.weight", vocab, width)
         tied = config.tie_word_embeddings
-        head = linear("head", self._embedding if tied else weights.take("lm_head.weight", vocab, width), None)
+        head = linear("head", FloatWeight(like) if tied else weights.linear("lm_head", vocab, width), None)
         self._norm = weights.take(f"{stem}norm.weight", width)
         indices = range(config.num_hidden_layers)
         layers = [_Layer.of_stages(config, weights.under(f"{stem}layers.{index}."), linear) for index in indices]

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.layer_norm import AddLayerNorm
+from edgeflow.kernels.linear import Gemm, Linear
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention
+from edgeflow.kernels.weights import FloatWeight
 from edgeflow.models.checkpoint import Weights
 
 LAYER_NORM_EPS = 1e-6
@@ -26,14 +28,14 @@ LAYER_NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """Pairs of a weight and a bias. LayerScale is folded into the projections that it scales."""
+    """norm1, norm2: weight and bias. LayerScale is folded into the projections that it scales."""
 
     norm1: tuple[Tensor, Tensor]
-    qkv: tuple[Tensor, Tensor]
-    proj: tuple[Tensor, Tensor]
+    qkv: Linear
+    proj: Linear
     norm2: tuple[Tensor, Tensor]
-    fc1: tuple[Tensor, Tensor]
-    fc2: tuple[Tensor, Tensor]
+    fc1: Linear
+    fc2: Linear
 
     @classmethod
     def of(cls, weights: Weights, width: int) -> _Block:
@@ -45,10 +47,10 @@ class _Block:
         return cls(
             norm1=norm1,
             qkv=_linear(weights, "attn.qkv", 3 * width, width),
-            proj=_scaled(weights, "ls1", _linear(weights, "attn.proj", width, width)),
+            proj=_linear(weights, "attn.proj", width, width, scale="ls1"),
             norm2=norm2,
             fc1=_linear(weights, "mlp.fc1", inner, width),
-            fc2=_scaled(weights, "ls2", _linear(weights, "mlp.fc2", width, inner)),
+            fc2=_linear(weights, "mlp.fc2", width, inner, scale="ls2"),
         )
 
 
@@ -99,10 +101,10 @@ class VisionTower:
                 normed = F.layer_norm(x, (self.width,), *block.norm1, LAYER_NORM_EPS)
             else:
                 normed, x = self._add_input_norm(added, x, *block.norm1, LAYER_NORM_EPS)
-            q, k, v = F.linear(normed, *block.qkv).view(len(x), 3, self._heads, -1).unbind(1)
-            attended = F.linear(self._attend(q, k, v, sequences).flatten(1), *block.proj)
+            q, k, v = block.qkv(normed).view(len(x), 3, self._heads, -1).unbind(1)
+            attended = block.proj(self._attend(q, k, v, sequences).flatten(1))
             normed, x = self._add_post_norm(attended, x, *block.norm2, LAYER_NORM_EPS)
-            added = F.linear(F.gelu(F.linear(normed, *block.fc1)), *block.fc2)
+            added = block.fc2(F.gelu(block.fc1(normed)))
         return x if added is None else x + added
 
     def _operator(self, table: OperatorTable, name: str, role: str) -> Any:
@@ -122,14 +124,11 @@ def _unfold(pixels: Tensor, patch: int) -> Tensor:
     return tiles.reshape(batch, rows * columns, -1)
 
 
-def _linear(weights: Weights, name: str, out: int, into: int) -> tuple[Tensor, Tensor]:
-    return weights.take(f"{name}.weight", out, into), weights.take(f"{name}.bias", out)
-
-
-def _scaled(weights: Weights, scale: str, linear: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """LayerScale under its published name or under timm's own."""
-    for name in (f"{scale}.scale_factor", f"{scale}.gamma"):
-        if name in weights:
-            gamma = weights.take(name, len(linear[1]))
-            return linear[0] * gamma[:, None], linear[1] * gamma
-    return linear
+def _linear(weights: Weights, name: str, out: int, into: int, *, scale: str = "") -> Linear:
+    """scale: of its outputs (LayerScale), where the checkpoint has one under its published name or under timm's own."""
+    weight, bias = weights.linear(name, out, into), weights.take(f"{name}.bias", out)
+    for published in (f"{scale}.scale_factor", f"{scale}.gamma"):
+        if published in weights:
+            gamma = weights.take(published, out)
+            return Gemm(FloatWeight(weight.floats() * gamma[:, None]), bias * gamma)
+    return Gemm(weight, bias)

@@ -25,7 +25,7 @@ from edgeflow.kernels.overlay import (
     refuse_stale,
     write_overlay,
 )
-from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table, known
 from edgeflow.kernels.tune import Tuned, Tuner, Verdict
 from edgeflow.model_paths import EMBEDDED_MODEL, resolve_model
 from edgeflow.models.shape import checkpoint_shape
@@ -33,7 +33,7 @@ from edgeflow.models.shape import checkpoint_shape
 Report = Callable[[str, int, int], None]
 ROWS = 280  # rows of a prefill, by default
 TOWERS_OWN = ("varlen_attention", "add_layer_norm")
-DIMENSIONS = ("op_kind", "op_name", "model_name", "hw_profile", "layer_role", "stage", "shape_sig")
+DIMENSIONS = ("op_kind", "op_name", "model_name", "hw_profile", "layer_role", "stage", "weight", "shape_sig")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,7 @@ class Serving:
     op_name: str
     layer_role: str
     stage: str
+    weight: str
     shape_sig: str
     impl_id: str
     impl_params: dict[str, int]
@@ -120,7 +121,7 @@ def tune(
     for index, case in enumerate(problems):
         key = tuner.key(case)
         report(f"{key.op_name} {key.shape_sig}", index, len(problems))
-        if key not in [entry.key for entry in overlay.entries]:
+        if not any(entry.key.matches(key) for entry in overlay.entries):
             overlay = overlay.model_copy(update={"entries": [*overlay.entries, _entry(tuner.tune(case))]})
             write_overlay(out, overlay)
     return overlay
@@ -135,11 +136,12 @@ def regress(path: Path, device: torch.device, dtype: torch.dtype, samples: int, 
     refuse_stale(path, overlay.stamp, current_stamp(device, dtype, weights))
     shape = overlay.model.model
     tuner = _tuner(shape, device, dtype, samples, weights)
-    problems = {tuner.key(case): case for case in model_cases(shape)}
+    problems = [(tuner.key(case), case) for case in model_cases(shape)]
     for index, entry in enumerate(overlay.entries):
         report(f"{entry.op_name} {entry.shape_sig}", index, len(overlay.entries))
-        if entry.key in problems:
-            yield tuner.check(problems[entry.key], entry.impl_id, dict(entry.impl_params))
+        case = next((case for key, case in problems if entry.key.matches(key)), None)
+        if case is not None:
+            yield tuner.check(case, entry.impl_id, dict(entry.impl_params))
         else:
             yield Verdict(entry.key, entry.impl_id, 0.0, 0.0, "no problem of this model has this shape")
 
@@ -150,8 +152,8 @@ def _tuner(shape: ModelShape, device: torch.device, dtype: torch.dtype, samples:
 
 
 def _table(overlay: Path | None, dtype: torch.dtype, weights: str) -> OperatorTable:
-    """The table for a device that may not be present: `weights` are allowed whether or not they can be served."""
-    table = built_in_table() if weights == "float" else built_in_table().allowing(weights)
+    """The table for a device that may not be present: float weights become `weights` even if nothing serves them."""
+    table = built_in_table() if weights == "float" else built_in_table().converting(weights)
     if overlay is None:
         return table
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -164,6 +166,7 @@ def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: 
         op_name=key.op_name,
         layer_role=key.layer_role,
         stage=key.stage,
+        weight=known(key, hardware).weight,
         shape_sig=key.shape_sig,
         impl_id=chosen.implementation.impl_id,
         impl_params=dict(chosen.params),

@@ -24,14 +24,16 @@ from edgeflow.kernels import varlen_attention as varlen
 from edgeflow.kernels.cases import Case, Heads
 from edgeflow.kernels.catalogue import small_cases
 from edgeflow.kernels.compare import deviation, tolerance
+from edgeflow.kernels.fp8_linear import Emulated
 from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.weights import Fp8Weight, Int8Weight
 
 CPU = torch.device("cpu")
 HERE = Hardware.of(CPU)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-TABLE = built_in_table().allowing("int8")
+TABLE = built_in_table()
 ON_CPU = [
     (op_name, impl_id)
     for op_name in TABLE.operators
@@ -49,10 +51,10 @@ def worst(op_name: str, function: Callable, dtype: torch.dtype) -> float:
     return worst_of(small_cases(op_name), function, dtype)
 
 
-def worst_of(cases: list[Case], function: Callable, dtype: torch.dtype, precision: str = "") -> float:
+def worst_of(cases: list[Case], function: Callable, dtype: torch.dtype, weight: str = "") -> float:
     def share(case: Case) -> float:
         off = deviation(case, function, reference(case.op_name), CPU, dtype)
-        return off / tolerance(case, dtype, precision)
+        return off / tolerance(case, dtype, weight)
 
     return max(map(share, cases))
 
@@ -64,7 +66,7 @@ def test_candidates_pass(op_name, impl_id, dtype):
     taken = [case for case in small_cases(op_name) if not candidate.objection(HERE, dtype, case.signed()[1])]
     assert len(taken) >= 3 or candidate.objection(HERE, dtype)
     if taken:
-        assert worst_of(taken, candidate.load(), dtype, candidate.precision) <= 1
+        assert worst_of(taken, candidate.load(), dtype, candidate.weight) <= 1
 
 
 @pytest.mark.parametrize("op_name", TABLE.operators)
@@ -156,8 +158,8 @@ def without_bias(weight, bias):
 
 
 def in_six_bits(weight, bias):
-    scale = weight.float().abs().amax(1, keepdim=True) / 31
-    return linear.Int8(((weight.float() / scale).round() * scale).to(weight.dtype), bias)
+    scale = weight.values.float().abs().amax(1, keepdim=True) / 31
+    return linear.Int8(Int8Weight.of(((weight.values.float() / scale).round() * scale).to(weight.dtype)), bias)
 
 
 def last_of_equals(logits, first, stop):
@@ -233,6 +235,19 @@ def test_a_wrong_implementation_fails(name, dtype):
 def test_eight_bits_must_be_eight(dtype):
     single = [case for case in small_cases("linear") if "m=1|" in case.signed()[1]]
     assert worst_of(single, in_six_bits, dtype, "int8") > 1.2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("format", "bound"), [(Int8Weight, linear.Int8), (Fp8Weight, Emulated)])
+def test_a_weight_with_the_scale_of_another_output_fails(format, bound, dtype):
+    """Of the next output; of a single one there is no other."""
+
+    def wrong(weight, bias):
+        eight = format.of(weight.values)
+        return bound(replace(eight, scale=eight.scale.roll(1)), bias)
+
+    single = [case for case in small_cases("linear") if "m=1|" in (sizes := case.signed()[1]) and "n=1|" not in sizes]
+    assert worst_of(single, wrong, dtype, format.format) > 1.2
 
 
 def test_one_wrong_row_of_many_counts():

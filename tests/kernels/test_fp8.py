@@ -10,19 +10,20 @@ from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
 from edgeflow.kernels import cases, fp8
 from edgeflow.kernels.compare import deviation, tolerance
-from edgeflow.kernels.fp8_linear import Emulated, Fp8
+from edgeflow.kernels.fp8_linear import Fp8
 from edgeflow.kernels.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table import OperatorKey, built_in_table
+from edgeflow.kernels.weights import Fp8Weight
 from tests.kernels.subprocesses import run
 
 CPU = torch.device("cpu")
-TABLE = built_in_table().allowing("fp8")
+TABLE = built_in_table().converting("fp8")
 BF16 = torch.bfloat16
 
 
 def scaled_mm_runs_here() -> bool:
     try:
-        Fp8(torch.ones(16, 16, dtype=BF16), None)(torch.ones(1, 16, dtype=BF16))
+        Fp8(Fp8Weight.of(torch.ones(16, 16, dtype=BF16)), None)(torch.ones(1, 16, dtype=BF16))
     except (RuntimeError, NotImplementedError):
         return False
     return True
@@ -48,9 +49,9 @@ def test_a_row_has_the_scale_of_its_largest_number():
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_emulation_is_as_near_as_fp8_can_be(rows, outputs, inputs, bias):
     case = cases.linear(rows, outputs, inputs, bias=bias)
-    reference = TABLE.implementation("linear", REFERENCE).load()
+    emulated, reference = (TABLE.implementation("linear", each).load() for each in ("fp8_emulated", REFERENCE))
     for dtype in (torch.float32, BF16):
-        off = deviation(case, Emulated, reference, CPU, dtype)
+        off = deviation(case, emulated, reference, CPU, dtype)
         assert tolerance(case, dtype) < off <= tolerance(case, dtype, "fp8")
 
 
@@ -59,11 +60,11 @@ def test_the_emulation_is_as_near_as_fp8_can_be(rows, outputs, inputs, bias):
 def test_the_gemm_gives_what_the_emulation_gives(rows):
     torch.manual_seed(0)
     weight, bias = torch.randn(48, 96).to(BF16), torch.randn(48).to(BF16)
-    x = torch.randn(rows, 96).to(BF16)
+    x, eight = torch.randn(rows, 96).to(BF16), Fp8Weight.of(weight)
     exact = fp8.dequantised(*fp8.reference(x)) @ fp8.dequantised(*fp8.reference(weight)).t()
     for made_bias in (None, bias):
         wanted = exact + (0 if made_bias is None else made_bias)
-        found = Fp8(weight, made_bias)(x)
+        found = Fp8(eight, made_bias)(x)
         assert found.dtype == BF16 and ((found - wanted).norm() / wanted.norm()).item() < 5e-3
 
 
@@ -72,8 +73,9 @@ def test_cuda_takes_the_call():
     with FakeTensorMode():
         weight, x = (torch.empty(count, 96, dtype=BF16, device="cuda") for count in (48, 7))
         bias = torch.empty(48, dtype=BF16, device="cuda")
-        assert Fp8(weight, bias)(x).shape == (7, 48)
-        made = Fp8(weight, None)
+        eight = Fp8Weight.of(weight)
+        assert Fp8(eight, bias)(x).shape == (7, 48)
+        made = Fp8(eight, None)
         made._scale = made._scale.to(BF16)
         with pytest.raises(RuntimeError, match="must be float"):
             made(x)
@@ -81,7 +83,7 @@ def test_cuda_takes_the_call():
 
 def test_it_takes_half_the_memory():
     weight = torch.randn(64, 256).to(BF16)
-    assert Fp8(weight, None).nbytes == weight.nbytes // 2 + 64 * 4
+    assert Fp8(Fp8Weight.of(weight), None).nbytes == weight.nbytes // 2 + 64 * 4
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_who_serves(hardware, dtype, shape, serves, objection):
     assert chosen.implementation.impl_id == serves
     assert [each for each in chosen.passed_over if each.startswith("fp8:")] == [objection] * bool(objection)
     plain = built_in_table().choose(OperatorKey(op_name="linear", shape_sig=shape), hardware, dtype)
-    assert not plain.implementation.precision
+    assert plain.implementation.weight == "float"
 
 
 def test_weights_that_nothing_here_computes_with_are_refused(monkeypatch):

@@ -11,12 +11,17 @@ from edgeflow.kernels.bind_linear import bind_linear
 from edgeflow.kernels.implementations import Implementation
 from edgeflow.kernels.linear import ByRows, Gemm, Int8, Linear, Packed, Reference, packed_dtypes
 from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.weights import FloatWeight, Int8Weight, Weight
 
 
 def problem(rows: int, inputs: int, outputs: int, *, bias: bool, seed: int):
     generator = torch.Generator().manual_seed(seed)
     x, weight = (torch.randn(*shape, generator=generator) for shape in ((rows, inputs), (outputs, inputs)))
-    return x, weight, torch.randn(outputs, generator=generator) if bias else None
+    return x, FloatWeight(weight), torch.randn(outputs, generator=generator) if bias else None
+
+
+def eight_bits(weight: FloatWeight, bias: torch.Tensor | None) -> Int8:
+    return Int8(Int8Weight.of(weight.values), bias)
 
 
 def error(made: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -30,53 +35,53 @@ def error(made: torch.Tensor, wanted: torch.Tensor) -> float:
     bias=st.booleans(),
     seed=st.integers(0, 9),
 )
-@pytest.mark.parametrize(("make", "tolerance"), [(Gemm, 1e-6), (Packed, 1e-6), (Int8, 0.01)])
+@pytest.mark.parametrize(("make", "tolerance"), [(Gemm, 1e-6), (Packed, 1e-6), (eight_bits, 0.01)])
 def test_it_is_the_formula(make, tolerance: float, rows, inputs, outputs, bias, seed):
-    rows = 1 if make is Int8 else rows  # its rows share one scale
+    rows = 1 if make is eight_bits else rows  # its rows share one scale
     x, weight, offset = problem(rows, inputs, outputs, bias=bias, seed=seed)
     made, wanted = make(weight, offset), Reference(weight, offset)
-    allowed = tolerance * (x.norm(dim=1, keepdim=True) * weight.norm(dim=1) + 1)
+    allowed = tolerance * (x.norm(dim=1, keepdim=True) * weight.values.norm(dim=1) + 1)
     assert ((made(x) - wanted(x)).abs() <= allowed).all()
 
 
-@pytest.mark.parametrize("make", [Gemm, Packed, Int8])
+@pytest.mark.parametrize("make", [Gemm, Packed, eight_bits])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_keep_their_dtype(make, dtype: torch.dtype):
     if make is Packed and dtype not in packed_dtypes():
         pytest.skip("oneDNN has no bfloat16 on this CPU")
     x, weight, _ = problem(1, 64, 32, bias=False, seed=2)
-    assert make(weight.to(dtype), None)(x.to(dtype)).dtype == dtype
+    assert make(FloatWeight(weight.values.to(dtype)), None)(x.to(dtype)).dtype == dtype
 
 
-def bound(table: OperatorTable, weight: torch.Tensor, role: str = "", stage: str = "packed") -> Linear:
+def bound(table: OperatorTable, weight: Weight, role: str = "", stage: str = "packed") -> Linear:
     return bind_linear(table, OperatorKey(op_name="linear", model_name="llama", layer_role=role), weight, None)[stage]
 
 
-def test_only_the_precision_of_the_dtype_serves_unless_another_is_allowed():
+def test_a_float_weight_is_read_as_it_is_unless_it_may_be_converted():
     x, weight, _ = problem(4, 256, 64, bias=False, seed=1)
     wanted = Reference(weight, None)
     assert type(bound(built_in_table(), weight)) is Packed
     asked = built_in_table().overlaid(Entry(OperatorKey(op_name="linear"), "int8"))
     assert error(bound(asked, weight)(x[:1]), wanted(x[:1])) < 1e-6
-    allowed = bound(built_in_table().allowing("int8"), weight, stage="decode")
-    assert 1e-3 < error(allowed(x[:1]), wanted(x[:1])) < 0.02
+    converted = bound(built_in_table().converting("int8"), weight, stage="decode")
+    assert 1e-3 < error(converted(x[:1]), wanted(x[:1])) < 0.02
 
 
 def test_a_single_row_is_in_eight_bits_and_more_rows_are_exact():
     x, weight, _ = problem(9000, 64, 32, bias=False, seed=1)
-    made, wanted = bound(built_in_table().allowing("int8"), weight, stage="decode"), Reference(weight, None)
+    made, wanted = bound(built_in_table().converting("int8"), weight, stage="decode"), Reference(weight, None)
     assert isinstance(made, ByRows)
     assert error(made(x[:1]), wanted(x[:1])) > 1e-3
     for rows in (2, 3, 100, 9000):
         assert error(made(x[:rows]), wanted(x[:rows])) < 1e-6
-    assert made.nbytes == Packed(weight, None).nbytes + weight.numel()
+    assert made.nbytes == Packed(weight, None).nbytes + weight.values.numel()
 
 
 @pytest.mark.parametrize("stage", ["prefill", "packed"])
 def test_only_decode_passes_use_eight_bits(stage):
     """A prompt's last layer and head see single rows too; an overlay that was tuned for a row does not reach them."""
     x, weight, _ = problem(1, 64, 32, bias=False, seed=1)
-    table = built_in_table().allowing("int8")
+    table = built_in_table().converting("int8")
     tuned = table.overlaid(Entry(OperatorKey(op_name="linear", model_name="llama", shape_sig="m=1|n=32|e=64"), "int8"))
     forced = table.forcing(linear="int8")
     for each in (table, tuned, forced):
@@ -130,7 +135,7 @@ def test_a_stage_has_what_its_entries_name_and_shares_the_rest():
 
 def test_memory_is_told():
     _, weight, _ = problem(1, 64, 32, bias=False, seed=3)
-    large = torch.zeros(1025, 1024)
+    large = FloatWeight(torch.zeros(1025, 1024))
     assert Gemm(weight, None).nbytes == weight.nbytes
     assert Packed(weight, None).nbytes == 2 * weight.nbytes and Packed(large, None).nbytes == large.nbytes
-    assert Int8(weight, None).nbytes == weight.numel()
+    assert eight_bits(weight, None).nbytes == weight.values.numel()

@@ -51,6 +51,7 @@ def test_a_stale_stamp_is_refused_with_what_to_run(tmp_path, field):
         ('{"entries": [{"op_name": "swiglu"}]}', "entries.0.impl_id: Field required"),
         ('{"entries": [{"op_name": "swiglu", "impl_id": "x", "color": 1}]}', "entries.0.color: Extra inputs"),
         ('{"entries": [{"impl_id": "x", "stage": "late"}]}', "entries.0.stage: Input should be"),
+        ('{"entries": [{"impl_id": "x", "weight": "int7"}]}', "entries.0.weight: Input should be"),
         ('{"entries": [{"impl_id": "x", "shape_sig": "big"}]}', "entries.0.shape_sig: Value error, 'big': no size has"),
         ('{"entries": [{"impl_id": "x", "layer_role": "qvk"}]}', "entries.0.layer_role: Value error, 'qvk' is not the"),
         ('{"entries": [{"impl_id": "x", "op_kind": "gemm"}]}', "entries.0.op_kind: Value error, 'gemm' is not a kind"),
@@ -119,7 +120,7 @@ def test_the_papers_row_is_matched_by_its_call_and_the_next_best_serves(tmp_path
         assert table.choose(other, Hardware("cuda", 80), torch.bfloat16).passed_over == ()
 
 
-def test_the_schema_names_the_nine_dimensions():
+def test_the_schema_names_the_dimensions():
     entry = json.loads(schema())["$defs"]["OverlayEntry"]["properties"]
-    assert {"model_name", "hw_profile", "op_kind", "layer_role", "op_name", "stage", "shape_sig"} < set(entry)
+    assert {"model_name", "hw_profile", "op_kind", "layer_role", "op_name", "stage", "weight", "shape_sig"} < set(entry)
     assert {"impl_id", "impl_params"} < set(entry)

@@ -52,6 +52,16 @@ def test_quantised_tensors_are_refused(dtype: torch.dtype):
         weights.take("a.weight", 2)
 
 
+def test_the_weight_of_a_projection_is_float_as_it_is_stored():
+    weight = Weights.of(TENSORS, torch.bfloat16, CPU).linear("a", 2, 3)
+    assert (weight.format, weight.shape, weight.dtype) == ("float", (2, 3), torch.bfloat16)
+    assert torch.equal(weight.floats(), TENSORS["a.weight"].bfloat16())
+    with pytest.raises(CheckpointError, match=r"a\.weight has shape \[2, 3\], expected \[3, 2\]"):
+        Weights.of(TENSORS, torch.float32, CPU).linear("a", 3, 2)
+    with pytest.raises(CheckpointError, match=r"a\.weight has dtype torch\.int8: quantised weights"):
+        Weights.of({"a.weight": TENSORS["a.weight"].char()}, torch.float32, CPU).linear("a", 2, 3)
+
+
 def test_missing_and_misshapen_tensors_are_named_in_full():
     weights = Weights.of(TENSORS, torch.float32, CPU).under("a.")
     with pytest.raises(CheckpointError, match=r"a\.scale is missing"):

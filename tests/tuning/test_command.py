@@ -102,6 +102,21 @@ def test_tune_writes_goes_on_and_is_served(checkpoint, tmp_path):
     assert all(line["why"].startswith("tuned.json: model_name=llama, hw_profile=cpu") for line in told)
 
 
+def test_a_file_without_the_format_of_weights_is_not_measured_again_and_can_be_checked(checkpoint, tmp_path):
+    """As it was written before there was this dimension."""
+    out = tmp_path / "tuned.json"
+    arguments = ("--model", str(checkpoint), "--rows", "6", "--samples", "1", "--device", "cpu", "--out", str(out))
+    tuned = json.loads(run("tune", *arguments, "--json"))
+    assert {entry["weight"] for entry in tuned["entries"] if entry["op_name"] == "linear"} == {"float"}
+    for entry in tuned["entries"]:
+        del entry["weight"]
+    out.write_text(json.dumps(tuned))
+    again = json.loads(run("tune", *arguments, "--json"))
+    assert len(again["entries"]) == len(tuned["entries"])
+    verdicts = json.loads(RUNNER.invoke(app, ["tune", "--regress", *arguments, "--json"]).stdout)
+    assert not [each for each in verdicts if each["complaint"].startswith("no problem")]
+
+
 def test_tune_refuses_the_file_of_another_model(checkpoint, tmp_path):
     out = tmp_path / "tuned.json"
     run("tune", "--model", str(checkpoint), "--rows", "2", "--samples", "1", "--device", "cpu", "--out", str(out))

@@ -29,7 +29,7 @@ from edgeflow.text.checkpoint_json import read_json
 
 SAMPLES = 9
 AUTO = {"cpu": "int8", "cuda": "fp8"}
-ENOUGH = 1.25  # times as fast: from here on `auto` takes weights of that precision
+ENOUGH = 1.25  # times as fast: from here on `auto` takes weights of that format
 HALVES = ("bfloat16", "float16")
 
 
@@ -68,14 +68,14 @@ def weight_bytes(weights: str, path: Path, dtype: torch.dtype, device: torch.dev
 
     int8 weights are stored beside those in `dtype`. fp8 weights replace those of the projections and the head; they
     take one byte each on CUDA and, being emulated, as many as `dtype` on a CPU. Scales are not counted, and neither is
-    an operator overlay that serves some projections in another precision.
+    an operator overlay that serves some projections in another format.
     """
     numbers = sum(math.prod(shape) for shape in tensor_shapes(path).values())
     plain = numbers * dtype.itemsize
-    precision = AUTO[device.type] if weights == "auto" else weights
-    if precision == "float":
+    stored = AUTO[device.type] if weights == "auto" else weights
+    if stored == "float":
         return plain
-    if precision == "int8":
+    if stored == "int8":
         return plain + numbers
     text = read_published(path).text
     head = text.vocab_size * text.hidden_size
@@ -98,13 +98,13 @@ def row_error(model: ChatModel, kv: KVSlots, probe: Prompt) -> float:
     return float((alone - among).float().abs().mean() / among.float().std())
 
 
-def _gain(precision: str, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> float:
-    """The speed-up of a layer's projections for one row, with random weights; 1 if the precision is unavailable."""
+def _gain(weights: str, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> float:
+    """The speed-up of a layer's projections for one row, with random weights; 1 if such weights cannot be served."""
     cases = linear_cases(shape, 1)
     cold_bytes = sum(case.problem(torch.device("meta"), dtype).cold_bytes for case in cases)
     count = ring_size(cold_bytes, last_level_cache(device))
     layers = list(zip(*(case.copies(count, device, dtype) for case in cases), strict=True))
-    tables = {"exact": built_in_table(), "other": built_in_table().allowing(precision)}
+    tables = {"exact": built_in_table(), "other": built_in_table().converting(weights)}
     calls = {}
     for name, table in tables.items():
         made = [_chosen(table, case, shape.family, dtype, device) for case in cases]

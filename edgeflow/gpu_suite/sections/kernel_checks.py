@@ -113,7 +113,7 @@ def _checks(table: OperatorTable, case: Case, device: torch.device, dtype: torch
         candidate = table.implementation(case.op_name, impl_id)
         if impl_id == REFERENCE or candidate.objection(Hardware.of(device), dtype, shape_sig):
             continue
-        allowed = tolerance(case, dtype, candidate.precision)
+        allowed = tolerance(case, dtype, candidate.weight)
         row: Found = {"operator": case.op_name, "implementation": impl_id, "dtype": named(dtype)}
         row |= {"stage": stage, "shape": shape_sig, "allowed": allowed}
         try:

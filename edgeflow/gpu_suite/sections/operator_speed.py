@@ -14,7 +14,7 @@ from edgeflow.kernels.cases import Case, Heads
 from edgeflow.kernels.implementations import REFERENCE, Hardware
 from edgeflow.kernels.layout import Span
 from edgeflow.kernels.model_cases import model_cases
-from edgeflow.kernels.table import OperatorTable, built_in_table
+from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.timing import last_level_cache, median_us, rotating
 
 SAMPLES = 9
@@ -57,11 +57,12 @@ def _long(setting: Setting) -> Iterator[tuple[Case, int]]:
 def _times(setting: Setting, table: OperatorTable, case: Case, kv_bytes: int) -> list[Found]:
     """A candidate that fails to run is reported, and the others are timed. Weights, keys and values lie in memory."""
     stage, shape_sig = case.signed()
+    context = OperatorKey(op_name=case.op_name, stage=stage, shape_sig=shape_sig)
     ring = case.ring(setting.device, setting.dtype, last_level_cache(setting.device))
     rows = []
     for impl_id in table.candidates(case.op_name):
         candidate = table.implementation(case.op_name, impl_id)
-        if impl_id == REFERENCE or table.objection(candidate, Hardware.of(setting.device), setting.dtype, shape_sig):
+        if impl_id == REFERENCE or table.objection(candidate, context, Hardware.of(setting.device), setting.dtype):
             continue
         row: Found = {"operator": case.op_name, "stage": stage, "shape": shape_sig, "implementation": impl_id}
         try:

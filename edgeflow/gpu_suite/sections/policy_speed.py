@@ -88,7 +88,7 @@ def _fp8_table(setting: Setting) -> OperatorTable:
     table = setting.table(setting.size.name, "fp8")
     context = OperatorKey(op_name="linear", model_name="llama", layer_role="gate_up")
     chosen = table.choose(context, Hardware.of(setting.device), setting.dtype)
-    if chosen.implementation.precision != "fp8":
+    if chosen.implementation.weight != "fp8":
         raise SkipError("; ".join(chosen.passed_over) or "no FP8 implementation serves this device")
     return table
 

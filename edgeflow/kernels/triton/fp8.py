@@ -10,6 +10,7 @@ from torch import Tensor
 from edgeflow.kernels.fp8 import FP8
 from edgeflow.kernels.fp8_linear import Fp8
 from edgeflow.kernels.triton.launch import INTERPRETED, power_of_two
+from edgeflow.kernels.weights import Fp8Weight
 
 
 @triton.jit
@@ -50,6 +51,6 @@ def quantise_rows(x: Tensor, *, num_warps: int = 8) -> tuple[Tensor, Tensor]:
     return out, scales
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> Fp8:
+def linear(weight: Fp8Weight, bias: Tensor | None) -> Fp8:
     """An FP8 linear whose rows this kernel quantises."""
     return Fp8(weight, bias, quantise_rows)

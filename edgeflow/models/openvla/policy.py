@@ -19,6 +19,7 @@ from torch import Tensor
 
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.layout import on_device
+from edgeflow.kernels.linear import Gemm, Linear
 from edgeflow.kernels.side_stream import SideStream
 from edgeflow.kernels.table import OperatorTable
 from edgeflow.models.checkpoint import Weights
@@ -100,7 +101,7 @@ class OpenVLAPolicy:
 
     def tower_features(self, pixel_values: Tensor) -> list[Tensor]:
         """[B, 3 * towers, side, side] → [B, patches, E_tower] per tower; on CUDA both towers run at once."""
-        pixels = pixel_values.to(self._projector[0][0].dtype)
+        pixels = pixel_values.to(self.decoder.dtype)
         images = torch.split(pixels, 3, dim=1)
         if len(self.towers) == 1:
             return [self.towers[0].forward(images[0])]
@@ -110,8 +111,8 @@ class OpenVLAPolicy:
     def project(self, features: Sequence[Tensor]) -> Tensor:
         """Tower features → image tokens [B, patches, E]"""
         x = torch.cat(list(features), dim=-1)
-        for index, (weight, bias) in enumerate(self._projector):
-            x = F.linear(F.gelu(x) if index else x, weight, bias)
+        for index, linear in enumerate(self._projector):
+            x = linear(F.gelu(x) if index else x)
         return x
 
     def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
@@ -145,10 +146,10 @@ def _load_tower(weights: Weights, heads: int, side: int, table: OperatorTable | 
     return VisionTower(weights, heads=heads, blocks=depth - 1, image_side=side, table=table)
 
 
-def _load_projector(weights: Weights, vision: int, hidden: int, *, fused: bool) -> list[tuple[Tensor, Tensor]]:
+def _load_projector(weights: Weights, vision: int, hidden: int, *, fused: bool) -> list[Linear]:
     """Two towers: vision → 4 vision → hidden → hidden. One: vision → hidden → hidden."""
     widths = [vision, 4 * vision, hidden, hidden] if fused else [vision, hidden, hidden]
     return [
-        (weights.take(f"fc{index}.weight", after, before), weights.take(f"fc{index}.bias", after))
+        Gemm(weights.linear(f"fc{index}", after, before), weights.take(f"fc{index}.bias", after))
         for index, (before, after) in enumerate(pairwise(widths), start=1)
     ]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from edgeflow.kernels.dimensions import ROLES
 from edgeflow.kernels.layout import uploaded
+from edgeflow.kernels.linear import Gemm, Linear
 from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention
@@ -27,12 +28,11 @@ from edgeflow.models.qwen2_5_vl.preprocess import Patches
 NORM_EPS = 1e-6
 ROPE_THETA = 10000.0
 MOST_GRIDS = 8  # image sizes whose index tensors are cached, 25 MB for the largest image
-Linear = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """Pairs of a weight and a bias; gate_up [2F, E]."""
+    """gate_up: E to 2F."""
 
     norm1: Tensor
     qkv: Linear
@@ -45,13 +45,14 @@ class _Block:
     def of(cls, weights: Weights, config: VisionConfig) -> _Block:
         """weights: those below `blocks.<index>.`"""
         width, inner = config.hidden_size, config.intermediate_size
-        gate, up = (_linear(weights, f"mlp.{name}_proj", inner, width) for name in ("gate", "up"))
+        gate, up = (weights.linear(f"mlp.{name}_proj", inner, width) for name in ("gate", "up"))
+        bias = torch.cat([weights.take(f"mlp.{name}_proj.bias", inner) for name in ("gate", "up")])
         return cls(
             norm1=weights.take("norm1.weight", width),
             qkv=_linear(weights, "attn.qkv", 3 * width, width),
             proj=_linear(weights, "attn.proj", width, width),
             norm2=weights.take("norm2.weight", width),
-            gate_up=(torch.cat([gate[0], up[0]]), torch.cat([gate[1], up[1]])),
+            gate_up=Gemm(gate.cat([up]), bias),
             down=_linear(weights, "mlp.down_proj", width, inner),
         )
 
@@ -124,7 +125,7 @@ class VisionTower:
             role = "full" if index in self._config.full_blocks else "window"
             x, normed = self._run(block, x, normed, norm=norm, grid=grid, role=role)
         x = normed.view(-1, self._config.spatial_merge_size**2 * normed.shape[-1])
-        return F.linear(F.gelu(F.linear(x, *self._merge[0])), *self._merge[1])[grid.back]
+        return self._merge[1](F.gelu(self._merge[0](x)))[grid.back]
 
     def _run(
         self, block: _Block, x: Tensor, normed: Tensor, *, norm: Tensor, grid: _Grid, role: str
@@ -132,12 +133,12 @@ class VisionTower:
         """x [n, E] and its norm → those after the block. norm: weight of the norm that follows it; role: of its
         attention, "full" or "window"."""
         sequences = grid.whole if role == "full" else grid.windows
-        qkv = F.linear(normed, *block.qkv).view(len(x), 3, self._config.num_heads, -1)
+        qkv = block.qkv(normed).view(len(x), 3, self._config.num_heads, -1)
         q, k = _rotated(qkv[:, :2], grid).unbind(1)
-        attended = F.linear(self._attend[role](q, k, qkv[:, 2], sequences).flatten(1), *block.proj)
+        attended = block.proj(self._attend[role](q, k, qkv[:, 2], sequences).flatten(1))
         normed, x = self._add_post_norm(attended, x, block.norm2, NORM_EPS)
-        gate, up = F.linear(normed, *block.gate_up).chunk(2, dim=-1)
-        normed, x = self._add_input_norm(F.linear(F.silu(gate) * up, *block.down), x, norm, NORM_EPS)
+        gate, up = block.gate_up(normed).chunk(2, dim=-1)
+        normed, x = self._add_input_norm(block.down(F.silu(gate) * up), x, norm, NORM_EPS)
         return x, normed
 
     def _grid(self, grid: tuple[int, int]) -> _Grid:
@@ -181,4 +182,4 @@ def _rotated(x: Tensor, grid: _Grid) -> Tensor:
 
 
 def _linear(weights: Weights, name: str, out: int, into: int) -> Linear:
-    return weights.take(f"{name}.weight", out, into), weights.take(f"{name}.bias", out)
+    return Gemm(weights.linear(name, out, into), weights.take(f"{name}.bias", out))

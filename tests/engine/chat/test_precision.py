@@ -83,7 +83,7 @@ def test_weights_that_are_named_serve(chat_directory):
 def test_a_prompt_meets_the_checkpoints_own_weights(chat_directory):
     exact, eight = (
         load_chat_model(chat_directory, torch.float32, CPU, table=table)
-        for table in (built_in_table(), built_in_table().allowing("int8"))
+        for table in (built_in_table(), built_in_table().converting("int8"))
     )
     wanted, found = (Ways(each).all()["alone"]([Asked(each.text_prompt(TEXTS[1]), 2)])[0][1] for each in (exact, eight))
     assert torch.equal(found[0], wanted[0]), "the prompt's last row"
@@ -102,7 +102,7 @@ def test_auto_takes_eight_bits_where_they_are_clearly_faster(chat_directory, mon
     chosen = choose_weights(chat(weights="auto"), chat_directory, torch.float32, CPU)
     assert chosen.told == f"{weights} weights (auto: a row meets int8 ones {gain} times as fast)"
     assert shapes == [2]
-    fewer = built_in_table().allowing("int8") if weights == "int8" else built_in_table()
+    fewer = built_in_table().converting("int8") if weights == "int8" else built_in_table()
     model, other = (load_chat_model(chat_directory, torch.float32, CPU, table=each) for each in (chosen.table, fewer))
     row = torch.randn(1, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     assert torch.equal(model.decoder.logits(row, "decode"), other.decoder.logits(row, "decode"))
