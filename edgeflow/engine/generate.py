@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.policy import Decoder
-from edgeflow.engine.sampling import Constraint, SampledToken, Sampler, SamplingParams
+from edgeflow.engine.sampling import Constraint, SampledToken, Sampler
+from edgeflow.engine.sampling_params import SamplingParams
 from edgeflow.errors import InvalidArgument
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span

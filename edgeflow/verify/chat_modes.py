@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from edgeflow.engine.generate import FixedPrefix, Generation, run_pass
-from edgeflow.engine.sampling import SamplingParams
+from edgeflow.engine.sampling_params import SamplingParams
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt

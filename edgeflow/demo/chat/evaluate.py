@@ -12,7 +12,7 @@ import torch
 
 from edgeflow.demo.chat.dialogs import Dialog, DialogSource
 from edgeflow.engine.generate import Generation, generate
-from edgeflow.engine.sampling import SamplingParams
+from edgeflow.engine.sampling_params import SamplingParams
 from edgeflow.models.chat import ChatModel, load_chat_model
 
 QUESTIONS: Final = 500

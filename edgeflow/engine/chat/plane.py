@@ -17,7 +17,8 @@ from edgeflow.engine.chat.grammar import Grammar, Grammars
 from edgeflow.engine.chat.image_prompts import ImagePrompts
 from edgeflow.engine.chat.prefix_change import PrefixChange
 from edgeflow.engine.generate import FixedPrefix, Generation, RunPass, run_pass
-from edgeflow.engine.sampling import SampledToken, SamplingParams
+from edgeflow.engine.sampling import SampledToken
+from edgeflow.engine.sampling_params import SamplingParams
 from edgeflow.errors import NotFound, RequestError
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message, PrefixSet, SetPrefix
 from edgeflow.kernels.kv import KVSlots

@@ -13,7 +13,7 @@ import torch
 from edgeflow.engine.chat.precision import choose_chat_dtype
 from edgeflow.engine.device import choose_device
 from edgeflow.engine.generate import Generation, generate
-from edgeflow.engine.sampling import SamplingParams
+from edgeflow.engine.sampling_params import SamplingParams
 from edgeflow.errors import RequestError
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.text.text_stream import TextStream

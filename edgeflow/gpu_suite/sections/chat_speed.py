@@ -16,7 +16,7 @@ from time import monotonic, perf_counter
 
 from edgeflow.engine.chat.graphs import replayed
 from edgeflow.engine.generate import RunPass, run_pass
-from edgeflow.engine.sampling import SamplingParams
+from edgeflow.engine.sampling_params import SamplingParams
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.setting import Setting
 from edgeflow.gpu_suite.subjects.edgefm import DECODE_STEPS, PREFILL_ROWS, scaled_ms

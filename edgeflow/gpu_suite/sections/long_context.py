@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from edgeflow.engine.sampling import SamplingParams
+from edgeflow.engine.sampling_params import SamplingParams
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.setting import Setting, named
 from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request, runner

@@ -9,7 +9,7 @@ import torch
 
 from edgeflow.engine.chat.graphs import ReplayedPasses
 from edgeflow.engine.generate import Generation, RunPass, run_pass
-from edgeflow.engine.sampling import SamplingParams
+from edgeflow.engine.sampling_params import SamplingParams
 from edgeflow.gpu_suite.subjects.random_weights import RandomTensors, llama_shapes
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.models.chat import ChatModel

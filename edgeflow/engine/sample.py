@@ -1,0 +1,187 @@
+"""From the logits of a pass to one token per row, on the device: penalties, temperature, min-p, top-k, top-p, one draw.
+
+The order is vLLM's. Repetition divides or multiplies the logit of what the prompt or the answer holds; presence and
+frequency lower the logit of what the answer holds, once and by count. min-p keeps tokens at least min_p times as
+probable as the best; top-k keeps the k best and what equals the k-th; top-p keeps the fewest tokens that hold top_p of
+what is left, equal ones by ascending id. Log probabilities are the model's own, before all of this.
+
+A draw depends on the request's seed and the token's place only. Nothing here waits for the device, so that a pass may
+be recorded with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.draw import Cuts, Rules, draw, shares
+from edgeflow.engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from edgeflow.kernels.greedy import Greedy
+from edgeflow.kernels.layout import uploaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingKind:
+    """Needs of the rows of a pass; a part of the pass's shape. A row has the same token in every kind that covers it.
+
+    drawn: some row has a temperature above 0. rules: the cuts of those rows; top_k is a power of two. penalised: some
+    row has a penalty. logprobs: some row returns log probabilities.
+    """
+
+    drawn: bool = False
+    rules: Rules = field(default_factory=Rules)
+    penalised: bool = False
+    logprobs: bool = False
+
+    @classmethod
+    def of(cls, params: Iterable[SamplingParams]) -> SamplingKind:
+        """The least kind that covers rows with these parameters."""
+        params = list(params)
+        drawn = [row for row in params if row.temperature > 0]
+        top_k = max((row.top_k for row in drawn), default=0)
+        return cls(
+            drawn=bool(drawn),
+            rules=Rules(
+                min_p=any(row.min_p > 0 for row in drawn),
+                top_k=1 << (top_k - 1).bit_length() if top_k else 0,
+                all_top_k=bool(drawn) and all(row.top_k for row in drawn),
+                top_p=any(row.top_p < 1 for row in drawn),
+            ),
+            penalised=any(row.penalised for row in params),
+            logprobs=any(row.logprobs is not None for row in params),
+        )
+
+    @property
+    def greedy(self) -> bool:
+        """True when only the largest logit of each row is needed."""
+        return not (self.drawn or self.penalised or self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """ids [N] int64. finite [N] bool: whether the logits behind it are finite; negative infinity forbids a token.
+
+    logprob [N]; top_ids, top_logprobs [N, 5], best first, fewer where the vocabulary is smaller.
+    """
+
+    ids: Tensor
+    finite: Tensor
+    logprob: Tensor | None = None
+    top_ids: Tensor | None = None
+    top_logprobs: Tensor | None = None
+
+
+class SamplingState:
+    """The parameters and shares of the request in each slot and, with `penalties`, its tokens; all on the device.
+
+    Tokens are drawn at places 0 .. places - 1 of a sequence. The last token of a full slot has its capacity as place.
+    """
+
+    def __init__(
+        self, slots: int, places: int, vocabulary: int, device: torch.device, *, penalties: bool = True
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._cuts = torch.zeros(4, slots, 1, dtype=torch.float64, device=device)
+        self._penalties = torch.ones(3, slots, 1, device=device)
+        self._shares = torch.zeros(slots, places, dtype=torch.float64, device=device)
+        remembered = (slots if penalties else 0, vocabulary)
+        self._counts = torch.zeros(remembered, dtype=torch.int32, device=device)
+        self._prompted = torch.zeros(remembered, dtype=torch.bool, device=device)
+        for slot in range(slots):
+            self.begin(slot, SamplingParams(max_tokens=1), (), 0)
+
+    def begin(self, slot: int, params: SamplingParams, prompt_ids: Sequence[int], seed: int) -> None:
+        """Put a request in `slot`: one upload, without waiting. seed: any integer; params.seed is not read.
+
+        ValueError: a request with penalties in a state without.
+        """
+        if params.penalised and not len(self._counts):
+            raise ValueError("a request with penalties needs a state with penalties")
+        numbers = [*self._row(params), params.repetition_penalty, params.presence_penalty, params.frequency_penalty]
+        prompt = prompt_ids if params.penalised else ()
+        sent = uploaded(torch.tensor([*numbers, *prompt], dtype=torch.float64), self._cuts.device)
+        self._cuts[:, slot, 0] = sent[:4]
+        self._penalties[:, slot, 0] = sent[4:7]
+        if params.temperature > 0:
+            self._shares[slot] = shares(seed, self._shares.shape[1], self._shares.device)
+        else:
+            self._shares[slot] = 0
+        if params.penalised:
+            self._counts[slot] = 0
+            self._prompted[slot] = False
+            self._prompted[slot].index_fill_(0, sent[7:].long(), True)
+
+    def cuts(self, slots: Tensor) -> Cuts:
+        """The cuts of these slots [N]."""
+        return Cuts(*self._cuts.index_select(1, slots).unbind(0))
+
+    def share(self, slots: Tensor, places: Tensor) -> Tensor:
+        """The shares [N, 1] at these places [N] of these slots [N]; 0 in greedy rows."""
+        return self._shares[slots, places].unsqueeze(1)
+
+    def penalised(self, scores: Tensor, slots: Tensor) -> Tensor:
+        """Scores [N, V] float32 after the penalties of these slots [N]."""
+        repetition, presence, frequency = self._penalties.index_select(1, slots).unbind(0)
+        counts = self._counts.index_select(0, slots)
+        said = counts > 0
+        weaker = torch.where(scores > 0, scores / repetition, scores * repetition)
+        scores = torch.where(said | self._prompted.index_select(0, slots), weaker, scores)
+        return scores - frequency * counts - presence * said
+
+    def remember(self, slots: Tensor, ids: Tensor) -> None:
+        """Count one more token of the answers in these slots: [N], [N]."""
+        one = torch.ones_like(ids, dtype=torch.int32)
+        self._counts.view(-1).scatter_add_(0, slots * self._vocabulary + ids, one)
+
+    def _row(self, params: SamplingParams) -> tuple[float, float, float, float]:
+        """The numbers of `Cuts`. A greedy row keeps what equals the best."""
+        if not params.temperature:
+            return math.log(2), -math.inf, 0.0, 0.0
+        least = math.log2(params.min_p) if params.min_p else -math.inf
+        kept = min(params.top_k or self._vocabulary, self._vocabulary)
+        return params.temperature * math.log(2), least, kept - 1, 1 - params.top_p
+
+
+def sample(
+    logits: Tensor,
+    state: SamplingState,
+    slots: Tensor,
+    places: Tensor,
+    kind: SamplingKind,
+    greedy: Greedy,
+    allowed: Tensor | None = None,
+) -> SampledRows:
+    """Choose one token per row of logits [N, V]; with penalties, count it in its slot.
+
+    slots [N] int64. places [N] int64: the position in its sequence of the token that is drawn. greedy: the operator.
+    allowed [N, V] bool: what a grammar permits.
+    """
+    vocabulary = logits.shape[1]
+    if kind.greedy and allowed is None:
+        return SampledRows(*greedy(logits, 0, vocabulary))
+    own = logits.float()
+    scores = state.penalised(own, slots) if kind.penalised else own
+    finite = None
+    if allowed is not None:
+        finite = scores.amax(-1).isfinite()
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    if kind.drawn:
+        ids, best = draw(scores, state.cuts(slots), kind.rules, state.share(slots, places))
+        sound = best.isfinite()
+    else:
+        ids, sound = greedy(scores, 0, vocabulary)
+    finite = sound if finite is None else finite & sound
+    if kind.penalised:
+        state.remember(slots, ids)
+    return SampledRows(ids, finite, *_log_probabilities(own, ids)) if kind.logprobs else SampledRows(ids, finite)
+
+
+def _log_probabilities(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of ids [N], and ids and log probabilities of the best."""
+    logprobs = logits.log_softmax(-1)
+    best = logprobs.topk(min(MAX_LOGPROBS, logits.shape[1]))
+    return logprobs.gather(1, ids[:, None])[:, 0], best.indices, best.values
