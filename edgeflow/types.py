@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 
 
@@ -129,3 +129,12 @@ class PassTimes:
         """The times of all passes multiplied by percent / 100, none below 1 ns; launch_ns stays."""
         times = {each.name: max(getattr(self, each.name) * percent // 100, 1) for each in fields(self)}
         return PassTimes(**(times | {"stages": self.stages, "launch_ns": self.launch_ns}))
+
+    def corrected(self, percent: int, *, with_prefill: bool) -> PassTimes:
+        """The times with those of passes with, or without, a prefill multiplied by percent / 100."""
+        moved, names = self.scaled(percent), _WITH_PREFILL if with_prefill else _WITHOUT
+        return replace(self, **{name: getattr(moved, name) for name in names})
+
+
+_WITH_PREFILL = ("prefill_ns", "two_prefills_ns", "packed_ns")
+_WITHOUT = ("decode_ns", "decodes_ns")

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from edgeflow.engine.generate import StepRows, run_pass
 from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import Span
+from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.shapes import stage_of
 from edgeflow.kernels.table import OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.decoder_config import decoder_config
@@ -100,9 +100,8 @@ class Ours:
     def _rows(self, slot: int, ids: list[int], place: int) -> torch.Tensor:
         rows = self.decoder.embed(torch.tensor(ids))
         positions = torch.arange(place, place + len(ids))[None]
-        (logits,) = run_pass(self.decoder, self.kv, [StepRows(Span(slot, place, len(ids)), rows, positions, True)])
-        assert logits is not None
-        return logits
+        layout = PackedLayout.of([Span(slot, place, len(ids))], rows.device, positions)
+        return self.decoder.logits(self.decoder.forward_sampled(rows, layout, self.kv), stage_of(layout.lengths))[0]
 
 
 def transformers_eager(model: torch.nn.Module) -> Answer:

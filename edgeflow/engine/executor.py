@@ -7,29 +7,33 @@ as it stands, or recorded once per shape and replayed (engine/graphs.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contract import Contract
+from edgeflow.engine.contracts.contract import Contract
 from edgeflow.engine.graphs import CudaRecord, Graphs, Record, Recording
 from edgeflow.engine.program import PassOutputs, PassProgram
+from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs, harmless, input_bytes, stage
 from edgeflow.engine.stamps import CudaStamp, Stamp
 from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import Span
+from edgeflow.kernels.layout import Span, on_device
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.scheduler.plan import Outcome, Pass, Ref
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket(Generic[Ref]):
-    """A pass on its way. results as in PassOutputs, on the host once it is done; logits [n, V] if requested.
+    """A pass on its way. results as in PassOutputs, on the host once it is done; logits [n, V] where they are kept.
+
+    waits: its rows are not sampled yet (`Executor.sample`).
 
     started, done: before its first copy to the device and behind its last one to the host; None where launching
     computes.
@@ -40,6 +44,15 @@ class Ticket(Generic[Ref]):
     logits: Tensor | None
     started: Stamp | None
     done: Stamp | None
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled(Outcome[Ref]):
+    """An outcome with its log probabilities, where they were asked for. top: (id, log probability), best first."""
+
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Executor:
@@ -69,7 +82,7 @@ class Executor:
         self.keep_logits = keep_logits
         self._device = device = kv.data.device
         self.launch_ahead = 1 if device.type == "cuda" else 0
-        self._classes = classes
+        self.classes = classes
         self.record: Record | None = (record or CudaRecord(device)) if classes else None
         self.graphs: Graphs[PassOutputs] | None = None if self.record is None else Graphs(self.record)
         self.state = state or SlotState(kv)
@@ -81,32 +94,54 @@ class Executor:
         self._program = PassProgram(contract, kv, self.state, greedy, shift)
 
     @torch.inference_mode()
-    def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any]) -> Ticket[Ref]:
-        """Start a pass: stage its inputs, run or replay it, fetch what it gives. prompts: of its prefills."""
-        shape = shape_of(planned, None)
-        padded = self._classes.fit(shape) if self._classes and self.graphs is not None else None
+    def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any], *, waits: bool = False) -> Ticket[Ref]:
+        """Start a pass: stage its inputs, run or replay it, fetch what it gives.
+
+        prompts: of its prefills. waits: sampling waits for `sample`.
+        """
+        kind = self._kind(planned)
+        shape = shape_of(planned, None if waits else kind)
+        padded = self._padded(shape)
         pinned = self._device.type == "cuda"
         staged = stage(planned, prompts, padded or shape, self.contract, scratch=self._scratch, pinned=pinned)
         started = self.stamp()
         outputs = self._replay(padded, staged) if padded else self._run(planned, shape, staged)
-        results = None if outputs.results is None else outputs.results.to("cpu", non_blocking=True, copy=True)
-        logits = outputs.logits.clone() if self.keep_logits and outputs.logits is not None else None
-        return Ticket(planned, results, logits, started, self.stamp())
+        keep, results = self.keep_logits or waits, outputs.results
+        if padded and padded.sampling != shape.sampling and outputs.logits is not None:
+            results = self._sample(planned, outputs.logits, None)
+        return Ticket(
+            planned,
+            None if results is None else results.to("cpu", non_blocking=True, copy=True),
+            outputs.logits.clone() if keep and outputs.logits is not None else None,
+            started,
+            self.stamp(),
+            waits,
+        )
 
-    def collect(self, ticket: Ticket[Ref]) -> list[Outcome[Ref]]:
+    @torch.inference_mode()
+    def sample(self, ticket: Ticket[Ref], allowed: Tensor) -> Ticket[Ref]:
+        """Sample the rows of a pass that waits. allowed [n, V] bool: what a grammar permits."""
+        if ticket.logits is None:
+            raise ValueError("a pass without logits has nothing to sample")
+        results = self._sample(ticket.planned, ticket.logits, allowed.to(self._device, non_blocking=True))
+        results = results.to("cpu", non_blocking=True, copy=True)
+        return replace(ticket, results=results, done=self.stamp(), waits=False)
+
+    def collect(self, ticket: Ticket[Ref]) -> list[Sampled[Ref]]:
         """Wait for a pass, also for one that samples nothing; what each of its segments gave."""
         if ticket.done is not None:
             ticket.done.wait()
-        rows = iter(ticket.results.tolist() if ticket.results is not None else ())
+        lines = iter(ticket.results.tolist() if ticket.results is not None else ())
+        segments = ticket.planned.segments
+        rows = max(segment.samples for segment in segments)
         return [
-            _outcome(segment.sequence, next(rows)) if segment.samples else Outcome(segment.sequence, ())
-            for segment in ticket.planned.segments
+            _outcome(segment.sequence, rows, next(lines)) if segment.samples else Sampled(segment.sequence, ())
+            for segment in segments
         ]
 
     @torch.inference_mode()
-    def record_all(self, samplings: Sequence[tuple[int, Hashable]], progress: Callable[[int, int], None]) -> None:
-        """Record every shape of the classes; RuntimeError or ConfigError where an operator cannot be recorded."""
-        shapes = self._classes.all(samplings) if self._classes else []
+    def record_all(self, shapes: Sequence[PassShape], progress: Callable[[int, int], None]) -> None:
+        """Record these shapes of the classes; RuntimeError or ConfigError where an operator cannot be recorded."""
         for index, shape in enumerate(shapes):
             progress(index, len(shapes))
             self._find(shape)
@@ -119,6 +154,23 @@ class Executor:
     def _scratch(self) -> int:
         """The slot that the warm-up of recordings writes, and segments that only pad a pass."""
         return self.kv.slots - 1
+
+    def _kind(self, planned: Pass[Any]) -> SamplingKind:
+        slots = [segment.slot for segment in planned.segments if segment.samples]
+        return self.state.sampling.kind(slots) if self.state.sampling else GREEDY
+
+    def _padded(self, shape: PassShape) -> PassShape | None:
+        """The shape that is replayed, or None. Where a kind of sampling was not recorded, rows are sampled apart."""
+        padded = self.classes.fit(shape) if self.classes and self.graphs is not None else None
+        if padded is None or self.graphs is None or padded in self.graphs or not self.graphs.sealed:
+            return padded
+        apart = replace(padded, sampling=None)
+        return apart if apart in self.graphs else padded
+
+    def _sample(self, planned: Pass[Any], logits: Tensor, allowed: Tensor | None) -> Tensor:
+        slots = [segment.slot for segment in planned.segments if segment.samples]
+        where = on_device(slots, self._device)
+        return self._program.sample(logits[: len(slots)], where, self._kind(planned), allowed)
 
     def _replay(self, shape: PassShape, staged: list[Tensor]) -> PassOutputs:
         recording = self._find(shape)
@@ -152,6 +204,18 @@ class Executor:
         return torch.cat([piece.to(self._device, non_blocking=True) for piece in staged])
 
 
-def _outcome(sequence: Ref, row: list[int]) -> Outcome[Ref]:
-    *tokens, settled, finite = row
-    return Outcome(sequence, tuple(tokens[:settled]), bool(finite))
+def _outcome(sequence: Ref, rows: int, line: list[int]) -> Sampled[Ref]:
+    """A line of PassOutputs.results; rows: R."""
+    settled, finite, *bits = line[rows:]
+    tokens = tuple(line[:settled])
+    if not bits:
+        return Sampled(sequence, tokens, bool(finite))
+    best = len(bits) // 2
+    logprob, *logprobs = map(_float, (bits[0], *bits[1 + best :]))
+    top = tuple(zip(bits[1 : 1 + best], logprobs, strict=True))
+    return Sampled(sequence, tokens, bool(finite), logprob, top)
+
+
+def _float(bits: int) -> float:
+    value: float = struct.unpack("<d", struct.pack("<q", bits))[0]
+    return value

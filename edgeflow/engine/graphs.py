@@ -102,6 +102,14 @@ class Graphs(Generic[Outputs]):
     def __len__(self) -> int:
         return len(self._by_shape)
 
+    def __contains__(self, shape: Hashable) -> bool:
+        return shape in self._by_shape
+
+    @property
+    def sealed(self) -> bool:
+        """True when no further shape is recorded."""
+        return self._sealed
+
     def seal(self) -> None:
         """Record nothing from now on: a capture would hold up a robot."""
         self._sealed = True

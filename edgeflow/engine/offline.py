@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgeflow.engine.contracts.actions import Answers, PolicyEngine, Sampled
+from edgeflow.engine.contracts.actions import Answer, Answers, PolicyEngine
+from edgeflow.engine.contracts.policy import PreparedFrame
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.policy import PreparedFrame
 from edgeflow.scheduler.depth import depth_of
 from edgeflow.scheduler.plan import Frame, FrameRef
 from edgeflow.scheduler.ring import Shift
@@ -21,7 +21,7 @@ from edgeflow.types import Mode
 class Decoded:
     """A frame's action tokens, and its logits [K, V] if the engine keeps them."""
 
-    sampled: Sampled
+    sampled: Answer
     logits: list[Tensor]
 
 

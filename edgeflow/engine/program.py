@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contract import Contract
+from edgeflow.engine.contracts.contract import Contract
+from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, sample
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs
@@ -25,8 +26,12 @@ from edgeflow.kernels.shift_kv import ShiftKVChain
 
 @dataclass(frozen=True, slots=True)
 class PassOutputs:
-    """results [S, R + 2] int64: of each segment that samples, the tokens of its rows, how many of them are settled, and
-    1 where the logits behind those were finite. logits [n, V] of the sampled rows. None where nothing is sampled.
+    """What a pass leaves on the device; None where nothing is sampled.
+
+    results [S, R + 2] int64, of each segment that samples: the tokens of its rows, how many of them are settled, and 1
+    where the logits behind those were finite. With log probabilities there follow that of the token, and the ids and
+    log probabilities of the best, as the bits of float64.
+    logits [n, V] of the sampled rows.
     """
 
     results: Tensor | None
@@ -61,7 +66,8 @@ class PassProgram:
         results = logits = None
         if any(shape.samples):
             logits = decoder.logits(hidden, stage)
-            results, end = self._sample(shape, inputs, logits, end, self._greedy[stage])
+            if shape.sampling is not None:
+                results, end = self._sample(shape, inputs, logits, end, shape.sampling)
         self._state.length[inputs.slots] = end
         if shape.moves:
             shift_kv = self._shift_kv[stage]
@@ -106,32 +112,44 @@ class PassProgram:
             parts.append(self._contract.decoder.embed(ids))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _sample(
-        self, shape: PassShape, inputs: PassInputs, logits: Tensor, end: Tensor, greedy: Greedy
-    ) -> tuple[Tensor, Tensor]:
-        """The results, and where each slot ends [N]. A token is stored at the position where it enters its slot."""
-        slots, state = inputs.slots, self._state
-        ids, finite = greedy(logits, 0, logits.shape[-1])
-        if shape.most_samples == 1:
-            places = end
-            if not shape.samples_each:
-                slots, places = slots[inputs.owner], end[inputs.owner]
-            state.ids[slots, places] = ids
-            return torch.stack([ids, torch.ones_like(ids), finite.long()], dim=1), end
-        places = inputs.layout.row_position[inputs.layout.sampled_rows] + 1
-        slots = slots[inputs.owner]
-        drafted = state.ids[slots, places] == ids  # a row is right where the draft that entered it was
-        state.ids[slots, places] = ids
-        return self._settled(inputs, ids, drafted, finite, end)
+    def sample(self, logits: Tensor, slots: Tensor, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor:
+        """The results [n, 3 or more] of one row of each slot [n], behind the end of its sequence."""
+        places = self._state.length[slots]
+        rows = sample(logits, self._state.sampling, slots, places, kind, self._greedy["decode"], allowed)
+        return _results(self._store(rows, slots, places))
 
-    def _settled(
-        self, inputs: PassInputs, ids: Tensor, right: Tensor, finite: Tensor, end: Tensor
+    def _store(self, rows: SampledRows, slots: Tensor, places: Tensor) -> SampledRows:
+        """A token is stored at the position where it enters its slot."""
+        self._state.ids[slots, places] = rows.ids
+        return rows
+
+    def _sample(
+        self, shape: PassShape, inputs: PassInputs, logits: Tensor, end: Tensor, kind: SamplingKind
     ) -> tuple[Tensor, Tensor]:
-        """Tokens are settled up to the first that replaced a wrong draft."""
-        at = torch.arange(inputs.spread.shape[1], device=ids.device)
-        leading = (right[inputs.spread] & (at < inputs.counts[:, None] - 1)).long().cumprod(1).sum(1)
-        settled = leading + 1
-        sound = (finite[inputs.spread] | (at >= settled[:, None])).all(1)
-        results = torch.cat([ids[inputs.spread], settled[:, None], sound.long()[:, None]], dim=1)
-        sampling = inputs.owner[inputs.spread[:, 0]]
-        return results, end.index_add(0, sampling, settled - inputs.counts)
+        """The results, and where each slot ends [N]."""
+        slots, places = inputs.slots, end
+        if not shape.samples_each:
+            slots = slots[inputs.owner]
+            places = inputs.layout.row_position[inputs.layout.sampled_rows] + 1
+        drafted = self._state.ids[slots, places] if shape.most_samples > 1 else None
+        rows = sample(logits, self._state.sampling, slots, places, kind, self._greedy[stage_of(shape.lengths)])
+        self._store(rows, slots, places)
+        return (_results(rows), end) if drafted is None else _settled(inputs, rows, drafted == rows.ids, end)
+
+
+def _settled(inputs: PassInputs, rows: SampledRows, right: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens are settled up to the first that replaces a wrong draft. right [n]: the draft behind each row was."""
+    spread = inputs.spread
+    at = torch.arange(spread.shape[1], device=spread.device)
+    settled = 1 + (right[spread] & (at < inputs.counts[:, None] - 1)).long().cumprod(1).sum(1)
+    sound = (rows.finite[spread] | (at >= settled[:, None])).all(1)
+    results = torch.cat([rows.ids[spread], settled[:, None], sound.long()[:, None]], dim=1)
+    return results, end.index_add(0, inputs.owner[spread[:, 0]], settled - inputs.counts)
+
+
+def _results(rows: SampledRows) -> Tensor:
+    columns = torch.stack([rows.ids, torch.ones_like(rows.ids), rows.finite.long()], dim=1)
+    if rows.logprob is None or rows.top_ids is None or rows.top_logprobs is None:
+        return columns
+    logprobs = torch.cat([rows.logprob[:, None], rows.top_logprobs], dim=1).double().view(torch.long)
+    return torch.cat([columns, logprobs[:, :1], rows.top_ids, logprobs[:, 1:]], dim=1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.scheduler.plan import Pass
 from edgeflow.scheduler.ring import Shift
 
@@ -16,6 +17,8 @@ rows or a multiple of that, so no tile is added."""
 SEVERAL_STEP = 32
 """The rows of each of several prefills are padded to a multiple of it."""
 MOST_PREFILLS = 4
+LEAST_REACH = 256
+"""The shortest part of a slot, in positions, that chat's recordings tell apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +26,8 @@ class PassShape:
     """Everything that the host decides a pass by; whatever else passes differ in lies on the device.
 
     prefills: rows of each. decodes: rows of each segment behind its prompt. samples: sampled rows of each segment.
-    reach: an upper bound on where segments end. moves: slot copies after the pass. sampling: how rows are sampled.
+    reach: an upper bound on where segments end. moves: slot copies after the pass. sampling: how rows are sampled; None
+    where that waits for a mask (`Executor.sample`).
     """
 
     prefills: tuple[int, ...]
@@ -31,7 +35,7 @@ class PassShape:
     samples: tuple[int, ...]
     reach: int
     moves: int = 0
-    sampling: Hashable = None
+    sampling: SamplingKind | None = GREEDY
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -57,7 +61,7 @@ class PassShape:
         return set(self.samples) == {1}
 
 
-def shape_of(planned: Pass[Any], sampling: Hashable) -> PassShape:
+def shape_of(planned: Pass[Any], sampling: SamplingKind | None = GREEDY) -> PassShape:
     """The shape of a pass as it is."""
     return PassShape(
         prefills=tuple(segment.length for segment in planned.prefills),
@@ -89,6 +93,14 @@ class ShapeClasses:
     moves: bool = False
 
     @classmethod
+    def of_requests(cls, chunk: int, capacity: int) -> ShapeClasses:
+        """The classes of chat: one request at a time, in chunks of at most `chunk` rows, then row by row."""
+        chunk = min(chunk, capacity)
+        lone = tuple(size for size in _doubling(min(ROW_STEP, chunk), chunk) if size < chunk)
+        reaches = tuple(size for size in _doubling(min(LEAST_REACH, capacity), capacity) if size < capacity)
+        return cls(lone=(*lone, chunk), shortest=1, longest=chunk, alone=(1,), reaches=(*reaches, capacity))
+
+    @classmethod
     def of_rings(cls, stages: int, sessions: int, shortest: int, capacity: int, shift: Shift) -> ShapeClasses:
         """The classes of control: sessions of K slots each, prompts of `shortest` rows and more.
 
@@ -111,27 +123,29 @@ class ShapeClasses:
     def fit(self, shape: PassShape) -> PassShape | None:
         """The shape that a pass is padded to; None where there is none."""
         decodes = _least(self.beside if shape.prefills else self.alone, len(shape.decodes))
-        reach = _least(self.reaches, shape.reach)
         rows = self._prefill_rows(shape.prefills, decodes) if decodes is not None else None
         samples = set(shape.samples)
-        if rows is None or decodes is None or reach is None or set(shape.decodes) - {1} or len(samples) > 1:
+        if rows is None or decodes is None or set(shape.decodes) - {1} or len(samples) > 1:
+            return None
+        added = max((padded - found for padded, found in zip(rows, shape.prefills, strict=True)), default=0)
+        reach = _least(self.reaches, shape.reach + added)
+        if reach is None:
             return None
         fitted = self._made(rows, decodes, reach, samples.pop(), shape.sampling)
         return replace(fitted, moves=fitted.segments) if shape.moves else fitted
 
-    def all(self, samplings: Iterable[tuple[int, Hashable]]) -> list[PassShape]:
-        """Every shape that `fit` returns. samplings: sampled rows per segment and how, of prefills and of decodes."""
-        plain: list[tuple[tuple[int, ...], int]] = [((), decodes) for decodes in self.alone]
-        plain += [
-            ((rows,) * count, decodes)
-            for count, decodes in product(range(1, self.most_prefills + 1), self.beside)
-            for rows in range(self.shortest, self.longest + 1)
-        ]
-        asked = (
+    def all(self, samplings: Iterable[tuple[int, SamplingKind | None]] = ((1, GREEDY),)) -> list[PassShape]:
+        """Every shape that `fit` returns. samplings: sampled rows per segment, and how they are sampled."""
+        plain: dict[tuple[tuple[int, ...], int], None] = {((), decodes): None for decodes in self.alone}
+        for count, decodes in product(range(1, self.most_prefills + 1), self.beside):
+            for rows in range(self.shortest, self.longest + 1):
+                padded = self._prefill_rows((rows,) * count, decodes)
+                plain |= {(padded, decodes): None} if padded is not None else {}
+        return [
             self._made(prefills, decodes, reach, samples, sampling)
             for (prefills, decodes), reach, (samples, sampling) in product(plain, self.reaches, samplings)
-        )
-        return list(dict.fromkeys(shape for shape in map(self.fit, asked) if shape is not None))
+            if reach >= max(prefills, default=1) and (samples or prefills)
+        ]
 
     def _prefill_rows(self, prefills: Sequence[int], decodes: int) -> tuple[int, ...] | None:
         if not prefills:
@@ -143,7 +157,9 @@ class ShapeClasses:
             rows = _least(self.several, max(prefills)) if len(prefills) <= self.most_prefills else None
         return None if rows is None else (min(rows, self.longest),) * len(prefills)
 
-    def _made(self, prefills: tuple[int, ...], decodes: int, reach: int, samples: int, sampling: Hashable) -> PassShape:
+    def _made(
+        self, prefills: tuple[int, ...], decodes: int, reach: int, samples: int, sampling: SamplingKind | None
+    ) -> PassShape:
         segments = len(prefills) + decodes
         return PassShape(
             prefills=prefills,

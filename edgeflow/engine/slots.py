@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from edgeflow.engine.sampling.sample import SamplingState
 from edgeflow.kernels.kv import KVSlots
 
 
@@ -13,10 +14,12 @@ class SlotState:
 
     length [S]: positions that hold the sequence's KV. ids [S, T + 1]: the token of each position; the one at `length`
     enters next, those behind it are drafts. shift [S]: RoPE position of a row behind the prompt, less its place.
+    sampling: parameters of the requests in the slots; None where all tokens are the greedy ones.
     """
 
-    def __init__(self, kv: KVSlots) -> None:
+    def __init__(self, kv: KVSlots, sampling: SamplingState | None = None) -> None:
         device = kv.data.device
+        self.sampling = sampling
         self.length = torch.zeros(kv.slots, dtype=torch.long, device=device)
         self.ids = torch.zeros(kv.slots, kv.capacity + 1, dtype=torch.long, device=device)
         self.shift = torch.zeros(kv.slots, dtype=torch.long, device=device)

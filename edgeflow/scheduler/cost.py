@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
-
-from edgeflow.types import PassTimes
+from typing import Generic, Protocol, TypeVar
 
 DRIFT_PERCENT = 20
 DRIFT_SAMPLES = 20
@@ -22,10 +21,51 @@ class PassSample:
     lead_ns: int = 0
 
 
-class CostModel:
-    """Pass times that follow the device: a corner that drifted by more than 20 % takes its measured value."""
+Self = TypeVar("Self")
 
-    def __init__(self, times: PassTimes) -> None:
+
+class Times(Protocol):
+    """The times of the passes of a model."""
+
+    def pass_ns(self, prefills: int, decodes: int) -> int:
+        """The time of a pass."""
+        ...
+
+    def corrected(self: Self, percent: int, *, with_prefill: bool) -> Self:
+        """These times with passes of one kind at percent / 100 of what they are here."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTimes:
+    """Times of chat's passes: `step_ns` for a decode row, and `row_ns` for each further row of a prompt's chunk.
+
+    The prefills of such a pass are the rows of its chunk.
+    """
+
+    step_ns: int
+    row_ns: int
+
+    def pass_ns(self, prefills: int, decodes: int) -> int:
+        return self.step_ns + (prefills + decodes - 1) * self.row_ns
+
+    def corrected(self, percent: int, *, with_prefill: bool) -> ChunkTimes:
+        if with_prefill:
+            return replace(self, row_ns=max(self.row_ns * percent // 100, 1))
+        return replace(self, step_ns=max(self.step_ns * percent // 100, 1))
+
+    def rows_in(self, room_ns: int, most: int) -> int:
+        """The number of prompt rows that fit into `room_ns`, at least one and at most `most`."""
+        return max(1, min(most, (room_ns - self.step_ns) // max(self.row_ns, 1)))
+
+
+TimesOf = TypeVar("TimesOf", bound=Times)
+
+
+class CostModel(Generic[TimesOf]):
+    """Pass times that follow the device: what drifted by more than 20 % takes its measured value."""
+
+    def __init__(self, times: TimesOf) -> None:
         self.times = times
         self._ratios: dict[bool, list[int]] = {True: [], False: []}
 
@@ -46,14 +86,5 @@ class CostModel:
         ratios.clear()
         if abs(percent - 100) <= DRIFT_PERCENT:
             return False
-        moved = self.times.scaled(percent)
-        if with_prefill:
-            kept = {"decode_ns": self.times.decode_ns, "decodes_ns": self.times.decodes_ns}
-        else:
-            kept = {
-                "prefill_ns": self.times.prefill_ns,
-                "two_prefills_ns": self.times.two_prefills_ns,
-                "packed_ns": self.times.packed_ns,
-            }
-        self.times = replace(moved, **kept)
+        self.times = self.times.corrected(percent, with_prefill=with_prefill)
         return True

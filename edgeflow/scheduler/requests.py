@@ -132,6 +132,7 @@ class Requests:
     def drop(self, number: int) -> None:
         """End a request; passes that are launched end by themselves."""
         if self.running is not None and self.running.number == number:
+            self._launched = {key: plan for key, plan in self._launched.items() if plan is not self.running}
             self.running = None
         elif number in self._waiting:
             self._waiting.remove(number)
@@ -151,8 +152,8 @@ class Requests:
 
         A request that is answered, or a prefix that is computed, runs no more.
         """
-        plan = self._launched.pop(number)
-        if plan is not self.running:
+        plan = self._launched.pop(number, None)
+        if plan is None or plan is not self.running:
             return ()
         (outcome,) = outcomes
         tokens = plan.commit(outcome)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgeflow.engine.generate import FixedPrefix, Generation, run_pass
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
@@ -55,44 +56,48 @@ class Ways:
         }
 
     def alone(self, asked: Asked, chunk: int) -> Answer:
-        kv = self.kv(1, asked.positions)
-        return self._run(kv, [self._generation(asked, 0, kv.capacity)], chunk)[0]
+        engine = self._engine(1, asked.positions)
+        return _run(engine, [_generation(engine, asked, 0)], chunk)[0]
 
     def kv(self, slots: int, capacity: int) -> KVSlots:
         return self.model.decoder.kv_slots(slots, capacity, int8=self.int8)
 
     def _after_prefix(self, asked: Asked, slot: int) -> Answer:
         """The first half of the prompt is computed by itself, once, in slot 0; slot: where the request runs, twice."""
-        kv = self.kv(2, asked.positions)
+        engine = self._engine(2, asked.positions)
         prefix = FixedPrefix(asked.prompt.head(max(1, len(asked.prompt) // 2)), 0)
-        for _ in prefix.compute(self.model, kv, PREFIX_CHUNK):
+        for _ in prefix.compute(engine, PREFIX_CHUNK):
             pass
         for _ in range(2):
-            known = prefix.lend(kv, asked.prompt, slot)
-            (answer,) = self._run(kv, [self._generation(asked, slot, kv.capacity, known)], PREFIX_CHUNK)
+            known = prefix.lend(engine.kv, asked.prompt, slot)
+            (answer,) = _run(engine, [_generation(engine, asked, slot, known)], PREFIX_CHUNK)
         return answer
 
     def _packed(self, asked: Sequence[Asked]) -> list[Answer]:
         """One slot each, by descending index, so that rows of a pass lie in no order of slots."""
-        kv = self.kv(len(asked), max(each.positions for each in asked))
+        engine = self._engine(len(asked), max(each.positions for each in asked))
         slots = range(len(asked) - 1, -1, -1)
-        generations = [self._generation(each, slot, kv.capacity) for each, slot in zip(asked, slots, strict=True)]
-        return self._run(kv, generations, PACKED_CHUNK)
+        generations = [_generation(engine, each, slot) for each, slot in zip(asked, slots, strict=True)]
+        return _run(engine, generations, PACKED_CHUNK)
 
-    def _generation(self, asked: Asked, slot: int, capacity: int, known: int = 0) -> Generation:
-        params = SamplingParams(max_tokens=asked.tokens)
-        return Generation(self.model, asked.prompt, params, slot, capacity, known=known, ignore_stop=True)
+    def _engine(self, slots: int, capacity: int) -> ChatEngine:
+        return ChatEngine(self.model, self.kv(slots, capacity), keep_logits=True)
 
-    def _run(self, kv: KVSlots, generations: list[Generation], chunk: int) -> list[Answer]:
-        """Shared passes; each generation starts one pass after the one before it."""
-        logits: list[list[Tensor]] = [[] for _ in generations]
-        started = 0
-        while any(each.finish is None for each in generations):
-            started = min(started + 1, len(generations))
-            busy = [index for index in range(started) if generations[index].finish is None]
-            if busy:
-                found = run_pass(self.model.decoder, kv, [generations[index].rows(chunk) for index in busy])
-                for index, row in zip(busy, found, strict=True):
-                    generations[index].take(row)
-                    logits[index] += [] if row is None else [row]
-        return [(each.tokens, rows) for each, rows in zip(generations, logits, strict=True)]
+
+def _generation(engine: ChatEngine, asked: Asked, slot: int, known: int = 0) -> Generation:
+    params = SamplingParams(max_tokens=asked.tokens)
+    return Generation(engine, asked.prompt, params, slot, known=known, ignore_stop=True)
+
+
+def _run(engine: ChatEngine, generations: list[Generation], chunk: int) -> list[Answer]:
+    """Shared passes; each generation starts one pass after the one before it."""
+    logits: list[list[Tensor]] = [[] for _ in generations]
+    started = 0
+    while any(each.finish is None for each in generations):
+        started = min(started + 1, len(generations))
+        busy = [index for index in range(started) if generations[index].finish is None]
+        if busy:
+            steps = run_pass(engine, [generations[index] for index in busy], chunk)
+            for index, step in zip(busy, steps, strict=True):
+                logits[index] += [] if step.logits is None else [step.logits]
+    return [(each.tokens, rows) for each, rows in zip(generations, logits, strict=True)]

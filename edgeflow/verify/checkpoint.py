@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.contracts.actions import PolicyEngine
+from edgeflow.engine.contracts.policy import PreparedFrame
 from edgeflow.engine.device import choose_device
 from edgeflow.engine.offline import Decoded, OfflineRun, limits_for
-from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.layout import PackedLayout, Span

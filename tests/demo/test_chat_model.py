@@ -11,7 +11,7 @@ from edgeflow.demo.chat.evaluate import NEEDED, Answerer, evaluate_chat, held_ou
 from edgeflow.demo.chat.small_talk import GREETING, IDENTITY, NO_STATE, REFUSAL
 from edgeflow.demo.chat.tokenizer import train_tokenizer
 from edgeflow.engine.generate import Generation, run_pass
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import load_chat_model
 

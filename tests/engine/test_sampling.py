@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.engine.sampling import Sampler, draw, probabilities
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import WorkerError
 
 CPU = torch.device("cpu")

@@ -49,7 +49,7 @@ def test_several_sessions_of_equal_and_of_different_prompts():
 @pytest.mark.parametrize("shift", Shift)
 def test_four_robots_need_few_recordings(stages: int, sessions: int, shift: Shift):
     """Of OpenVLA-7B: 128 prompt lengths behind 256 image tokens, whatever the modes, arrivals and instructions."""
-    shapes = of_rings(stages, sessions, shift).all([(1, None)])
+    shapes = of_rings(stages, sessions, shift).all()
     assert len(shapes) == len(set(shapes)) <= 96
 
 
@@ -58,7 +58,7 @@ def test_every_pass_of_four_sessions_is_recorded(prefills: list[int], decodes: i
     decodes = max(decodes, not prefills)
     classes = of_rings(shift=shift)
     padded = classes.fit(asked(tuple(prefills), decodes))
-    assert padded is not None and padded in classes.all([(1, None)])
+    assert padded is not None and padded in classes.all()
     assert classes.fit(padded) == padded, "a padded pass is its own shape"
     assert len(padded.prefills) == len(prefills) and len(padded.decodes) >= decodes
     assert all(rows <= found <= CAPACITY - 7 for rows, found in zip(prefills, padded.prefills, strict=True))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.offline import decode_serially
-from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.contracts.policy import PreparedFrame
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.models.openvla.preprocess import Preprocessor
 from edgeflow.types import Mode

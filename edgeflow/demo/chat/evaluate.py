@@ -11,8 +11,9 @@ from typing import Any, Final
 import torch
 
 from edgeflow.demo.chat.dialogs import Dialog, DialogSource
-from edgeflow.engine.generate import Generation, generate
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import Generation, generate
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel, load_chat_model
 
 QUESTIONS: Final = 500
@@ -63,13 +64,13 @@ class Answerer:
 
     def __init__(self, model: ChatModel) -> None:
         self._model = model
-        self._kv = model.decoder.kv_slots(1, CAPACITY)
+        self._engine = ChatEngine(model, model.decoder.kv_slots(1, CAPACITY))
 
     def __call__(self, messages: list[dict[str, str]]) -> str:
         """The answer to the last message."""
         prompt = self._model.chat_prompt(self._model.render(messages))
-        generation = Generation(self._model, prompt, SamplingParams(max_tokens=_MAX_ANSWER), 0, CAPACITY)
-        for _ in generate(self._model, self._kv, generation, _CHUNK):
+        generation = Generation(self._engine, prompt, SamplingParams(max_tokens=_MAX_ANSWER))
+        for _ in generate(self._engine, generation, _CHUNK):
             pass
         return self._model.tokenizer.decode(generation.tokens)
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 import torch
 
 from edgeflow.clock import Clock
 from edgeflow.config import ChatConfig, ChatSlot, ServiceConfig
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate
 from edgeflow.engine.chat.grammar import Grammars
-from edgeflow.engine.chat.graphs import replayed
-from edgeflow.engine.chat.plane import ChatPlane, Prefix, StepCost
+from edgeflow.engine.chat.plane import ChatPlane, Prefix
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error, weight_bytes
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.device import choose_device, choose_graphs
-from edgeflow.engine.generate import FixedPrefix, Prefill, RunPass, run_pass
 from edgeflow.engine.graphs import Record
 from edgeflow.engine.memory import activation_bytes, free_bytes
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.messages import ChatReady, Message
 from edgeflow.kernels.kv import SCALE_BYTES, KVSlots
@@ -28,6 +29,7 @@ from edgeflow.models.chat import ChatModel, load_chat_model, read_published
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.prompt import Prompt
+from edgeflow.scheduler.cost import ChunkTimes
 
 REPEATS = 5
 PROBE_ROWS = 64
@@ -43,46 +45,41 @@ class BuiltChat:
     """A loaded model with its KV slots; the fixed prefixes are computed."""
 
     name: str
-    model: ChatModel
-    kv: KVSlots
+    engine: ChatEngine
     prefixes: tuple[Prefix, ...]
-    cost: StepCost
+    times: ChunkTimes
     fingerprint: str
-    decode: ChatModel
     numbers: str
-    run: RunPass = run_pass
 
     def plane(self, config: ChatConfig, clock: Clock, publish: Callable[[Message], None]) -> ChatPlane:
         """A chat plane over this model."""
-        model = self.model
+        model = self.engine.model
         grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, model.device)
         return ChatPlane(
             name=self.name,
-            model=model,
-            kv=self.kv,
+            engine=self.engine,
             prefixes=self.prefixes,
-            cost=self.cost,
+            times=self.times,
             chunk=config.prefill_chunk,
             clock=clock,
             publish=publish,
             grammars=grammars,
-            decode=self.decode,
-            run=self.run,
         )
 
     def ready(self) -> ChatReady:
         """The message to the chat front with the limits and capabilities of this model."""
-        defaults = self.model.generation
+        model, kv = self.engine.model, self.engine.kv
+        defaults = model.generation
         return ChatReady(
             model=self.name,
-            family=self.model.name,
+            family=model.name,
             model_fingerprint=self.fingerprint,
-            images=self.model.vision is not None,
-            capacity=self.kv.capacity,
+            images=model.vision is not None,
+            capacity=kv.capacity,
             slots=[prefix.slot_id for prefix in self.prefixes],
-            kv_bytes=self.kv.nbytes,
-            step_ns=self.cost.step_ns,
-            row_ns=self.cost.row_ns,
+            kv_bytes=kv.nbytes,
+            step_ns=self.times.step_ns,
+            row_ns=self.times.row_ns,
             sampling=[defaults.temperature, defaults.top_p, defaults.min_p, defaults.repetition_penalty],
             top_k=defaults.top_k,
             numbers=self.numbers,
@@ -104,7 +101,8 @@ def chat_bytes(config: ServiceConfig) -> int:
     paths = [path, *([resolve_model(chat.decode_model)] if chat.decode_model else [])]
     weights = sum(weight_bytes(chat.weights, each, dtype, device) for each in paths)
     capacity = min(chat.capacity, text.max_position_embeddings)
-    kv = (1 + len(chat.slots)) * capacity * _position_bytes(text, dtype, int8=chat.kv == "int8")
+    slots = 1 + len(chat.slots) + choose_graphs(config.graphs, device, dtype)
+    kv = slots * capacity * _position_bytes(text, dtype, int8=chat.kv == "int8")
     return weights + kv + activation_bytes(text, chat.prefill_chunk, dtype)
 
 
@@ -124,11 +122,10 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
     if chat.decode_model:
         decode = load_chat_model(resolve_model(chat.decode_model), dtype, device, table=weights.table)
         _check_decode(model, decode)
-    built = build_chat(config.chat, model, fingerprint(path), progress, decode=decode, weights=weights.told)
-    if not choose_graphs(config.graphs, device, dtype):
-        return built
-    run, told = replayed(model, decode, built.kv, chat.prefill_chunk, required=config.graphs == "on", record=record)
-    return replace(built, run=run, numbers=f"{built.numbers}, {told}")
+    graphs = "" if not choose_graphs(config.graphs, device, dtype) else config.graphs
+    return build_chat(
+        chat, model, fingerprint(path), progress, decode=decode, weights=weights.told, graphs=graphs, record=record
+    )
 
 
 def build_chat(
@@ -139,37 +136,52 @@ def build_chat(
     *,
     decode: ChatModel | None = None,
     weights: str = "float weights",
+    graphs: str = "",
+    record: Record | None = None,
 ) -> BuiltChat:
-    """Reserve the slots, compute the prefixes, time a step; ConfigError says what does not fit.
+    """Reserve the slots, compute the prefixes, record and time passes; ConfigError says what does not fit.
 
     decode: computes the decode steps, over keys and values that `model` wrote; `model` itself if not given. weights:
-    what the model was loaded with, for a person.
+    what the model was loaded with, for a person. graphs: replay passes; `on` refuses where that cannot be.
     """
-    decode = decode or model
     capacity = min(config.capacity, model.config.max_position_embeddings)
     prompts = [_prefix_prompt(model, slot, capacity) for slot in config.slots]
-    kv = _reserve(model, 1 + len(prompts), capacity, int8=config.kv == "int8")
+    kv = _reserve(model, 1 + len(prompts) + bool(graphs), capacity, int8=config.kv == "int8")
+    chunk = config.prefill_chunk
+    engine = ChatEngine(model, kv, decode=decode, chunk=chunk, graphs=bool(graphs), record=record)
+    told = _record(engine, progress, required=graphs == "on") if graphs else ""
     prefixes = []
     for index, (slot, prompt) in enumerate(zip(config.slots, prompts, strict=True), start=1):
         fixed = FixedPrefix(prompt, index)
-        for done in fixed.compute(model, kv, config.prefill_chunk):
+        for done in fixed.compute(engine, chunk):
             progress(f"prefix {slot.id}", done, len(prompt))
         prefixes.append(Prefix(slot.id, fixed))
     if model.device.type == "cuda":
-        run_each_kind(model, kv, decode, config.prefill_chunk)
-    cost = measure_step(model, kv, decode)
-    off = row_error(decode, kv, _probe(decode, min(PROBE_ROWS, capacity)))
+        run_each_kind(engine, chunk)
+    times = measure_times(engine, chunk)
+    engine.seal()
+    off = row_error(engine.decode, kv, _probe(engine.decode, min(PROBE_ROWS, capacity)))
     numbers = f"{_name(kv.dtype)}, {weights}{_told(off)}, KV in {_name(kv.data.dtype)}"
     return BuiltChat(
         name=config.name,
-        model=model,
-        kv=kv,
+        engine=engine,
         prefixes=tuple(prefixes),
-        cost=cost,
+        times=times,
         fingerprint=fingerprint,
-        decode=decode,
-        numbers=numbers,
+        numbers=", ".join(filter(None, (numbers, told))),
     )
+
+
+def _record(engine: ChatEngine, progress: Progress, *, required: bool) -> str:
+    """Record passes; a line for the start. ConfigError where that is required and cannot be."""
+    try:
+        engine.record_all(lambda done, total: progress("chat graphs", done, total))
+    except (ConfigError, RuntimeError) as error:
+        if required:
+            raise ConfigError(f"graphs: {error}") from error
+        engine.drop_graphs()
+        return f"no graphs: {error}"
+    return f"{engine.recordings} graphs"
 
 
 def _check_decode(model: ChatModel, decode: ChatModel) -> None:
@@ -179,13 +191,25 @@ def _check_decode(model: ChatModel, decode: ChatModel) -> None:
             raise ConfigError(f"chat.decode_model: {name} is {theirs}, that of chat.model is {ours}")
 
 
-def measure_step(model: ChatModel, kv: KVSlots, decode: ChatModel) -> StepCost:
-    """Measure the cost of a step: medians of a decode row and of a chunk, in slot 0."""
-    rows = min(PROBE_ROWS, kv.capacity)
-    probe = _probe(model, rows)
-    one, many = (_timed(model, kv, probe, count) for count in (1, rows))
-    step_ns = one if decode is model else _timed(decode, kv, probe, 1)
-    return StepCost(step_ns, max((many - one) // max(rows - 1, 1), 0))
+def measure_times(engine: ChatEngine, chunk: int) -> ChunkTimes:
+    """Measure passes as they are served: medians of a decode row and of a chunk, in slot 0."""
+    rows = max(min(PROBE_ROWS, chunk, engine.kv.capacity - 1), 1)
+    one, many, step_ns = (median(times) for times in zip(*(_timed(engine, rows) for _ in range(REPEATS)), strict=True))
+    return ChunkTimes(round(step_ns), max(round(many - one) // max(rows - 1, 1), 0))
+
+
+def _timed(engine: ChatEngine, rows: int) -> tuple[int, int, int]:
+    """Nanoseconds of a chunk of one row, a chunk of `rows`, and a decode row after it."""
+    alone = Generation(engine, _probe(engine.model, 1), SamplingParams(max_tokens=1), ignore_stop=True)
+    stamps = [time.perf_counter_ns()]
+    for _ in generate(engine, alone, rows):
+        stamps.append(time.perf_counter_ns())
+    answer = Generation(engine, _probe(engine.model, rows), SamplingParams(max_tokens=2), ignore_stop=True)
+    stamps.append(time.perf_counter_ns())
+    for _ in generate(engine, answer, rows):
+        stamps.append(time.perf_counter_ns())
+    begun, one, again, many, step = stamps
+    return one - begun, many - again, step - many
 
 
 def _probe(model: ChatModel, rows: int) -> Prompt:
@@ -200,16 +224,6 @@ def kv_bytes(model: ChatModel, slots: int, capacity: int, *, int8: bool = False)
 def _position_bytes(config: LlamaConfig, dtype: torch.dtype, *, int8: bool) -> int:
     sizes = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
     return KVSlots.position_bytes(*sizes, dtype, int8=int8)
-
-
-def _timed(model: ChatModel, kv: KVSlots, probe: Prompt, rows: int) -> int:
-    times = []
-    for _ in range(REPEATS):
-        prefill = Prefill(model, probe, 0)
-        started_ns = time.perf_counter_ns()
-        run_pass(model.decoder, kv, [prefill.rows(rows, samples=True)])
-        times.append(time.perf_counter_ns() - started_ns)
-    return round(median(times))
 
 
 def _reserve(model: ChatModel, slots: int, capacity: int, *, int8: bool) -> KVSlots:

@@ -1,45 +1,29 @@
-"""The chat plane of the worker: one request at a time, in steps that fit the gaps between control passes.
+"""The chat plane of the worker: one request at a time, in passes that fit the gaps between control's.
 
-Slot 0 is for prompts without a fixed prefix; each declared prefix has its own slot, filled at start. A request that
-begins with a whole prefix runs in that prefix's slot, after it. Only a change of the prefix writes the prefix's rows
-again; it is queued like a request.
+Order, chunks and slots are planned in integers (scheduler/requests.py). Only a change of a prefix writes the rows of
+that prefix again; it is queued like a request.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from edgeflow.clock import Clock
+from edgeflow.engine.chat.engine import ChatEngine, Source
+from edgeflow.engine.chat.generate import FixedPrefix, most_tokens
 from edgeflow.engine.chat.grammar import Grammar, Grammars
 from edgeflow.engine.chat.image_prompts import ImagePrompts
-from edgeflow.engine.chat.prefix_change import PrefixChange
-from edgeflow.engine.generate import FixedPrefix, Generation, RunPass, run_pass
-from edgeflow.engine.sampling import SampledToken
-from edgeflow.engine.sampling_params import SamplingParams
-from edgeflow.errors import NotFound, RequestError
+from edgeflow.engine.executor import Sampled, Ticket
+from edgeflow.engine.running import Running
+from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.errors import InvalidArgument, NotFound, RequestError
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message, PrefixSet, SetPrefix
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """The cost of a chat step, in nanoseconds: one decode row, and each further row of a prompt's chunk."""
-
-    step_ns: int
-    row_ns: int
-
-    def rows_in(self, room_ns: int, most: int) -> int:
-        """The number of prompt rows that fit into `room_ns`, at least one and at most `most`."""
-        return max(1, min(most, (room_ns - self.step_ns) // max(self.row_ns, 1)))
-
-    def of_rows(self, rows: int) -> int:
-        """The expected duration of a step of so many rows, in nanoseconds."""
-        return self.step_ns + (rows - 1) * self.row_ns
+from edgeflow.reasons import Reason
+from edgeflow.scheduler.cost import ChunkTimes, PassSample
+from edgeflow.scheduler.requests import RequestPlan, Requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,175 +44,226 @@ class _Request:
     first_token_ns: int = 0
     grammar: Future[Grammar] | None = None
     prompt: Future[Prompt] | None = None  # of a request with images
-    generation: Generation | None = None
-    prefix: Prefix | None = None
-    prompt_tokens: int = 0
-    reused: int = 0
+    plan: RequestPlan | None = None
 
     @property
-    def ready(self) -> bool:
-        """True when the next step can run: images are resized, and the grammar knows the next tokens."""
-        if self.prompt is not None and not self.prompt.done():
-            return False
-        grammar = self.grammar
-        return grammar is None or (grammar.done() and (grammar.exception() is not None or grammar.result().ready))
+    def constraint(self) -> Grammar | None:
+        return self.grammar.result() if self.grammar is not None else None
 
 
 class ChatPlane:
-    """Serves requests in order of arrival; the first runs to its end. `step` runs one pass."""
+    """Serves requests in order of arrival; the first runs to its end. The worker's loop runs the passes it plans."""
 
     def __init__(
         self,
         *,
         name: str,
-        model: ChatModel,
-        kv: KVSlots,
+        engine: ChatEngine,
         prefixes: Sequence[Prefix],
-        cost: StepCost,
+        times: ChunkTimes,
         chunk: int,
         clock: Clock,
         publish: Callable[[Message], None],
         grammars: Grammars,
-        decode: ChatModel | None = None,
-        run: RunPass = run_pass,
     ) -> None:
-        self.cost = cost
-        self._run = run
         self.wake: Callable[[], None] = lambda: None  # called from another thread when a request becomes ready
+        self.engine = engine
+        self.times = times
+        self.chunk = chunk
+        self.requests = Requests({each.fixed.slot: len(each.fixed.prompt) for each in prefixes})
         self._name = name
-        self._model = model
-        self._kv = kv
         self._slots = {prefix.slot_id: prefix.fixed.slot for prefix in prefixes}
-        self._prefixes = _longest_first(prefixes)
-        self._chunk = chunk
+        self._prefixes = {prefix.fixed.slot: prefix for prefix in prefixes}
         self._clock = clock
         self._publish = publish
         self._grammars = grammars
         self._image_prompts = ImagePrompts()
-        self._decode = decode
-        self._waiting: deque[_Request | PrefixChange] = deque()
+        self._waiting: dict[int, _Request | SetPrefix] = {}
+        self._sources: dict[int, Source] = {}  # of the request that runs
+        self._masked: Ticket[int] | None = None
 
     @property
     def busy(self) -> bool:
-        """True when there is a step to run; the first request may wait for its images or its grammar."""
-        if not self._waiting:
-            return False
-        first = self._waiting[0]
-        return isinstance(first, PrefixChange) or first.ready
+        """True when there is something to run; a request may wait for its images or its grammar."""
+        if self.requests.first is not None:
+            return _ready(self._waiting[self.requests.first])
+        return self._may_go_on
 
     def start(self, message: ChatStart) -> None:
         """A request arrives. The chat front sends one at a time, so few prompts with images are in memory at once."""
         request = _Request(message=message, arrived_ns=self._clock.now_ns())
         if message.sizes:
-            request.prompt = self._image_prompts.build(self._model, message, lambda: self.wake())
+            request.prompt = self._image_prompts.build(self.engine.model, message, lambda: self.wake())
         if message.schema:
             request.grammar = self._grammars.compile(message.schema, lambda: self.wake())
-        self._waiting.append(request)
+        self._waiting[message.request] = request
+        self.requests.offer(message.request)
 
     def set_prefix(self, message: SetPrefix) -> None:
         """Replace a slot's prefix, once the requests before it are answered."""
-        slot = self._slots.get(message.slot)
-        if slot is None:
+        if message.slot not in self._slots:
             known = ", ".join(self._slots) or "none is declared"
             self._refuse(message.request, NotFound(f"there is no slot of that name; known: {known}", field="slot"))
         else:
-            self._waiting.append(PrefixChange(message, slot))
+            self._waiting[message.request] = message
+            self.requests.offer(message.request)
 
     def stop(self, request: int, reason: str) -> None:
         """End a request; an unknown number is ignored."""
-        for each in self._waiting:
-            if isinstance(each, _Request) and each.message.request == request:
-                self._waiting.remove(each)
-                if each.prompt is not None:
-                    each.prompt.cancel()  # else the images of the next request would wait for these
-                self._done(each, reason)
-                return
+        found = self._waiting.get(request)
+        if isinstance(found, _Request):
+            if found.prompt is not None:
+                found.prompt.cancel()  # else the images of the next request would wait for these
+            if found.plan is not None:
+                self._masked = None
+            self._end(request)
+            self._done(found, reason)
 
-    def step(self, room_ns: int) -> int:
-        """Run one pass of the first request: a chunk of its prompt that fits the room, or a decode row.
+    def launch(self, most: int, turn_ns: int) -> Running[int] | None:
+        """Start the next pass, of at most `most` rows of a prompt, or go on with one whose mask has come.
 
-        Returns its cost by the cost model, in nanoseconds; 0 where nothing was computed.
+        None where there is nothing to commit: the first request was refused, or a pass waits for its mask.
+        turn_ns: when this turn of the loop began.
         """
-        first, most = self._waiting[0], self.cost.rows_in(room_ns, self._chunk)
+        begun = self.engine.stamp()
         try:
-            rows = self._step_change(first, most) if isinstance(first, PrefixChange) else self._step(first, most)
+            ticket = self._start(most) if self._masked is None else self._sample(self._masked)
         except RequestError as error:
-            self._waiting.popleft()
-            self._refuse(first.message.request, error)
-            return 0
-        return self.cost.of_rows(rows) if rows else 0
+            self._refuse_first(error)
+            return None
+        return None if ticket is None else Running.of(ticket, turn_ns, begun)
 
-    def _step(self, request: _Request, most: int) -> int:
-        generation = request.generation or self._begin(request)
-        decoder, rows = generation.decoder, generation.rows(most)
-        (logits,) = self._run(decoder, self._kv, [rows])
-        sampled = generation.take(logits)
-        if sampled is not None:
-            self._tell(request, sampled)
-        if generation.finish is not None:
-            self._waiting.popleft()
-            self._done(request, generation.finish.value)
-        return rows.span.length
+    def commit(self, running: Running[int]) -> PassSample:
+        """Wait for a pass, and publish what it gave; returns its time."""
+        planned = running.ticket.planned
+        (outcome,) = self.engine.collect(running.ticket)
+        tokens = self.requests.commit(planned.number, [outcome])
+        found = self._waiting.get(outcome.sequence)
+        if isinstance(found, _Request) and found.plan is not None:
+            self._answer(found, found.plan, tokens, outcome)
+        elif isinstance(found, SetPrefix) and self.requests.running is None:
+            self._prefix_set(found)
+        rows = sum(segment.length for segment in planned.prefills)
+        on_device = self.engine.launch_ahead > 0
+        return running.sample(rows, len(planned.decodes), self._clock.now_ns(), on_device=on_device)
 
-    def _step_change(self, change: PrefixChange, most: int) -> int:
-        """Compute a chunk of a new prefix. The old one is gone from the first row on; later requests wait."""
-        slot_id = change.message.slot
-        if not change.begun:
-            change.begin(self._model, self._kv.capacity)
-            self._prefixes = [prefix for prefix in self._prefixes if prefix.slot_id != slot_id]
-        rows = change.step(self._model, self._kv, most)
-        if not change.left:
-            self._waiting.popleft()
-            if change.fixed is not None:
-                self._prefixes = _longest_first([*self._prefixes, Prefix(slot_id, change.fixed)])
-            self._publish(PrefixSet(change.message.request, slot_id, len(change.message.ids)))
-        return rows
+    def _start(self, most: int) -> Ticket[int] | None:
+        first = self.requests.first
+        if first is not None:
+            self._begin(first, self._waiting[first])
+        planned = self.requests.plan(most)
+        if planned is None:
+            return None
+        constraint = self._constraint
+        waits = constraint is not None and planned.segments[0].samples > 0
+        ticket = self.engine.launch(planned, self._sources, waits=waits)
+        self._masked = ticket if waits else None
+        return None if waits else ticket
+
+    def _sample(self, ticket: Ticket[int]) -> Ticket[int]:
+        self._masked = None
+        constraint = self._constraint
+        if constraint is None:
+            raise ValueError("a pass waits for a mask that nobody makes")
+        return self.engine.sample(ticket, constraint.allowed()[None])
+
+    def _answer(self, request: _Request, plan: RequestPlan, tokens: Sequence[int], outcome: Sampled[int]) -> None:
+        for token in tokens:
+            if request.constraint is not None:
+                request.constraint.accept(token)
+            self._tell(request, token, outcome)
+        if plan.finish is not None:
+            self._end(plan.number)
+            self._done(request, plan.finish.value)
+
+    @property
+    def _constraint(self) -> Grammar | None:
+        """The grammar of the request that runs."""
+        running = self._waiting[self.requests.running.number] if self.requests.running is not None else None
+        return running.constraint if isinstance(running, _Request) else None
+
+    @property
+    def _may_go_on(self) -> bool:
+        """True unless a grammar must know the token of a pass that is not committed, or make a mask."""
+        plan, constraint = self.requests.running, self._constraint
+        if plan is None or constraint is None:
+            return plan is not None
+        return constraint.ready if self._masked is not None else not plan.passes
+
+    def _begin(self, number: int, waiting: _Request | SetPrefix) -> None:
+        if isinstance(waiting, SetPrefix):
+            self._begin_prefix(waiting)
+        else:
+            self._begin_request(number, waiting)
+
+    def _begin_prefix(self, message: SetPrefix) -> None:
+        """The old prefix is gone from here on; InvalidArgument, before anything is changed, where the new one does not
+        fit."""
+        slot, capacity = self._slots[message.slot], self.engine.kv.capacity
+        prompt = self.engine.model.prompt(message.ids) if message.ids else None
+        if prompt is not None and len(prompt) >= capacity:
+            text = f"has {len(prompt)} tokens, the limit is {capacity - 1}"
+            raise InvalidArgument(text, field="prefix", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
+        self._prefixes.pop(slot, None)
+        self.requests.begin_prefix(slot, len(prompt) if prompt is not None else 0)
+        if prompt is None:
+            self._prefix_set(message)
+        else:
+            self._prefixes[slot] = Prefix(message.slot, FixedPrefix(prompt, slot))
+            self._sources = {message.request: Source(self.engine.model, prompt)}
+
+    def _begin_request(self, number: int, request: _Request) -> None:
+        message, model = request.message, self.engine.model
+        request.started_ns = self._clock.now_ns()
+        if message.model != self._name:
+            raise NotFound(f"unknown chat model; the worker serves {self._name!r}", field="model")
+        prompt = request.prompt.result() if request.prompt is not None else model.prompt(message.ids)
+        if request.grammar is not None:
+            request.grammar.result()  # raises what refuses the schema
+        params = _params(message)
+        tokens = most_tokens(prompt, params, self.engine.kv.capacity)
+        shared = {slot: prefix.fixed.prompt.common(prompt) for slot, prefix in self._prefixes.items()}
+        request.plan = self.requests.begin(len(prompt), tokens, model.stop_ids, shared)
+        self._sources = {number: Source(model, prompt)}
+        self.engine.begin(request.plan.slot, params, prompt)
+
+    def _end(self, number: int) -> None:
+        self.requests.drop(number)
+        self._waiting.pop(number, None)
+
+    def _prefix_set(self, message: SetPrefix) -> None:
+        self._waiting.pop(message.request, None)
+        self._publish(PrefixSet(message.request, message.slot, len(message.ids)))
+
+    def _refuse_first(self, error: RequestError) -> None:
+        running = self.requests.running
+        number = running.number if running is not None else self.requests.first
+        if number is not None:
+            self._end(number)
+            self._refuse(number, error)
 
     def _refuse(self, request: int, error: RequestError) -> None:
         self._publish(ChatRefused(request, error.code, error.text, error.field, error.reason))
 
-    def _begin(self, request: _Request) -> Generation:
-        message = request.message
-        request.started_ns = self._clock.now_ns()
-        if message.model != self._name:
-            raise NotFound(f"unknown chat model; the worker serves {self._name!r}", field="model")
-        prompt = request.prompt.result() if request.prompt is not None else self._model.prompt(message.ids)
-        request.prompt_tokens = len(prompt)
-        request.prefix = next((each for each in self._prefixes if _begins_with(prompt, each.fixed.prompt)), None)
-        slot = 0
-        if request.prefix is not None:
-            slot = request.prefix.fixed.slot
-            request.reused = request.prefix.fixed.lend(self._kv, prompt, slot)
-        request.generation = Generation(
-            self._model,
-            prompt,
-            _params(message),
-            slot,
-            self._kv.capacity,
-            known=request.reused,
-            constraint=request.grammar.result() if request.grammar else None,
-            decode=self._decode,
-        )
-        return request.generation
-
-    def _tell(self, request: _Request, sampled: SampledToken) -> None:
+    def _tell(self, request: _Request, token: int, outcome: Sampled[int]) -> None:
         request.first_token_ns = request.first_token_ns or self._clock.now_ns()
-        logprobs = [] if sampled.logprob is None else [sampled.logprob, *(value for _, value in sampled.top)]
-        top = [token for token, _ in sampled.top]
-        self._publish(ChatToken(request.message.request, sampled.token, logprobs, top))
+        most = request.message.logprobs
+        top = outcome.top[: max(most, 0)]
+        logprobs = [outcome.logprob, *(value for _, value in top)] if most >= 0 and outcome.logprob is not None else []
+        self._publish(ChatToken(request.message.request, token, logprobs, [each for each, _ in top]))
 
     def _done(self, request: _Request, reason: str) -> None:
-        now_ns = self._clock.now_ns()
+        now_ns, plan = self._clock.now_ns(), request.plan
         started_ns = request.started_ns or now_ns
         first_ns = request.first_token_ns or now_ns
         self._publish(
             ChatDone(
                 request=request.message.request,
                 reason=reason,
-                prompt_tokens=request.prompt_tokens,
-                answer_tokens=len(request.generation.tokens) if request.generation else 0,
-                reused=request.reused,
-                slot=request.prefix.slot_id if request.prefix else "",
+                prompt_tokens=plan.rows if plan is not None else 0,
+                answer_tokens=plan.settled if plan is not None else 0,
+                reused=plan.known if plan is not None else 0,
+                slot=self._prefixes[plan.slot].slot_id if plan is not None and plan.known else "",
                 queue_ns=started_ns - request.arrived_ns,
                 prefill_ns=max(first_ns - started_ns, 0),
                 decode_ns=now_ns - first_ns,
@@ -236,13 +271,11 @@ class ChatPlane:
         )
 
 
-def _longest_first(prefixes: Sequence[Prefix]) -> list[Prefix]:
-    return sorted(prefixes, key=lambda prefix: -len(prefix.fixed.prompt))
-
-
-def _begins_with(prompt: Prompt, prefix: Prompt) -> bool:
-    """True when a prompt begins with the whole prefix and has at least one more row."""
-    return len(prefix) < len(prompt) and prefix.common(prompt) == len(prefix)
+def _ready(waiting: _Request | SetPrefix) -> bool:
+    """True when it can begin: its images are resized, its grammar is compiled."""
+    if isinstance(waiting, SetPrefix):
+        return True
+    return all(each is None or each.done() for each in (waiting.prompt, waiting.grammar))
 
 
 def _params(message: ChatStart) -> SamplingParams:

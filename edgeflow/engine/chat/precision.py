@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from edgeflow.config import ChatConfig
 from edgeflow.engine.device import choose_dtype
-from edgeflow.engine.generate import Prefill, run_pass
 from edgeflow.engine.table import operator_table
 from edgeflow.kernels.cases import Case
 from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.model_cases import ModelShape, linear_cases
+from edgeflow.kernels.shapes import stage_of
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.timing import last_level_cache, median_us, ring_size, rotating
 from edgeflow.models.chat import ChatModel, read_published
@@ -89,13 +91,18 @@ def weight_bytes(weights: str, path: Path, dtype: torch.dtype, device: torch.dev
 @torch.inference_mode()
 def row_error(model: ChatModel, kv: KVSlots, probe: Prompt) -> float:
     """Mean error of the logits of a row computed alone, against the same row within a chunk, in standard deviations."""
-    whole, parts = Prefill(model, probe, 0), Prefill(model, probe, 0)
-    (among,) = run_pass(model.decoder, kv, [whole.rows(len(probe), samples=True)])
-    run_pass(model.decoder, kv, [parts.rows(len(probe) - 1, samples=False)])
-    (alone,) = run_pass(model.decoder, kv, [parts.rows(1, samples=True)])
-    if among is None or alone is None:
-        raise ValueError("a prompt's last row has logits")
+    among = _last_logits(model, kv, probe, 0)
+    _last_logits(model, kv, probe.head(len(probe) - 1), 0)
+    alone = _last_logits(model, kv, probe, len(probe) - 1)
     return float((alone - among).float().abs().mean() / among.float().std())
+
+
+def _last_logits(model: ChatModel, kv: KVSlots, prompt: Prompt, start: int) -> Tensor:
+    """Logits [V] of a prompt's last row; its rows from `start` on enter slot 0."""
+    span, hidden = Span(0, start, len(prompt) - start), model.embed_prompt(prompt, start)
+    layout = PackedLayout.of([span], hidden.device, prompt.positions[:, start:])
+    rows = model.decoder.forward_sampled(hidden, layout, kv)
+    return model.decoder.logits(rows, stage_of(layout.lengths))[0]
 
 
 def _gain(weights: str, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> float:

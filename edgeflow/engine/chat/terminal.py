@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.precision import choose_chat_dtype
 from edgeflow.engine.device import choose_device
-from edgeflow.engine.generate import Generation, generate
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import RequestError
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.text.text_stream import TextStream
@@ -40,7 +41,7 @@ class Conversation:
 
     def __init__(self, model: ChatModel, capacity: int, params: SamplingParams, system: str = "") -> None:
         self._model = model
-        self._kv = model.decoder.kv_slots(1, capacity)
+        self._engine = ChatEngine(model, model.decoder.kv_slots(1, capacity))
         self._params = params
         self._messages = [{"role": "system", "content": system}] if system else []
         self.times: AnswerTimes | None = None
@@ -50,15 +51,15 @@ class Conversation:
         started = time.perf_counter()
         messages = [*self._messages, {"role": "user", "content": text}]
         prompt = self._model.chat_prompt(self._model.render(messages))
-        generation = Generation(self._model, prompt, self._params, 0, self._kv.capacity)
+        generation = Generation(self._engine, prompt, self._params)
         stream = TextStream(self._model.tokenizer, prompt.ids)
         first, said = 0.0, ""
         try:
-            for sampled in generate(self._model, self._kv, generation, CHUNK):
+            for sampled in generate(self._engine, generation, CHUNK):
                 if sampled is None:
                     continue
                 first = first or time.perf_counter()
-                piece = stream.push(sampled.token)
+                piece = stream.push(*sampled.tokens)
                 said += piece
                 yield piece
             rest = stream.finish()
@@ -77,15 +78,7 @@ def open_conversation(
     where = choose_device(device)
     torch.set_grad_enabled(False)
     model = load_chat_model(path, choose_chat_dtype("auto", path, where), where)
-    defaults = model.generation
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=defaults.temperature if temperature is None else temperature,
-        top_p=defaults.top_p,
-        top_k=defaults.top_k,
-        min_p=defaults.min_p,
-        repetition_penalty=defaults.repetition_penalty,
-    )
+    params = SamplingParams.recommended(model.generation, max_tokens, temperature)
     return Conversation(model, min(capacity, model.config.max_position_embeddings), params, system)
 
 

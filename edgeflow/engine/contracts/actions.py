@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgeflow.engine.contracts.policy import Decoder, PreparedFrame, TokenPolicy
 from edgeflow.engine.executor import Executor
-from edgeflow.engine.policy import Decoder, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.kernels.kv import rounded_capacity
 from edgeflow.scheduler.plan import FrameRef, Outcome
@@ -19,7 +19,7 @@ from edgeflow.scheduler.ring import Shift
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class Answer:
     """The K action tokens of a finished frame; finite is False when any logit behind them was not."""
 
     frame: FrameRef
@@ -43,11 +43,11 @@ class Answers:
             if outcome.sequence in self._outcomes:
                 self._outcomes[outcome.sequence].append(outcome)
 
-    def take(self, frame: FrameRef) -> Sampled:
+    def take(self, frame: FrameRef) -> Answer:
         """The whole answer of a frame that is done, which is forgotten."""
         parts = self._outcomes.pop(frame)
         tokens = [token for part in parts for token in part.tokens]
-        return Sampled(frame, tuple(tokens[: self._count]), all(part.finite for part in parts))
+        return Answer(frame, tuple(tokens[: self._count]), all(part.finite for part in parts))
 
     def drop(self, frame: FrameRef) -> None:
         """Forget a frame that left without an answer."""
@@ -55,7 +55,7 @@ class Answers:
 
 
 class ActionTokens:
-    """The contract of a policy (engine/contract.py). Numbers: the prompt's ids; payload: pixels, float32."""
+    """The contract of a policy (engine/contracts/contract.py). Numbers: the prompt's ids; payload: pixels, float32."""
 
     components = 1
 

@@ -10,11 +10,10 @@ from functools import lru_cache
 import numpy as np
 
 from edgeflow.clock import Clock
-from edgeflow.engine.contracts.actions import Answers, PolicyEngine, Sampled
-from edgeflow.engine.executor import Ticket
-from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.contracts.actions import Answer, Answers, PolicyEngine
+from edgeflow.engine.contracts.policy import PreparedFrame
 from edgeflow.engine.process.profile import Pacer
-from edgeflow.engine.stamps import Stamp
+from edgeflow.engine.running import Running
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.ipc.messages import (
     CloseSession,
@@ -61,18 +60,6 @@ class _Track:
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
-    """A pass that is not committed yet. begun: before its frames were preprocessed. lead_ns: host time from the start
-    of the turn until the device could begin. queued: the device was still at work on other things after the launch.
-    """
-
-    launched: Ticket[FrameRef]
-    begun: Stamp | None
-    lead_ns: int = 0
-    queued: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class _Opened:
     """The parameters of a session. deadline_ns: from a frame's arrival."""
 
@@ -81,7 +68,7 @@ class _Opened:
 
 
 class ControlPlane:
-    """The robots' sessions on one engine. `step` runs the next pass, if there is one."""
+    """The robots' sessions on one engine. The worker's loop launches and commits its passes."""
 
     def __init__(
         self,
@@ -103,24 +90,25 @@ class ControlPlane:
         self._waiting: dict[FrameRef, SubmitFrame] = {}
         self._tracks: dict[FrameRef, _Track] = {}
         self._answers = Answers(engine.policy.K)
-        self._running: deque[_Running] = deque()
         self._passes: deque[PassSample] = deque(maxlen=KEPT_PASSES)
         self._prompt_ids = lru_cache(maxsize=64)(engine.policy.prompt_ids)
 
-    def step(self, started_ns: int) -> bool:
-        """Plan and launch the next pass and commit the one before it; False when there was none to launch.
-
-        started_ns: when this iteration of the loop started.
-        """
+    def launch(self, turn_ns: int) -> Running[FrameRef] | None:
+        """Plan the next pass and start it; None when there is none. turn_ns: when this turn of the loop began."""
         planned = self._scheduler.plan(self._clock.now_ns())
-        if planned is not None:
-            self._launch(planned, started_ns)
-        while len(self._running) > (self._ahead if planned else 0):
-            self._commit(self._running.popleft())
-        if planned is not None and not self._on_device:
-            elapsed_ns = self._clock.now_ns() - started_ns
-            self._passes.append(PassSample(len(planned.prefills), len(planned.decodes), elapsed_ns))
-        return planned is not None
+        return None if planned is None else self._launch(planned, turn_ns)
+
+    def commit(self, running: Running[FrameRef]) -> PassSample:
+        """Wait for a pass, and publish the actions that it finished; returns its time."""
+        planned = running.ticket.planned
+        outcomes = self._engine.collect(running.ticket)
+        self._answers.add(outcomes)
+        for departure in self._scheduler.commit(planned.number, outcomes):
+            self._answer(self._answers.take(departure.frame))
+        shape = len(planned.prefills), len(planned.decodes)
+        sample = running.sample(*shape, self._clock.now_ns(), on_device=self.ahead > 0)
+        self._passes.append(sample)
+        return sample
 
     def wake_at_ns(self) -> int | None:
         """When there will be a pass even if no frame arrives."""
@@ -214,16 +202,11 @@ class ControlPlane:
         return policy.image_tokens + tokens
 
     @property
-    def _on_device(self) -> bool:
-        """True when the device determines the time of a pass: launching only enqueues, and no pacer delays the host."""
-        return self._pacer is None and self._engine.launch_ahead > 0
-
-    @property
-    def _ahead(self) -> int:
-        """Passes that may be in flight while the next one is planned."""
+    def ahead(self) -> int:
+        """Passes that may be in flight while the next one is planned: none where a pacer delays the host."""
         return self._engine.launch_ahead if self._pacer is None else 0
 
-    def _launch(self, planned: Pass[FrameRef], turn_ns: int) -> None:
+    def _launch(self, planned: Pass[FrameRef], turn_ns: int) -> Running[FrameRef]:
         started_ns = self._clock.now_ns()
         begun = self._engine.stamp()
         observations = {}
@@ -233,26 +216,16 @@ class ControlPlane:
             self._tracks[segment.sequence].started_ns = started_ns
         for segment in planned.segments:
             self._tracks[segment.sequence].passes += 1
-        launched = self._engine.launch(planned, observations)
-        lead_ns = launched.started.recorded_ns - turn_ns if launched.started else 0
-        self._running.append(_Running(launched, begun, lead_ns, begun is not None and not begun.reached))
+        running = Running.of(self._engine.launch(planned, observations), turn_ns, begun)
         if self._pacer:
             self._pacer.hold(planned, started_ns)
+        return running
 
     def _prepare(self, message: SubmitFrame) -> PreparedFrame:
         pixels = np.frombuffer(message.payload, np.uint8).reshape(message.height, message.width, 3)
         return PreparedFrame(self._engine.policy.preprocess(pixels), self._prompt_ids(message.instruction))
 
-    def _commit(self, running: _Running) -> None:
-        planned = running.launched.planned
-        outcomes = self._engine.collect(running.launched)
-        self._answers.add(outcomes)
-        if self._on_device:
-            self._passes.append(_sample(running))
-        for departure in self._scheduler.commit(planned.number, outcomes):
-            self._answer(self._answers.take(departure.frame))
-
-    def _answer(self, sampled: Sampled) -> None:
+    def _answer(self, sampled: Answer) -> None:
         ref = sampled.frame
         track = self._tracks.pop(ref)
         values = self._engine.policy.decode_actions(sampled.token_ids, self._opened[ref.session].unnorm_key)
@@ -276,18 +249,6 @@ class ControlPlane:
             self._tracks.pop(departure.frame, None)
             self._answers.drop(departure.frame)
             self._publish(_dropped(departure.frame, *_DEPARTURES[departure.why]))
-
-
-def _sample(running: _Running) -> PassSample:
-    """The time of a collected pass on the device: from the end of earlier work if it queued behind that, else from when
-    its inputs were staged.
-    """
-    launched, planned = running.launched, running.launched.planned
-    since = running.begun if running.queued else launched.started
-    if launched.done is None or since is None:
-        raise RuntimeError("an engine that launches ahead gave a pass without stamps")
-    elapsed_ns = launched.done.since_ns(since)
-    return PassSample(len(planned.prefills), len(planned.decodes), elapsed_ns, running.lead_ns)
 
 
 def _ref(message: SubmitFrame) -> FrameRef:

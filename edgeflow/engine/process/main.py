@@ -16,7 +16,7 @@ import torch
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
 from edgeflow.engine.chat.build import chat_bytes, load_chat
-from edgeflow.engine.policy import INSTRUCTION
+from edgeflow.engine.contracts.policy import INSTRUCTION
 from edgeflow.engine.process.build import BuiltEngine, build_engine
 from edgeflow.engine.process.calibrate import calibrate
 from edgeflow.engine.process.chat_link import ChatLink
@@ -73,6 +73,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
         default_unnorm_key=config.unnorm_key,
         pacer=pacer,
         chat=chat.plane(config.chat, clock, link.send) if chat and link else None,
+        times=times,
     )
     if chat:
         channel.send(chat.ready())

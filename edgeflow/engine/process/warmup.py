@@ -12,8 +12,8 @@ import torch
 
 from edgeflow.engine.agreement import deviations, nudged
 from edgeflow.engine.contracts.actions import PolicyEngine
+from edgeflow.engine.contracts.policy import INSTRUCTION, PreparedFrame
 from edgeflow.engine.offline import Decoded, OfflineRun, decode_serially, limits_for
-from edgeflow.engine.policy import INSTRUCTION, PreparedFrame
 from edgeflow.errors import ConfigError, WorkerError
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
@@ -61,10 +61,10 @@ def record_passes(engine: PolicyEngine, progress: Progress, *, required: bool) -
 
     required: ConfigError where passes cannot be recorded; else the engine runs them eagerly.
     """
-    if engine.graphs is None:
+    if engine.graphs is None or engine.classes is None:
         return ""
     try:
-        engine.record_all([(1, None)], lambda done, total: progress("graphs", done, total))
+        engine.record_all(engine.classes.all(), lambda done, total: progress("graphs", done, total))
     except (ConfigError, RuntimeError) as error:
         if required:
             raise ConfigError(f"graphs: {error}") from error

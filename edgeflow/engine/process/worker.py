@@ -1,8 +1,10 @@
-"""The one loop that owns the device: drain, run a pass of control, else a step of chat, publish."""
+"""The one loop that owns the device: drain, launch a pass of control, else one of chat, commit the one before."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from edgeflow.clock import Clock
 from edgeflow.engine.chat.plane import ChatPlane
@@ -10,6 +12,7 @@ from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.process.control import ControlPlane
 from edgeflow.engine.process.inbox import Inbox
 from edgeflow.engine.process.profile import Pacer
+from edgeflow.engine.running import Running
 from edgeflow.ipc.messages import (
     ChangeDepth,
     ChatStart,
@@ -24,9 +27,12 @@ from edgeflow.ipc.messages import (
     Shutdown,
     SubmitFrame,
 )
-from edgeflow.scheduler.cost import PassSample
+from edgeflow.scheduler.cost import CostModel, PassSample
 from edgeflow.scheduler.gaps import Gaps
+from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.turns import ChatTurns
+from edgeflow.types import PassTimes
 
 CHAT_PATIENCE_NS = 250_000_000  # beside robots that leave no gap, chat gets a step this often
 
@@ -44,6 +50,7 @@ class Worker:
         default_unnorm_key: str = "",
         pacer: Pacer | None = None,
         chat: ChatPlane | None = None,
+        times: PassTimes | None = None,
     ) -> None:
         self.inbox = Inbox(clock)
         self.running = True
@@ -53,7 +60,10 @@ class Worker:
         self._chat = chat
         self._clock = clock
         self._publish = publish
+        self._cost = CostModel(times) if times is not None else None
+        self._running: deque[tuple[Running[Any], Callable[[Running[Any]], None]]] = deque()
         self._gaps = Gaps(CHAT_PATIENCE_NS)
+        self._turns = ChatTurns(self._gaps, chat.times, chat.chunk) if chat is not None else None
         if chat is not None:
             chat.wake = self.inbox.wake
 
@@ -65,10 +75,17 @@ class Worker:
 
     def step(self) -> bool:
         """One turn of the loop; False when there was nothing to run."""
-        started_ns = self._clock.now_ns()
+        turn_ns = self._clock.now_ns()
         self._drain()
-        passed = self._control.step(started_ns)
-        return self._step_chat(idle=not passed) or passed
+        control = self._control.launch(turn_ns)
+        if control is not None:
+            shape = len(control.ticket.planned.prefills), len(control.ticket.planned.decodes)
+            expected_ns = self._cost.times.pass_ns(*shape) if self._cost is not None else 0
+            self._launched(control, self._commit_control, expected_ns)
+        stepped = self._step_chat(idle=control is None)
+        if control is None and not stepped:
+            self._commit(0)
+        return control is not None or stepped
 
     def take_passes(self) -> list[PassSample]:
         """Every pass since the last call: its shape and its time (ControlPlane.take_passes)."""
@@ -83,17 +100,45 @@ class Worker:
         return chat_at_ns if pass_at_ns is None else min(pass_at_ns, chat_at_ns)
 
     def _step_chat(self, idle: bool) -> bool:
-        """Run a step of chat if it fits before the next frame is expected, or if chat has waited too long."""
-        if self._chat is None or not self._chat.busy:
+        """Launch a pass of chat if it fits before the next frame is expected, or if chat has waited too long."""
+        chat, now_ns = self._chat, self._clock.now_ns()
+        if chat is None or self._turns is None or not chat.busy:
             return False
-        now_ns = self._clock.now_ns()
-        room_ns = self._gaps.room_ns(now_ns, self._control.wake_at_ns()) if idle else 0
-        if room_ns < self._chat.cost.step_ns and not self._gaps.must_run(now_ns):
+        rows = self._turns.rows(now_ns, idle=idle, pass_at_ns=self._control.wake_at_ns())
+        if rows == 0:
             return False
-        expected_ns = self._chat.step(room_ns)
-        ended_ns = self._clock.now_ns()
-        self._gaps.served(ended_ns, expected_ns, ended_ns - now_ns)
+        running = chat.launch(rows, now_ns)
+        if running is None:
+            self._turns.served(self._clock.now_ns(), None)
+        else:
+            planned = running.ticket.planned
+            rows = sum(segment.length for segment in planned.prefills)
+            self._launched(running, self._commit_chat, self._turns.expected_ns(rows, len(planned.decodes)))
         return True
+
+    def _commit_control(self, running: Running[FrameRef]) -> None:
+        sample = self._control.commit(running)
+        if self._cost is not None:
+            self._cost.observe([sample])
+
+    def _commit_chat(self, running: Running[int]) -> None:
+        if self._chat is not None and self._turns is not None:
+            sample = self._chat.commit(running)
+            self._turns.served(self._clock.now_ns(), sample)
+
+    def _launched(self, running: Running[Any], commit: Callable[[Running[Any]], None], expected_ns: int) -> None:
+        """Note a pass, and commit those before it that may not be in flight any longer."""
+        self._running.append((running, commit))
+        if self._turns is not None:
+            self._turns.launched(self._clock.now_ns(), expected_ns)
+        self._commit(self._control.ahead)
+
+    def _commit(self, ahead: int) -> None:
+        while len(self._running) > ahead:
+            running, commit = self._running.popleft()
+            commit(running)
+        if not self._running and self._turns is not None:
+            self._turns.finished()
 
     def _idle_timeout_s(self) -> float | None:
         wake_at_ns = self.wake_at_ns()

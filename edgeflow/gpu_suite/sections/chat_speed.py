@@ -1,9 +1,9 @@
 """Section: chat requests in the shapes of Qwen2.5, one at a time, in the passes that the service runs for them.
 
-A prompt enters in chunks of as many rows as the service's `chat.prefill_chunk`. Whole chunks and decode rows are
-replayed, what is left of a prompt runs eagerly, and every token is sampled and read by the host, through the service's
-own objects. Not in these times: HTTP, tokens to text, and control passes between steps. Floors count the bytes of a
-decode step (weights once, keys and values) and the FLOPs of a prefill.
+A prompt enters in chunks of as many rows as the service's `chat.prefill_chunk`. Chunks and decode rows are replayed,
+and tokens are read by the host, through the service's own objects. Not in these times: HTTP, tokens to text, and
+control passes between steps. Floors count the bytes of a decode step (weights once, keys and values) and the FLOPs of a
+prefill.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from itertools import chain, pairwise
 from statistics import median, quantiles
 from time import monotonic, perf_counter
 
-from edgeflow.engine.chat.graphs import replayed
-from edgeflow.engine.generate import RunPass, run_pass
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import generate
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.setting import Setting
 from edgeflow.gpu_suite.subjects.edgefm import DECODE_STEPS, PREFILL_ROWS, scaled_ms
 from edgeflow.gpu_suite.subjects.floors import text_work
 from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, random_chat, random_request
-from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import Span
 from edgeflow.models.chat import ChatModel
 
@@ -70,11 +69,12 @@ def _chunk(setting: Setting) -> int:
 
 def _rows(setting: Setting, name: str) -> Iterator[Found]:
     model = random_chat(CHAT_SIZES[name], setting.device, setting.dtype, table=setting.table(name))
-    kv = model.decoder.kv_slots(1, max(lengths(setting)) + DECODE_STEPS)
     chunk = _chunk(setting)
-    run = replayed(model, model, kv, chunk, required=True)[0] if setting.graphs else run_pass
+    kv = model.decoder.kv_slots(1 + setting.graphs, max(lengths(setting)) + DECODE_STEPS + chunk)
+    engine = ChatEngine(model, kv, chunk=chunk, graphs=setting.graphs)
+    engine.record_all(lambda *_: None)
     for prompt in lengths(setting):
-        requests = _Requests(run, model, kv, prompt, chunk)
+        requests = _Requests(engine, prompt, chunk)
         requests.times(GREEDY)  # compiles
         greedy = [requests.times(GREEDY) for _ in range(REQUESTS)]
         sampled = [gap for _ in range(REQUESTS) for gap in requests.times(SAMPLED)[1]]
@@ -95,20 +95,16 @@ def _rows(setting: Setting, name: str) -> Iterator[Found]:
 class _Requests:
     """Requests with prompts of `rows` ids, one after the other, in chunks of at most `chunk` rows."""
 
-    run: RunPass
-    model: ChatModel
-    kv: KVSlots
+    engine: ChatEngine
     rows: int
     chunk: int
 
     def times(self, params: SamplingParams) -> tuple[float, list[float]]:
         """Seconds from the prompt's ids to the first token on the host, and from each token to the next."""
         stamps = [perf_counter()]
-        request = random_request(self.model, self.kv, self.rows, params)
-        while request.finish is None:
-            decoder, rows = request.decoder, request.rows(self.chunk)
-            (logits,) = self.run(decoder, self.kv, [rows])
-            if request.take(logits) is not None:
+        request = random_request(self.engine, self.rows, params)
+        for sampled in generate(self.engine, request, self.chunk):
+            if sampled is not None:
                 stamps.append(perf_counter())
         first, *gaps = (after - before for before, after in pairwise(stamps))
         return first, gaps

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from statistics import median
 
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.setting import Setting, named
-from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request, runner
+from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.models.chat import ChatModel
 
@@ -30,7 +31,7 @@ def long_context(setting: Setting) -> Found:
             if setting.left_s < 0:
                 found.setdefault(LEFT_OUT, []).append(f"{context} rows, {kind}")
                 continue
-            kv = model.decoder.kv_slots(1, context + STEPS + WARM_UP, int8=int8)
+            kv = model.decoder.kv_slots(1 + setting.graphs, context + STEPS + WARM_UP, int8=int8)
             row = {"model": name, "context": context, "KV": kind, "KV MiB": kv.nbytes / 2**20}
             rows.append(row | {"ms/step": 1e3 * _step_s(setting, model, kv, context)})
             setting.tell(found)
@@ -38,5 +39,6 @@ def long_context(setting: Setting) -> Found:
 
 
 def _step_s(setting: Setting, model: ChatModel, kv: KVSlots, context: int) -> float:
-    request = random_request(model, kv, context, SamplingParams(max_tokens=STEPS + WARM_UP), known=context - 1)
-    return median(pass_times(runner(kv, graphs=setting.graphs), kv, request)[WARM_UP:])
+    engine = ChatEngine(model, kv, chunk=1, graphs=setting.graphs)
+    request = random_request(engine, context, SamplingParams(max_tokens=STEPS + WARM_UP), known=context - 1)
+    return median(pass_times(engine, request)[WARM_UP:])

@@ -10,9 +10,9 @@ from dataclasses import replace
 from statistics import median
 from time import monotonic
 
-from edgeflow.engine.contracts.actions import PolicyEngine, Sampled
+from edgeflow.engine.contracts.actions import Answer, PolicyEngine
+from edgeflow.engine.contracts.policy import PreparedFrame, TokenPolicy
 from edgeflow.engine.offline import decode_serially
-from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.sections.token_checks import differing
 from edgeflow.gpu_suite.setting import Setting, SkipError
@@ -79,7 +79,7 @@ def ways(setting: Setting) -> tuple[bool, ...]:
     return (True, False) if setting.graphs else (False,)
 
 
-def _serial_tokens(model: TokenPolicy, setting: Setting, frames: list[PreparedFrame]) -> list[Sampled]:
+def _serial_tokens(model: TokenPolicy, setting: Setting, frames: list[PreparedFrame]) -> list[Answer]:
     engine = engine_of(model, setting.size, setting, graphs=False)
     return [each.sampled for each in decode_serially(engine, frames)]
 

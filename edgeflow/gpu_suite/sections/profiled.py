@@ -29,9 +29,9 @@ TRACE = "pipelined-trace.json.gz"
 class MarkedEngine(PolicyEngine):
     """An engine whose launches have a name in a trace."""
 
-    def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any]) -> Ticket[Ref]:
+    def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any], *, waits: bool = False) -> Ticket[Ref]:
         with record_function(PASS):
-            return super().launch(planned, prompts)
+            return super().launch(planned, prompts, waits=waits)
 
 
 def passes(setting: Setting) -> Found:

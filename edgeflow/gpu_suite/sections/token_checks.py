@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from edgeflow.engine.agreement import Deviations, deviations, nudged
-from edgeflow.engine.contracts.actions import PolicyEngine, Sampled
+from edgeflow.engine.contracts.actions import Answer, PolicyEngine
+from edgeflow.engine.contracts.policy import PreparedFrame
 from edgeflow.engine.graphs import CudaRecord
 from edgeflow.engine.offline import Decoded, OfflineRun, decode_serially, limits_for
-from edgeflow.engine.policy import PreparedFrame
 from edgeflow.gpu_suite.order import Found
 from edgeflow.gpu_suite.setting import OffError, Setting, named
 from edgeflow.gpu_suite.subjects.engines import engine_of, policy_of
@@ -84,7 +84,7 @@ def _table(setting: Setting) -> OperatorTable:
     return setting.table(setting.size.name)
 
 
-def differing(right: list[Sampled], other: list[Sampled]) -> float:
+def differing(right: list[Answer], other: list[Answer]) -> float:
     """Share of the tokens that differ; 1 where a number is not finite."""
     if not all(sampled.finite for sampled in (*right, *other)):
         return 1.0

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from edgeflow.engine.chat.graphs import ReplayedPasses
-from edgeflow.engine.generate import Generation, RunPass, run_pass
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import Generation, generate
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.gpu_suite.subjects.random_weights import RandomTensors, llama_shapes
-from edgeflow.kernels.kv import KVSlots
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.generation_config import GenerationConfig
@@ -63,23 +63,17 @@ def random_chat(config: LlamaConfig, device: torch.device, dtype: torch.dtype, *
     )
 
 
-def random_request(model: ChatModel, kv: KVSlots, rows: int, params: SamplingParams, *, known: int = 0) -> Generation:
+def random_request(engine: ChatEngine, rows: int, params: SamplingParams, *, known: int = 0) -> Generation:
     """A request in slot 0 with a prompt of `rows` ids, of which the first `known` are in the slot already."""
+    model = engine.model
     prompt = model.prompt([(7 * row + 1) % model.config.vocab_size for row in range(rows)])
-    return Generation(model, prompt, params, 0, kv.capacity, known=known)
+    return Generation(engine, prompt, params, known=known)
 
 
-def runner(kv: KVSlots, *, graphs: bool) -> RunPass:
-    """The function that runs passes one by one; with graphs, a shape is recorded when it first occurs."""
-    return ReplayedPasses(kv) if graphs else run_pass
-
-
-def pass_times(run: RunPass, kv: KVSlots, request: Generation) -> list[float]:
-    """Seconds of each pass of a request, its token read by the host: the rest of the prompt in one, then each step."""
-    times: list[float] = []
-    while request.finish is None:
-        started = perf_counter()
-        (logits,) = run(request.decoder, kv, [request.rows(kv.capacity)])
-        request.take(logits)
-        times.append(perf_counter() - started)
-    return times
+def pass_times(engine: ChatEngine, request: Generation) -> list[float]:
+    """Seconds from one token of a request to the next, each read by the host."""
+    stamps = [perf_counter()]
+    for sampled in generate(engine, request, engine.kv.capacity):
+        if sampled is not None:
+            stamps.append(perf_counter())
+    return [after - before for before, after in pairwise(stamps)]

@@ -59,7 +59,7 @@ class Admission:
     def __init__(self, config: ServiceConfig, decoders: Decoders) -> None:
         self._config = config
         self._decoders = decoders
-        self._cost: CostModel | None = None
+        self._cost: CostModel[PassTimes] | None = None
         self._limits = SchedulerLimits(1, 1, 1, 0)
         self._prefill_rows = 1
         self._prepares = False

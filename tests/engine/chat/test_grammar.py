@@ -26,7 +26,7 @@ from edgeflow.engine.chat.grammar import PATIENCE_S, Grammars
 from edgeflow.engine.chat.grammar_child import COMPILE, HANDLE, KEPT, KEPT_ANSWERS, MASK, NEXT, Compiler
 from edgeflow.engine.generate import Generation, generate
 from edgeflow.engine.process.inbox import Inbox
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import InvalidArgument, RequestError, Unavailable
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message
 from edgeflow.models.chat import ChatModel, load_chat_model

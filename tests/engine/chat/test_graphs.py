@@ -7,7 +7,7 @@ import torch
 
 from edgeflow.engine.chat.graphs import ReplayedPasses, replayed
 from edgeflow.engine.generate import Generation, generate, run_pass
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.layout import PackedLayout
 from edgeflow.kernels.table import built_in_table

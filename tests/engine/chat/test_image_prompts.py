@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from edgeflow.engine.generate import Generation, generate
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken, FrameResult, OpenSession
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy

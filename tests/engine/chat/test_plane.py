@@ -17,7 +17,7 @@ from edgeflow.engine.contracts.actions import PolicyEngine
 from edgeflow.engine.generate import Generation, Prefill, StepRows, generate, run_pass
 from edgeflow.engine.process.profile import DeviceProfile, Pacer
 from edgeflow.engine.process.worker import CHAT_PATIENCE_NS, Worker
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import ConfigError
 from edgeflow.ipc.messages import (
     ChatDone,

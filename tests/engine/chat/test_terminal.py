@@ -15,7 +15,7 @@ import torch
 
 from edgeflow.engine.chat.terminal import AnswerTimes, Conversation, converse, open_conversation
 from edgeflow.engine.generate import Generation, generate
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import CheckpointError
 from edgeflow.models.chat import ChatModel, load_chat_model
 from tests.chat_checkpoint import write_chat_checkpoint

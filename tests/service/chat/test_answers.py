@@ -14,7 +14,7 @@ from PIL import Image
 
 from edgeflow.engine.generate import Generation, generate
 from edgeflow.engine.sampling import SampledToken
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 from tests.service.chat.workers import Loaded, chatting, models_of

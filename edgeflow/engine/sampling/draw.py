@@ -12,6 +12,7 @@ are searched. All three find the same token. No size depends on data, and nothin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,8 +40,7 @@ class Rules:
     top_p: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cuts:
+class Cuts(NamedTuple):
     """Parameters of the rows, [N, 1] float64 each.
 
     scale: temperature * ln 2; least: log2 of min_p; last: rank, from 0, of the last token of top-k; rest: 1 - top_p.
@@ -79,9 +79,14 @@ def draw(scores: Tensor, cuts: Cuts, rules: Rules, share: Tensor) -> tuple[Tenso
 
     Where the best score is not finite, the id is any.
     """
-    long = by_top_k if rules.all_top_k else by_histogram
-    find = by_sorting if scores.shape[1] <= LONGEST_SORTED else long
-    ids, best = find(scores, cuts, rules, share)
+    if scores.shape[1] <= LONGEST_SORTED:
+        ids, best = by_sorting(scores, cuts, rules, share)
+    else:
+        find = by_top_k if rules.all_top_k else by_histogram
+        together = 1 if scores.is_cpu else len(scores)  # on a CPU, what one row needs stays in the cache
+        rows = zip(*(torch.split(part, together) for part in (scores, share, *cuts)), strict=True)
+        found = [find(row, Cuts(*row_cuts), rules, row_share) for row, row_share, *row_cuts in rows]
+        ids, best = (torch.cat(parts) for parts in zip(*found, strict=True))
     return ids[:, 0], best[:, 0]
 
 

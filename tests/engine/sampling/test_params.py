@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import InvalidArgument
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from edgeflow.errors import InvalidArgument
+from edgeflow.models.generation_config import GenerationConfig
 
 MAX_LOGPROBS = 5
 BOUNDS = {
@@ -58,3 +59,15 @@ class SamplingParams:
     def penalised(self) -> bool:
         """True when a penalty changes logits."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @classmethod
+    def recommended(cls, by: GenerationConfig, max_tokens: int = 1, temperature: float | None = None) -> SamplingParams:
+        """The parameters that a checkpoint recommends. temperature: None takes the checkpoint's own."""
+        return cls(
+            max_tokens=max_tokens,
+            temperature=by.temperature if temperature is None else temperature,
+            top_p=by.top_p,
+            top_k=by.top_k,
+            min_p=by.min_p,
+            repetition_penalty=by.repetition_penalty,
+        )

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from edgeflow.engine.draw import Cuts, Rules, draw, shares
-from edgeflow.engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from edgeflow.engine.sampling.draw import Cuts, Rules, draw, shares
+from edgeflow.engine.sampling.params import MAX_LOGPROBS, SamplingParams
 from edgeflow.kernels.greedy import Greedy
 from edgeflow.kernels.layout import uploaded
 
@@ -61,6 +61,9 @@ class SamplingKind:
         return not (self.drawn or self.penalised or self.logprobs)
 
 
+GREEDY = SamplingKind()
+
+
 @dataclass(frozen=True, slots=True)
 class SampledRows:
     """ids [N] int64. finite [N] bool: whether the logits behind it are finite; negative infinity forbids a token.
@@ -85,14 +88,19 @@ class SamplingState:
         self, slots: int, places: int, vocabulary: int, device: torch.device, *, penalties: bool = True
     ) -> None:
         self._vocabulary = vocabulary
+        self._params: dict[int, SamplingParams] = {}
         self._cuts = torch.zeros(4, slots, 1, dtype=torch.float64, device=device)
         self._penalties = torch.ones(3, slots, 1, device=device)
         self._shares = torch.zeros(slots, places, dtype=torch.float64, device=device)
         remembered = (slots if penalties else 0, vocabulary)
-        self._counts = torch.zeros(remembered, dtype=torch.int32, device=device)
+        self._counts = torch.zeros(remembered, device=device)
         self._prompted = torch.zeros(remembered, dtype=torch.bool, device=device)
         for slot in range(slots):
             self.begin(slot, SamplingParams(max_tokens=1), (), 0)
+
+    def kind(self, slots: Iterable[int]) -> SamplingKind:
+        """The least kind that covers the requests in these slots."""
+        return SamplingKind.of(self._params[slot] for slot in slots)
 
     def begin(self, slot: int, params: SamplingParams, prompt_ids: Sequence[int], seed: int) -> None:
         """Put a request in `slot`: one upload, without waiting. seed: any integer; params.seed is not read.
@@ -101,6 +109,7 @@ class SamplingState:
         """
         if params.penalised and not len(self._counts):
             raise ValueError("a request with penalties needs a state with penalties")
+        self._params[slot] = params
         numbers = [*self._row(params), params.repetition_penalty, params.presence_penalty, params.frequency_penalty]
         prompt = prompt_ids if params.penalised else ()
         sent = uploaded(torch.tensor([*numbers, *prompt], dtype=torch.float64), self._cuts.device)
@@ -134,8 +143,8 @@ class SamplingState:
 
     def remember(self, slots: Tensor, ids: Tensor) -> None:
         """Count one more token of the answers in these slots: [N], [N]."""
-        one = torch.ones_like(ids, dtype=torch.int32)
-        self._counts.view(-1).scatter_add_(0, slots * self._vocabulary + ids, one)
+        where = torch.add(ids, slots, alpha=self._vocabulary)
+        self._counts.view(-1).scatter_add_(0, where, torch.ones_like(ids, dtype=self._counts.dtype))
 
     def _row(self, params: SamplingParams) -> tuple[float, float, float, float]:
         """The numbers of `Cuts`. A greedy row keeps what equals the best."""
@@ -148,7 +157,7 @@ class SamplingState:
 
 def sample(
     logits: Tensor,
-    state: SamplingState,
+    state: SamplingState | None,
     slots: Tensor,
     places: Tensor,
     kind: SamplingKind,
@@ -157,12 +166,14 @@ def sample(
 ) -> SampledRows:
     """Choose one token per row of logits [N, V]; with penalties, count it in its slot.
 
-    slots [N] int64. places [N] int64: the position in its sequence of the token that is drawn. greedy: the operator.
-    allowed [N, V] bool: what a grammar permits.
+    state: None where only greedy tokens are asked for. slots [N] int64. places [N] int64: the position in its sequence
+    of the token that is drawn. greedy: the operator. allowed [N, V] bool: what a grammar permits.
     """
     vocabulary = logits.shape[1]
     if kind.greedy and allowed is None:
         return SampledRows(*greedy(logits, 0, vocabulary))
+    if state is None:
+        raise ValueError("slots without sampling parameters give greedy tokens only")
     own = logits.float()
     scores = state.penalised(own, slots) if kind.penalised else own
     finite = None

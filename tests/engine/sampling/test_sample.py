@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from edgeflow.engine.draw import Rules
-from edgeflow.engine.sample import SampledRows, SamplingKind, SamplingState, sample
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.sampling.draw import Rules
+from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, SamplingState, sample
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.greedy import reduced, reference
 from tests.engine.recorded import record
 

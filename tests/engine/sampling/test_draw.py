@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.engine.draw import Cuts, Rules, by_histogram, by_sorting, by_top_k, draw, shares, unit
+from edgeflow.engine.sampling.draw import Cuts, Rules, by_histogram, by_sorting, by_top_k, draw, shares, unit
 from edgeflow.engine.sampling import probabilities
-from edgeflow.engine.sampling_params import SamplingParams
+from edgeflow.engine.sampling.params import SamplingParams
 
 CPU = torch.device("cpu")
 EVERY = Rules(min_p=True, top_k=1 << 20, top_p=True)
@@ -133,6 +133,15 @@ def test_long_rows_draw_as_sorted_ones(rules: dict[str, float], dtype: torch.dty
         asked = replace(asked, all_top_k=True)
         assert by_top_k(scores, cuts, asked, share)[0].equal(wanted)
         assert draw(scores, cuts, asked, share)[0].equal(wanted[:, 0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_nucleus_that_is_full_takes_no_further_token(way: str):
+    scores = torch.tensor([[-1.0, 0.0, -2.0, -2.0]])  # with a scale of 1, weights of 2, 4, 1 and 1
+    for rest, wanted in ((0.5, {1}), (0.25, {1, 0}), (0.125, {1, 0, 2}), (0.0, {1, 0, 2, 3})):
+        cuts = Cuts(*(torch.full((1, 1), number, dtype=torch.float64) for number in (1.0, -math.inf, 2, rest)))
+        share = [torch.tensor([[step / 64]], dtype=torch.float64) for step in range(64)]
+        assert {int(WAYS[way](scores, cuts, EVERY, each)[0]) for each in share} == wanted
 
 
 @pytest.mark.parametrize("way", WAYS)

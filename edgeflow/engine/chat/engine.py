@@ -1,0 +1,136 @@
+"""A chat model on the executor: one store of slots, the sequences in them, and the passes of both of its models."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from edgeflow.engine.contracts.text import Chunk, TextTokens
+from edgeflow.engine.executor import Executor, Sampled, Ticket
+from edgeflow.engine.graphs import Record
+from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.engine.sampling.sample import GREEDY, SamplingKind, SamplingState
+from edgeflow.engine.shapes import ShapeClasses
+from edgeflow.engine.slots import SlotState
+from edgeflow.engine.stamps import Stamp
+from edgeflow.errors import WorkerError
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.table import OperatorTable
+from edgeflow.models.chat import ChatModel, PromptRows
+from edgeflow.models.prompt import Prompt
+from edgeflow.scheduler.plan import Pass, Segment
+
+
+class Source:
+    """The rows of a prompt, chunk by chunk."""
+
+    def __init__(self, model: ChatModel, prompt: Prompt) -> None:
+        self.prompt = prompt
+        self._rows = PromptRows(model, prompt)
+
+    def chunk(self, segment: Segment[int]) -> Chunk:
+        """The rows of a segment of the prompt."""
+        start, stop = segment.start, segment.start + segment.length
+        return Chunk(self._rows.take(start, stop), self.prompt.positions[:, start:stop], self.prompt.shift)
+
+
+class ChatEngine:
+    """Runs passes of a chat model over `kv`.
+
+    decode: the model of decode rows, where another computes prompts; it reads what that one wrote. graphs: replay
+    recordings; the last slot of `kv` is scratch then, and chunks are of at most `chunk` rows. table, record and
+    keep_logits: as of Executor.
+    """
+
+    def __init__(
+        self,
+        model: ChatModel,
+        kv: KVSlots,
+        *,
+        decode: ChatModel | None = None,
+        chunk: int = 0,
+        graphs: bool = False,
+        table: OperatorTable | None = None,
+        record: Record | None = None,
+        keep_logits: bool = False,
+    ) -> None:
+        self.model = model
+        self.decode = decode or model
+        self.kv = kv
+        self._sampling = SamplingState(kv.slots, kv.capacity + 1, model.config.vocab_size, model.device)
+        options: dict[str, Any] = {
+            "state": SlotState(kv, self._sampling),
+            "classes": ShapeClasses.of_requests(chunk, kv.capacity) if graphs else None,
+            "table": table,
+            "keep_logits": keep_logits,
+        }
+        self._prompts = self._decodes = Executor(TextTokens(model), kv, record=record, **options)
+        if self.decode is not model:
+            self._decodes = Executor(TextTokens(self.decode), kv, record=self._prompts.record, **options)
+
+    @property
+    def launch_ahead(self) -> int:
+        return self._prompts.launch_ahead
+
+    def stamp(self) -> Stamp | None:
+        """A mark behind everything enqueued so far; None where launching computes."""
+        return self._prompts.stamp()
+
+    @property
+    def recordings(self) -> int:
+        return sum(len(each.graphs) for each in self._executors if each.graphs is not None)
+
+    def record_all(self, progress: Callable[[int, int], None]) -> None:
+        """Record chunks, whose last row is sampled apart, and decode rows: greedy, as the checkpoint recommends, apart.
+
+        RuntimeError or ConfigError where an operator cannot be recorded.
+        """
+        recommended = SamplingKind.of([SamplingParams.recommended(self.model.generation)])
+        decodes = dict.fromkeys((GREEDY, recommended, None))
+        for executor in self._executors:
+            shapes = executor.classes.all([(0, GREEDY), *((1, kind) for kind in decodes)]) if executor.classes else []
+            needed = [each for each in shapes if not each.prefills or each.sampling is None or not any(each.samples)]
+            executor.record_all(needed, progress)
+
+    def seal(self) -> None:
+        """Record nothing from now on."""
+        for executor in self._executors:
+            if executor.graphs is not None:
+                executor.graphs.seal()
+
+    def drop_graphs(self) -> None:
+        """Run all passes as they are."""
+        for executor in self._executors:
+            executor.graphs = None
+
+    def begin(self, slot: int, params: SamplingParams, prompt: Prompt) -> None:
+        """Put a request in a slot, without waiting; its prompt enters with its passes."""
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        self._sampling.begin(slot, params, prompt.ids, seed)
+
+    def launch(self, planned: Pass[int], sources: Mapping[int, Source], *, waits: bool = False) -> Ticket[int]:
+        """Start a pass; the rows of its prompts come from `sources`. waits: as of Executor.launch."""
+        prompts = {segment.sequence: sources[segment.sequence].chunk(segment) for segment in planned.prefills}
+        return self._of(planned).launch(planned, prompts, waits=waits)
+
+    def sample(self, ticket: Ticket[int], allowed: Tensor) -> Ticket[int]:
+        """Sample a pass that waits: as Executor.sample."""
+        return self._of(ticket.planned).sample(ticket, allowed)
+
+    def collect(self, ticket: Ticket[int]) -> list[Sampled[int]]:
+        """Wait for a pass; what each of its segments gave. WorkerError where logits are not finite."""
+        outcomes = self._of(ticket.planned).collect(ticket)
+        if not all(outcome.finite for outcome in outcomes):
+            raise WorkerError("the model's output is not finite")
+        return outcomes
+
+    def _of(self, planned: Pass[int]) -> Executor:
+        """Rows of a pass are of one model: decode rows beside prompts only where the same computes both."""
+        return self._prompts if planned.prefills else self._decodes
+
+    @property
+    def _executors(self) -> tuple[Executor, ...]:
+        return tuple(dict.fromkeys((self._prompts, self._decodes)))

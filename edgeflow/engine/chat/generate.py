@@ -1,0 +1,166 @@
+"""Chat requests without a worker: run alone or in shared passes, for the terminal, checks and measurements."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.chat.engine import ChatEngine, Source
+from edgeflow.engine.executor import Sampled, Ticket
+from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.errors import InvalidArgument
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.models.prompt import Prompt
+from edgeflow.reasons import Reason
+from edgeflow.scheduler.plan import Pass
+from edgeflow.scheduler.requests import Finish, RequestPlan
+
+
+class Constraint(Protocol):
+    """A constraint on an answer. allowed: [V] bool; accept: called with each token that was chosen."""
+
+    def allowed(self) -> Tensor: ...
+
+    def accept(self, token: int) -> None: ...
+
+
+def most_tokens(prompt: Prompt, params: SamplingParams, capacity: int) -> int:
+    """How many tokens an answer may have; InvalidArgument where the prompt does not fit a slot."""
+    if len(prompt) > capacity:
+        text = f"{len(prompt)} tokens, at most {capacity} fit the slot"
+        raise InvalidArgument(text, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
+    return min(params.max_tokens, capacity - len(prompt) + 1)
+
+
+class Generation:
+    """One request in one slot of an engine, and its answer so far.
+
+    known: rows of the prompt whose KV lies in the slot already, fewer than all.
+    """
+
+    def __init__(
+        self,
+        engine: ChatEngine,
+        prompt: Prompt,
+        params: SamplingParams,
+        slot: int = 0,
+        *,
+        known: int = 0,
+        ignore_stop: bool = False,
+        constraint: Constraint | None = None,
+    ) -> None:
+        tokens = most_tokens(prompt, params, engine.kv.capacity)
+        stop_ids = frozenset[int]() if ignore_stop else engine.model.stop_ids
+        self.plan = RequestPlan(number=slot, slot=slot, rows=len(prompt), known=known, tokens=tokens, stop_ids=stop_ids)
+        self.source = Source(engine.model, prompt)
+        self.constraint = constraint
+        self.tokens: list[int] = []
+        engine.begin(slot, params, prompt)
+
+    @property
+    def finish(self) -> Finish | None:
+        """The reason the answer ended; None while it goes on."""
+        return self.plan.finish
+
+    def stop(self) -> None:
+        """End the answer: its text has met a stop string."""
+        self.plan.finish = Finish.STOP
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The result of a pass for a request: a token, or None for a chunk of its prompt; its logits, where they are kept."""
+
+    sampled: Sampled[int] | None
+    logits: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A pass on its way, with the requests that share it."""
+
+    ticket: Ticket[int]
+    generations: tuple[Generation, ...]
+
+
+def run_pass(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -> list[Step]:
+    """Run one pass of requests in different slots, each by a chunk of at most `chunk` rows or a token."""
+    launched = _launch(engine, generations, chunk)
+    return _commit(engine, launched) if launched is not None else []
+
+
+def generate(engine: ChatEngine, generation: Generation, chunk: int) -> Iterator[Sampled[int] | None]:
+    """Run a request by itself, as the worker does; one item per pass: a token, or None for a chunk of the prompt."""
+    ahead = engine.launch_ahead if generation.constraint is None else 0
+    running: deque[_Launched] = deque()
+    while generation.finish is None:
+        launched = _launch(engine, [generation], chunk)
+        if launched is not None:
+            running.append(launched)
+        while len(running) > (ahead if launched is not None else 0) and generation.finish is None:
+            (step,) = _commit(engine, running.popleft())
+            yield step.sampled
+
+
+def _launch(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -> _Launched | None:
+    """Start a pass; None where all rows of all requests are under way."""
+    planned = {each.plan.slot: each.plan.next(chunk) for each in generations}
+    segments = sorted((each for each in planned.values() if each is not None), key=lambda each: each.stage > 0)
+    if not segments:
+        return None
+    constraints = [each.constraint for each in generations if each.constraint is not None]
+    waits = bool(constraints) and any(segment.samples for segment in segments)
+    sources = {each.plan.slot: each.source for each in generations}
+    ticket = engine.launch(Pass(0, tuple(segments)), sources, waits=waits)
+    if waits:
+        ticket = engine.sample(ticket, torch.stack([each.allowed() for each in constraints]))
+    return _Launched(ticket, tuple(each for each in generations if planned[each.plan.slot] is not None))
+
+
+def _commit(engine: ChatEngine, launched: _Launched) -> list[Step]:
+    sampled = [segment.sequence for segment in launched.ticket.planned.segments if segment.samples]
+    logits = launched.ticket.logits
+    rows = dict(zip(sampled, logits, strict=False)) if logits is not None else {}
+    outcomes = {outcome.sequence: outcome for outcome in engine.collect(launched.ticket)}
+    return [_step(each, outcomes[each.plan.slot], rows.get(each.plan.slot)) for each in launched.generations]
+
+
+def _step(generation: Generation, outcome: Sampled[int], logits: Tensor | None) -> Step:
+    tokens = generation.plan.commit(outcome)
+    generation.tokens += tokens
+    if generation.constraint is not None:
+        for token in tokens:
+            generation.constraint.accept(token)
+    return Step(outcome if tokens else None, logits)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPrefix:
+    """A beginning that many prompts share; its KV lies in `slot`."""
+
+    prompt: Prompt
+    slot: int
+
+    def compute(self, engine: ChatEngine, chunk: int) -> Iterator[int]:
+        """Fill the slot; one item per pass: the number of rows computed so far."""
+        plan, source = RequestPlan(number=0, slot=self.slot, rows=len(self.prompt)), Source(engine.model, self.prompt)
+        while (segment := plan.next(chunk)) is not None:
+            engine.collect(engine.launch(Pass(0, (segment,)), {0: source}))
+            yield plan.place
+
+    def lend(self, kv: KVSlots, prompt: Prompt, slot: int) -> int:
+        """Bring what `prompt` shares with this prefix into its slot; returns how many rows are known then.
+
+        In the prefix's own slot nothing moves; there the whole prefix must be shared, as the rest is written over.
+        """
+        known = min(self.prompt.common(prompt), len(prompt) - 1)
+        if slot != self.slot:
+            kv.copy_rows(self.slot, slot, known)
+        elif known < min(len(self.prompt), len(prompt) - 1):
+            raise ValueError("a prompt that leaves the prefix cannot run in the prefix's slot")
+        return known
