@@ -206,7 +206,8 @@ class PassProgram:
     def _shift(self, shape: PassShape, inputs: PassInputs, shift_kv: ShiftKVChain) -> None:
         """No move reads what one before it has written (Pass.moves), so that all states move at once."""
         if shape.moves:
-            shift_kv(self._kv.data, inputs.moves)
+            for each in self._kv.tensors:
+                shift_kv(each, inputs.moves)
             source, target = inputs.moves[:, 0], inputs.moves[:, 1]
             self._token_ids[target] = self._token_ids[source]
             self._finite[target] = self._finite[source]
