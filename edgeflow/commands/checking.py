@@ -55,9 +55,7 @@ def verify(
             results = verify_weights(directory, weights, device)
         else:
             modes = [mode] if mode else []
-            results = verify_checkpoint(
-                directory, modes, report, int8_kv=kv == "int8", overlay=operators, device=device
-            )
+            results = verify_checkpoint(directory, modes, report, kv=kv, overlay=operators, device=device)
     off = sum(not result.ok for _, result in results)
     if as_json:
         rows = [

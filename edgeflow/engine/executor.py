@@ -29,7 +29,7 @@ from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.scheduler.plan import Outcome, Pass, Ref
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket(Generic[Ref]):
     """A pass on its way. results as in PassOutputs, on the host once it is done; logits [n, V] where they are kept.
 
@@ -110,12 +110,12 @@ class Executor:
         if padded and padded.sampling != shape.sampling and outputs.logits is not None:
             results = self._sample(planned, outputs.logits, None)
         return Ticket(
-            planned,
-            None if results is None else results.to("cpu", non_blocking=True, copy=True),
-            outputs.logits.clone() if keep and outputs.logits is not None else None,
-            started,
-            self.stamp(),
-            waits,
+            planned=planned,
+            results=None if results is None else results.to("cpu", non_blocking=True, copy=True),
+            logits=outputs.logits.clone() if keep and outputs.logits is not None else None,
+            started=started,
+            done=self.stamp(),
+            waits=waits,
         )
 
     @torch.inference_mode()

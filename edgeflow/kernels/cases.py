@@ -16,6 +16,7 @@ from torch import Tensor
 
 from edgeflow.kernels.int8_kv import quantised
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import DENSE, INT8, DenseLayer, KVFormat
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.rope_write_kv import RotaryTable, RowPlaces
 from edgeflow.kernels.shapes import SIGNATURES, Signed
@@ -86,12 +87,16 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The recipe of one problem of one operator. layer_role: of the call in a model, where it matters."""
+    """The recipe of one problem of one operator.
+
+    layer_role: of the call in a model, where it matters. kv: the format of the slots that it writes or reads.
+    """
 
     op_name: str
     build: Callable[[Numbers], Problem]
     seed: int = 0
     layer_role: str = ""
+    kv: str = ""
 
     def problem(self, device: torch.device, dtype: torch.dtype, rounded: torch.dtype | None = None) -> Problem:
         """The same numbers each time on a device; rounded to `rounded`, by default `dtype`, and given as `dtype`."""
@@ -217,10 +222,12 @@ def rope_write_kv(spans: Sequence[Span], heads: Heads, *, sections: bool = False
         capacity, rows = _places(make, spans, heads, sections)
         shape = 1 + max(span.slot for span in spans), capacity, heads.kv, heads.width
         qkv = make.normal(len(rows.flat), (heads.query + 2 * heads.kv) * heads.width)
-        k, v = make.poison(*shape), make.poison(*shape)
-        return Problem((qkv, heads.query, heads.kv, rows, k, v), lambda q: (q, k, v), cold_bytes=k.nbytes + v.nbytes)
+        layer = DenseLayer(make.poison(*shape), make.poison(*shape))
+        cold_bytes = layer.keys.nbytes + layer.values.nbytes
+        arguments = qkv, heads.query, heads.kv, rows, layer
+        return Problem(arguments, lambda q: (q, layer.keys, layer.values), cold_bytes=cold_bytes)
 
-    return Case("rope_write_kv", build)
+    return Case("rope_write_kv", build, kv=DENSE.name)
 
 
 def rope_write_kv_int8(spans: Sequence[Span], heads: Heads) -> Case:
@@ -228,17 +235,19 @@ def rope_write_kv_int8(spans: Sequence[Span], heads: Heads) -> Case:
 
     def build(make: Numbers) -> Problem:
         capacity, rows = _places(make, spans, heads, False)
-        shape = 1 + max(span.slot for span in spans), capacity, heads.kv
+        shape = 1, 2, 1 + max(span.slot for span in spans), capacity, heads.kv
         qkv = make.normal(len(rows.flat), (heads.query + 2 * heads.kv) * heads.width)
         qkv[0] = 0
-        k, v = (torch.zeros(*shape, heads.width, dtype=torch.int8, device=make.device) for _ in "kv")
-        a, b = (torch.zeros(*shape, device=make.device) for _ in "kv")
-        arguments = qkv, heads.query, heads.kv, rows, (k, v), (a, b)
-        return Problem(
-            arguments, lambda q: (q, k * a[..., None], v * b[..., None], a, b), cold_bytes=k.nbytes + v.nbytes
-        )
+        tensors = INT8.allocate(shape, heads.width, make.dtype, make.device)
+        layer = INT8.layer(tensors, 0)
 
-    return Case("rope_write_kv_int8", build)
+        def outputs(q: Tensor) -> Outputs:
+            widened = torch.mul(*tensors)[0]
+            return q, widened[0], widened[1], layer.key_scales, layer.value_scales
+
+        return Problem((qkv, heads.query, heads.kv, rows, layer), outputs, cold_bytes=tensors[0].nbytes)
+
+    return Case("rope_write_kv", build, kv=INT8.name)
 
 
 def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1) -> Case:
@@ -247,11 +256,11 @@ def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1) -> Ca
         q = make.normal(len(layout.row_slot), heads.query, heads.width)
 
         def outputs(attend: Any) -> Outputs:
-            return tuple(attend(q, *kv.layer(layer)) for layer in range(layers))
+            return tuple(attend(q, kv.layer(layer)) for layer in range(layers))
 
         return Problem((layout, kv), outputs, planned=True, cold_bytes=kv.nbytes)
 
-    return Case("packed_attention", build)
+    return Case("packed_attention", build, kv=DENSE.name)
 
 
 def packed_attention_int8(spans: Sequence[Span], heads: Heads) -> Case:
@@ -260,23 +269,13 @@ def packed_attention_int8(spans: Sequence[Span], heads: Heads) -> Case:
     def build(make: Numbers) -> Problem:
         layout, wide = _filled(make, spans, heads, 1)
         q = make.normal(len(layout.row_slot), heads.query, heads.width)
-        kv = KVSlots(
-            layers=1,
-            slots=wide.slots,
-            capacity=wide.capacity,
-            kv_heads=heads.kv,
-            head_dim=heads.width,
-            dtype=make.dtype,
-            device=make.device,
-            int8=True,
-        )
+        kv = _slots(make, heads, INT8, slots=wide.slots, capacity=wide.capacity, layers=1)
         numbers, scales = quantised(wide.data.nan_to_num(7.0))
         kv.data.copy_(numbers)
-        if kv.scales is not None:
-            kv.scales[..., 0] = scales.masked_fill(wide.data[..., 0].isnan(), torch.nan)
-        return Problem((layout, kv), lambda attend: (attend(q, *kv.layer(0)),), planned=True, cold_bytes=kv.nbytes)
+        kv.tensors[1][..., 0] = scales.masked_fill(wide.data[..., 0].isnan(), torch.nan)
+        return Problem((layout, kv), lambda attend: (attend(q, kv.layer(0)),), planned=True, cold_bytes=kv.nbytes)
 
-    return Case("packed_attention_int8", build)
+    return Case("packed_attention", build, kv=INT8.name)
 
 
 def linear(rows: int, outputs: int, inputs: int, *, bias: bool = False, role: str = "") -> Case:
@@ -324,15 +323,7 @@ def _filled(make: Numbers, spans: Sequence[Span], heads: Heads, layers: int) -> 
     """Slots with numbers where the spans may look, NaN everywhere else."""
     slots = 1 + max(span.slot for span in spans)
     capacity = max(span.start + span.length for span in spans) + 3
-    kv = KVSlots(
-        layers=layers,
-        slots=slots,
-        capacity=capacity,
-        kv_heads=heads.kv,
-        head_dim=heads.width,
-        dtype=make.dtype,
-        device=make.device,
-    )
+    kv = _slots(make, heads, DENSE, slots=slots, capacity=capacity, layers=layers)
     kv.data.fill_(torch.nan)
     ends: dict[int, int] = {}
     for span in spans:
@@ -340,3 +331,16 @@ def _filled(make: Numbers, spans: Sequence[Span], heads: Heads, layers: int) -> 
     for slot, end in ends.items():
         kv.data[:, :, slot, :end] = make.normal(layers, 2, end, heads.kv, heads.width)
     return PackedLayout.of(spans, make.device), kv
+
+
+def _slots(make: Numbers, heads: Heads, kv_format: KVFormat, *, slots: int, capacity: int, layers: int) -> KVSlots:
+    return KVSlots(
+        layers=layers,
+        slots=slots,
+        capacity=capacity,
+        kv_heads=heads.kv,
+        head_dim=heads.width,
+        dtype=make.dtype,
+        device=make.device,
+        format=kv_format,
+    )

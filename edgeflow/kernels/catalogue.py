@@ -15,9 +15,9 @@ from edgeflow.kernels.layout import Span
 Proofs = dict[str, Callable[[], list[Case]]]
 
 
-def small_cases(op_name: str) -> list[Case]:
-    """The proofs of an operator; KeyError where it has none."""
-    return _PROOFS[op_name]()
+def small_cases(op_name: str, kv: str = "") -> list[Case]:
+    """The proofs of an operator, those over one KV format where `kv` names it; KeyError where it has none."""
+    return [case for case in _PROOFS[op_name]() if kv in ("", case.kv)]
 
 
 def _rms_norm() -> list[Case]:
@@ -142,9 +142,7 @@ _PROOFS: Proofs = {
     "linear": _linear,
     "shift_kv": _shift_kv,
     "shift_kv_chain": _shift_kv_chain,
-    "rope_write_kv": _rope,
-    "rope_write_kv_int8": _rope_int8,
-    "packed_attention": _packed_attention,
-    "packed_attention_int8": _packed_attention_int8,
+    "rope_write_kv": lambda: [*_rope(), *_rope_int8()],
+    "packed_attention": lambda: [*_packed_attention(), *_packed_attention_int8()],
     "varlen_attention": _varlen_attention,
 }

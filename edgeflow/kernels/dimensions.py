@@ -11,17 +11,21 @@ from collections.abc import Mapping
 STAGES = ("prefill", "decode", "packed")
 """A pass of longer spans alone, of single rows alone, of both."""
 
+KV_FORMATS = ("dense", "int8")
+"""Names of the KV formats (kernels/kv_formats.py). A lookup that names none is for the first."""
+
+OVER_KV = ("rope_write_kv", "packed_attention")
+"""Operators that write or read KV in a format."""
+
 KINDS = {
     "rms_norm": "norm",
     "add_rms_norm": "norm",
     "add_layer_norm": "norm",
     "swiglu": "activation",
     "rope_write_kv": "rope",
-    "rope_write_kv_int8": "rope",
     "shift_kv": "kv_cache",
     "shift_kv_chain": "kv_cache",
     "packed_attention": "attention",
-    "packed_attention_int8": "attention",
     "varlen_attention": "attention",
     "greedy": "sampling",
     "linear": "linear",
@@ -34,11 +38,9 @@ ROLES = {
     "add_layer_norm": ("input", "post_attention"),
     "swiglu": ("mlp",),
     "rope_write_kv": ("self_attention",),
-    "rope_write_kv_int8": ("self_attention",),
     "shift_kv": ("prefix",),
     "shift_kv_chain": ("ring",),
     "packed_attention": ("self_attention",),
-    "packed_attention_int8": ("self_attention",),
     "varlen_attention": ("full", "window"),
     "greedy": ("sampling",),
     "linear": ("qkv", "output", "gate_up", "down", "head"),
@@ -57,6 +59,9 @@ ROLE_ALIASES = {
     "downproj": "down",
     "lm_head": "head",
 }
+
+FORMER = {f"{op_name}_int8": op_name for op_name in OVER_KV}
+"""Operators of older overlays that are now operators of a KV format."""
 
 MODEL_ALIASES = {"qwen2_5": "qwen2", "qwen2.5": "qwen2"}
 """Checkpoints of Qwen2.5 are of model_type qwen2, and their operators are those of Qwen2."""
@@ -119,6 +124,20 @@ def read_role(name: str) -> str:
     return role
 
 
+def read_operator(name: str) -> str:
+    """An op_name; ValueError says what to write instead of one that is gone."""
+    if name in FORMER:
+        raise ValueError(f'{name!r} is now op_name "{FORMER[name]}" with "kv": "int8"')
+    return name
+
+
+def read_kv(name: str) -> str:
+    """A KV format; ValueError lists those known."""
+    if name and name not in KV_FORMATS:
+        raise ValueError(f"{name!r} is not a KV format; known: {', '.join(KV_FORMATS)}")
+    return name
+
+
 def read_kind(name: str) -> str:
     """An op_kind; ValueError lists those known."""
     known = sorted(set(KINDS.values()))
@@ -136,6 +155,11 @@ def only_role(op_name: str) -> str:
     """The layer_role of an operator that has one; "" where there are several."""
     roles = ROLES.get(op_name, ())
     return roles[0] if len(roles) == 1 else ""
+
+
+def kv_formats(op_name: str) -> tuple[str, ...]:
+    """The KV formats that an operator is looked up for; "" alone where it reads and writes none."""
+    return KV_FORMATS if op_name in OVER_KV else ("",)
 
 
 def covers(signed: str, shape_sig: str) -> bool:

@@ -65,7 +65,7 @@ class Implementation:
     libraries; limits, multiples: the largest sizes it takes and the divisors of those it takes, by their letter in a
     shape signature; choices: parameters with the values worth trying, the default first.
     weight: the format of the weight that it is made for; "" for any, and where there is no weight.
-    stage: the stage of the passes that it serves; "" for all.
+    stage: the stage of the passes that it serves; "" for all. kv: the KV format that it writes or reads; "" for all.
     absent: the reason why it cannot run here; "" where it can. replayable: it can be captured in a graph, for the host
     reads nothing that differs between passes of one shape.
     """
@@ -82,8 +82,13 @@ class Implementation:
     choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     weight: str = ""
     stage: str = ""
+    kv: str = ""
     absent: str = ""
     replayable: bool = True
+
+    def takes(self, kv: str) -> bool:
+        """True when it serves calls over this KV format; "" stands for one that is not known."""
+        return "" in (self.kv, kv) or self.kv == kv
 
     def load(self) -> Callable[..., Any]:
         """The function; one that is made for a format of weights converts a float weight to it."""
@@ -139,9 +144,12 @@ _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _TILES = {"block_m": (64, 32, 128), "block_n": (64, 32), "num_warps": (0, 4, 8), "num_stages": (2, 3)}
 
 
-def _triton(op_name: str, file: str, limits: Mapping[str, int], **choices: tuple[int, ...]) -> Implementation:
-    """A kernel of kernels/triton/<file>.py, named as its operator. Attention in float32 spills its registers."""
-    where = f"edgeflow.kernels.triton.{file}:{op_name}"
+def _triton(
+    op_name: str, file: str, limits: Mapping[str, int], *, kv: str = "", **choices: tuple[int, ...]
+) -> Implementation:
+    """A kernel of kernels/triton/<file>.py, named as its operator and a KV format other than dense. Attention in
+    float32 spills its registers."""
+    where = f"edgeflow.kernels.triton.{file}:{op_name}" + (f"_{kv}" if kv not in ("", "dense") else "")
     dtypes = _FLOATS - {torch.float32} if KINDS[op_name] == "attention" else _FLOATS
     return Implementation(
         op_name=op_name,
@@ -153,6 +161,7 @@ def _triton(op_name: str, file: str, limits: Mapping[str, int], **choices: tuple
         needs=("triton",),
         limits=limits,
         choices=choices,
+        kv=kv,
     )
 
 
@@ -161,6 +170,7 @@ def _flashinfer(
     where: str,
     multiples: Mapping[str, int],
     impl_id: str = "flashinfer",
+    kv: str = "",
     **choices: tuple[int, ...],
 ) -> Implementation:
     """An adapter of kernels/flashinfer/ to the library."""
@@ -177,6 +187,7 @@ def _flashinfer(
         limits=limits,
         multiples=multiples,
         choices=choices,
+        kv=kv,
     )
 
 
@@ -192,13 +203,13 @@ BUILT_IN = (
     Implementation(op_name="add_layer_norm", impl_id=REFERENCE, function=layer_norm.add_reference),
     Implementation(op_name="add_layer_norm", impl_id="fused", function=layer_norm.add_fused),
     _triton("add_layer_norm", "layer_norm", {"e": 1 << 14}, num_warps=(4, 8, 2)),
-    Implementation(op_name="rope_write_kv", impl_id=REFERENCE, function=rope_write_kv.reference),
-    Implementation(op_name="rope_write_kv", impl_id="indexed", function=rope_write_kv.indexed),
-    _triton("rope_write_kv", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
-    _flashinfer("rope_write_kv", "rows:rope_write_kv", {"d": 64}),
-    Implementation(op_name="rope_write_kv_int8", impl_id=REFERENCE, function=int8_kv.write),
-    Implementation(op_name="rope_write_kv_int8", impl_id="indexed", function=int8_kv.write_indexed),
-    _triton("rope_write_kv_int8", "rope_write_kv", {"d": 512}, block_h=(16, 8, 32)),
+    Implementation(op_name="rope_write_kv", impl_id=REFERENCE, kv="dense", function=rope_write_kv.reference),
+    Implementation(op_name="rope_write_kv", impl_id="indexed", kv="dense", function=rope_write_kv.indexed),
+    _triton("rope_write_kv", "rope_write_kv", {"d": 512}, kv="dense", block_h=(16, 8, 32)),
+    _flashinfer("rope_write_kv", "rows:rope_write_kv", {"d": 64}, kv="dense"),
+    Implementation(op_name="rope_write_kv", impl_id=REFERENCE, kv="int8", function=int8_kv.write),
+    Implementation(op_name="rope_write_kv", impl_id="indexed", kv="int8", function=int8_kv.write_indexed),
+    _triton("rope_write_kv", "rope_write_kv", {"d": 512}, kv="int8", block_h=(16, 8, 32)),
     Implementation(
         op_name="packed_attention", impl_id=REFERENCE, function=packed_attention.reference, replayable=False
     ),
@@ -209,24 +220,37 @@ BUILT_IN = (
     Implementation(
         op_name="packed_attention",
         impl_id="slots_in_place",
+        kv="dense",
         function=packed_attention.slots_in_place,
         choices={"tile": (packed_attention.TILE, 0, 128)},
         replayable=False,
     ),
-    _triton("packed_attention", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4), apart=(0, 1)),
-    _flashinfer("packed_attention", "attention:packed_attention", {"d": 64}, tensor_cores=(1, 0), apart=(0, 1)),
-    replace(
-        _flashinfer("packed_attention", "attention:packed_attention_mixed", {"d": 64}, "flashinfer_mixed"),
+    Implementation(
+        op_name="packed_attention",
+        impl_id="widened",
+        kv="int8",
+        function=int8_kv.attention_widened,
         replayable=False,
     ),
-    Implementation(op_name="packed_attention_int8", impl_id=REFERENCE, function=int8_kv.attention, replayable=False),
-    Implementation(
-        op_name="packed_attention_int8", impl_id="widened", function=int8_kv.attention_widened, replayable=False
+    *(
+        _triton("packed_attention", "packed_attention", {"d": 256}, kv=kv, **_TILES, splits=(0, 1, 4), apart=(0, 1))
+        for kv in ("dense", "int8")
     ),
-    _triton("packed_attention_int8", "packed_attention", {"d": 256}, **_TILES, splits=(0, 1, 4), apart=(0, 1)),
+    _flashinfer(
+        "packed_attention",
+        "attention:packed_attention",
+        {"d": 64},
+        kv="dense",
+        tensor_cores=(1, 0),
+        apart=(0, 1),
+    ),
+    replace(
+        _flashinfer("packed_attention", "attention:packed_attention_mixed", {"d": 64}, "flashinfer_mixed", kv="dense"),
+        replayable=False,
+    ),
     Implementation(op_name="varlen_attention", impl_id=REFERENCE, function=varlen_attention.reference),
     Implementation(op_name="varlen_attention", impl_id="sdpa", function=varlen_attention.sdpa),
-    _triton("varlen_attention", "varlen_attention", {"d": 256}, **_TILES),
+    _triton("varlen_attention", "varlen_attention", {"d": 256}, kv="", **_TILES),
     Implementation(op_name="swiglu", impl_id=REFERENCE, function=swiglu.reference),
     Implementation(op_name="swiglu", impl_id="fused", function=swiglu.fused),
     _triton("swiglu", "swiglu", {}, block=(1024, 512, 2048)),
@@ -292,15 +316,13 @@ BUILT_IN = (
     ),
 )
 
-DEFAULTS = {
+DEFAULTS: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
     "": {
         "rms_norm": "fused",
         "add_rms_norm": "fused",
         "add_layer_norm": "fused",
         "rope_write_kv": "indexed",
-        "rope_write_kv_int8": "indexed",
-        "packed_attention": "slots_in_place",
-        "packed_attention_int8": "widened",
+        "packed_attention": ("slots_in_place", "widened"),
         "varlen_attention": "sdpa",
         "swiglu": "fused",
         "shift_kv": "strided",
@@ -311,5 +333,8 @@ DEFAULTS = {
     "cpu": {"linear": "packed"},
     "cuda": {op_name: "triton" for op_name in KINDS if op_name not in ("shift_kv", "varlen_attention", "linear")},
 }
-"""impl_id by hardware profile ("" is any) and operator. On CUDA torch's own operators serve as well as a kernel of ours
-would for a single move, for sequences of one length and for GEMMs."""
+"""impl_id by hardware profile ("" is any) and operator; several where each serves other KV formats.
+
+On CUDA torch's own operators serve as well as a kernel of ours would for a single move, for sequences of one length and
+for GEMMs.
+"""

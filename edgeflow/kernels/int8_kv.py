@@ -1,26 +1,22 @@
-"""KV slots in int8: written with RoPE, read inside attention.
+"""The operators of KV slots in int8: written with RoPE, read inside attention.
 
 A key or value head of one position is a row of D numbers with one scale: largest magnitude / 127, in float32;
-number = int8 * scale. slots: keys, values [S, T, KH, D] int8; scales: theirs [S, T, KH] float32.
+number = int8 * scale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from edgeflow.kernels import rope_write_kv
-from edgeflow.kernels.kv import KVSlots, Pair
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import DenseLayer, Int8Layer, Pair
 from edgeflow.kernels.layout import PackedLayout
-from edgeflow.kernels.packed_attention import row_by_row, slots_in_place
+from edgeflow.kernels.packed_attention import Attend, slots_in_place
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RowPlaces
-
-RopeWriteInt8 = Callable[[Tensor, int, int, RowPlaces, Pair, Pair], Tensor]
-Int8Attend = Callable[[Tensor, Pair, Pair], Tensor]
-PackedAttentionInt8 = Callable[[PackedLayout, KVSlots], Int8Attend]
 
 
 def quantised(rows: Tensor) -> Pair:
@@ -30,27 +26,17 @@ def quantised(rows: Tensor) -> Pair:
     return (steps + 0.5).floor().to(torch.int8), scale
 
 
-def write(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, slots: Pair, scales: Pair) -> Tensor:
+def write(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: Int8Layer) -> Tensor:
     """The plain write into temporary rows, which are then quantised into their slots."""
-    return _written(rope_write_kv.reference, qkv, heads, kv_heads, rows, slots=slots, scales=scales)
+    return _written(rope_write_kv.reference, qkv, heads, kv_heads, rows, layer=layer)
 
 
-def write_indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, slots: Pair, scales: Pair) -> Tensor:
+def write_indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: Int8Layer) -> Tensor:
     """All rows turn together."""
-    return _written(rope_write_kv.indexed, qkv, heads, kv_heads, rows, slots=slots, scales=scales)
+    return _written(rope_write_kv.indexed, qkv, heads, kv_heads, rows, layer=layer)
 
 
-def attention(layout: PackedLayout, kv: KVSlots) -> Int8Attend:  # noqa: ARG001 - the layout says all
-    """All slots made wide, then as usual."""
-
-    def attend(q: Tensor, slots: Pair, scales: Pair) -> Tensor:
-        k, v = (slot.float() * scale[..., None] for slot, scale in zip(slots, scales, strict=True))
-        return row_by_row(layout)(q.float(), k, v).to(q.dtype)
-
-    return attend
-
-
-def attention_widened(layout: PackedLayout, kv: KVSlots) -> Int8Attend:
+def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
     """Widens the slots that the pass reads, up to the ends of its spans; all layers share one buffer."""
     ends: dict[int, int] = {}
     for span in sorted(layout.spans, key=lambda span: span.slot):
@@ -69,24 +55,28 @@ def attention_widened(layout: PackedLayout, kv: KVSlots) -> Int8Attend:
     spans = [replace(span, slot=place[span.slot]) for span in layout.spans]
     attend_wide = slots_in_place(PackedLayout.of(spans, kv.data.device), room)
 
-    def attend(q: Tensor, slots: Pair, scales: Pair) -> Tensor:
-        for numbers, scale, wide in zip(slots, scales, room.data[0], strict=True):
-            for slot, end in ends.items():
-                torch.mul(numbers[slot, :end], scale[slot, :end, :, None], out=wide[place[slot], :end])
-        return attend_wide(q, room.data[0, 0], room.data[0, 1])
+    def attend(q: Tensor, layer: Int8Layer) -> Tensor:
+        wide: DenseLayer = room.layer(0)
+        for slot, end in ends.items():
+            torch.mul(layer.keys[slot, :end], layer.key_scales[slot, :end, :, None], out=wide.keys[place[slot], :end])
+            torch.mul(
+                layer.values[slot, :end], layer.value_scales[slot, :end, :, None], out=wide.values[place[slot], :end]
+            )
+        return attend_wide(q, wide)
 
     return attend
 
 
 def _written(
-    write_wide: RopeWriteKV, qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, *, slots: Pair, scales: Pair
+    write_wide: RopeWriteKV, qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: Int8Layer
 ) -> Tensor:
-    count, width = qkv.shape[0], slots[0].shape[-1]
+    count, width = qkv.shape[0], layer.keys.shape[-1]
     keys, values = torch.empty(2, count, 1, kv_heads, width, dtype=torch.float32, device=qkv.device)
     own = RowPlaces(rows.cos.float(), rows.sin.float(), rows.minus_sin.float(), torch.arange(count, device=qkv.device))
-    q = write_wide(qkv.float(), heads, kv_heads, own, keys, values)
-    for slot, scale, fresh in zip(slots, scales, (keys, values), strict=True):
+    q = write_wide(qkv.float(), heads, kv_heads, own, DenseLayer(keys, values))
+    stored = (layer.keys, layer.key_scales), (layer.values, layer.value_scales)
+    for (numbers, scales), fresh in zip(stored, (keys, values), strict=True):
         steps, sizes = quantised(fresh[:, 0])
-        slot.flatten(0, 1)[rows.flat] = steps
-        scale.flatten(0, 1)[rows.flat] = sizes
+        numbers.flatten(0, 1)[rows.flat] = steps
+        scales.flatten(0, 1)[rows.flat] = sizes
     return q.to(qkv.dtype)

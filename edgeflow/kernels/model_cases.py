@@ -2,7 +2,7 @@
 ones.
 
 Their order is the priority of EdgeFM section 3.4: attention, KV writes and RoPE of prefills, then projections, then
-what decodes, then norms, activations and the choice of tokens. What only int8 slots need comes last.
+what decodes, then norms, activations and the choice of tokens. What only other KV formats than dense need comes last.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def model_cases(shape: ModelShape) -> list[Case]:
     by_signature: dict[tuple[Any, ...], Case] = {}
     for _, case in staged_cases(shape):
         each = replace(case, layer_role="") if KINDS[case.op_name] == "norm" else case
-        by_signature.setdefault((each.op_name, each.layer_role, each.signed()), each)
+        by_signature.setdefault((each.op_name, each.kv, each.layer_role, each.signed()), each)
     return list(by_signature.values())
 
 
@@ -153,14 +153,14 @@ def staged_cases(shape: ModelShape) -> list[Staged]:
         of_pass = stage_of([span.length for span in spans])
         calls = [(of_pass, case) for case in _pass_cases(shape, spans)]
         for stage, case in (*calls, *_last_layer_cases(shape, spans, of_pass)):
-            found.setdefault((stage, case.op_name, case.layer_role, case.signed()), (stage, case))
+            found.setdefault((stage, case.op_name, case.kv, case.layer_role, case.signed()), (stage, case))
     return sorted(found.values(), key=_priority)
 
 
 def _priority(staged: Staged) -> int:
     stage, case = staged
     kind = KINDS[case.op_name]
-    if case.op_name.endswith("int8"):
+    if case.kv not in ("", "dense"):
         return 4
     if kind in ATTENTION:
         return 2 if stage == "decode" else 0

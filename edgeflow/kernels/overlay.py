@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from edgeflow import __version__
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.dimensions import read_kind, read_model, read_role, read_signature
+from edgeflow.kernels.dimensions import read_kind, read_kv, read_model, read_operator, read_role, read_signature
 from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.model_cases import ModelShape
 from edgeflow.kernels.table import Entry, OperatorKey
@@ -59,6 +59,7 @@ class OverlayEntry(_Strict):
     op_name: str = ""
     stage: Literal["", "prefill", "decode", "packed"] = ""
     weight: Literal["", "float", "int8", "fp8"] = ""
+    kv: str = ""
     shape_sig: str = ""
     impl_id: str
     impl_params: dict[str, int] = {}
@@ -69,6 +70,16 @@ class OverlayEntry(_Strict):
     @classmethod
     def _model(cls, name: str) -> str:
         return read_model(name)
+
+    @field_validator("op_name")
+    @classmethod
+    def _operator(cls, name: str) -> str:
+        return read_operator(name)
+
+    @field_validator("kv")
+    @classmethod
+    def _kv(cls, name: str) -> str:
+        return read_kv(name)
 
     @field_validator("op_kind")
     @classmethod
@@ -95,6 +106,7 @@ class OverlayEntry(_Strict):
             layer_role=self.layer_role,
             stage=self.stage,
             weight=self.weight,
+            kv=self.kv,
             shape_sig=self.shape_sig,
         )
 

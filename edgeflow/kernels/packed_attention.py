@@ -1,7 +1,7 @@
 """VARLENATTENTION over slots (ActionFlow algorithm 2, line 4): every span attends its own slot, causally.
 
 An implementation is called once a pass with the layout and the store, and returns what each layer calls:
-(q [L_Q, H, D], k_slots [S, T, KH, D], v_slots [S, T, KH, D]) → [L_Q, H, D]. The row at position p of a slot sees
+(q [L_Q, H, D], layer of the KV format) → [L_Q, H, D]. The row at position p of a slot sees
 positions 0 .. p of it (bottom-right aligned); scores are scaled by D^-1/2; H is a multiple of KH (grouped queries).
 The pass's rows are already written. Positions at and beyond a slot's last span hold anything, NaN included, and an
 implementation may clear them. Spans may come in any order.
@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import DenseLayer, KVLayer
 from edgeflow.kernels.layout import PackedLayout, Span
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[[Tensor, Any], Tensor]
+"""(q, layer of the KV format) → rows"""
 PackedAttention = Callable[[PackedLayout, KVSlots], Attend]
 
 # Decode rows whose slots lie at most this far apart run as one batch: computing an idle slot between two busy
@@ -29,21 +32,15 @@ TILE = 64  # rows of a long prefill: measured with 32 to 256 on a CPU
 
 
 def reference(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001 - the layout says all
-    """Row by row, written out."""
-    return row_by_row(layout)
-
-
-def row_by_row(layout: PackedLayout) -> Attend:
-    """The reference over any slots."""
+    """Row by row, written out, over slots of any format."""
     places = list(zip(layout.row_slot.tolist(), layout.row_position.tolist(), strict=True))
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-        groups = q.shape[1] // k_slots.shape[2]
+    def attend(q: Tensor, layer: KVLayer) -> Tensor:
         out = torch.empty_like(q)
         for row, (slot, position) in enumerate(places):
-            k = k_slots[slot, : position + 1].repeat_interleave(groups, dim=1)  # [n, H, D]
-            v = v_slots[slot, : position + 1].repeat_interleave(groups, dim=1)
-            scores = torch.einsum("hd,nhd->hn", q[row], k) / q.shape[-1] ** 0.5
+            k, v = layer.read(slot, slice(position + 1))  # [n, KH, D]
+            k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], dim=1) for each in (k, v))  # [n, H, D]
+            scores = torch.einsum("hd,nhd->hn", q[row].to(k.dtype), k) / q.shape[-1] ** 0.5
             out[row] = torch.einsum("hn,nhd->hd", scores.softmax(-1), v)
         return out
 
@@ -58,11 +55,14 @@ def masked(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001
     place = torch.arange(layout.reach, device=layout.row_slot.device)
     seen = place <= layout.row_position[:, None]  # [L_Q, reach]
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-        read = (each[layout.row_slot, : layout.reach] for each in (k_slots, v_slots))  # [L_Q, reach, KH, D]
+    def attend(q: Tensor, layer: KVLayer) -> Tensor:
+        read = layer.read(layout.row_slot, slice(layout.reach))  # [L_Q, reach, KH, D]
         k, v = (each.masked_fill(~seen[..., None, None], 0).transpose(1, 2) for each in read)
-        grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])  # a KV head's queries are rows of its batch
-        return F.scaled_dot_product_attention(grouped, k, v, attn_mask=seen[:, None, None]).reshape(q.shape)
+        grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1]).to(
+            k.dtype
+        )  # a KV head's queries are rows of its batch
+        out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=seen[:, None, None])
+        return out.reshape(q.shape).to(q.dtype)
 
     return attend
 
@@ -73,17 +73,18 @@ def naive_gather(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001
     lengths, ends = [span.length for span in spans], [span.start + span.length for span in spans]
     masks = [_mask(span, layout.row_slot.device) for span in spans]
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-        k_all = torch.cat([k_slots[span.slot, :end] for span, end in zip(spans, ends, strict=True)])
-        v_all = torch.cat([v_slots[span.slot, :end] for span, end in zip(spans, ends, strict=True)])
-        parts = zip(torch.split(q, lengths), torch.split(k_all, ends), torch.split(v_all, ends), masks, strict=True)
-        return torch.cat([_attend_one(*part) for part in parts])
+    def attend(q: Tensor, layer: KVLayer) -> Tensor:
+        read = [layer.read(span.slot, slice(end)) for span, end in zip(spans, ends, strict=True)]
+        k_all, v_all = (torch.cat(each) for each in zip(*read, strict=True))
+        queries = torch.split(q.to(k_all.dtype), lengths)
+        parts = zip(queries, torch.split(k_all, ends), torch.split(v_all, ends), masks, strict=True)
+        return torch.cat([_attend_one(*part) for part in parts]).to(q.dtype)
 
     return attend
 
 
 def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Attend:
-    """Every slot is read where it lies: longer spans one by one, all decode rows as masked batches of near slots.
+    """Every dense slot is read where it lies: longer spans one by one, all decode rows as masked batches of near slots.
 
     tile: rows of a span that are computed together, over the keys up to the last of them: what they all must not see is
     not computed. 0 = all rows.
@@ -102,8 +103,8 @@ def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Atten
     blocks += batches
     order = _row_order([row for block in blocks for row in block.rows], kv.data.device)
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-        parts = [part for block in blocks for part in block.attend(q, k_slots, v_slots)]
+    def attend(q: Tensor, layer: DenseLayer) -> Tensor:
+        parts = [part for block in blocks for part in block.attend(q, layer.keys, layer.values)]
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out if order is None else out[order]
 

@@ -1,8 +1,8 @@
 """FUSEDROPEANDWRITEKV (ActionFlow section 3.3): rotate queries and keys, put keys and values into their slots.
 
 Half-split (NeoX) rotary embedding: the pair (i, i + D/2) is rotated by position * frequency[i].
-qkv [L_Q, (H + 2 KH) D]; rows: RowPlaces of the pass; k_slots, v_slots [S, T, KH, D], written at the rows' places,
-nowhere else. Returns q [L_Q, H, D].
+qkv [L_Q, (H + 2 KH) D]; rows: RowPlaces of the pass; layer: of the KV format, written at the rows' places, nowhere
+else. Returns q [L_Q, H, D]. The implementations here write dense slots.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from edgeflow.kernels.kv_formats import DenseLayer
 from edgeflow.kernels.layout import PackedLayout
 
 Made = TypeVar("Made")
@@ -84,10 +85,11 @@ def plain_frequencies(head_dim: int, theta: float) -> Tensor:
     return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
 
 
-RopeWriteKV = Callable[[Tensor, int, int, RowPlaces, Tensor, Tensor], Tensor]
+RopeWriteKV = Callable[[Tensor, int, int, RowPlaces, Any], Tensor]
+"""The last argument is the layer of a format."""
 
 
-def reference(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+def reference(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: DenseLayer) -> Tensor:
     """Row by row, all heads of a row at once."""
     split = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
     rotated = torch.empty_like(split[:, : heads + kv_heads])
@@ -97,13 +99,13 @@ def reference(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: 
         a, b = split[row, : heads + kv_heads, :half], split[row, : heads + kv_heads, half:]
         rotated[row, :, :half] = a * cos - b * sin
         rotated[row, :, half:] = b * cos + a * sin
-        slot, position = divmod(place, k_slots.shape[1])
-        k_slots[slot, position] = rotated[row, heads:]
-        v_slots[slot, position] = split[row, heads + kv_heads :]
+        slot, position = divmod(place, layer.keys.shape[1])
+        layer.keys[slot, position] = rotated[row, heads:]
+        layer.values[slot, position] = split[row, heads + kv_heads :]
     return rotated[:, :heads]
 
 
-def indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+def indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: DenseLayer) -> Tensor:
     """Queries and keys are rotated together; one indexed write each for keys and values."""
     split = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
     straight = split[:, : heads + kv_heads]
@@ -111,6 +113,6 @@ def indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Te
     turned = straight * rows.cos
     turned[..., :half].addcmul_(straight[..., half:], rows.minus_sin)
     turned[..., half:].addcmul_(straight[..., :half], rows.sin)
-    k_slots.flatten(0, 1).index_copy_(0, rows.flat, turned[:, heads:])
-    v_slots.flatten(0, 1).index_copy_(0, rows.flat, split[:, heads + kv_heads :])
+    layer.keys.flatten(0, 1).index_copy_(0, rows.flat, turned[:, heads:])
+    layer.values.flatten(0, 1).index_copy_(0, rows.flat, split[:, heads + kv_heads :])
     return turned[:, :heads]

@@ -74,9 +74,7 @@ SIGNATURES: dict[str, Callable[..., Signed]] = {
     "shift_kv": _shift,
     "shift_kv_chain": _shift,
     "rope_write_kv": _rope,
-    "rope_write_kv_int8": _rope,
     "packed_attention": _attention,
-    "packed_attention_int8": _attention,
     "varlen_attention": _varlen,
 }
 """The function that signs a call of each operator by its arguments; of `linear` also by the rows it is made for."""

@@ -17,7 +17,7 @@ import torch
 
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.by_shape import ByShape
-from edgeflow.kernels.dimensions import KINDS, STAGES, covers, only_role
+from edgeflow.kernels.dimensions import KINDS, STAGES, covers, kv_formats, only_role
 from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, REFERENCE, Hardware, Implementation
 from edgeflow.kernels.shapes import SIGNATURES
 from edgeflow.kernels.weights import FLOAT
@@ -30,7 +30,8 @@ class OperatorKey:
     """A context (EdgeFM table 1). In an entry, "" stands for any; in a lookup, for not known.
 
     hw_profile: cpu, cuda, or cuda_sm87, which an entry for cuda matches too. weight: the format in which the model has
-    the weight of a linear. shape_sig: in an entry some of a call's sizes, in a lookup all of them.
+    the weight of a linear. kv: the KV format that the call writes or reads. shape_sig: in an entry some of a call's
+    sizes, in a lookup all of them.
     """
 
     op_name: str
@@ -40,6 +41,7 @@ class OperatorKey:
     layer_role: str = ""
     stage: str = ""
     weight: str = ""
+    kv: str = ""
     shape_sig: str = ""
 
     def matches(self, context: OperatorKey) -> bool:
@@ -103,7 +105,7 @@ class OperatorTable:
         entries: Iterable[Entry],
         conversions: frozenset[str] = frozenset(),
     ) -> None:
-        self._implementations = {(each.op_name, each.impl_id): each for each in implementations}
+        self._implementations = tuple(implementations)
         self._entries = tuple(entries)
         self._conversions = conversions
         for entry in self._entries:
@@ -111,24 +113,27 @@ class OperatorTable:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(op_name for op_name, _ in self._implementations))
+        return tuple(dict.fromkeys(each.op_name for each in self._implementations))
 
-    def implementation(self, op_name: str, impl_id: str) -> Implementation:
-        """The implementation of that name; ConfigError lists those known."""
-        try:
-            return self._implementations[op_name, impl_id]
-        except KeyError:
-            known = ", ".join(self.candidates(op_name)) or "none: no operator of this name"
-            raise ConfigError(f"operator {op_name}: no implementation {impl_id!r}; known: {known}") from None
+    def implementation(self, op_name: str, impl_id: str, kv: str = "") -> Implementation:
+        """The implementation of that name for a KV format, the first one where `kv` is empty; ConfigError lists those
+        known."""
+        for each in self.named(op_name, impl_id):
+            if each.takes(kv):
+                return each
+        known = ", ".join(self.candidates(op_name, kv)) or "none: no operator of this name"
+        of_format = f" for {kv} KV" if kv else ""
+        raise ConfigError(f"operator {op_name}: no implementation {impl_id!r}{of_format}; known: {known}")
 
-    def candidates(self, op_name: str) -> tuple[str, ...]:
-        """impl_ids of an operator, with the reference."""
-        return tuple(impl_id for name, impl_id in self._implementations if name == op_name)
+    def candidates(self, op_name: str, kv: str = "") -> tuple[str, ...]:
+        """impl_ids of an operator for a KV format, with the reference."""
+        mine = (each for each in self._implementations if each.op_name == op_name and each.takes(kv))
+        return tuple(dict.fromkeys(each.impl_id for each in mine))
 
     def named(self, op_name: str, impl_id: str) -> tuple[Implementation, ...]:
         """The implementations that an entry of these names may mean; of every operator where op_name is empty."""
         return tuple(
-            each for (name, impl), each in self._implementations.items() if impl == impl_id and op_name in ("", name)
+            each for each in self._implementations if each.impl_id == impl_id and op_name in ("", each.op_name)
         )
 
     def overlaid(self, *entries: Entry) -> OperatorTable:
@@ -152,7 +157,7 @@ class OperatorTable:
 
     def _with(self, entries: Iterable[Entry], conversions: frozenset[str] | None = None) -> OperatorTable:
         kept = self._conversions if conversions is None else conversions
-        return OperatorTable(self._implementations.values(), entries, kept)
+        return OperatorTable(self._implementations, entries, kept)
 
     def objection(self, candidate: Implementation, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> str:
         """The reason why a candidate may not serve a context, in a few words; "" when it may."""
@@ -184,8 +189,8 @@ class OperatorTable:
         """The stages of a pass in groups; entries of this operator tell only the groups apart."""
         meant = [entry for entry in self._entries if entry.key.weight in ("", context.weight)]
         entries = [entry for entry in meant if entry.key.op_name in ("", context.op_name)]
-        serving = [self._implementations.get((context.op_name, entry.impl_id)) for entry in entries]
-        named = {entry.key.stage for entry in entries} | {each.stage for each in serving if each}
+        serving = [each for entry in entries for each in self.named(context.op_name, entry.impl_id)]
+        named = {entry.key.stage for entry in entries} | {each.stage for each in serving}
         rest = tuple(stage for stage in STAGES if stage not in named)
         return (*((stage,) for stage in STAGES if stage in named), *([rest] if rest else []))
 
@@ -194,13 +199,13 @@ class OperatorTable:
         context = known(context, hardware)
         passed_over: list[str] = []
         for entry in self._best_first(context):
-            candidate = self.implementation(context.op_name, entry.impl_id)
+            candidate = self.implementation(context.op_name, entry.impl_id, context.kv)
             objection = self.objection(candidate, context, hardware, dtype)
             if not objection:
                 why = f"{entry.origin}: {entry.key.text or 'everywhere'}"
                 return Choice(candidate, entry.impl_params, why, tuple(passed_over))
             passed_over.append(f"{entry.impl_id}: {objection}")
-        reference = self.implementation(context.op_name, REFERENCE)
+        reference = self.implementation(context.op_name, REFERENCE, context.kv)
         return Choice(reference, {}, "no entry serves here", tuple(passed_over))
 
     def unmatched(self, contexts: Iterable[OperatorKey], hardware: Hardware) -> list[Entry]:
@@ -210,7 +215,8 @@ class OperatorTable:
 
     def _best_first(self, context: OperatorKey) -> list[Entry]:
         matching = [entry for entry in self._entries if _meant(entry, context)]
-        matching = [entry for entry in matching if (context.op_name, entry.impl_id) in self._implementations]
+        known = self.candidates(context.op_name, context.kv)
+        matching = [entry for entry in matching if entry.impl_id in known]
         return sorted(matching, key=lambda entry: entry.key.specificity)[::-1]  # the last of equals first
 
     def _depends_on_the_call(self, context: OperatorKey) -> bool:
@@ -225,14 +231,13 @@ class OperatorTable:
         return any(open_to(entry) for entry in self._entries)
 
     def _check(self, entry: Entry) -> None:
-        named = [entry.key.op_name] if entry.key.op_name else self.operators
-        if not any((name, entry.impl_id) in self._implementations for name in named):
-            self.implementation(named[0], entry.impl_id)
-        for name in named:
-            choices = self._implementations.get((name, entry.impl_id))
-            unknown = [each for each in entry.impl_params if choices and each not in choices.choices]
+        meant = [each for each in self.named(entry.key.op_name, entry.impl_id) if each.takes(entry.key.kv)]
+        if not meant:
+            self.implementation(entry.key.op_name or self.operators[0], entry.impl_id, entry.key.kv)
+        for each in meant:
+            unknown = [name for name in entry.impl_params if name not in each.choices]
             if unknown:
-                raise ConfigError(f"operator {name}: {entry.impl_id} has no parameter {', '.join(unknown)}")
+                raise ConfigError(f"operator {each.op_name}: {entry.impl_id} has no parameter {', '.join(unknown)}")
 
 
 def known(context: OperatorKey, hardware: Hardware) -> OperatorKey:
@@ -245,6 +250,7 @@ def known(context: OperatorKey, hardware: Hardware) -> OperatorKey:
         op_kind=context.op_kind or kind,
         layer_role=context.layer_role or role,
         weight=context.weight or weight,
+        kv=context.kv or kv_formats(context.op_name)[0],
     )
 
 
@@ -261,7 +267,8 @@ def built_in_table() -> OperatorTable:
     entries = [
         Entry(OperatorKey(op_name=op_name, hw_profile=profile), impl_id)
         for profile, defaults in DEFAULTS.items()
-        for op_name, impl_id in defaults.items()
+        for op_name, impl_ids in defaults.items()
+        for impl_id in (impl_ids if isinstance(impl_ids, tuple) else (impl_ids,))
     ]
     entries += [
         Entry(OperatorKey(op_name=each.op_name, hw_profile=device, stage=each.stage, weight=each.weight), each.impl_id)

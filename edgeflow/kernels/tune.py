@@ -87,6 +87,7 @@ class Tuner:
             model_name=self.model_name,
             layer_role=case.layer_role,
             stage=stage,
+            kv=case.kv,
             shape_sig=shape_sig,
         )
         return known(key, Hardware.of(self.device))
@@ -118,7 +119,7 @@ class Tuner:
     def check(self, case: Case, impl_id: str, params: Params) -> Verdict:
         """Check that a choice is still correct and not slower than the built-in one."""
         key = self.key(case)
-        implementation = self.table.implementation(case.op_name, impl_id)
+        implementation = self.table.implementation(case.op_name, impl_id, case.kv)
         complaint = self.table.objection(implementation, key, Hardware.of(self.device), self.dtype)
         if complaint:
             return Verdict(key, impl_id, math.nan, math.nan, complaint)
@@ -135,7 +136,7 @@ class Tuner:
         return Verdict(key, impl_id, times["chosen"], times["default"], complaint)
 
     def _trial(self, case: Case) -> _Trial:
-        reference = self.table.implementation(case.op_name, REFERENCE).load()
+        reference = self.table.implementation(case.op_name, REFERENCE, case.kv).load()
         expected = Expected.of(case, reference, self.device, self.dtype)
         cache_bytes = self.cache_bytes or last_level_cache(self.device)
         return _Trial(case, expected, case.ring(self.device, self.dtype, cache_bytes))
@@ -143,8 +144,8 @@ class Tuner:
     def _candidates(self, key: OperatorKey) -> Iterator[Implementation]:
         """All that may run there, without the reference, which is written to be read; on CUDA, those that a graph can
         replay."""
-        for impl_id in self.table.candidates(key.op_name):
-            candidate = self.table.implementation(key.op_name, impl_id)
+        for impl_id in self.table.candidates(key.op_name, key.kv):
+            candidate = self.table.implementation(key.op_name, impl_id, key.kv)
             objection = self.table.objection(candidate, key, Hardware.of(self.device), self.dtype)
             replayable = candidate.replayable or self.device.type != "cuda"
             if impl_id != REFERENCE and replayable and not objection:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from edgeflow.kernels.bind_linear import bind_linear
 from edgeflow.kernels.dimensions import STAGES
-from edgeflow.kernels.kv import KVSlots, Store
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import DENSE, KVFormat, KVLayer
 from edgeflow.kernels.layout import PackedLayout
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.packed_attention import PackedAttention
@@ -167,7 +168,11 @@ class _Stage:
     head: Linear
 
     def forward(
-        self, hidden: Tensor, shared: PassOperators, stores: Callable[[int], Store], sampled: _SampledRows | None = None
+        self,
+        hidden: Tensor,
+        shared: PassOperators,
+        stores: Callable[[int], KVLayer],
+        sampled: _SampledRows | None = None,
     ) -> Tensor:
         """All layers. The sum of a layer's input and output is formed by the norm that reads it.
 
@@ -184,19 +189,19 @@ class _Stage:
                 if sampled.shared is None:
                     return residual[:0]
                 q, residual, shared = q[sampled.rows], residual[sampled.rows], sampled.shared
-            x = layer.output(shared.attend(q, *stores(index)).flatten(1))
+            x = layer.output(shared.attend(q, stores(index)).flatten(1))
             x, residual = operators.add_post_norm(x, residual, layer.post_norm, eps)
             x = layer.down(operators.swiglu(layer.gate_up(x)))
         return residual.add_(x)
 
-    def _write(self, layer: _Layer, x: Tensor, shared: PassOperators, store: Store) -> Tensor:
+    def _write(self, layer: _Layer, x: Tensor, shared: PassOperators, store: KVLayer) -> Tensor:
         """Rotated queries [L_Q, H, D]; keys and values are written to the slots."""
         config = self.config
         qkv = layer.qkv(x)
         if layer.head_norms is not None:
             qkv = self._norm_heads(qkv, *layer.head_norms)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        return shared.write(qkv, heads, kv_heads, shared.rows, *store)
+        return shared.write(qkv, heads, kv_heads, shared.rows, store)
 
     def _norm_heads(self, qkv: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
         """Each head's query and key by itself; values unchanged."""
@@ -255,8 +260,8 @@ class LlamaDecoder:
         self._shift_kv: ShiftKV = find("prefill", OperatorKey(op_name="shift_kv"))
         self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
 
-    def kv_slots(self, slots: int, capacity: int, *, int8: bool = False) -> KVSlots:
-        """A store of this model's shape, in its dtype or in 8 bits."""
+    def kv_slots(self, slots: int, capacity: int, format: KVFormat = DENSE) -> KVSlots:
+        """A store of this model's shape."""
         self._rotary_of(capacity)
         config, like = self.config, self._embedding
         return KVSlots(
@@ -268,7 +273,7 @@ class LlamaDecoder:
             dtype=like.dtype,
             device=like.device,
             shift=self._shift_kv,
-            int8=int8,
+            format=format,
         )
 
     @property

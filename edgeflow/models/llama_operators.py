@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from edgeflow.kernels.int8_kv import PackedAttentionInt8, RopeWriteInt8
+from edgeflow.kernels.dimensions import KV_FORMATS, OVER_KV
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout
 from edgeflow.kernels.packed_attention import PackedAttention
@@ -25,18 +25,14 @@ CALLS = {
     "key_norm": ("rms_norm", "key"),
     "final_norm": ("rms_norm", "final"),
     "swiglu": ("swiglu", "mlp"),
-    "rope_write_kv": ("rope_write_kv", "self_attention"),
-    "packed_attention": ("packed_attention", "self_attention"),
-    "rope_write_kv_int8": ("rope_write_kv_int8", "self_attention"),
-    "packed_attention_int8": ("packed_attention_int8", "self_attention"),
 }
-"""op_name and layer_role of each call."""
+"""op_name and layer_role of each call that is the same for all KV formats."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassOperators:
     """Shared by all layers of a pass: the places of its rows, and the functions that write KV and attend. Both take a
-    layer's store."""
+    layer of the store."""
 
     rows: RowPlaces
     write: Callable[..., Tensor]
@@ -45,7 +41,10 @@ class PassOperators:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
-    """The functions that serve a stage of this model's passes on its device."""
+    """The functions that serve a stage of this model's passes on its device.
+
+    rope_write_kv, packed_attention: those of each KV format, by its name.
+    """
 
     input_norm: RmsNorm
     add_input_norm: AddRmsNorm
@@ -54,21 +53,21 @@ class Operators:
     key_norm: RmsNorm
     final_norm: RmsNorm
     swiglu: SwiGLU
-    rope_write_kv: RopeWriteKV
-    packed_attention: PackedAttention
-    rope_write_kv_int8: RopeWriteInt8
-    packed_attention_int8: PackedAttentionInt8
+    rope_write_kv: Mapping[str, RopeWriteKV]
+    packed_attention: Mapping[str, PackedAttention]
 
     @classmethod
     def of(cls, find: Callable[[OperatorKey], Any], attention: PackedAttention | None) -> Operators:
         """find: looks an operator up. attention: serves instead of what is found, where given."""
         found = {name: find(OperatorKey(op_name=op_name, layer_role=role)) for name, (op_name, role) in CALLS.items()}
+        for op_name in OVER_KV:
+            keys = {kv: OperatorKey(op_name=op_name, layer_role="self_attention", kv=kv) for kv in KV_FORMATS}
+            found[op_name] = {kv: find(key) for kv, key in keys.items()}
         if attention is not None:
-            found["packed_attention"] = attention
+            found["packed_attention"] = dict.fromkeys(KV_FORMATS, attention)
         return cls(**found)
 
     def over(self, rows: RowPlaces, layout: PackedLayout, kv: KVSlots) -> PassOperators:
-        """A pass over this kind of store."""
-        if kv.int8:
-            return PassOperators(rows, self.rope_write_kv_int8, self.packed_attention_int8(layout, kv))
-        return PassOperators(rows, self.rope_write_kv, self.packed_attention(layout, kv))
+        """A pass over a store, with the operators of its format."""
+        name = kv.format.name
+        return PassOperators(rows, self.rope_write_kv[name], self.packed_attention[name](layout, kv))

@@ -33,7 +33,7 @@ def ops_command(
     for line in lines:
         params = " ".join(f"{name}={value}" for name, value in line.impl_params.items())
         why = "; ".join((line.why, *line.passed_over))
-        name = _operator(line.op_name, line.layer_role)
+        name = _operator(line.op_name, line.layer_role, line.kv)
         table.add_row(name, line.stage, line.shape_sig, escape(f"{line.impl_id} {params}".strip()), escape(why))
     console = table_console()
     console.print(table)
@@ -73,7 +73,7 @@ def tune_command(
     for entry in overlay.entries:
         params = " ".join(f"{name}={value}" for name, value in entry.impl_params.items())
         times = f"{entry.us:.1f}", f"{entry.default_us:.1f}"
-        name = _operator(entry.op_name, entry.layer_role)
+        name = _operator(entry.op_name, entry.layer_role, entry.kv)
         table.add_row(name, entry.stage, entry.shape_sig, escape(f"{entry.impl_id} {params}".strip()), *times)
     table_console().print(table)
     return 0
@@ -90,10 +90,13 @@ def _regress_command(path: Path, device: torch.device, dtype: torch.dtype, sampl
     for verdict in verdicts:
         key, times = verdict.key, (f"{verdict.us:.1f}", f"{verdict.default_us:.1f}")
         mark = f"[red]{escape(verdict.complaint)}[/]" if verdict.complaint else "[green]ok[/]"
-        table.add_row(_operator(key.op_name, key.layer_role), key.stage, key.shape_sig, verdict.impl_id, *times, mark)
+        table.add_row(
+            _operator(key.op_name, key.layer_role, key.kv), key.stage, key.shape_sig, verdict.impl_id, *times, mark
+        )
     table_console().print(table)
     return 1 if complaints else 0
 
 
-def _operator(op_name: str, role: str) -> str:
-    return f"{op_name} ({role})" if role else op_name
+def _operator(op_name: str, role: str, kv: str) -> str:
+    named = ", ".join(filter(None, (role, kv and f"{kv} KV")))
+    return f"{op_name} ({named})" if named else op_name

@@ -11,7 +11,7 @@ import torch
 from edgeflow.engine.device import DTYPES
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.dimensions import only_role
+from edgeflow.kernels.dimensions import kv_formats, only_role
 from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.model_cases import ModelShape, model_cases, preset, staged_cases
 from edgeflow.kernels.overlay import (
@@ -33,7 +33,7 @@ from edgeflow.models.shape import checkpoint_shape
 Report = Callable[[str, int, int], None]
 ROWS = 280  # rows of a prefill, by default
 TOWERS_OWN = ("varlen_attention", "add_layer_norm")
-DIMENSIONS = ("op_kind", "op_name", "model_name", "hw_profile", "layer_role", "stage", "weight", "shape_sig")
+DIMENSIONS = ("op_kind", "op_name", "model_name", "hw_profile", "layer_role", "stage", "weight", "kv", "shape_sig")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,7 @@ class Serving:
     layer_role: str
     stage: str
     weight: str
+    kv: str
     shape_sig: str
     impl_id: str
     impl_params: dict[str, int]
@@ -72,7 +73,9 @@ def serving(
 ) -> list[Serving]:
     """Every operator as it is looked up for a model, then each problem of its passes."""
     table = _table(overlay, dtype, weights)
-    keys = [OperatorKey(op_name=name, model_name=shape.family) for name in table.operators]
+    keys = [
+        OperatorKey(op_name=name, model_name=shape.family, kv=kv) for name in table.operators for kv in kv_formats(name)
+    ]
     return [_serving(table, key, hardware, dtype) for key in (*keys, *_calls(shape))]
 
 
@@ -96,6 +99,7 @@ def _calls(shape: ModelShape) -> list[OperatorKey]:
             model_name=shape.family,
             layer_role=case.layer_role or only_role(case.op_name),
             stage=stage,
+            kv=case.kv,
             shape_sig=case.signed()[1],
         )
         for stage, case in staged_cases(shape)
@@ -167,6 +171,7 @@ def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: 
         layer_role=key.layer_role,
         stage=key.stage,
         weight=known(key, hardware).weight,
+        kv=key.kv,
         shape_sig=key.shape_sig,
         impl_id=chosen.implementation.impl_id,
         impl_params=dict(chosen.params),

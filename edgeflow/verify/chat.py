@@ -5,7 +5,7 @@ positions, hidden states and logits of the prompt. In each mode: the first and t
 their text. Modes: alone; the prompt in chunks; beginning with a fixed prefix, in its slot or copied; all cases packed
 into shared passes, each starting one pass after the other (verify/chat_modes.py).
 
-For int8 KV: the logits of recorded answers against those over KV in float32, its own tokens in every mode, its memory.
+For a KV format: the logits of recorded answers against those over dense KV, its own tokens in every mode, its memory.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.table import operator_table
+from edgeflow.kernels.kv_formats import DENSE, INT8, KVFormat
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
@@ -34,9 +35,8 @@ from edgeflow.verify.comparison import (
 )
 
 CPU = torch.device("cpu")
-INT8_BOUNDS = LogitBounds(
-    largest=0.5, mean=0.05, lost=0.15
-)  # of models with random weights, whose best tokens are close
+KV_BOUNDS = {INT8.name: LogitBounds(largest=0.5, mean=0.05, lost=0.15)}
+"""Of models with random weights, whose best tokens are close; by KV format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,19 @@ def verify_chat(
     return results
 
 
-def verify_int8_kv(
-    directory: Path, progress: Callable[[str, int, int], None] = lambda *_: None, device: torch.device = CPU
+def verify_kv(
+    directory: Path,
+    kv_format: KVFormat,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+    device: torch.device = CPU,
 ) -> list[tuple[str, CheckResult]]:
-    """The cost of an 8-bit KV cache; all modes must give one answer. Logit errors are in standard deviations."""
+    """The cost of a KV format; all modes must give one answer. Logit errors are in standard deviations."""
     model = load_chat_model(directory, torch.float32, device)
     cases = [case for case in _prepared_cases(directory, model) if case.recorded.greedy_ids]
     asked = [case.asked for case in cases]
-    modes = Ways(model, int8=True).all()
-    results = [("int8 KV", result) for case in cases for result in _check_int8(case, model)]
-    results.append(("int8 KV", _memory(model)))
+    modes, told = Ways(model, kv_format).all(), f"{kv_format.name} KV"
+    results = [(told, result) for case in cases for result in _check_kv(case, model, kv_format)]
+    results.append((told, _memory(model, kv_format)))
     alone = [tokens for tokens, _ in modes["alone"](asked)]
     for index, (name, run) in enumerate(modes.items(), start=1):
         progress(name, index, len(modes) + 1)
@@ -108,10 +111,10 @@ def verify_chat_weights(
     return results
 
 
-def _check_int8(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
-    """Predict every token of the recorded answer over KV of both kinds."""
-    exact, found = (_forced(case, Ways(model, int8=int8)) for int8 in (False, True))
-    return logit_errors(case.name, exact, found, INT8_BOUNDS)
+def _check_kv(case: _Case, model: ChatModel, kv_format: KVFormat) -> Iterator[CheckResult]:
+    """Predict every token of the recorded answer over dense KV and over the other."""
+    exact, found = (_forced(case, Ways(model, each)) for each in (DENSE, kv_format))
+    return logit_errors(case.name, exact, found, KV_BOUNDS[kv_format.name])
 
 
 @torch.inference_mode()
@@ -126,8 +129,8 @@ def _forced(case: _Case, ways: Ways) -> Tensor:
     return decoder.logits(decoder.forward(hidden, layout, ways.kv(1, count))[len(prompt) - 1 :], "prefill")
 
 
-def _memory(model: ChatModel) -> CheckResult:
-    exact, found = (Ways(model, int8=int8).kv(1, 1).nbytes for int8 in (False, True))
+def _memory(model: ChatModel, kv_format: KVFormat) -> CheckResult:
+    exact, found = (Ways(model, each).kv(1, 1).nbytes for each in (DENSE, kv_format))
     return CheckResult("all", f"bytes per position, {found} for {exact}", found / exact, 1)
 
 

@@ -11,6 +11,7 @@ from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import DENSE, KVFormat
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 
@@ -37,10 +38,10 @@ Answer = tuple[list[int], list[Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Runs a model in each way. int8: keys and values are cached in 8 bits."""
+    """Runs a model in each way. kv_format: how keys and values are stored."""
 
     model: ChatModel
-    int8: bool = False
+    kv_format: KVFormat = DENSE
 
     def all(self) -> dict[str, Callable[[Sequence[Asked]], list[Answer]]]:
         """Answers of each way, by name, in the order of the requests."""
@@ -60,7 +61,7 @@ class Ways:
         return _run(engine, [_generation(engine, asked, 0)], chunk)[0]
 
     def kv(self, slots: int, capacity: int) -> KVSlots:
-        return self.model.decoder.kv_slots(slots, capacity, int8=self.int8)
+        return self.model.decoder.kv_slots(slots, capacity, self.kv_format)
 
     def _after_prefix(self, asked: Asked, slot: int) -> Answer:
         """The first half of the prompt is computed by itself, once, in slot 0; slot: where the request runs, twice."""

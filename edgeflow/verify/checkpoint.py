@@ -25,6 +25,7 @@ from edgeflow.engine.device import choose_device
 from edgeflow.engine.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.kv_formats import CONFIGURED, DENSE, KVFormat
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.table import OperatorTable
 from edgeflow.models.decoder_config import FAMILIES
@@ -35,7 +36,7 @@ from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.types import Mode
 from edgeflow.verify.bundle import Case, read_bundle
-from edgeflow.verify.chat import verify_chat, verify_chat_weights, verify_int8_kv
+from edgeflow.verify.chat import verify_chat, verify_chat_weights, verify_kv
 from edgeflow.verify.comparison import (
     FEATURE_TOLERANCE,
     PIXEL_TOLERANCE,
@@ -75,19 +76,19 @@ def verify_checkpoint(
     modes: Sequence[Mode],
     progress: Progress,
     *,
-    int8_kv: bool = False,
+    kv: str = "model",
     overlay: Path | None = None,
     device: str = "cpu",
 ) -> list[tuple[str, CheckResult]]:
     """Every comparison of a bundle of any family, with the mode it was made in.
 
-    modes: of control policies, empty for all; chat models have other modes. int8_kv: measure the errors of 8-bit keys
-    and values of a chat model instead. overlay: operators for a control policy. device: cpu, cuda or
-    auto; ConfigError where it is not available.
+    modes: of control policies, empty for all; chat models have other modes. kv: as `chat.kv`; other than `model`,
+    measure its errors in a chat model instead. overlay: operators for a control policy. device: cpu, cuda or auto;
+    ConfigError where it is not available.
     """
     place = choose_device(device)
     with exact_float32(place):
-        return _verify(directory, modes, progress, int8_kv=int8_kv, overlay=overlay, device=place)
+        return _verify(directory, modes, progress, kv_format=CONFIGURED[kv], overlay=overlay, device=place)
 
 
 def _verify(
@@ -95,7 +96,7 @@ def _verify(
     modes: Sequence[Mode],
     progress: Progress,
     *,
-    int8_kv: bool,
+    kv_format: KVFormat,
     overlay: Path | None,
     device: torch.device,
 ) -> list[tuple[str, CheckResult]]:
@@ -103,10 +104,11 @@ def _verify(
     if isinstance(family, str) and family in FAMILIES:
         if modes:
             raise ConfigError(f"mode: {family} is not a control policy, so it has no such modes")
-        check = verify_int8_kv if int8_kv else verify_chat
-        return check(directory, progress, device)
-    if int8_kv:
-        raise ConfigError("kv: int8 is for chat models")
+        if kv_format is DENSE:
+            return verify_chat(directory, progress, device)
+        return verify_kv(directory, kv_format, progress, device)
+    if kv_format is not DENSE:
+        raise ConfigError(f"kv: {kv_format.name} is for chat models")
     table = operator_table(overlay, "float", device, torch.float32)
     return [
         (mode.value, result)

@@ -22,7 +22,6 @@ SHAPES = {"make.normal"}
 IN_PUBLISHED_ORDER = {
     "attend_tile",  # inlined by Triton: the pointers and constants of a launch
     "_store_tile",  # the same
-    "write_wide",  # the operator rope_write_kv, called as every implementation of it is: by position
     "torch.ops.mkldnn._linear_pointwise.default",  # torch's own schema
     "mujoco.mjv_updateScene",  # a function in C
 }

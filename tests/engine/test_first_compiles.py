@@ -26,6 +26,7 @@ from edgeflow.engine.staging import PassInputs, input_bytes
 from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, random_chat
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize, random_policy
 from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
+from edgeflow.kernels.kv_formats import DENSE, INT8, KVFormat
 from edgeflow.kernels.layout import Span
 from edgeflow.kernels.table import OperatorKey
 from edgeflow.models.openvla.policy import OpenVLAPolicy
@@ -165,16 +166,16 @@ def any_step(dice: random.Random, width: int, components: int, capacity: int) ->
     return StepRows(Span(dice.randrange(3), start, rows), hidden, positions, samples=True)
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("kv_format", [DENSE, INT8])
 @pytest.mark.parametrize("components", [1, 3])
-def test_chat_compiles_nothing_after_warm_up(compiled: set[Signature], components: int, int8: bool):
+def test_chat_compiles_nothing_after_warm_up(compiled: set[Signature], components: int, kv_format: KVFormat):
     config = CHAT_SIZES[TINY]
     if components == 3:
         config = replace(config, rope=replace(config.rope, sections=(2, 3, 3)))
     model = random_chat(config, META, torch.bfloat16, table=in_triton())
     if components == 3:
         model.vision = object()
-    kv = model.decoder.kv_slots(3, 3000, int8=int8)
+    kv = model.decoder.kv_slots(3, 3000, kv_format)
     run_each_kind(model, kv, model, CHUNK)
     warm = set(compiled)
     assert {each[0] for each in warm} >= {"_turn", "_norm_row", "_gate", "_join"}

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from edgeflow.engine.contracts.actions import PolicyEngine
+from edgeflow.engine.contracts.policy import PreparedFrame
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.graphs import Graphs
 from edgeflow.engine.offline import OfflineRun, decode_serially, limits_for
-from edgeflow.engine.contracts.policy import PreparedFrame
 from edgeflow.kernels.table import built_in_table
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift

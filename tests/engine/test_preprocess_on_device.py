@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from edgeflow.config import ServiceConfig
-from edgeflow.engine.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.engine.contracts.policy import PreparedFrame
+from edgeflow.engine.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.engine.process.build import build_engine, choose_preprocess
 from edgeflow.models.openvla.config import ImageConfig
 from edgeflow.models.openvla.device_preprocess import DevicePreprocessor

@@ -88,11 +88,17 @@ def main() -> None:
         for case in real_cases(arch):
             built.clear()
             impl_id = "fp8" if case.op_name == "linear" else "triton"
-            launch = table.implementation(case.op_name, impl_id).load()
+            launch = table.implementation(case.op_name, impl_id, case.kv).load()
             for params in variants(case):
                 case.problem(CPU, torch.bfloat16).given_to(partial(launch, **params))()
             for kernel in {kernel.hash: kernel for kernel in built}.values():
-                line = {"arch": arch, "op": case.op_name, "kernel": kernel.name, "warps": kernel.metadata.num_warps}
+                line = {
+                    "arch": arch,
+                    "op": case.op_name,
+                    "kv": case.kv,
+                    "kernel": kernel.name,
+                    "warps": kernel.metadata.num_warps,
+                }
                 line |= {"shared": kernel.metadata.shared, "hash": kernel.hash}
                 print(json.dumps(line | usage(kernel.asm["cubin"])), flush=True)
 

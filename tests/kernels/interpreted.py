@@ -10,11 +10,12 @@ import torch
 
 from edgeflow.kernels.catalogue import small_cases
 from edgeflow.kernels.compare import deviation, tolerance
+from edgeflow.kernels.dimensions import kv_formats
 from edgeflow.kernels.implementations import REFERENCE
 from edgeflow.kernels.table import built_in_table
 
 CPU = torch.device("cpu")
-SPARSE = {"packed_attention", "packed_attention_int8"}  # slow to interpret: half types run every third case
+SPARSE = {"packed_attention"}  # slow to interpret: half types run every third case
 
 
 def main() -> None:
@@ -34,22 +35,23 @@ def run(op_name: str, dtype: torch.dtype) -> None:
 
 def run_choices(op_name: str) -> None:
     """Every other value of every parameter, on a few cases."""
-    table = built_in_table()
-    count = len(small_cases(op_name))
-    for name, values in table.implementation(op_name, "triton").choices.items():
-        if name not in ("num_warps", "num_stages"):  # the interpreter knows neither
-            for value in values[1:]:
-                for index in range(1, count, max(1, count // 2)):
-                    tell(op_name, torch.float32, index, {name: value})
+    table, kv_of = built_in_table(), [case.kv for case in small_cases(op_name)]
+    for kv in kv_formats(op_name):
+        mine = [index for index, each in enumerate(kv_of) if each == kv]
+        for name, values in table.implementation(op_name, "triton", kv).choices.items():
+            if name not in ("num_warps", "num_stages"):  # the interpreter knows neither
+                for value in values[1:]:
+                    for index in mine[1 :: max(1, len(mine) // 2)]:
+                        tell(op_name, torch.float32, index, {name: value})
 
 
 def tell(op_name: str, dtype: torch.dtype, index: int, params: dict[str, int]) -> None:
     table, case = built_in_table(), small_cases(op_name)[index]
-    kernel = table.implementation(op_name, "triton").load()
-    reference = table.implementation(op_name, REFERENCE).load()
+    kernel = table.implementation(op_name, "triton", case.kv).load()
+    reference = table.implementation(op_name, REFERENCE, case.kv).load()
     found = deviation(case, lambda *given: kernel(*given, **params), reference, CPU, dtype)
     name = str(dtype).removeprefix("torch.")
-    line = {"op": op_name, "dtype": name, "case": index, "params": params, "deviation": found}
+    line = {"op": op_name, "kv": case.kv, "dtype": name, "case": index, "params": params, "deviation": found}
     print(json.dumps(line | {"ok": found <= tolerance(case, dtype)}), flush=True)
 
 

@@ -24,6 +24,7 @@ from edgeflow.kernels import varlen_attention as varlen
 from edgeflow.kernels.cases import Case, Heads
 from edgeflow.kernels.catalogue import small_cases
 from edgeflow.kernels.compare import deviation, tolerance
+from edgeflow.kernels.dimensions import kv_formats
 from edgeflow.kernels.fp8_linear import Emulated
 from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.layout import PackedLayout, Span
@@ -35,44 +36,45 @@ HERE = Hardware.of(CPU)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TABLE = built_in_table()
 ON_CPU = [
-    (op_name, impl_id)
+    (op_name, kv, impl_id)
     for op_name in TABLE.operators
-    for impl_id in TABLE.candidates(op_name)
+    for kv in kv_formats(op_name)
+    for impl_id in TABLE.candidates(op_name, kv)
     if impl_id not in ("reference", "triton")
 ]
 
 
-def reference(op_name: str) -> Callable:
-    return TABLE.implementation(op_name, "reference").load()
+def reference(op_name: str, kv: str = "") -> Callable:
+    return TABLE.implementation(op_name, "reference", kv).load()
 
 
-def worst(op_name: str, function: Callable, dtype: torch.dtype) -> float:
+def worst(op_name: str, kv: str, function: Callable, dtype: torch.dtype) -> float:
     """The largest deviation over what is tolerated."""
-    return worst_of(small_cases(op_name), function, dtype)
+    return worst_of(small_cases(op_name, kv), function, dtype)
 
 
 def worst_of(cases: list[Case], function: Callable, dtype: torch.dtype, weight: str = "") -> float:
     def share(case: Case) -> float:
-        off = deviation(case, function, reference(case.op_name), CPU, dtype)
+        off = deviation(case, function, reference(case.op_name, case.kv), CPU, dtype)
         return off / tolerance(case, dtype, weight)
 
     return max(map(share, cases))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("op_name", "impl_id"), ON_CPU)
-def test_candidates_pass(op_name, impl_id, dtype):
-    candidate = TABLE.implementation(op_name, impl_id)
-    taken = [case for case in small_cases(op_name) if not candidate.objection(HERE, dtype, case.signed()[1])]
+@pytest.mark.parametrize(("op_name", "kv", "impl_id"), ON_CPU)
+def test_candidates_pass(op_name, kv, impl_id, dtype):
+    candidate = TABLE.implementation(op_name, impl_id, kv)
+    taken = [case for case in small_cases(op_name, kv) if not candidate.objection(HERE, dtype, case.signed()[1])]
     assert len(taken) >= 3 or candidate.objection(HERE, dtype)
     if taken:
         assert worst_of(taken, candidate.load(), dtype, candidate.weight) <= 1
 
 
-@pytest.mark.parametrize("op_name", TABLE.operators)
-def test_every_operator_has_problems_the_table_can_sign(op_name):
-    assert len(small_cases(op_name)) >= 3
-    for case in small_cases(op_name):
+@pytest.mark.parametrize(("op_name", "kv"), [(name, kv) for name in TABLE.operators for kv in kv_formats(name)])
+def test_every_operator_has_problems_the_table_can_sign(op_name, kv):
+    assert len(small_cases(op_name, kv)) >= 3
+    for case in small_cases(op_name, kv):
         stage, shape_sig = case.signed()
         assert case.op_name == op_name and "m=" in shape_sig + "m=" * ("shift" in op_name)
         assert stage in ("", "prefill", "decode", "packed")
@@ -93,24 +95,24 @@ def other_slot(layout: PackedLayout, kv) -> Callable:
 
 def other_scale(layout: PackedLayout, kv) -> Callable:
     attend = packed_attention.reference(layout, kv)
-    return lambda q, k, v: attend(q * 1.1, k, v)
+    return lambda q, layer: attend(q * 1.1, layer)
 
 
 def heads_in_turns(layout: PackedLayout, kv) -> Callable:
     """Query head h reads KV head h mod KH, not h // group."""
     attend = packed_attention.reference(layout, kv)
 
-    def wrong(q, k, v):
-        kv_heads = k.shape[2]
+    def wrong(q, layer):
+        kv_heads = layer.keys.shape[2]
         order = torch.arange(q.shape[1]).view(-1, kv_heads).t().flatten()
-        return attend(q[:, order], k, v)[:, order.argsort()]
+        return attend(q[:, order], layer)[:, order.argsort()]
 
     return wrong
 
 
 def rope(change: Callable) -> Callable:
     """The reference with other places or another input."""
-    return lambda qkv, heads, kv_heads, rows, k, v: rope_write_kv.reference(*change(qkv, heads, kv_heads, rows), k, v)
+    return lambda qkv, heads, kv_heads, rows, layer: rope_write_kv.reference(*change(qkv, heads, kv_heads, rows), layer)
 
 
 def backwards(qkv, heads, kv_heads, rows):
@@ -125,24 +127,28 @@ def one_place_on(qkv, heads, kv_heads, rows):
     return qkv, heads, kv_heads, replace(rows, flat=rows.flat + 1)
 
 
-def rounded_down(qkv, heads, kv_heads, rows, slots, scales):
-    q = int8_kv.write(qkv, heads, kv_heads, rows, slots, scales)
-    slots[0].flatten(0, 1)[rows.flat] -= (torch.rand(rows.flat.shape[0], *slots[0].shape[2:]) < 0.5).to(torch.int8)
+def rounded_down(qkv, heads, kv_heads, rows, layer):
+    q = int8_kv.write(qkv, heads, kv_heads, rows, layer)
+    layer.keys.flatten(0, 1)[rows.flat] -= (torch.rand(rows.flat.shape[0], *layer.keys.shape[2:]) < 0.5).to(torch.int8)
     return q
 
 
-def no_rotation(qkv, heads, kv_heads, rows, slots, scales):
+def no_rotation(qkv, heads, kv_heads, rows, layer):
     still = replace(rows, cos=torch.ones_like(rows.cos), sin=torch.zeros_like(rows.sin))
-    return int8_kv.write(qkv, heads, kv_heads, still, slots, scales)
+    return int8_kv.write(qkv, heads, kv_heads, still, layer)
 
 
 def without_value_scale(layout, kv):
-    attend = int8_kv.attention(layout, kv)
-    return lambda q, slots, scales: attend(q, slots, (scales[0], scales[0]))
+    attend = packed_attention.reference(layout, kv)
+    return lambda q, layer: attend(q, replace(layer, value_scales=layer.key_scales))
 
 
-def off_by_one_int8(layout, kv):
-    return int8_kv.attention(shifted(layout, -1), kv)
+def off_by_one(layout, kv):
+    return packed_attention.reference(shifted(layout, -1), kv)
+
+
+def one_key_more(layout, kv):
+    return packed_attention.reference(shifted(layout, 1), kv)
 
 
 def first_key_missing(q, k, v, sequences):
@@ -206,18 +212,21 @@ WRONG = {
     "greedy: a column short": ("greedy", lambda x, a, b: greedy.reference(x, a, max(b - 1, a + 1))),
     "shift_kv: a row short": ("shift_kv", one_row_short),
     "shift_kv_chain: order": ("shift_kv_chain", youngest_first),
-    "rope: backwards": ("rope_write_kv", rope(backwards)),
-    "rope: another row's angle": ("rope_write_kv", rope(next_row)),
-    "rope: the next place": ("rope_write_kv", rope(one_place_on)),
-    "int8: rounded down": ("rope_write_kv_int8", rounded_down),
-    "int8: no rotation": ("rope_write_kv_int8", no_rotation),
-    "attention: one key fewer": ("packed_attention", lambda la, kv: packed_attention.reference(shifted(la, -1), kv)),
-    "attention: one key more": ("packed_attention", lambda la, kv: packed_attention.reference(shifted(la, 1), kv)),
-    "attention: another slot": ("packed_attention", other_slot),
-    "attention: scale": ("packed_attention", other_scale),
-    "attention: heads in turns": ("packed_attention", heads_in_turns),
-    "int8 attention: value scales": ("packed_attention_int8", without_value_scale),
-    "int8 attention: one key fewer": ("packed_attention_int8", off_by_one_int8),
+    "rope: backwards": ("rope_write_kv dense", rope(backwards)),
+    "rope: another row's angle": ("rope_write_kv dense", rope(next_row)),
+    "rope: the next place": ("rope_write_kv dense", rope(one_place_on)),
+    "int8: rounded down": ("rope_write_kv int8", rounded_down),
+    "int8: no rotation": ("rope_write_kv int8", no_rotation),
+    "attention: one key fewer": ("packed_attention dense", off_by_one),
+    "attention: one key more": (
+        "packed_attention dense",
+        one_key_more,
+    ),
+    "attention: another slot": ("packed_attention dense", other_slot),
+    "attention: scale": ("packed_attention dense", other_scale),
+    "attention: heads in turns": ("packed_attention dense", heads_in_turns),
+    "int8 attention: value scales": ("packed_attention int8", without_value_scale),
+    "int8 attention: one key fewer": ("packed_attention int8", off_by_one),
     "linear: no bias": ("linear", without_bias),
     "varlen: a key missing": ("varlen_attention", first_key_missing),
     "varlen: one sequence": ("varlen_attention", one_sequence),
@@ -227,8 +236,9 @@ WRONG = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_implementation_fails(name, dtype):
-    op_name, function = WRONG[name]
-    assert worst(op_name, function, dtype) > 1.5
+    operator, function = WRONG[name]
+    op_name, _, kv = operator.partition(" ")
+    assert worst(op_name, kv, function, dtype) > 1.5
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -263,9 +273,9 @@ def test_one_wrong_row_of_many_counts():
 def test_a_row_that_must_not_be_written_counts():
     """Memory beyond the rows of a pass is NaN and stays so."""
 
-    def wrong(qkv, heads, kv_heads, rows, k, v):
-        q = rope_write_kv.reference(qkv, heads, kv_heads, rows, k, v)
-        k[-1, -1] = 0
+    def wrong(qkv, heads, kv_heads, rows, layer):
+        q = rope_write_kv.reference(qkv, heads, kv_heads, rows, layer)
+        layer.keys[-1, -1] = 0
         return q
 
     case = cases.rope_write_kv([Span(0, 0, 3)], Heads(2, 2, 8))

@@ -24,6 +24,7 @@ from edgeflow.kernels.catalogue import small_cases
 from edgeflow.kernels.compare import deviation, tolerance
 from edgeflow.kernels.implementations import REFERENCE
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import DenseLayer
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.table import built_in_table
 from tests.kernels.flashinfer_double import flashinfer
@@ -61,13 +62,13 @@ def library(version, monkeypatch):
 
 def off_by(case, impl_id: str, dtype: torch.dtype, **params: int) -> float:
     candidate = partial(TABLE.implementation(case.op_name, impl_id).load(), **params)
-    return deviation(case, candidate, TABLE.implementation(case.op_name, REFERENCE).load(), CPU, dtype)
+    return deviation(case, candidate, TABLE.implementation(case.op_name, REFERENCE, case.kv).load(), CPU, dtype)
 
 
 def fitting(op_name: str, impl_id: str) -> list:
     """Proofs of an operator that the candidate takes, by its sizes."""
     sizes = TABLE.implementation(op_name, impl_id)
-    return [case for case in small_cases(op_name) if not sizes.size_objection(case.signed()[1])]
+    return [case for case in small_cases(op_name, sizes.kv) if not sizes.size_objection(case.signed()[1])]
 
 
 @pytest.mark.parametrize(("op_name", "impl_id"), CANDIDATES, ids=[" ".join(each) for each in CANDIDATES])
@@ -115,7 +116,7 @@ def test_slots_become_pages_without_a_copy(capacity):
     pages_of = importlib.import_module(f"{OURS}pages")
     as_pages, page_size = pages_of.as_pages, pages_of.page_size
     store = KVSlots(layers=1, slots=3, capacity=capacity, kv_heads=1, head_dim=4, dtype=torch.float32, device=CPU)
-    keys, _ = store.layer(0)
+    keys = store.layer(0).keys
     pages = as_pages(keys)
     assert pages.data_ptr() == keys.data_ptr() and capacity % page_size(capacity) == 0
     keys[2] = torch.arange(capacity)[:, None, None]
@@ -129,7 +130,7 @@ def test_one_plan_serves_all_layers_and_the_store_keeps_its_wrappers(library):
     for spans in ([Span(0, 0, 5), Span(1, 3, 1)], [Span(0, 5, 1), Span(1, 4, 1)], [Span(0, 6, 1), Span(1, 5, 1)]):
         attend = attention(PackedLayout.of(spans, CPU), kv)
         for layer in range(3):
-            attend(torch.zeros(sum(span.length for span in spans), 1, 64, dtype=torch.bfloat16), *kv.layer(layer))
+            attend(torch.zeros(sum(span.length for span in spans), 1, 64, dtype=torch.bfloat16), kv.layer(layer))
     kept = kv.kept("flashinfer 1", lambda _: None)
     assert (kept._longer.plans, kept._single.plans) == (1, 2)
 
@@ -163,9 +164,13 @@ def test_one_plan_serves_all_passes_of_a_graph(library, lengths, apart, plans):
         q = torch.randn(sum(lengths), heads.query, heads.width).bfloat16()
         attend, expected = candidate(layout, kv, apart=apart), reference(now, kv)
         for layer in range(2):
-            off = attend(q, *kv.layer(layer)).float() - expected(q.float(), *(x.float() for x in kv.layer(layer)))
+            off = attend(q, kv.layer(layer)).float() - expected(q.float(), wide(kv.layer(layer)))
             assert off.norm(dim=-1).max() < 0.05
     assert plans_in(layout._kept) == [1] * plans
+
+
+def wide(layer: DenseLayer) -> DenseLayer:
+    return DenseLayer(layer.keys.float(), layer.values.float())
 
 
 def plans_in(kept: dict) -> list[int]:
@@ -201,8 +206,8 @@ def test_a_layout_gathered_per_call_is_read_where_it_is_now(library, gather, apa
         layout.row_position.copy_(now.row_position)
         given, expected = gather(layout), gather(now)
         q = torch.randn(len(given.row_slot), heads.query, heads.width).bfloat16()
-        wanted = reference(expected, kv)(q.float(), *(each.float() for each in kv.layer(0)))
-        found = candidate(given, kv, apart=apart)(q, *kv.layer(0))
+        wanted = reference(expected, kv)(q.float(), wide(kv.layer(0)))
+        found = candidate(given, kv, apart=apart)(q, kv.layer(0))
         assert (found.float() - wanted).norm(dim=-1).max() < 0.05
 
 
@@ -223,7 +228,7 @@ def test_without_tensor_cores_the_decode_wrapper_takes_only_some_groups(library)
         kv = KVSlots(layers=1, slots=1, capacity=16, kv_heads=1, head_dim=64, dtype=torch.bfloat16, device=CPU)
         attend = attention(placed([1], [(0, 3)]), kv)
         with contextlib.nullcontext() if taken else pytest.raises(AssertionError):
-            attend(torch.zeros(1, query, 64, dtype=torch.bfloat16), *kv.layer(0))
+            attend(torch.zeros(1, query, 64, dtype=torch.bfloat16), kv.layer(0))
 
 
 @pytest.mark.parametrize("impl_id", ATTENTION)
@@ -231,7 +236,7 @@ def test_heads_of_another_width_are_told(library, impl_id):
     kv = KVSlots(layers=1, slots=1, capacity=8, kv_heads=1, head_dim=80, dtype=torch.bfloat16, device=CPU)
     attend = TABLE.implementation("packed_attention", impl_id).load()(PackedLayout.of([Span(0, 0, 1)], CPU), kv)
     with pytest.raises(ConfigError, match="heads of 64, 128 or 256 numbers, not 80"):
-        attend(torch.zeros(1, 1, 80, dtype=torch.bfloat16), *kv.layer(0))
+        attend(torch.zeros(1, 1, 80, dtype=torch.bfloat16), kv.layer(0))
 
 
 @pytest.mark.parametrize("wrong", ["pages", "last", "indices", "rows"])

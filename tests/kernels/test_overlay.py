@@ -55,6 +55,14 @@ def test_a_stale_stamp_is_refused_with_what_to_run(tmp_path, field):
         ('{"entries": [{"impl_id": "x", "shape_sig": "big"}]}', "entries.0.shape_sig: Value error, 'big': no size has"),
         ('{"entries": [{"impl_id": "x", "layer_role": "qvk"}]}', "entries.0.layer_role: Value error, 'qvk' is not the"),
         ('{"entries": [{"impl_id": "x", "op_kind": "gemm"}]}', "entries.0.op_kind: Value error, 'gemm' is not a kind"),
+        (
+            '{"entries": [{"impl_id": "x", "kv": "fp3"}]}',
+            "entries.0.kv: Value error, 'fp3' is not a KV format",
+        ),
+        (
+            '{"entries": [{"op_name": "packed_attention_int8", "impl_id": "x"}]}',
+            'entries.0.op_name: Value error, \'packed_attention_int8\' is now op_name "packed_attention" with "kv"',
+        ),
         ('{"entries": [{"impl_id": "x", "impl_params": {"block": "a"}}]}', "entries.0.impl_params.block: Input"),
     ],
 )
@@ -122,5 +130,6 @@ def test_the_papers_row_is_matched_by_its_call_and_the_next_best_serves(tmp_path
 
 def test_the_schema_names_the_dimensions():
     entry = json.loads(schema())["$defs"]["OverlayEntry"]["properties"]
-    assert {"model_name", "hw_profile", "op_kind", "layer_role", "op_name", "stage", "weight", "shape_sig"} < set(entry)
+    named = {"model_name", "hw_profile", "op_kind", "layer_role", "op_name", "stage", "weight", "kv", "shape_sig"}
+    assert named < set(entry)
     assert {"impl_id", "impl_params"} < set(entry)

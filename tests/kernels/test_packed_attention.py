@@ -43,7 +43,7 @@ def store(spans: list[Span], kv_heads: int, seed: int, dtype: torch.dtype = torc
 
 def attend(name: str, spans: list[Span], kv: KVSlots, q: torch.Tensor, layer: int = 0) -> torch.Tensor:
     function = built_in_table().implementation("packed_attention", name).function
-    return function(PackedLayout.of(spans, CPU), kv)(q, *kv.layer(layer))
+    return function(PackedLayout.of(spans, CPU), kv)(q, kv.layer(layer))
 
 
 @pytest.mark.parametrize("name", CANDIDATES)
@@ -62,7 +62,7 @@ def test_candidates_equal_the_reference(name: str, spans: list[Span], heads: tup
 def test_long_spans_in_tiles_are_the_same(spans: list[Span], tile: int, seed: int):
     q = torch.randn(sum(span.length for span in spans), 4, HEAD_DIM)
     kv = store(spans, 2, seed)
-    found = packed_attention.slots_in_place(PackedLayout.of(spans, CPU), kv, tile)(q, *kv.layer(0))
+    found = packed_attention.slots_in_place(PackedLayout.of(spans, CPU), kv, tile)(q, kv.layer(0))
     torch.testing.assert_close(found, attend("reference", spans, store(spans, 2, seed), q), atol=2e-6, rtol=1e-5)
 
 

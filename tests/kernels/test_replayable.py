@@ -17,7 +17,7 @@ from edgeflow.kernels.tune import Tuner
 
 CPU = torch.device("cpu")
 CASE = cases.packed_attention([Span(0, 4, 1), Span(1, 0, 3)], Heads(4, 2, 16))
-ATTENTION = [each for each in BUILT_IN if each.op_name == "packed_attention"]
+ATTENTION = [each for each in BUILT_IN if each.op_name == "packed_attention" and each.takes("dense")]
 HERE = [each for each in ATTENTION if not each.objection(Hardware.of(CPU), torch.float32)]
 
 
@@ -40,7 +40,7 @@ def test_attention_is_replayable_where_the_host_reads_no_place(implementation: I
 def test_on_a_gpu_the_tuner_takes_what_graphs_may_hold(monkeypatch):
     monkeypatch.setattr(Hardware, "of", lambda _: Hardware.named("cuda_sm90"))
     monkeypatch.setattr(Implementation, "objection", lambda *_: "")
-    key = OperatorKey(op_name="packed_attention")
+    key = OperatorKey(op_name="packed_attention", kv="dense")
     taken = {
         device: {
             each.impl_id

@@ -79,8 +79,8 @@ def test_rope_write_kv(function, places, heads):
     ]
     for kv in stores:
         kv.data.fill_(torch.nan)
-    expected = reference("rope_write_kv")(qkv, *heads, rows, *stores[0].layer(0))
-    found = function(qkv, *heads, rows, *stores[1].layer(0))
+    expected = reference("rope_write_kv")(qkv, *heads, rows, stores[0].layer(0))
+    found = function(qkv, *heads, rows, stores[1].layer(0))
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(stores[1].data, stores[0].data, atol=1e-6, rtol=1e-6, equal_nan=True)
     assert stores[1].data.isfinite().sum() == len(places) * 2 * heads[1] * 8, "rows are written elsewhere too"
@@ -94,8 +94,8 @@ def test_rotation_depends_on_the_distance_only():
     def score(position: int, distance: int) -> float:
         layout = PackedLayout.of([Span(0, position, 1), Span(0, position + distance, 1)], CPU)
         qkv = torch.cat([q, k, k]).expand(2, -1).clone()
-        turned = reference("rope_write_kv")(qkv, 1, 1, table.places(layout, 64), *kv.layer(0))
-        return (turned[1, 0] @ kv.layer(0)[0][0, position, 0]).item()
+        turned = reference("rope_write_kv")(qkv, 1, 1, table.places(layout, 64), kv.layer(0))
+        return (turned[1, 0] @ kv.layer(0).keys[0, position, 0]).item()
 
     assert score(0, 5) == pytest.approx(score(40, 5), abs=1e-5)
     assert score(0, 5) != pytest.approx(score(0, 6), abs=1e-3)
@@ -151,6 +151,6 @@ def test_index_tensors_of_a_layout_are_aligned_at_any_number_of_rows(rows: int):
 def test_kv_slots_say_what_they_take():
     kv = KVSlots(layers=3, slots=5, capacity=7, kv_heads=2, head_dim=4, dtype=torch.bfloat16, device=CPU)
     assert (kv.slots, kv.capacity, kv.nbytes) == (5, 7, 3 * 2 * 5 * 7 * 2 * 4 * 2)
-    keys, values = kv.layer(1)
+    keys, values = kv.layer(1).keys, kv.layer(1).values
     keys[2, 3] = 1
     assert kv.data[1, 0, 2, 3].sum() == 8 and values.sum() == 0

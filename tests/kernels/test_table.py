@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.dimensions import KINDS
+from edgeflow.kernels.dimensions import KINDS, KV_FORMATS, kv_formats
 from edgeflow.kernels.implementations import Hardware, Implementation
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import CONFIGURED
 from edgeflow.kernels.layout import PackedLayout, Span
-from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table import Choice, Entry, OperatorKey, OperatorTable, built_in_table
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -130,7 +131,7 @@ def test_entries_for_stages_follow_the_spans():
         function(PackedLayout.of(spans, CPU), kv).__qualname__.split(".")[0]
         for spans in ([Span(0, 2, 1)], [Span(0, 0, 3), Span(1, 3, 1)])
     ]
-    assert names == ["row_by_row", "slots_in_place"]
+    assert names == ["reference", "slots_in_place"]
 
 
 def test_an_entry_may_name_some_sizes_and_the_one_that_names_more_wins():
@@ -203,7 +204,37 @@ def test_hardware_has_a_name():
 def test_every_built_in_operator_has_a_reference_and_a_default(device):
     table = built_in_table()
     assert set(table.operators) == set(KINDS)
-    for name in table.operators:
-        assert "reference" in table.candidates(name)
-        chosen = table.choose(OperatorKey(op_name=name), Hardware(device.type), torch.bfloat16).implementation.impl_id
-        assert chosen != "reference"
+    for name, kv in [(each, kv) for each in table.operators for kv in kv_formats(each)]:
+        assert "reference" in table.candidates(name, kv)
+        chosen = table.choose(OperatorKey(op_name=name, kv=kv), Hardware(device.type), torch.bfloat16).implementation
+        assert chosen.impl_id != "reference" and chosen.takes(kv)
+
+
+def test_formats_are_known_by_the_names_that_lookups_use():
+    assert {each.name for each in CONFIGURED.values()} == set(KV_FORMATS)
+
+
+def over_kv(kv: str, hardware: str = "cpu", *entries: Entry) -> Choice:
+    table = built_in_table().overlaid(*entries)
+    return table.choose(OperatorKey(op_name="packed_attention", kv=kv), Hardware.named(hardware), torch.bfloat16)
+
+
+def test_each_kv_format_has_its_own_implementations():
+    assert [over_kv(kv).implementation.impl_id for kv in ("", "dense", "int8")] == [
+        "slots_in_place",
+        "slots_in_place",
+        "widened",
+    ]
+    dense, eight = (over_kv(kv, "cuda_sm90").implementation for kv in ("dense", "int8"))
+    assert (dense.impl_id, eight.impl_id) == ("triton", "triton") and dense.function != eight.function
+    for_all = Entry(OperatorKey(op_name="packed_attention"), "masked")
+    for_one = Entry(OperatorKey(op_name="packed_attention", kv="int8"), "naive_gather")
+    chosen = [over_kv(kv, "cpu", for_one, for_all).implementation.impl_id for kv in ("dense", "int8")]
+    assert chosen == ["masked", "naive_gather"]
+
+
+def test_an_implementation_that_a_format_lacks_does_not_serve_it():
+    everywhere = Entry(OperatorKey(op_name="packed_attention"), "flashinfer", {"apart": 1})
+    assert over_kv("int8", "cpu", everywhere).implementation.impl_id == "widened"
+    with pytest.raises(ConfigError, match="no implementation 'flashinfer' for int8 KV; known: reference"):
+        built_in_table().overlaid(Entry(OperatorKey(op_name="packed_attention", kv="int8"), "flashinfer"))

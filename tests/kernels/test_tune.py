@@ -132,8 +132,12 @@ def test_problems_of_a_model_cover_its_passes():
         [Span(0, 0, 20), Span(1, 20, 1), Span(2, 21, 1)],
         [Span(1, 20, 1), Span(2, 21, 1)],
     ]
-    signed = {(case.op_name, *case.signed()) for case in model_cases(shape)}
-    assert ("packed_attention", "packed", "m=32|t=32|kv=2|d=16") in signed and ("greedy", "", "m=4|v=100") in signed
+    signed = {(case.op_name, case.kv, *case.signed()) for case in model_cases(shape)}
+    assert {
+        ("packed_attention", "dense", "packed", "m=32|t=32|kv=2|d=16"),
+        ("packed_attention", "int8", "packed", "m=32|t=32|kv=2|d=16"),
+        ("greedy", "", "", "m=4|v=100"),
+    } < signed
     assert len(signed) == len(model_cases(shape))
 
 
@@ -203,10 +207,10 @@ def test_problems_are_in_the_order_of_priority():
     bounds = iter(groups)
     group, seen = next(bounds), ""
     for stage, case in staged_cases(shape):
-        kind = priority_of(stage, case.op_name, case.layer_role)
+        kind = priority_of(stage, case.op_name, case.layer_role, case.kv)
         if kind != seen:
             group, seen = next(bounds) if seen else group, kind
-        group.add(f"{case.op_name} {case.layer_role}".strip())
+        group.add(" ".join(filter(None, (case.op_name, case.layer_role, case.kv.replace("dense", "")))))
     memory = {"packed_attention", "rope_write_kv"}
     layer = {f"linear {role}" for role in ("qkv", "output", "gate_up", "down")}
     assert groups[0] == {*memory, "shift_kv", "shift_kv_chain"}
@@ -215,12 +219,12 @@ def test_problems_are_in_the_order_of_priority():
     norms = {f"rms_norm {role}" for role in ("input", "query", "key", "final")}
     norms |= {"add_rms_norm input", "add_rms_norm post_attention"}
     assert groups[3] == {*norms, "swiglu", "greedy"}
-    assert groups[4] == {"packed_attention_int8", "rope_write_kv_int8"}
+    assert groups[4] == {"packed_attention int8", "rope_write_kv int8"}
 
 
-def priority_of(stage: str, op_name: str, role: str) -> str:
+def priority_of(stage: str, op_name: str, role: str, kv: str) -> str:
     """The words of the paper."""
-    if op_name.endswith("int8"):
+    if kv == "int8":
         return "only where slots are in int8"
     if op_name.endswith("rms_norm") or op_name in ("swiglu", "greedy"):
         return "normalization, activation, sampling"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import product
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgeflow.errors import CheckpointError
-from edgeflow.kernels.dimensions import ROLES, STAGES, only_role
+from edgeflow.kernels.dimensions import ROLES, STAGES, kv_formats, only_role
 from edgeflow.kernels.implementations import BUILT_IN, Hardware, Implementation
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import DENSE, INT8, KVFormat
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.model_cases import ModelShape, passes, staged_cases
 from edgeflow.kernels.shapes import SIGNATURES, stage_of
@@ -126,15 +128,15 @@ def test_a_packed_pass_equals_one_span_at_a_time(name: str, history, order):
 
 
 @pytest.mark.parametrize("samples", [None, (0, 1, 5, 0), (2, 1, 1, 1), (0, 0, 3, 1), (9, 1, 5, 1), (0, 0, 0, 0)])
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("kv_format", [DENSE, INT8], ids=lambda each: each.name)
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.inference_mode()
-def test_sampled_rows_are_rows_of_the_whole_pass_and_the_slots_the_same(name: str, int8: bool, samples):
+def test_sampled_rows_are_rows_of_the_whole_pass_and_the_slots_the_same(name: str, kv_format: KVFormat, samples):
     model = decoder(VARIANTS[name])
     spans = [Span(3, 0, 9), Span(0, 4, 1), Span(2, 3, 5), Span(1, 7, 1)]
     layout = PackedLayout.of(spans, CPU, samples=samples)
     hidden = torch.randn(16, SIZE["hidden_size"], generator=torch.Generator().manual_seed(5))
-    stores = [model.kv_slots(4, 40, int8=int8) for _ in range(2)]
+    stores = [model.kv_slots(4, 40, kv_format) for _ in range(2)]
     for kv in stores:
         model.forward(hidden, PackedLayout.of([Span(slot, 0, 4) for slot in (3, 2, 1, 0)], CPU), kv)
     every, sampled = model.forward(hidden, layout, stores[0]), model.forward_sampled(hidden, layout, stores[1])
@@ -188,25 +190,27 @@ def test_a_chunk_that_samples_nothing_computes_keys_and_values_alone_in_the_last
     assert [rows for name, rows in called.rows if name == "silu"] == [9, 9]
 
 
-Call = tuple[str, str, str, str]
-"""(stage, op_name, layer_role, shape signature)"""
+Call = tuple[str, str, str, str, str]
+"""(stage, op_name, layer_role, KV format, shape signature)"""
 
 
 def noting(calls: set[Call]) -> OperatorTable:
     """A table whose operators, in each stage and role, note their calls."""
     table, implementations, entries = built_in_table(), list(BUILT_IN), []
     names = [name for name in ROLES if name in SIGNATURES and name != "varlen_attention"]
-    for op_name, role, stage in ((name, role, stage) for name in names for role in ROLES[name] for stage in STAGES):
-        serves = table.choose(OperatorKey(op_name=op_name), Hardware("cpu"), torch.float32).load()
-        function = noted(serves, calls, op_name, role, stage)
-        implementations.append(Implementation(op_name=op_name, impl_id=f"{role} {stage}", function=function))
-        entries.append(Entry(OperatorKey(op_name=op_name, layer_role=role, stage=stage), f"{role} {stage}"))
+    operators = [(name, role, kv) for name in names for role in ROLES[name] for kv in kv_formats(name)]
+    for (op_name, role, kv), stage in product(operators, STAGES):
+        key = OperatorKey(op_name=op_name, layer_role=role, stage=stage, kv=kv)
+        serves = table.choose(key, Hardware("cpu"), torch.float32).load()
+        function = noted(serves, calls, op_name, role, stage, kv)
+        implementations.append(Implementation(op_name=op_name, impl_id=f"{role} {stage}", kv=kv, function=function))
+        entries.append(Entry(key, f"{role} {stage}"))
     return OperatorTable(implementations, entries)
 
 
-def noted(serves, calls: set[Call], op_name: str, role: str, stage: str):
+def noted(serves, calls: set[Call], op_name: str, role: str, stage: str, kv: str):
     def note(*arguments):
-        calls.add((stage, op_name, role, SIGNATURES[op_name](*arguments)[1]))
+        calls.add((stage, op_name, role, kv, SIGNATURES[op_name](*arguments)[1]))
 
     def call(*arguments):
         made = serves(*arguments)
@@ -220,9 +224,9 @@ def noted(serves, calls: set[Call], op_name: str, role: str, stage: str):
     return call
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("kv_format", [DENSE, INT8], ids=lambda each: each.name)
 @torch.inference_mode()
-def test_the_calls_of_a_model_are_those_that_are_listed(int8: bool):
+def test_the_calls_of_a_model_are_those_that_are_listed(kv_format: KVFormat):
     """What `edgeflow ops` lists and the tuner times is what passes call, no more and no less."""
     calls: set[Call] = set()
     config = VARIANTS["gqa"]
@@ -238,15 +242,19 @@ def test_the_calls_of_a_model_are_those_that_are_listed(int8: bool):
     )
     model = decoder(config, table=noting(calls))
     for spans in passes(shape):
-        layout, kv = PackedLayout.of(spans, CPU), model.kv_slots(3, 40, int8=int8)
+        layout, kv = PackedLayout.of(spans, CPU), model.kv_slots(3, 40, kv_format)
         hidden = model.forward_sampled(torch.randn(len(layout.row_slot), config.hidden_size), layout, kv)
         model.logits(hidden, stage_of(layout.lengths))
-    other = {"packed_attention", "rope_write_kv"} if int8 else {"packed_attention_int8", "rope_write_kv_int8"}
-    elsewhere = other | {"greedy", "shift_kv", "shift_kv_chain"}
-    listed = {(stage, each.op_name, each.layer_role, each.signed()[1]) for stage, each in staged_cases(shape)}
-    listed = {(stage, name, role or only_role(name), sizes) for stage, name, role, sizes in listed}
-    assert calls == {each for each in listed if each[1] not in elsewhere}
-    assert ("decode", "packed_attention" + "_int8" * int8, "self_attention", "m=1|t=16|kv=2|d=8") in calls
+    listed = [
+        (stage, each)
+        for stage, each in staged_cases(shape)
+        if each.kv in ("", kv_format.name) and each.op_name not in ("greedy", "shift_kv", "shift_kv_chain")
+    ]
+    assert calls == {
+        (stage, each.op_name, each.layer_role or only_role(each.op_name), each.kv, each.signed()[1])
+        for stage, each in listed
+    }
+    assert ("decode", "packed_attention", "self_attention", kv_format.name, "m=1|t=16|kv=2|d=8") in calls
 
 
 @torch.inference_mode()

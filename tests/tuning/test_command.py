@@ -87,7 +87,7 @@ def test_tune_writes_goes_on_and_is_served(checkpoint, tmp_path):
     arguments = ("tune", "--model", str(checkpoint), "--rows", "6", "--samples", "1", "--device", "cpu")
     first = json.loads(run(*arguments, "--out", str(out), "--json"))
     assert first["stamp"]["hw_profile"] == "cpu" and first["model"]["hidden"] == 64
-    names = "op_name", "layer_role", "stage", "shape_sig"
+    names = "op_name", "layer_role", "stage", "kv", "shape_sig"
     keys = [tuple(entry[name] for name in names) for entry in first["entries"]]
     assert len(keys) == len(set(keys)) >= 10 and all(entry["us"] > 0 for entry in first["entries"])
 

@@ -13,8 +13,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.offline import decode_serially
 from edgeflow.engine.contracts.policy import PreparedFrame
+from edgeflow.engine.offline import decode_serially
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.models.openvla.preprocess import Preprocessor
 from edgeflow.types import Mode

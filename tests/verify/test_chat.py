@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.kernels.kv_formats import INT8
 from edgeflow.types import Mode
-from edgeflow.verify.chat import verify_chat, verify_int8_kv
+from edgeflow.verify.chat import verify_chat, verify_kv
 from edgeflow.verify.chat_modes import Ways
 from edgeflow.verify.checkpoint import verify_checkpoint
 from edgeflow.verify.comparison import exact_float32
@@ -54,7 +55,7 @@ def test_the_original_implementation_agrees(name: str):
 @pytest.mark.oracle("llama-tiny", "qwen2-tiny")
 @pytest.mark.parametrize("name", ["llama-tiny", "qwen2-tiny"])
 def test_int8_kv_is_within_its_bounds_and_one_answer_in_every_mode(name: str):
-    results = verify_int8_kv(ORACLES / name)
+    results = verify_kv(ORACLES / name, INT8)
     assert [each for each in results if not each[1].ok] == []
     answers = {(mode, result.case) for mode, result in results if result.quantity == "tokens, against alone"}
     cases = {case for _, case in answers}
@@ -187,7 +188,7 @@ def test_the_cost_of_int8_kv_is_told(bundle: Path):
 def test_int8_kv_is_of_chat_models_alone(tmp_path: Path):
     directory = write_checkpoint(tmp_path)
     with pytest.raises(ConfigError, match="kv: int8 is for chat models"):
-        verify_checkpoint(directory, [], lambda *_: None, int8_kv=True)
+        verify_checkpoint(directory, [], lambda *_: None, kv="int8")
 
 
 def test_every_tensor_is_on_the_device_that_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch):

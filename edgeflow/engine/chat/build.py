@@ -23,7 +23,8 @@ from edgeflow.engine.memory import activation_bytes, free_bytes
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.messages import ChatReady, Message
-from edgeflow.kernels.kv import SCALE_BYTES, KVSlots
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import CONFIGURED, DENSE, KVFormat
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.chat import ChatModel, load_chat_model, read_published
 from edgeflow.models.checkpoint import fingerprint
@@ -102,7 +103,7 @@ def chat_bytes(config: ServiceConfig) -> int:
     weights = sum(weight_bytes(chat.weights, each, dtype, device) for each in paths)
     capacity = min(chat.capacity, text.max_position_embeddings)
     slots = 1 + len(chat.slots) + choose_graphs(config.graphs, device, dtype)
-    kv = slots * capacity * _position_bytes(text, dtype, int8=chat.kv == "int8")
+    kv = slots * capacity * _position_bytes(text, dtype, CONFIGURED[chat.kv])
     return weights + kv + activation_bytes(text, chat.prefill_chunk, dtype)
 
 
@@ -146,7 +147,7 @@ def build_chat(
     """
     capacity = min(config.capacity, model.config.max_position_embeddings)
     prompts = [_prefix_prompt(model, slot, capacity) for slot in config.slots]
-    kv = _reserve(model, 1 + len(prompts) + bool(graphs), capacity, int8=config.kv == "int8")
+    kv = _reserve(model, 1 + len(prompts) + bool(graphs), capacity, CONFIGURED[config.kv])
     chunk = config.prefill_chunk
     engine = ChatEngine(model, kv, decode=decode, chunk=chunk, graphs=bool(graphs), record=record)
     told = _record(engine, progress, required=graphs == "on") if graphs else ""
@@ -216,30 +217,30 @@ def _probe(model: ChatModel, rows: int) -> Prompt:
     return model.prompt([token % model.config.vocab_size for token in range(rows)])
 
 
-def kv_bytes(model: ChatModel, slots: int, capacity: int, *, int8: bool = False) -> int:
-    """Memory of so many slots in bytes: layers x keys and values x slots x positions x heads x bytes per head."""
-    return slots * capacity * _position_bytes(model.config, model.decoder.dtype, int8=int8)
+def kv_bytes(model: ChatModel, slots: int, capacity: int, kv_format: KVFormat = DENSE) -> int:
+    """Memory of so many slots in bytes."""
+    return slots * capacity * _position_bytes(model.config, model.decoder.dtype, kv_format)
 
 
-def _position_bytes(config: LlamaConfig, dtype: torch.dtype, *, int8: bool) -> int:
-    sizes = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
-    return KVSlots.position_bytes(*sizes, dtype, int8=int8)
+def _position_bytes(config: LlamaConfig, dtype: torch.dtype, kv_format: KVFormat) -> int:
+    """Memory of a position in all layers."""
+    return config.num_hidden_layers * kv_format.position_bytes(config.num_key_value_heads, config.head_dim, dtype)
 
 
-def _reserve(model: ChatModel, slots: int, capacity: int, *, int8: bool) -> KVSlots:
-    needed, free = kv_bytes(model, slots, capacity, int8=int8), free_bytes(model.device)
-    config, dtype = model.config, model.decoder.dtype
-    head = f"({config.head_dim} + {SCALE_BYTES} of a scale)" if int8 else f"{config.head_dim} x {dtype.itemsize}"
+def _reserve(model: ChatModel, slots: int, capacity: int, kv_format: KVFormat) -> KVSlots:
+    needed, free = kv_bytes(model, slots, capacity, kv_format), free_bytes(model.device)
+    config, layers = model.config, model.config.num_hidden_layers
+    layer_bytes = _position_bytes(config, model.decoder.dtype, kv_format) // layers
     error = ConfigError(
-        f"chat.capacity: no memory for {slots} slots of {capacity} positions: {config.num_hidden_layers} layers "
-        f"x 2 x {slots} x {capacity} x {config.num_key_value_heads} x {head} bytes are {needed / 2**20:.0f} MiB, "
+        f"chat.capacity: no memory for {slots} slots of {capacity} positions: {layers} layers x {slots} x {capacity} "
+        f"x {layer_bytes} bytes per position are {needed / 2**20:.0f} MiB, "
         f"{free / 2**20:.0f} MiB are free; lower chat.capacity or the number of chat.slots"
-        + ("" if int8 else ", or choose chat.kv int8")
+        + (", or choose chat.kv int8" if kv_format is DENSE else "")
     )
     if needed > free:
         raise error
     try:
-        return model.decoder.kv_slots(slots, capacity, int8=int8)
+        return model.decoder.kv_slots(slots, capacity, kv_format)
     except (RuntimeError, MemoryError) as cause:
         raise error from cause
 

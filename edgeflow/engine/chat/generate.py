@@ -74,7 +74,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The result of a pass for a request: a token, or None for a chunk of its prompt; its logits, where they are kept."""
+    """The result of a pass for a request: a token, or None for a chunk of its prompt; and its logits, where kept."""
 
     sampled: Sampled[int] | None
     logits: Tensor | None

@@ -42,7 +42,7 @@ class Decoder(Protocol):
         ...
 
     def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
-        """[L_Q, E] → [N, E]; as `forward`, but only the last row of each span."""
+        """[L_Q, E] → [n, E]; as `forward`, but only the sampled rows."""
         ...
 
     def logits(self, hidden: Tensor, stage: str) -> Tensor:

@@ -14,7 +14,8 @@ from edgeflow.engine.device import choose_device, choose_dtype, choose_graphs, d
 from edgeflow.engine.memory import FIXED_BYTES, KVNeed, activation_bytes, choose_sessions, describe, free_bytes
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv import KVSlots, rounded_capacity
+from edgeflow.kernels.kv import rounded_capacity
+from edgeflow.kernels.kv_formats import DENSE
 from edgeflow.kernels.table import OperatorTable
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.openvla.config import OpenVLAConfig, load_config
@@ -84,7 +85,7 @@ def kv_need(
         ring=published.action_width,
         spare=spare,
         capacity=rounded_capacity(image_tokens + config.max_prompt_tokens + published.action_width),
-        position_bytes=KVSlots.position_bytes(text.num_hidden_layers, *heads, dtype),
+        position_bytes=text.num_hidden_layers * DENSE.position_bytes(*heads, dtype),
         reserve_bytes=FIXED_BYTES[device.type] + activation_bytes(text, config.row_budget, dtype),
         chat_bytes=chat_bytes,
     )

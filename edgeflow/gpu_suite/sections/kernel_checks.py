@@ -107,14 +107,14 @@ def checks(part: Part) -> tuple[list[Found], list[str]]:
 def _checks(table: OperatorTable, case: Case, device: torch.device, dtype: torch.dtype) -> list[Found]:
     """Each implementation against the reference; one that does not compile or run is a result, not an end."""
     stage, shape_sig = case.signed()
-    expected = Expected.of(case, table.implementation(case.op_name, REFERENCE).load(), device, dtype)
+    expected = Expected.of(case, table.implementation(case.op_name, REFERENCE, case.kv).load(), device, dtype)
     rows: list[Found] = []
-    for impl_id in table.candidates(case.op_name):
-        candidate = table.implementation(case.op_name, impl_id)
+    for impl_id in table.candidates(case.op_name, case.kv):
+        candidate = table.implementation(case.op_name, impl_id, case.kv)
         if impl_id == REFERENCE or candidate.objection(Hardware.of(device), dtype, shape_sig):
             continue
         allowed = tolerance(case, dtype, candidate.weight)
-        row: Found = {"operator": case.op_name, "implementation": impl_id, "dtype": named(dtype)}
+        row: Found = {"operator": case.op_name, "implementation": impl_id, "dtype": named(dtype), "KV": case.kv}
         row |= {"stage": stage, "shape": shape_sig, "allowed": allowed}
         try:
             off = expected.deviation(candidate.load())
@@ -136,11 +136,11 @@ def _found(rows: list[Found], broken: list[Found], late: list[str]) -> Found:
 
 
 def _worst(rows: list[Found]) -> list[Found]:
-    """The largest deviation of each implementation and dtype."""
-    worst: dict[tuple[str, str, str], Found] = {}
+    """The largest deviation of each implementation, dtype and KV format."""
+    worst: dict[tuple[str, ...], Found] = {}
     for row in rows:
-        key = row["operator"], row["implementation"], row["dtype"]
-        mine = {name: row[name] for name in ("operator", "implementation", "dtype", "allowed")}
+        key = row["operator"], row["implementation"], row["dtype"], row["KV"]
+        mine = {name: row[name] for name in ("operator", "implementation", "dtype", "KV", "allowed")}
         mine |= {"deviation": row["deviation"] or 0.0, "checks": 0}
         best = worst.setdefault(key, mine)
         best["checks"] += 1

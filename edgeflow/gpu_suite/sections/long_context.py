@@ -10,6 +10,7 @@ from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.setting import Setting, named
 from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import DENSE, INT8
 from edgeflow.models.chat import ChatModel
 
 MODEL = "qwen2.5-7b"
@@ -26,12 +27,12 @@ def long_context(setting: Setting) -> Found:
     rows: list[Found] = []
     found: Found = {"steps": rows}
     for context in SMALL_CONTEXTS if setting.small else CONTEXTS:
-        for int8 in (False, True):
-            kind = "int8" if int8 else named(setting.dtype)
+        for kv_format in (DENSE, INT8):
+            kind = named(setting.dtype) if kv_format is DENSE else kv_format.name
             if setting.left_s < 0:
                 found.setdefault(LEFT_OUT, []).append(f"{context} rows, {kind}")
                 continue
-            kv = model.decoder.kv_slots(1 + setting.graphs, context + STEPS + WARM_UP, int8=int8)
+            kv = model.decoder.kv_slots(1 + setting.graphs, context + STEPS + WARM_UP, kv_format)
             row = {"model": name, "context": context, "KV": kind, "KV MiB": kv.nbytes / 2**20}
             rows.append(row | {"ms/step": 1e3 * _step_s(setting, model, kv, context)})
             setting.tell(found)

@@ -60,11 +60,17 @@ def _times(setting: Setting, table: OperatorTable, case: Case, kv_bytes: int) ->
     context = OperatorKey(op_name=case.op_name, stage=stage, shape_sig=shape_sig)
     ring = case.ring(setting.device, setting.dtype, last_level_cache(setting.device))
     rows = []
-    for impl_id in table.candidates(case.op_name):
-        candidate = table.implementation(case.op_name, impl_id)
+    for impl_id in table.candidates(case.op_name, case.kv):
+        candidate = table.implementation(case.op_name, impl_id, case.kv)
         if impl_id == REFERENCE or table.objection(candidate, context, Hardware.of(setting.device), setting.dtype):
             continue
-        row: Found = {"operator": case.op_name, "stage": stage, "shape": shape_sig, "implementation": impl_id}
+        row: Found = {
+            "operator": case.op_name,
+            "KV": case.kv,
+            "stage": stage,
+            "shape": shape_sig,
+            "implementation": impl_id,
+        }
         try:
             call = rotating([problem.given_to(candidate.load()) for problem in ring])
             row["µs"] = median_us({"call": call}, setting.device, SAMPLES)["call"]

@@ -19,6 +19,7 @@ from torch import Tensor
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.flashinfer.pages import PageTable, as_pages, page_size
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import DenseLayer
 from edgeflow.kernels.layout import PackedLayout, Span, on_device
 from edgeflow.kernels.packed_attention import Attend
 
@@ -28,8 +29,8 @@ WIDTHS = (64, 128, 256)
 BACKEND = "fa2"  # runs everywhere from sm_80, compiles without further headers
 
 
-AttendInto = Callable[[Tensor, Tensor, Tensor, Tensor], None]
-"""(q, k_slots, v_slots, out): attention of q is written to out"""
+AttendInto = Callable[[Tensor, DenseLayer, Tensor], None]
+"""(q, layer, out): attention of q is written to out"""
 
 
 class Run(Protocol):
@@ -165,11 +166,11 @@ def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1
     parts = _divided(layout) if apart else [(slice(None), layout)]
     attends = [(rows, _part(part, kv, tensor_cores)) for rows, part in parts]
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+    def attend(q: Tensor, layer: DenseLayer) -> Tensor:
         q = q.contiguous()
         out = torch.empty_like(q)
         for rows, attend_part in attends:
-            attend_part(q[rows], k_slots, v_slots, out[rows])
+            attend_part(q[rows], layer, out[rows])
         return out
 
     return attend
@@ -179,10 +180,10 @@ def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
     """Refused in a graph."""
     attend_into = _attending(layout.spans, kv.kept("flashinfer mixed", Mixed))
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+    def attend(q: Tensor, layer: DenseLayer) -> Tensor:
         q = q.contiguous()
         out = torch.empty_like(q)
-        attend_into(q, k_slots, v_slots, out)
+        attend_into(q, layer, out)
         return out
 
     return attend
@@ -225,12 +226,12 @@ def _part(layout: PackedLayout, kv: KVSlots, tensor_cores: int) -> AttendInto:
 def _attending(spans: Sequence[Span], planner: Paged | Mixed) -> AttendInto:
     run: Run | None = None
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor, out: Tensor) -> None:
+    def attend(q: Tensor, layer: DenseLayer, out: Tensor) -> None:
         nonlocal run
         if run is None:
             _check(q)
-            run = planner.planned(spans, q, k_slots.shape[2])
-        run(q, (as_pages(k_slots), as_pages(v_slots)), out=out)
+            run = planner.planned(spans, q, layer.keys.shape[2])
+        run(q, (as_pages(layer.keys), as_pages(layer.values)), out=out)
 
     return attend
 
@@ -238,13 +239,13 @@ def _attending(spans: Sequence[Span], planner: Paged | Mixed) -> AttendInto:
 def _held(layout: PackedLayout) -> AttendInto:
     run: Run | None = None
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor, out: Tensor) -> None:
+    def attend(q: Tensor, layer: DenseLayer, out: Tensor) -> None:
         nonlocal run
         if run is None:
             _check(q)
-            name = "flashinfer", q.dtype, *q.shape[1:], *k_slots.shape
-            run = layout.kept(name, lambda: OneShape(layout, q, k_slots)).placed(layout)
-        run(q, (k_slots, v_slots), out=out)
+            name = "flashinfer", q.dtype, *q.shape[1:], *layer.keys.shape
+            run = layout.kept(name, lambda: OneShape(layout, q, layer.keys)).placed(layout)
+        run(q, (layer.keys, layer.values), out=out)
 
     return attend
 

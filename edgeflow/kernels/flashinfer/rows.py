@@ -8,6 +8,7 @@ import flashinfer
 import torch
 from torch import Tensor
 
+from edgeflow.kernels.kv_formats import DenseLayer
 from edgeflow.kernels.rope_write_kv import RowPlaces
 
 
@@ -29,15 +30,15 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return gated
 
 
-def rope_write_kv(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+def rope_write_kv(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: DenseLayer) -> Tensor:
     """FlashInfer looks cosines and sines up by position. Its table has one line per row of the pass, so that rows of
     any positions (M-RoPE) rotate; keys and values are then copied to their places."""
-    count, width = qkv.shape[0], k_slots.shape[-1]
+    count, width = qkv.shape[0], layer.keys.shape[-1]
     q, k, v = torch.split(qkv, [heads * width, kv_heads * width, kv_heads * width], dim=1)
     places, table = rows.kept("flashinfer table", partial(_table, rows))
     q, k = flashinfer.apply_rope_with_cos_sin_cache(places, q, k, head_size=width, cos_sin_cache=table, is_neox=True)
-    k_slots.flatten(0, 1).index_copy_(0, rows.flat, k.view(count, kv_heads, width))
-    v_slots.flatten(0, 1).index_copy_(0, rows.flat, v.reshape(count, kv_heads, width))
+    layer.keys.flatten(0, 1).index_copy_(0, rows.flat, k.view(count, kv_heads, width))
+    layer.values.flatten(0, 1).index_copy_(0, rows.flat, v.reshape(count, kv_heads, width))
     turned: Tensor = q.view(count, heads, width)
     return turned
 

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeflow.kernels.int8_kv import Int8Attend
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import DenseLayer, Int8Layer, Pair
 from edgeflow.kernels.layout import PackedLayout
 from edgeflow.kernels.packed_attention import Attend
 from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_tile
@@ -174,15 +174,20 @@ def packed_attention(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend
     """tuning: fields of `Tuning`."""
     run = _Launch(layout, Tuning(**tuning))
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-        return run(q, (k_slots, v_slots), None)
+    def attend(q: Tensor, layer: DenseLayer) -> Tensor:
+        return run(q, (layer.keys, layer.values), None)
 
     return attend
 
 
-def packed_attention_int8(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Int8Attend:  # noqa: ARG001 - the layout says all
+def packed_attention_int8(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend:  # noqa: ARG001 - the layout says all
     """Attention over int8 slots and their scales; products in the dtype of the queries. tuning: fields of `Tuning`."""
-    return _Launch(layout, Tuning(**tuning))
+    run = _Launch(layout, Tuning(**tuning))
+
+    def attend(q: Tensor, layer: Int8Layer) -> Tensor:
+        return run(q, (layer.keys, layer.values), (layer.key_scales, layer.value_scales))
+
+    return attend
 
 
 class _Launch:
@@ -192,7 +197,7 @@ class _Launch:
         self._layout = layout
         self._tuning = tuning
 
-    def __call__(self, q: Tensor, slots: tuple[Tensor, Tensor], scales: tuple[Tensor, Tensor] | None) -> Tensor:
+    def __call__(self, q: Tensor, slots: Pair, scales: Pair | None) -> Tensor:
         """q [L_Q, H, D] → [L_Q, H, D]. slots: keys and values [S, T, KH, D]; scales: theirs [S, T, KH]."""
         layout, tuning = self._layout, self._tuning
         _, capacity, kv_heads, width = slots[0].shape

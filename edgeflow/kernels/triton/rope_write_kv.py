@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from edgeflow.kernels.kv_formats import DenseLayer, Int8Layer, Pair
 from edgeflow.kernels.rope_write_kv import RowPlaces
 from edgeflow.kernels.triton.launch import cdiv, power_of_two
 
@@ -64,24 +65,18 @@ def _turn(
 
 
 def rope_write_kv(
-    qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, k_slots: Tensor, v_slots: Tensor, *, block_h: int = 16
+    qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: DenseLayer, *, block_h: int = 16
 ) -> Tensor:
     """Half-split pairs (i, i + D/2)."""
-    return _launch(qkv, heads, kv_heads, rows, slots=(k_slots, v_slots), scales=None, block_h=block_h)
+    return _launch(qkv, heads, kv_heads, rows, slots=(layer.keys, layer.values), scales=None, block_h=block_h)
 
 
 def rope_write_kv_int8(
-    qkv: Tensor,
-    heads: int,
-    kv_heads: int,
-    rows: RowPlaces,
-    slots: tuple[Tensor, Tensor],
-    scales: tuple[Tensor, Tensor],
-    *,
-    block_h: int = 16,
+    qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: Int8Layer, *, block_h: int = 16
 ) -> Tensor:
     """Half-split pairs into int8 slots."""
-    return _launch(qkv, heads, kv_heads, rows, slots=slots, scales=scales, block_h=block_h)
+    scales = layer.key_scales, layer.value_scales
+    return _launch(qkv, heads, kv_heads, rows, slots=(layer.keys, layer.values), scales=scales, block_h=block_h)
 
 
 def _launch(
@@ -90,8 +85,8 @@ def _launch(
     kv_heads: int,
     rows: RowPlaces,
     *,
-    slots: tuple[Tensor, Tensor],
-    scales: tuple[Tensor, Tensor] | None,
+    slots: Pair,
+    scales: Pair | None,
     block_h: int,
 ) -> Tensor:
     count, width = qkv.shape[0], slots[0].shape[-1]

@@ -15,6 +15,7 @@ from edgeflow.engine.chat.build import build_chat, kv_bytes, load_chat
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.implementations import BUILT_IN
+from edgeflow.kernels.kv_formats import DENSE, INT8
 from edgeflow.kernels.table import OperatorTable, built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.tuning.operators import model_shape
@@ -42,7 +43,7 @@ def test_int8_kv_is_served_and_its_memory_is_told(model):
     both = {kv: build(model, kv=kv, slots=[{"id": "rest", "text": TEXTS[0]}]) for kv in ("model", "int8")}
     heads = model.config.num_hidden_layers * 2 * 2 * 96 * model.config.num_key_value_heads
     width = model.config.head_dim
-    assert both["int8"].ready().kv_bytes == heads * (width + 4) == kv_bytes(model, 2, 96, int8=True)
+    assert both["int8"].ready().kv_bytes == heads * (width + 4) == kv_bytes(model, 2, 96, INT8)
     assert both["model"].ready().kv_bytes == heads * 4 * width == kv_bytes(model, 2, 96)
     assert both["int8"].ready().numbers == "float32, float weights, KV in int8"
     assert both["model"].ready().numbers == "float32, float weights, KV in float32"
@@ -50,7 +51,7 @@ def test_int8_kv_is_served_and_its_memory_is_told(model):
 
 def test_what_does_not_fit_in_int8_is_refused_with_its_sum(model, monkeypatch):
     monkeypatch.setattr(chat_build, "free_bytes", lambda device: 10)
-    with pytest.raises(ConfigError, match=r"x 96 x 2 x \(8 \+ 4 of a scale\) bytes are 0 MiB, 0 MiB are free"):
+    with pytest.raises(ConfigError, match=r"x 96 x 48 bytes per position are 0 MiB, 0 MiB are free"):
         build(model, kv="int8")
     with pytest.raises(ConfigError, match=r"or choose chat\.kv int8"):
         build(model)
@@ -58,14 +59,14 @@ def test_what_does_not_fit_in_int8_is_refused_with_its_sum(model, monkeypatch):
 
 @pytest.mark.parametrize("way", ["chunks of 1", "chunks of 5", "chunks of 64", "prefix", "prefix, copied", "packed"])
 def test_int8_kv_gives_one_answer_in_every_way(model, way):
-    ways = Ways(model, int8=True).all()
+    ways = Ways(model, INT8).all()
     asked = [Asked(model.text_prompt(text), 12) for text in TEXTS]
     assert [tokens for tokens, _ in ways[way](asked)] == [tokens for tokens, _ in ways["alone"](asked)]
 
 
 def test_int8_kv_is_close_to_the_models_own(model):
     asked = [Asked(model.text_prompt(text), 1) for text in TEXTS[:2]]
-    exact, eight = (Ways(model, int8=int8).all()["alone"](asked) for int8 in (False, True))
+    exact, eight = (Ways(model, each).all()["alone"](asked) for each in (DENSE, INT8))
     for (_, (wanted,)), (_, (found,)) in zip(exact, eight, strict=True):
         assert 0 < (found - wanted).abs().mean() / wanted.std() < 0.05
 

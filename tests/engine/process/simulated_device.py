@@ -10,8 +10,8 @@ import torch
 
 from edgeflow.clock import ManualClock
 from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.executor import Ticket
 from edgeflow.engine.contracts.policy import TokenPolicy
+from edgeflow.engine.executor import Ticket
 from edgeflow.engine.process.worker import Worker
 from edgeflow.engine.stamps import Stamp
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
@@ -76,14 +76,14 @@ class AsynchronousEngine(PolicyEngine):
         now_ns = self.clock.now_ns()
         return SimulatedStamp(self.clock, now_ns, max(now_ns, self._free_ns))
 
-    def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any]) -> Ticket[Ref]:
+    def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any], *, waits: bool = False) -> Ticket[Ref]:
         self.clock.advance_ns(STAGING_NS)
         started = self.stamp()
         self.clock.advance_ns(ENQUEUEING_NS)
         lasts_ns = self.times.pass_ns(len(planned.prefills), len(planned.decodes))
         self._free_ns = max(self._free_ns, self.clock.now_ns()) + lasts_ns
         ones = torch.ones(len(planned.segments), 3, dtype=torch.long)
-        return Ticket(planned, ones, ones.float(), started, self.stamp())
+        return Ticket(planned=planned, results=ones, logits=ones.float(), started=started, done=self.stamp())
 
 
 @dataclass

@@ -9,9 +9,9 @@ import torch
 
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.contracts.actions import PolicyEngine
+from edgeflow.engine.contracts.policy import PreparedFrame
 from edgeflow.engine.device import choose_graphs
 from edgeflow.engine.offline import OfflineRun, limits_for
-from edgeflow.engine.contracts.policy import PreparedFrame
 from edgeflow.engine.process.build import build_engine
 from edgeflow.engine.process.warmup import record_passes
 from edgeflow.errors import ConfigError

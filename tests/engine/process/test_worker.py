@@ -8,8 +8,8 @@ import torch
 
 from edgeflow.clock import ManualClock
 from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.offline import decode_serially
 from edgeflow.engine.contracts.policy import PreparedFrame
+from edgeflow.engine.offline import decode_serially
 from edgeflow.engine.process.profile import DeviceProfile, Pacer
 from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import (

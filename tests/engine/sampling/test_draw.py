@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.engine.sampling.draw import Cuts, Rules, by_histogram, by_sorting, by_top_k, draw, shares, unit
 from edgeflow.engine.sampling import probabilities
+from edgeflow.engine.sampling.draw import Cuts, Rules, by_histogram, by_sorting, by_top_k, draw, shares, unit
 from edgeflow.engine.sampling.params import SamplingParams
 
 CPU = torch.device("cpu")

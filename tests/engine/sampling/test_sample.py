@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from edgeflow.engine.sampling.draw import Rules
-from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, SamplingState, sample
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, SamplingState, sample
 from edgeflow.kernels.greedy import reduced, reference
 from tests.engine.recorded import record
 
