@@ -14,7 +14,7 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
-from edgeflow.engine.process.build import build_engine
+from edgeflow.engine.control.build import build_engine
 from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.scheduler import Scheduler

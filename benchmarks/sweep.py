@@ -22,9 +22,9 @@ from rich.table import Table
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.console import progress_bar, table_console
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.contracts.policy import PreparedFrame
-from edgeflow.engine.offline import OfflineRun, limits_for
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import OfflineRun, limits_for
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler

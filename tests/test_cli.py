@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from edgeflow import doctor
 from edgeflow.cli import app
 from edgeflow.doctor import Verdict
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.contracts.policy import PreparedFrame
-from edgeflow.engine.offline import decode_serially
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import decode_serially
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from tests.tiny_checkpoint import write_checkpoint
 

@@ -14,7 +14,7 @@ from edgeflow.demo.live import RunView
 from edgeflow.demo.measure import FRESH_SEEDS
 from edgeflow.demo.report import conditions, mode_result, result_table, verdict, write_folder
 from edgeflow.demo.service_process import ServiceProcess
-from edgeflow.engine.process.profile import load_profile
+from edgeflow.engine.control.profile import load_profile
 from edgeflow.loadtest.report import json_text
 from edgeflow.types import Mode
 

@@ -19,10 +19,10 @@ from edgeflow.demo.evaluate import SuccessRate, success_rate
 from edgeflow.demo.measure import FRESH_SEEDS
 from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.virtual import EpisodeRun, VirtualService
-from edgeflow.engine.process.build import build_engine
+from edgeflow.engine.control.build import build_engine
+from edgeflow.engine.control.profile import DeviceProfile, load_profile
+from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.process.calibrate import calibrate
-from edgeflow.engine.process.profile import DeviceProfile, load_profile
-from edgeflow.engine.process.warmup import warm_up
 from edgeflow.types import Mode, PassTimes
 
 SEED_STRIDE = 100_000  # episodes of one seed never meet those of the next

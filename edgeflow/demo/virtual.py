@@ -15,8 +15,8 @@ from edgeflow.clock import ManualClock
 from edgeflow.demo.expert import action_goal
 from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.task import Outcome
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.process.profile import DeviceProfile, Pacer
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.profile import DeviceProfile, Pacer
 from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.depth import depth_of

@@ -15,7 +15,7 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contracts.contract import Contract
+from edgeflow.engine.contract import Contract
 from edgeflow.engine.graphs import CudaRecord, Graphs, Record, Recording
 from edgeflow.engine.program import PassOutputs, PassProgram
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind

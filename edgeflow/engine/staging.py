@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contracts.contract import Contract
+from edgeflow.engine.contract import Contract
 from edgeflow.engine.shapes import PassShape
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.scheduler.plan import Pass
@@ -27,7 +27,7 @@ class PassInputs:
     segment is one row. Of the sampled rows [n]: owner, the segment of each; empty where they are one of each segment.
     Of the segments that sample, where one samples several rows: spread [S, R], its rows among the sampled ones, the
     last repeated; counts [S].
-    moves [M, 3]. numbers: of each prefill (engine/contracts/contract.py). All int64. payload: bytes.
+    moves [M, 3]. numbers: of each prefill (engine/contract.py). All int64. payload: bytes.
     """
 
     slots: Tensor

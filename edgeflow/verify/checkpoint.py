@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.contracts.policy import PreparedFrame
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.device import choose_device
-from edgeflow.engine.offline import Decoded, OfflineRun, limits_for
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv_formats import CONFIGURED, DENSE, KVFormat

@@ -8,8 +8,8 @@ import torch
 from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.task import Outcome
 from edgeflow.demo.virtual import EpisodeRun, VirtualService
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.process.profile import DeviceProfile
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.types import Mode

@@ -14,11 +14,11 @@ from triton.runtime.jit import JITFunction
 
 from edgeflow.clock import ManualClock
 from edgeflow.engine.chat.warmup import run_each_kind
-from edgeflow.engine.contracts.actions import ActionTokens
+from edgeflow.engine.control.actions import ActionTokens
+from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.generate import StepRows, run_pass
 from edgeflow.engine.process.calibrate import calibrate
-from edgeflow.engine.process.warmup import record_passes, warm_up
 from edgeflow.engine.program import PassProgram
 from edgeflow.engine.shapes import PassShape, shape_of
 from edgeflow.engine.slots import SlotState

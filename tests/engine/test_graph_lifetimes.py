@@ -15,9 +15,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from edgeflow.engine.chat import graphs as chat_graphs
 from edgeflow.engine.chat.graphs import ReplayedPasses
-from edgeflow.engine.contracts.actions import PolicyEngine
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.graphs import CudaRecord, Graphs
-from edgeflow.engine.offline import decode_serially
 from edgeflow.kernels import packed_attention
 from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, Implementation
 from edgeflow.kernels.kv import KVSlots
@@ -26,8 +26,8 @@ from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from tests.chat_checkpoint import write_chat_checkpoint
+from tests.engine.control.test_lossless import make_engine, make_frames
 from tests.engine.recorded import FreedMemoryError, record
-from tests.engine.test_lossless import make_engine, make_frames
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 CPU = torch.device("cpu")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.contracts.policy import PreparedFrame
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.graphs import Graphs
-from edgeflow.engine.offline import OfflineRun, decode_serially, limits_for
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table import built_in_table
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
+from tests.engine.control.test_lossless import make_engine, make_frames
 from tests.engine.recorded import record
-from tests.engine.test_lossless import make_engine, make_frames
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 CPU = torch.device("cpu")

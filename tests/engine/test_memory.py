@@ -15,6 +15,8 @@ from edgeflow.config import ChatConfig, ServiceConfig
 from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import chat_bytes, load_chat
+from edgeflow.engine.control import build
+from edgeflow.engine.control.build import build_engine
 from edgeflow.engine.memory import (
     FIXED_BYTES,
     MOST_SESSIONS,
@@ -24,8 +26,6 @@ from edgeflow.engine.memory import (
     describe,
     sessions_that_fit,
 )
-from edgeflow.engine.process import build
-from edgeflow.engine.process.build import build_engine
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv import KVSlots, rounded_capacity
 from edgeflow.models.checkpoint import Weights, tensor_shapes

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.offline import OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_frames, random_policy
 from edgeflow.kernels.implementations import BUILT_IN, Hardware
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table

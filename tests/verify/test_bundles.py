@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.contracts.policy import PreparedFrame
-from edgeflow.engine.offline import decode_serially
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import decode_serially
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.models.openvla.preprocess import Preprocessor
 from edgeflow.types import Mode

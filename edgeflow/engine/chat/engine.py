@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from edgeflow.engine.contracts.text import Chunk, TextTokens
+from edgeflow.engine.chat.text import Chunk, TextTokens
 from edgeflow.engine.executor import Executor, Sampled, Ticket
 from edgeflow.engine.graphs import Record
 from edgeflow.engine.sampling.params import SamplingParams

@@ -7,10 +7,10 @@ from statistics import median
 import numpy as np
 
 from edgeflow.clock import Clock, MonotonicClock
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.contracts.policy import INSTRUCTION
-from edgeflow.engine.offline import limits_for
-from edgeflow.engine.process.profile import Pacer
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import limits_for
+from edgeflow.engine.control.profile import Pacer
+from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import CloseSession, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.cost import PassSample

@@ -16,12 +16,12 @@ import torch
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
 from edgeflow.engine.chat.build import chat_bytes, load_chat
-from edgeflow.engine.contracts.policy import INSTRUCTION
-from edgeflow.engine.process.build import BuiltEngine, build_engine
+from edgeflow.engine.control.build import BuiltEngine, build_engine
+from edgeflow.engine.control.profile import Pacer, load_profile
+from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.engine.process.calibrate import calibrate
 from edgeflow.engine.process.chat_link import ChatLink
-from edgeflow.engine.process.profile import Pacer, load_profile
-from edgeflow.engine.process.warmup import record_passes, warm_up
 from edgeflow.engine.process.worker import Worker
 from edgeflow.engine.table import operators_line
 from edgeflow.errors import EdgeflowError

@@ -1,4 +1,4 @@
-"""The one loop that owns the device: drain, launch a pass of control, else one of chat, commit the one before."""
+"""The one loop that owns the device: drain, launch the next pass of control or chat, commit the one before."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from edgeflow.clock import Clock
 from edgeflow.engine.chat.plane import ChatPlane
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.process.control import ControlPlane
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.plane import ControlPlane
+from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.process.inbox import Inbox
-from edgeflow.engine.process.profile import Pacer
 from edgeflow.engine.running import Running
 from edgeflow.ipc.messages import (
     ChangeDepth,

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from edgeflow.engine.contracts.policy import PreparedFrame
-from edgeflow.engine.offline import decode_serially
+from edgeflow.engine.control.offline import decode_serially
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.gpu_suite.order import Found
 from edgeflow.gpu_suite.setting import Setting, SkipError
 from edgeflow.gpu_suite.subjects.engines import engine_of, policy_of

@@ -10,9 +10,9 @@ from dataclasses import replace
 from statistics import median
 from time import monotonic
 
-from edgeflow.engine.contracts.actions import Answer, PolicyEngine
-from edgeflow.engine.contracts.policy import PreparedFrame, TokenPolicy
-from edgeflow.engine.offline import decode_serially
+from edgeflow.engine.control.actions import Answer, PolicyEngine
+from edgeflow.engine.control.offline import decode_serially
+from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.sections.token_checks import differing
 from edgeflow.gpu_suite.setting import Setting, SkipError

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from edgeflow.engine.contracts.actions import PolicyEngine
+from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.executor import Ticket
 from edgeflow.gpu_suite.order import Found
 from edgeflow.gpu_suite.sections.policy_speed import ways

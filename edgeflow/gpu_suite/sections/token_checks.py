@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from edgeflow.engine.agreement import Deviations, deviations, nudged
-from edgeflow.engine.contracts.actions import Answer, PolicyEngine
-from edgeflow.engine.contracts.policy import PreparedFrame
+from edgeflow.engine.control.actions import Answer, PolicyEngine
+from edgeflow.engine.control.agreement import Deviations, deviations, nudged
+from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.graphs import CudaRecord
-from edgeflow.engine.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.gpu_suite.order import Found
 from edgeflow.gpu_suite.setting import OffError, Setting, named
 from edgeflow.gpu_suite.subjects.engines import engine_of, policy_of
@@ -23,7 +23,7 @@ from edgeflow.types import Mode
 
 def tokens(setting: Setting) -> Found:
     """Compare with serial decoding without graphs: tokens in float32 at a tiny shape, logits in the model's own dtype
-    and at its shape, where they may differ by as much as rounding does (engine/agreement.py).
+    and at its shape, where they may differ by as much as rounding does (engine/control/agreement.py).
     """
     tiny = replace(setting, size=SIZES["tiny"], dtype=torch.float32)
     rows = compared(tiny, 3)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.contracts.policy import PreparedFrame, TokenPolicy
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.graphs import Record
-from edgeflow.engine.offline import OfflineRun, limits_for
+from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.gpu_suite.setting import Setting
 from edgeflow.gpu_suite.subjects.random_policy import PolicySize, random_policy
 from edgeflow.models.openvla.policy import OpenVLAPolicy

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from edgeflow.engine.contracts.policy import PreparedFrame
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.gpu_suite.subjects.random_weights import RandomTensors, llama_shapes
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig

@@ -13,9 +13,9 @@ from edgeflow.clock import ManualClock
 from edgeflow.config import ChatConfig, load_config
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import BuiltChat, build_chat, load_chat
-from edgeflow.engine.contracts.actions import PolicyEngine
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.profile import DeviceProfile, Pacer
 from edgeflow.engine.generate import Generation, Prefill, StepRows, generate, run_pass
-from edgeflow.engine.process.profile import DeviceProfile, Pacer
 from edgeflow.engine.process.worker import CHAT_PATIENCE_NS, Worker
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import ConfigError

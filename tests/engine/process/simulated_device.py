@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from edgeflow.clock import ManualClock
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.contracts.policy import TokenPolicy
+from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.executor import Ticket
+from edgeflow.engine.policy import TokenPolicy
 from edgeflow.engine.process.worker import Worker
 from edgeflow.engine.stamps import Stamp
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgeflow.config import load_config
-from edgeflow.engine.process.build import build_engine
+from edgeflow.engine.control.build import build_engine
 from edgeflow.errors import ConfigError
 from edgeflow.ipc.channel import BlockingChannel
 from edgeflow.ipc.messages import (

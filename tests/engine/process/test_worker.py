@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from edgeflow.clock import ManualClock
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.contracts.policy import PreparedFrame
-from edgeflow.engine.offline import decode_serially
-from edgeflow.engine.process.profile import DeviceProfile, Pacer
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import decode_serially
+from edgeflow.engine.control.profile import DeviceProfile, Pacer
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import (
     CloseSession,

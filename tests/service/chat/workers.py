@@ -17,7 +17,7 @@ from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.chat.build import build_chat
 from edgeflow.engine.chat.plane import ChatPlane
-from edgeflow.engine.contracts.actions import PolicyEngine
+from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.process.chat_link import ChatLink
 from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed

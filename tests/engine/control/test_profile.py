@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeflow.clock import ManualClock
-from edgeflow.engine.process.profile import Pacer, load_profile
+from edgeflow.engine.control.profile import Pacer, load_profile
 from edgeflow.errors import ConfigError
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from edgeflow.engine.contracts.policy import Decoder
+from edgeflow.engine.policy import Decoder
 
 
 class Contract(Protocol):

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from edgeflow.config import ServiceConfig
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.contracts.policy import INSTRUCTION
+from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.device import choose_device, choose_dtype, choose_graphs, device_name
 from edgeflow.engine.memory import FIXED_BYTES, KVNeed, activation_bytes, choose_sessions, describe, free_bytes
+from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv import rounded_capacity

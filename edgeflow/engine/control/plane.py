@@ -10,9 +10,9 @@ from functools import lru_cache
 import numpy as np
 
 from edgeflow.clock import Clock
-from edgeflow.engine.contracts.actions import Answer, Answers, PolicyEngine
-from edgeflow.engine.contracts.policy import PreparedFrame
-from edgeflow.engine.process.profile import Pacer
+from edgeflow.engine.control.actions import Answer, Answers, PolicyEngine
+from edgeflow.engine.control.profile import Pacer
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.running import Running
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.ipc.messages import (

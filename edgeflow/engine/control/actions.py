@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contracts.policy import Decoder, PreparedFrame, TokenPolicy
 from edgeflow.engine.executor import Executor
+from edgeflow.engine.policy import Decoder, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.kernels.kv import rounded_capacity
 from edgeflow.scheduler.plan import FrameRef, Outcome
@@ -55,7 +55,7 @@ class Answers:
 
 
 class ActionTokens:
-    """The contract of a policy (engine/contracts/contract.py). Numbers: the prompt's ids; payload: pixels, float32."""
+    """The contract of a policy (engine/contract.py). Numbers: the prompt's ids; payload: pixels, float32."""
 
     components = 1
 

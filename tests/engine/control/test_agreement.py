@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.engine import executor, staging
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.process.warmup import warm_up
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.warmup import warm_up
 from edgeflow.errors import WorkerError
 from edgeflow.gpu_suite.order import Order
 from edgeflow.gpu_suite.sections.token_checks import compared, tokens

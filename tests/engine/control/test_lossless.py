@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.contracts.policy import PreparedFrame
-from edgeflow.engine.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.packed_attention import naive_gather, reference, slots_in_place
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift

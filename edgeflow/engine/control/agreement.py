@@ -14,8 +14,8 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contracts.policy import PreparedFrame
-from edgeflow.engine.offline import Decoded
+from edgeflow.engine.control.offline import Decoded
+from edgeflow.engine.policy import PreparedFrame
 
 MEAN_FACTOR = 1.5
 LARGEST_FACTOR = 4.0

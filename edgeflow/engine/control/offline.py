@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgeflow.engine.contracts.actions import Answer, Answers, PolicyEngine
-from edgeflow.engine.contracts.policy import PreparedFrame
+from edgeflow.engine.control.actions import Answer, Answers, PolicyEngine
 from edgeflow.engine.executor import Ticket
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.scheduler.depth import depth_of
 from edgeflow.scheduler.plan import Frame, FrameRef
 from edgeflow.scheduler.ring import Shift

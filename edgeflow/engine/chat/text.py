@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contracts.policy import Decoder
+from edgeflow.engine.policy import Decoder
 from edgeflow.models.chat import ChatModel
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from edgeflow.engine.agreement import deviations, nudged
-from edgeflow.engine.contracts.actions import PolicyEngine
-from edgeflow.engine.contracts.policy import INSTRUCTION, PreparedFrame
-from edgeflow.engine.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.agreement import deviations, nudged
+from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.policy import INSTRUCTION, PreparedFrame
 from edgeflow.errors import ConfigError, WorkerError
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]
 def warm_up(engine: PolicyEngine, shift: Shift, progress: Progress) -> None:
     """Run and check both modes; WorkerError when a pipelined frame is not the serial one.
 
-    In float32 tokens must be equal. In 16 bits logits may differ by as much as rounding does (engine/agreement.py).
+    In float32 tokens must be equal. In 16 bits logits may differ by as much as rounding does (agreement.py).
     """
     frames = _frames(engine, engine.policy.K + FRAMES, engine.policy.prompt_ids(INSTRUCTION))
     progress("serial", 0, 3)
