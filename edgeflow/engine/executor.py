@@ -206,14 +206,16 @@ class Executor:
 
 def _outcome(sequence: Ref, rows: int, line: list[int]) -> Sampled[Ref]:
     """A line of PassOutputs.results; rows: R."""
-    settled, finite, *bits = line[rows:]
-    tokens = tuple(line[:settled])
+    finite = bool(line[0])
+    if rows > 1:
+        return Sampled(sequence, tuple(line[2 : 2 + line[1]]), finite)
+    tokens, bits = (line[1],), line[2:]
     if not bits:
-        return Sampled(sequence, tokens, bool(finite))
+        return Sampled(sequence, tokens, finite)
     best = len(bits) // 2
     logprob, *logprobs = map(_float, (bits[0], *bits[1 + best :]))
     top = tuple(zip(bits[1 : 1 + best], logprobs, strict=True))
-    return Sampled(sequence, tokens, bool(finite), logprob, top)
+    return Sampled(sequence, tokens, finite, logprob, top)
 
 
 def _float(bits: int) -> float:

@@ -28,8 +28,8 @@ from edgeflow.kernels.shift_kv import ShiftKVChain
 class PassOutputs:
     """The results of a pass on the device; None where nothing is sampled.
 
-    results [S, R + 2] int64, of each segment that samples: the tokens of its rows, how many of them are settled, and 1
-    where the logits behind those were finite. With log probabilities there follow that of the token, and the ids and
+    results int64, a line for each segment that samples: 1 where the logits behind its tokens were finite, then its
+    token; or where segments have drafts the number of tokens that are settled, and R tokens. With log probabilities there follow that of the token, and the ids and
     log probabilities of the best, as the bits of float64.
     logits [n, V] of the sampled rows.
     """
@@ -68,7 +68,7 @@ class PassProgram:
             logits = decoder.logits(hidden, stage)
             if shape.sampling is not None:
                 results, end = self._sample(shape, inputs, logits, end, shape.sampling)
-        self._state.length[inputs.slots] = end
+        self._state.length.index_copy_(0, inputs.slots, end)
         if shape.moves:
             shift_kv = self._shift_kv[stage]
             shift_kv(self._kv.data, inputs.moves)  # no move reads what one before it has written (Pass.moves)
@@ -77,7 +77,7 @@ class PassProgram:
 
     def _place(self, shape: PassShape, inputs: PassInputs) -> Tensor:
         """Write where each row enters; returns where each segment does [N]."""
-        layout, length = inputs.layout, self._state.length[inputs.slots]
+        layout, length = inputs.layout, self._state.length.index_select(0, inputs.slots)
         base = torch.where(inputs.starts < 0, length, inputs.starts)
         if shape.single_rows:
             layout.row_position.copy_(base)
@@ -113,7 +113,7 @@ class PassProgram:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def sample(self, logits: Tensor, slots: Tensor, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor:
-        """The results [n, 3 or more] of one row of each slot [n], behind the end of its sequence."""
+        """The results of one row of each slot [n], behind the end of its sequence."""
         places = self._state.length[slots]
         rows = sample(
             logits, self._state.sampling, slots, places, kind=kind, greedy=self._greedy["decode"], allowed=allowed
@@ -147,12 +147,12 @@ def _settled(inputs: PassInputs, rows: SampledRows, right: Tensor, end: Tensor) 
     at = torch.arange(spread.shape[1], device=spread.device)
     settled = 1 + (right[spread] & (at < inputs.counts[:, None] - 1)).long().cumprod(1).sum(1)
     sound = (rows.finite[spread] | (at >= settled[:, None])).all(1)
-    results = torch.cat([rows.ids[spread], settled[:, None], sound.long()[:, None]], dim=1)
+    results = torch.cat([sound.long()[:, None], settled[:, None], rows.ids[spread]], dim=1)
     return results, end.index_add(0, inputs.owner[spread[:, 0]], settled - inputs.counts)
 
 
 def _results(rows: SampledRows) -> Tensor:
-    columns = torch.stack([rows.ids, torch.ones_like(rows.ids), rows.finite.long()], dim=1)
+    columns = torch.stack([rows.finite.long(), rows.ids], dim=1)
     if rows.logprob is None or rows.top_ids is None or rows.top_logprobs is None:
         return columns
     logprobs = torch.cat([rows.logprob[:, None], rows.top_logprobs], dim=1).double().view(torch.long)

@@ -50,8 +50,9 @@ class PassInputs:
         """The views of a buffer of `input_bytes`. places: where the host may branch on them."""
         counts = _section_sizes(shape, contract)
         integers = buffer[: 8 * sum(map(_even, counts))].view(torch.long)
-        parts = torch.split(integers, [_even(count) for count in counts])
-        views = [part[:count] for part, count in zip(parts, counts, strict=True)]
+        empty = integers[:0]
+        firsts = _firsts([_even(count) for count in counts])
+        views = [integers[at : at + count] if count else empty for at, count in zip(firsts, counts, strict=True)]
         slots, starts, rows, row_segment, row_offset, owner, spread, sampling, sampled, moves, *numbers = views
         length = sum(shape.lengths)
         single = shape.single_rows

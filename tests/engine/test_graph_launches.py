@@ -94,7 +94,7 @@ def test_a_pass_stays_on_the_device(machine: Machine, shape: PassShape):
     first, machine.launches, machine.uploads = machine.launches, [], 0
     with OnTheDevice() as seen:
         outputs = run(shape, inputs)
-    assert outputs.results.shape == (len(shape.lengths), max(shape.samples) + 2)
+    assert outputs.results.shape == (len(shape.lengths), 2 if max(shape.samples) == 1 else 2 + max(shape.samples))
     assert machine.uploads == 0, "a graph would hold the address of memory that is gone"
     assert machine.launches == first
     kernels = {launch[0] for launch in first}

@@ -82,7 +82,7 @@ class AsynchronousEngine(PolicyEngine):
         self.clock.advance_ns(ENQUEUEING_NS)
         lasts_ns = self.times.pass_ns(len(planned.prefills), len(planned.decodes))
         self._free_ns = max(self._free_ns, self.clock.now_ns()) + lasts_ns
-        ones = torch.ones(len(planned.segments), 3, dtype=torch.long)
+        ones = torch.ones(len(planned.segments), 2, dtype=torch.long)
         return Ticket(planned=planned, results=ones, logits=ones.float(), started=started, done=self.stamp())
 
 
