@@ -29,8 +29,8 @@ class PassOutputs:
     """The results of a pass on the device; None where nothing is sampled.
 
     results int64, a line for each segment that samples: 1 where the logits behind its tokens were finite, then its
-    token; or where segments have drafts the number of tokens that are settled, and R tokens. With log probabilities there follow that of the token, and the ids and
-    log probabilities of the best, as the bits of float64.
+    token; or, where segments have drafts, the number of tokens that are settled, and R tokens. With log probabilities
+    there follow that of the token, and the ids and log probabilities of the best, as the bits of float64.
     logits [n, V] of the sampled rows.
     """
 
