@@ -42,9 +42,9 @@ class Numbers:
     period: int = 0
 
     @classmethod
-    def of(cls, device: torch.device, dtype: torch.dtype, rounded: torch.dtype, seed: int, period: int = 0) -> Numbers:
+    def of(cls, device: torch.device, dtype: torch.dtype, rounded: torch.dtype, period: int = 0) -> Numbers:
         where = device if device.type == "cuda" else "cpu"  # large weights are drawn where they stay
-        return cls(device, dtype, rounded, torch.Generator(where).manual_seed(seed), period)
+        return cls(device, dtype, rounded, torch.Generator(where).manual_seed(0), period)
 
     def normal(self, *shape: int) -> Tensor:
         if self.device.type == "meta":
@@ -95,14 +95,13 @@ class Case:
 
     op_name: str
     build: Callable[[Numbers], Problem]
-    seed: int = 0
     layer_role: str = ""
     kv: str = ""
     causal: bool = True
 
     def problem(self, device: torch.device, dtype: torch.dtype, rounded: torch.dtype | None = None) -> Problem:
         """The same numbers each time on a device; rounded to `rounded`, by default `dtype`, and given as `dtype`."""
-        return self.build(Numbers.of(device, dtype, rounded or dtype, self.seed))
+        return self.build(Numbers.of(device, dtype, rounded or dtype))
 
     def ring(self, device: torch.device, dtype: torch.dtype, cache_bytes: int) -> list[Problem]:
         """Problems of this shape to time in turns: as many as do not stay in a cache (kernels/timing.py)."""
@@ -115,7 +114,7 @@ class Case:
         return [self._to_time(device, dtype) for _ in range(count)]
 
     def _to_time(self, device: torch.device, dtype: torch.dtype) -> Problem:
-        return self.build(Numbers.of(device, dtype, dtype, self.seed, PERIOD))
+        return self.build(Numbers.of(device, dtype, dtype, PERIOD))
 
     def signed(self) -> Signed:
         """Stage and shape signature of the call, as the table sees it."""
