@@ -32,7 +32,8 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.process.calibrate import calibrate
-from edgeflow.kernels.packed_attention import naive_gather, slots_in_place
+from edgeflow.kernels.packed_attention import naive_gather
+from edgeflow.kernels.slots_in_place import slots_in_place
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.openvla.policy import OpenVLAPolicy

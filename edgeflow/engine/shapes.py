@@ -26,8 +26,8 @@ class PassShape:
     """Everything that the host decides a pass by; whatever else passes differ in lies on the device.
 
     prefills: rows of each. decodes: rows of each segment behind its prompt. samples: sampled rows of each segment.
-    reach: an upper bound on where segments end; begins: on where prefills do, which is read by `fit` only. moves: slot copies after the pass. sampling: how rows are sampled; None
-    where that waits for a mask (`Executor.sample`).
+    reach: an upper bound on where segments end; begins: on where prefills do, which is read by `fit` only. moves: slot
+    copies after the pass. sampling: how rows are sampled; None where that waits for a mask (`Executor.sample`).
     """
 
     prefills: tuple[int, ...]

@@ -19,6 +19,7 @@ from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.kv_formats import DENSE, INT8, DenseLayer, KVFormat
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.rope_write_kv import RotaryTable, RowPlaces
+from edgeflow.kernels.sees import Sees
 from edgeflow.kernels.shapes import SIGNATURES, Signed
 from edgeflow.kernels.timing import ring_size
 from edgeflow.kernels.varlen_attention import Sequences
@@ -42,9 +43,9 @@ class Numbers:
     period: int = 0
 
     @classmethod
-    def of(cls, device: torch.device, dtype: torch.dtype, rounded: torch.dtype, seed: int, period: int = 0) -> Numbers:
+    def of(cls, device: torch.device, dtype: torch.dtype, rounded: torch.dtype, period: int = 0) -> Numbers:
         where = device if device.type == "cuda" else "cpu"  # large weights are drawn where they stay
-        return cls(device, dtype, rounded, torch.Generator(where).manual_seed(seed), period)
+        return cls(device, dtype, rounded, torch.Generator(where).manual_seed(0), period)
 
     def normal(self, *shape: int) -> Tensor:
         if self.device.type == "meta":
@@ -89,18 +90,19 @@ class Problem:
 class Case:
     """The recipe of one problem of one operator.
 
-    layer_role: of the call in a model, where it matters. kv: the format of the slots that it writes or reads.
+    layer_role: of the call in a model, where it matters. kv: the format of the slots that it writes or reads. causal:
+    False where rows see something else than all up to themselves.
     """
 
     op_name: str
     build: Callable[[Numbers], Problem]
-    seed: int = 0
     layer_role: str = ""
     kv: str = ""
+    causal: bool = True
 
     def problem(self, device: torch.device, dtype: torch.dtype, rounded: torch.dtype | None = None) -> Problem:
         """The same numbers each time on a device; rounded to `rounded`, by default `dtype`, and given as `dtype`."""
-        return self.build(Numbers.of(device, dtype, rounded or dtype, self.seed))
+        return self.build(Numbers.of(device, dtype, rounded or dtype))
 
     def ring(self, device: torch.device, dtype: torch.dtype, cache_bytes: int) -> list[Problem]:
         """Problems of this shape to time in turns: as many as do not stay in a cache (kernels/timing.py)."""
@@ -113,7 +115,7 @@ class Case:
         return [self._to_time(device, dtype) for _ in range(count)]
 
     def _to_time(self, device: torch.device, dtype: torch.dtype) -> Problem:
-        return self.build(Numbers.of(device, dtype, dtype, self.seed, PERIOD))
+        return self.build(Numbers.of(device, dtype, dtype, PERIOD))
 
     def signed(self) -> Signed:
         """Stage and shape signature of the call, as the table sees it."""
@@ -250,9 +252,11 @@ def rope_write_kv_int8(spans: Sequence[Span], heads: Heads) -> Case:
     return Case("rope_write_kv", build, kv=INT8.name)
 
 
-def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1) -> Case:
+def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1, sees: Sequence[Sees] | None = None) -> Case:
+    """sees: what the rows of each span see."""
+
     def build(make: Numbers) -> Problem:
-        layout, kv = _filled(make, spans, heads, layers)
+        layout, kv = _filled(make, spans, heads, layers, sees)
         q = make.normal(len(layout.row_slot), heads.query, heads.width)
 
         def outputs(attend: Any) -> Outputs:
@@ -260,14 +264,14 @@ def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1) -> Ca
 
         return Problem((layout, kv), outputs, planned=True, cold_bytes=kv.nbytes)
 
-    return Case("packed_attention", build, kv=DENSE.name)
+    return Case("packed_attention", build, kv=DENSE.name, causal=sees is None)
 
 
-def packed_attention_int8(spans: Sequence[Span], heads: Heads) -> Case:
+def packed_attention_int8(spans: Sequence[Span], heads: Heads, sees: Sequence[Sees] | None = None) -> Case:
     """The scales of rows that nothing may read are NaN."""
 
     def build(make: Numbers) -> Problem:
-        layout, wide = _filled(make, spans, heads, 1)
+        layout, wide = _filled(make, spans, heads, 1, sees)
         q = make.normal(len(layout.row_slot), heads.query, heads.width)
         kv = _slots(make, heads, INT8, slots=wide.slots, capacity=wide.capacity, layers=1)
         numbers, scales = quantised(wide.data.nan_to_num(7.0))
@@ -275,7 +279,7 @@ def packed_attention_int8(spans: Sequence[Span], heads: Heads) -> Case:
         kv.tensors[1][..., 0] = scales.masked_fill(wide.data[..., 0].isnan(), torch.nan)
         return Problem((layout, kv), lambda attend: (attend(q, kv.layer(0)),), planned=True, cold_bytes=kv.nbytes)
 
-    return Case("packed_attention", build, kv=INT8.name)
+    return Case("packed_attention", build, kv=INT8.name, causal=sees is None)
 
 
 def linear(rows: int, outputs: int, inputs: int, *, bias: bool = False, role: str = "") -> Case:
@@ -319,18 +323,20 @@ def _places(make: Numbers, spans: Sequence[Span], heads: Heads, sections: bool) 
     return capacity, RowPlaces(cos, sin, minus_sin, rows.flat)
 
 
-def _filled(make: Numbers, spans: Sequence[Span], heads: Heads, layers: int) -> tuple[PackedLayout, KVSlots]:
-    """Slots with numbers where the spans may look, NaN everywhere else."""
+def _filled(
+    make: Numbers, spans: Sequence[Span], heads: Heads, layers: int, sees: Sequence[Sees] | None
+) -> tuple[PackedLayout, KVSlots]:
+    """Slots with numbers up to the last place that rows see, NaN everywhere else."""
     slots = 1 + max(span.slot for span in spans)
     capacity = max(span.start + span.length for span in spans) + 3
     kv = _slots(make, heads, DENSE, slots=slots, capacity=capacity, layers=layers)
     kv.data.fill_(torch.nan)
-    ends: dict[int, int] = {}
-    for span in spans:
-        ends[span.slot] = max(ends.get(span.slot, 0), span.start + span.length)
-    for slot, end in ends.items():
+    layout = PackedLayout.of(spans, make.device, sees=sees)
+    looked_at = PackedLayout.of(spans, torch.device("cpu"), sees=sees)
+    for slot in {span.slot for span in spans}:
+        end = 1 + int(looked_at.seen()[looked_at.row_slot == slot].any(0).nonzero().max())
         kv.data[:, :, slot, :end] = make.normal(layers, 2, end, heads.kv, heads.width)
-    return PackedLayout.of(spans, make.device), kv
+    return layout, kv
 
 
 def _slots(make: Numbers, heads: Heads, kv_format: KVFormat, *, slots: int, capacity: int, layers: int) -> KVSlots:

@@ -11,6 +11,15 @@ from collections.abc import Callable, Sequence
 from edgeflow.kernels import cases
 from edgeflow.kernels.cases import Case, Heads
 from edgeflow.kernels.layout import Span
+from edgeflow.kernels.sees import (
+    Sees,
+    before,
+    bidirectional_prefix,
+    bidirectional_suffix,
+    causal,
+    tree_of_drafts,
+    window,
+)
 
 Proofs = dict[str, Callable[[], list[Case]]]
 
@@ -100,6 +109,32 @@ def _edges() -> list[list[Span]]:
     ]
 
 
+def _sights() -> list[tuple[list[Span], list[Sees]]]:
+    """Rows that are not causal, among causal ones: at the edges of blocks, with gaps, and with few and many rows."""
+    binary = [(row - 1) // 2 for row in range(63)]
+    spans = [
+        [Span(0, 0, 70), Span(2, 600, 1)],
+        [Span(1, 300, 9), Span(0, 66, 1), Span(2, 5, 1)],
+        [Span(0, 0, 70), Span(1, 9, 1)],
+        [Span(0, 0, 5), Span(2, 0, 66)],
+        [Span(1, 130, 20), Span(0, 63, 3)],
+        [Span(0, 100, 17), Span(1, 5, 1)],
+        [Span(2, 90, 7), Span(1, 65, 1)],
+        [Span(1, 254, 63), Span(0, 0, 3)],
+    ]
+    sees = [
+        [window(spans[0][0], 20, 4), window(spans[0][1], 64, 4)],
+        [window(spans[1][0], 130), causal(spans[1][1]), causal(spans[1][2])],
+        [bidirectional_prefix(spans[2][0], 65), causal(spans[2][1])],
+        [bidirectional_prefix(spans[3][0], 5), causal(spans[3][1])],
+        [bidirectional_suffix(spans[4][0], 65), before(spans[4][1], 2)],
+        [before(spans[5][0], 64), before(spans[5][1], 3)],
+        [tree_of_drafts(spans[6][0], (-1, 0, 0, 1, -1, 4, 2)), causal(spans[6][1])],
+        [tree_of_drafts(spans[7][0], binary), causal(spans[7][1])],
+    ]
+    return list(zip(spans, sees, strict=True))
+
+
 def _attention_heads() -> list[Heads]:
     """Groups 1 to 8 over widths 64 to 256."""
     widths = [64, 72, 80, 96, 128, 256, 128, 64]
@@ -111,12 +146,15 @@ def _packed_attention() -> list[Case]:
     named = [cases.packed_attention(spans, heads[index % 8]) for index, spans in enumerate(edges)]
     small = [cases.packed_attention(_edges()[4], each) for each in heads]
     drawn = [cases.packed_attention(_drawn(seed), heads[seed % 8], layers=2) for seed in range(6)]
-    return [*named, *small, *drawn]
+    seen = [cases.packed_attention(spans, heads[index], 1, sees) for index, (spans, sees) in enumerate(_sights())]
+    return [*named, *small, *drawn, *seen]
 
 
 def _packed_attention_int8() -> list[Case]:
     heads = [Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128)]
-    return [cases.packed_attention_int8(spans, heads[index % 3]) for index, spans in enumerate(_edges())]
+    plain = [cases.packed_attention_int8(spans, heads[index % 3]) for index, spans in enumerate(_edges())]
+    seen = [cases.packed_attention_int8(spans, heads[i % 3], sees) for i, (spans, sees) in enumerate(_sights())]
+    return [*plain, *seen]
 
 
 def _drawn(seed: int) -> list[Span]:

@@ -21,6 +21,7 @@ from edgeflow.kernels import (
     rms_norm,
     rope_write_kv,
     shift_kv,
+    slots_in_place,
     swiglu,
     varlen_attention,
 )
@@ -67,7 +68,7 @@ class Implementation:
     weight: the format of the weight that it is made for; "" for any, and where there is no weight.
     stage: the stage of the passes that it serves; "" for all. kv: the KV format that it writes or reads; "" for all.
     absent: the reason why it cannot run here; "" where it can. replayable: it can be captured in a graph, for the host
-    reads nothing that differs between passes of one shape.
+    reads nothing that differs between passes of one shape. causal: attention that refuses layouts with `sees`.
     """
 
     op_name: str
@@ -85,6 +86,7 @@ class Implementation:
     kv: str = ""
     absent: str = ""
     replayable: bool = True
+    causal: bool = False
 
     def takes(self, kv: str) -> bool:
         """True when it serves calls over this KV format; "" stands for one that is not known."""
@@ -221,8 +223,8 @@ BUILT_IN = (
         op_name="packed_attention",
         impl_id="slots_in_place",
         kv="dense",
-        function=packed_attention.slots_in_place,
-        choices={"tile": (packed_attention.TILE, 0, 128)},
+        function=slots_in_place.slots_in_place,
+        choices={"tile": (slots_in_place.TILE, 0, 128)},
         replayable=False,
     ),
     Implementation(
@@ -247,6 +249,7 @@ BUILT_IN = (
     replace(
         _flashinfer("packed_attention", "attention:packed_attention_mixed", {"d": 64}, "flashinfer_mixed", kv="dense"),
         replayable=False,
+        causal=True,
     ),
     Implementation(op_name="varlen_attention", impl_id=REFERENCE, function=varlen_attention.reference),
     Implementation(op_name="varlen_attention", impl_id="sdpa", function=varlen_attention.sdpa),

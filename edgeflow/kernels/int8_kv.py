@@ -15,8 +15,9 @@ from edgeflow.kernels import rope_write_kv
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.kv_formats import DenseLayer, Int8Layer, Pair
 from edgeflow.kernels.layout import PackedLayout
-from edgeflow.kernels.packed_attention import Attend, slots_in_place
+from edgeflow.kernels.packed_attention import Attend
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RowPlaces
+from edgeflow.kernels.slots_in_place import slots_in_place
 
 
 def quantised(rows: Tensor) -> Pair:
@@ -38,9 +39,7 @@ def write_indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer
 
 def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
     """Widens the slots that the pass reads, up to the ends of its spans; all layers share one buffer."""
-    ends: dict[int, int] = {}
-    for span in sorted(layout.spans, key=lambda span: span.slot):
-        ends[span.slot] = max(ends.get(span.slot, 0), span.start + span.length)
+    ends = _ends(layout)
     place = {slot: index for index, slot in enumerate(ends)}
     kv_heads, width = kv.data.shape[4:]
     room = KVSlots(
@@ -52,8 +51,8 @@ def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
         dtype=kv.dtype,
         device=kv.data.device,
     )
-    spans = [replace(span, slot=place[span.slot]) for span in layout.spans]
-    attend_wide = slots_in_place(PackedLayout.of(spans, kv.data.device), room)
+    spans = tuple(replace(span, slot=place[span.slot]) for span in layout.spans)
+    attend_wide = slots_in_place(replace(layout, places=spans), room)  # reads places and what rows see alone
 
     def attend(q: Tensor, layer: Int8Layer) -> Tensor:
         wide: DenseLayer = room.layer(0)
@@ -65,6 +64,16 @@ def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
         return attend_wide(q, wide)
 
     return attend
+
+
+def _ends(layout: PackedLayout) -> dict[int, int]:
+    """The end of what the pass reads in each of its slots, by ascending slot."""
+    ends = [span.start + span.length for span in layout.spans]
+    if layout.sees is not None:
+        parts = torch.split(layout.seen(), list(layout.lengths))
+        ends = [int(part.any(0).nonzero().max()) + 1 for part in parts]
+    pairs = sorted(zip((span.slot for span in layout.spans), ends, strict=True))
+    return dict(pairs)  # of equal slots the last one, which ends latest
 
 
 def _written(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.sees import Sees
 
 Made = TypeVar("Made")
 
@@ -35,6 +36,8 @@ class PackedLayout:
     prompt that is not its last has none, a span of drafts all of them.
     samples: how many of the last rows of each span these are, on the host; None: one. It is read with `places` only.
     places: the spans themselves; None where only the device knows them (passes of one shape that replay one graph).
+    sees: what the rows see; None where each sees all up to itself. kinds: the same by kind of layer, where they differ.
+    No row sees beyond what the pass and those before it have written in its slot.
     """
 
     lengths: tuple[int, ...]
@@ -45,6 +48,8 @@ class PackedLayout:
     sampled_rows: Tensor
     samples: tuple[int, ...] | None = None
     places: tuple[Span, ...] | None = None
+    sees: Sees | None = None
+    kinds: Mapping[str, Sees | None] = field(default_factory=dict)
     _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
@@ -54,11 +59,12 @@ class PackedLayout:
         device: torch.device,
         rope_position: Tensor | None = None,
         samples: Sequence[int] | None = None,
+        sees: Sequence[Sees] | None = None,
     ) -> PackedLayout:
         """The layout of `spans`, with index tensors on `device`.
 
         rope_position: defaults to each row's position in its slot. samples: how many of the last rows of each span are
-        sampled; by default one.
+        sampled; by default one. sees: what the rows of each span see, on the host; by default all up to themselves.
         """
         slots: list[int] = []
         positions: list[int] = []
@@ -81,7 +87,26 @@ class PackedLayout:
             sampled_rows=on_device(sampled, device),
             samples=None if samples is None else tuple(samples),
             places=tuple(spans),
+            sees=None if sees is None else _joined(spans, sees, device),
         )
+
+    def seen_by_kind(self, kinds: Mapping[str, Sequence[Sees] | None]) -> PackedLayout:
+        """This layout, whose rows see something else in layers of these kinds: values as in `of`."""
+        device = self.row_slot.device
+        of_kinds = {kind: None if sees is None else _joined(self.spans, sees, device) for kind, sees in kinds.items()}
+        return replace(self, kinds=of_kinds)
+
+    def of_kind(self, kind: str) -> PackedLayout:
+        """The layout of layers of one kind."""
+        if kind not in self.kinds:
+            return self
+        return replace(self, sees=self.kinds[kind], kinds={}).sharing(self, ("kind", kind))
+
+    def seen(self, rows: slice = slice(None)) -> Tensor:
+        """[n, reach] bool: the places that some rows see."""
+        if self.sees is None:
+            return torch.arange(self.reach, device=self.row_slot.device) <= self.row_position[rows, None]
+        return self.sees.of_rows(rows).mask(self.reach)
 
     def of_sampled_rows(self) -> PackedLayout:
         """Each sampled row as a separate span, over everything that the pass has written.
@@ -98,6 +123,8 @@ class PackedLayout:
             rope_position=self.rope_position[:, sampled],
             sampled_rows=torch.arange(len(sampled), device=sampled.device),
             places=self._sampled_places(),
+            sees=self.sees and self.sees.of_rows(sampled),
+            kinds={kind: sees and sees.of_rows(sampled) for kind, sees in self.kinds.items()},
         )
         return alone.sharing(self, "sampled rows")
 
@@ -139,6 +166,18 @@ class PackedLayout:
 def _counts(spans: Sequence[Span], samples: Sequence[int] | None) -> Sequence[int]:
     """How many of the last rows of each span are sampled."""
     return [min(1, span.length) for span in spans] if samples is None else samples
+
+
+def _joined(spans: Sequence[Span], sees: Sequence[Sees], device: torch.device) -> Sees:
+    """The places that the rows of all spans see. ValueError for other numbers of rows, and for places beyond the last
+    one that the pass writes in their slot."""
+    ends: dict[int, int] = {}
+    for span in spans:
+        ends[span.slot] = max(ends.get(span.slot, 0), span.start + span.length)
+    for span, part in zip(spans, sees, strict=True):
+        if len(part.ranges) != span.length or int(part.ranges.max()) > ends[span.slot]:
+            raise ValueError(f"{span}: {len(part.ranges)} rows see up to place {int(part.ranges.max())}")
+    return Sees.joined(sees, device)
 
 
 def on_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:

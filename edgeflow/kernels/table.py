@@ -262,8 +262,8 @@ def _named_as(entry: Entry, context: OperatorKey) -> OperatorKey:
     return context if entry.key.op_name else replace(context, op_name="")
 
 
-def built_in_table() -> OperatorTable:
-    """The table of the implementations and defaults in this package."""
+def built_in_table(*others: Implementation) -> OperatorTable:
+    """The table of the implementations and defaults in this package, and of other implementations."""
     entries = [
         Entry(OperatorKey(op_name=op_name, hw_profile=profile), impl_id)
         for profile, defaults in DEFAULTS.items()
@@ -276,4 +276,4 @@ def built_in_table() -> OperatorTable:
         if each.weight not in ("", FLOAT)
         for device in each.devices
     ]
-    return OperatorTable(BUILT_IN, entries)
+    return OperatorTable((*BUILT_IN, *others), entries)

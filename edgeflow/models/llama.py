@@ -7,7 +7,7 @@ heads of any width. What serves each call is looked up per stage of a pass (docs
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -106,7 +106,10 @@ class LlamaConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """qkv: [(H + 2 KH) D, E]; head_norms: of queries and keys [D]; gate_up: [2F, E]; others as published."""
+    """qkv: [(H + 2 KH) D, E]; head_norms: of queries and keys [D]; gate_up: [2F, E]; others as published.
+
+    kind: by which a pass says what its rows see in this layer.
+    """
 
     input_norm: Tensor
     qkv: Linear
@@ -115,9 +118,10 @@ class _Layer:
     post_norm: Tensor
     gate_up: Linear
     down: Linear
+    kind: str
 
     @classmethod
-    def of_stages(cls, config: LlamaConfig, weights: Weights, linear: BindLinear) -> dict[str, _Layer]:
+    def of_stages(cls, config: LlamaConfig, weights: Weights, linear: BindLinear, kind: str) -> dict[str, _Layer]:
         """The layer in each stage. weights: those below `model.layers.<index>.`; projections that read the same rows
         are fused."""
         width, inner = config.hidden_size, config.intermediate_size
@@ -140,6 +144,7 @@ class _Layer:
                 input_norm=input_norm,
                 head_norms=head_norms,
                 post_norm=post_norm,
+                kind=kind,
                 **{name: of_stages[stage] for name, of_stages in bound.items()},
             )
             for stage in STAGES
@@ -189,7 +194,7 @@ class _Stage:
                 if sampled.shared is None:
                     return residual[:0]
                 q, residual, shared = q[sampled.rows], residual[sampled.rows], sampled.shared
-            x = layer.output(shared.attend(q, stores(index)).flatten(1))
+            x = layer.output(shared.attend[layer.kind](q, stores(index)).flatten(1))
             x, residual = operators.add_post_norm(x, residual, layer.post_norm, eps)
             x = layer.down(operators.swiglu(layer.gate_up(x)))
         return residual.add_(x)
@@ -215,8 +220,9 @@ class _Stage:
 class LlamaDecoder:
     """weights: names as published (model.layers.0.self_attn.q_proj.weight, …); all but the head's begin with `stem`.
 
-    name: the model_name by which operators are looked up, the checkpoint's model_type. attention: serves instead of the
-    table's choice (ablations).
+    name: the model_name by which operators are looked up, the checkpoint's model_type. layer_kinds: the kind of each
+    layer, by which a layout may say what rows see there; by default all are of kind "". attention: serves instead of
+    the table's choice (ablations).
     """
 
     def __init__(
@@ -227,13 +233,18 @@ class LlamaDecoder:
         stem: str = "model.",
         name: str = "llama",
         table: OperatorTable | None = None,
+        layer_kinds: Sequence[str] | None = None,
         attention: PackedAttention | None = None,
     ) -> None:
         table = table or built_in_table()
+        self._layer_kinds = tuple(layer_kinds or [""] * config.num_hidden_layers)
+        self._kinds = tuple(dict.fromkeys(self._layer_kinds))
 
         def linear(role: str, weight: Weight, bias: Tensor | None) -> Mapping[str, Linear]:
             return bind_linear(table, OperatorKey(op_name="linear", model_name=name, layer_role=role), weight, bias)
 
+        if len(self._layer_kinds) != config.num_hidden_layers:
+            raise ValueError(f"layer_kinds: {len(self._layer_kinds)} of {config.num_hidden_layers} layers")
         self.config = config
         self.name = name
         vocab, width = config.vocab_size, config.hidden_size
@@ -241,8 +252,8 @@ class LlamaDecoder:
         tied = config.tie_word_embeddings
         head = linear("head", FloatWeight(like) if tied else weights.linear("lm_head", vocab, width), None)
         self._norm = weights.take(f"{stem}norm.weight", width)
-        indices = range(config.num_hidden_layers)
-        layers = [_Layer.of_stages(config, weights.under(f"{stem}layers.{index}."), linear) for index in indices]
+        below = [(weights.under(f"{stem}layers.{index}."), kind) for index, kind in enumerate(self._layer_kinds)]
+        layers = [_Layer.of_stages(config, each, linear, kind) for each, kind in below]
 
         def find(stage: str, key: OperatorKey) -> Any:
             return table.resolve(replace(key, model_name=name, stage=stage), like.device, like.dtype)
@@ -300,14 +311,14 @@ class LlamaDecoder:
         rows, decode = layout.sampled_rows, self._stages["decode"].operators
         if len(hidden) == len(rows):
             return stage.forward(hidden, shared, kv.layer)
-        alone = decode.over(shared.rows, layout.of_sampled_rows(), kv) if len(rows) else None
+        alone = decode.over(shared.rows, layout.of_sampled_rows(), kv, self._layer_kinds[-1:]) if len(rows) else None
         return stage.forward(hidden, shared, kv.layer, _SampledRows(rows, alone))
 
     def _over(self, layout: PackedLayout, kv: KVSlots) -> tuple[_Stage, PassOperators]:
         """The stage of a pass, and the operators its layers share."""
         rows = self._rotary_of(kv.capacity).places(layout, kv.capacity)
         stage = self._stages[stage_of(layout.lengths)]
-        return stage, stage.operators.over(rows, layout, kv)
+        return stage, stage.operators.over(rows, layout, kv, self._kinds)
 
     def logits(self, hidden: Tensor, stage: str) -> Tensor:
         """Final norm and head of some rows of a pass: [n, E] → [n, V]. stage: of the pass."""

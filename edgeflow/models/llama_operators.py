@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +31,14 @@ CALLS = {
 
 @dataclass(frozen=True, slots=True)
 class PassOperators:
-    """Shared by all layers of a pass: the places of its rows, and the functions that write KV and attend. Both take a
-    layer of the store."""
+    """Shared by all layers of a pass: the places of its rows, and the functions that write KV and attend.
+
+    Both take a layer of the store. attend: the function of each kind of layer.
+    """
 
     rows: RowPlaces
     write: Callable[..., Tensor]
-    attend: Callable[..., Tensor]
+    attend: Mapping[str, Callable[..., Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,8 @@ class Operators:
             found["packed_attention"] = dict.fromkeys(KV_FORMATS, attention)
         return cls(**found)
 
-    def over(self, rows: RowPlaces, layout: PackedLayout, kv: KVSlots) -> PassOperators:
-        """A pass over a store, with the operators of its format."""
+    def over(self, rows: RowPlaces, layout: PackedLayout, kv: KVSlots, kinds: Iterable[str]) -> PassOperators:
+        """A pass over a store, with the operators of its format. kinds: of the model's layers, each once."""
         name = kv.format.name
-        return PassOperators(rows, self.rope_write_kv[name], self.packed_attention[name](layout, kv))
+        attend = {kind: self.packed_attention[name](layout.of_kind(kind), kv) for kind in kinds}
+        return PassOperators(rows, self.rope_write_kv[name], attend)

@@ -21,6 +21,9 @@ SHAPES = {"make.normal"}
 """Calls of one kind of argument: the dimensions of a tensor."""
 IN_PUBLISHED_ORDER = {
     "attend_tile",  # inlined by Triton: the pointers and constants of a launch
+    "attend_seen",  # the same
+    "score_keys",  # the same
+    "fold_values",  # the same
     "_store_tile",  # the same
     "torch.ops.mkldnn._linear_pointwise.default",  # torch's own schema
     "mujoco.mjv_updateScene",  # a function in C

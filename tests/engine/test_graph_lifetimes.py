@@ -19,10 +19,10 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.graphs import CudaRecord, Graphs
 from edgeflow.kernels import packed_attention
-from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, Implementation
+from edgeflow.kernels.implementations import Implementation
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout
-from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable
+from edgeflow.kernels.table import OperatorTable, built_in_table
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from tests.chat_checkpoint import write_chat_checkpoint
@@ -42,9 +42,9 @@ class Tiled:
     def __call__(self, layout: PackedLayout, kv: KVSlots) -> Any:
         attend = packed_attention.masked(layout, kv)
 
-        def attend_by_table(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend_by_table(q: Tensor, layer: Any) -> Tensor:
             table = layout.kept("tiles", lambda: self._make(len(q)))
-            return attend(q[table], k, v)
+            return attend(q[table], layer)
 
         return attend_by_table
 
@@ -54,13 +54,7 @@ class Tiled:
         return table
 
     def table(self) -> OperatorTable:
-        implementations = [*BUILT_IN, Implementation(op_name="packed_attention", impl_id="tiled", function=self)]
-        entries = [
-            Entry(OperatorKey(op_name=name, hw_profile=profile), impl_id)
-            for profile, defaults in DEFAULTS.items()
-            for name, impl_id in defaults.items()
-        ]
-        table = OperatorTable(implementations, entries)
+        table = built_in_table(Implementation(op_name="packed_attention", impl_id="tiled", function=self))
         return table.forcing(packed_attention="tiled", shift_kv_chain="indexed", linear="gemm")
 
 

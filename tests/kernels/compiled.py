@@ -25,6 +25,7 @@ from triton.runtime.jit import JITFunction
 from edgeflow.kernels import cases
 from edgeflow.kernels.cases import Case, Heads
 from edgeflow.kernels.layout import Span
+from edgeflow.kernels.sees import Sees, causal, tree_of_drafts, window
 from edgeflow.kernels.table import built_in_table
 
 CPU = torch.device("cpu")
@@ -70,6 +71,18 @@ def real_cases(arch: int) -> Iterator[Case]:
         yield cases.varlen_attention([70, 70], Heads(2, 2, width))
     yield cases.rope_write_kv_int8(SPANS, Heads(4, 4, 128))
     yield cases.packed_attention_int8(SPANS, Heads(4, 4, 128))
+    yield from seen_cases([window(span, 32, 4) for span in SPANS])
+
+
+def seen_cases(sees: list[Sees]) -> Iterator[Case]:
+    yield cases.packed_attention(SPANS, Heads(14, 2, 128), 1, sees)
+    yield cases.packed_attention_int8(SPANS, Heads(4, 4, 128), sees)
+
+
+def tree_cases(arch: int) -> Iterator[Case]:
+    """Attention with bits, which takes more registers than the rest."""
+    if WIDTHS[arch]:
+        yield from seen_cases([causal(SPANS[0]), tree_of_drafts(SPANS[1], [-1])])
 
 
 def main() -> None:
@@ -85,7 +98,10 @@ def main() -> None:
     table = built_in_table()
     for arch in WIDTHS:
         driver.set_active(Elsewhere(arch))
-        for case in real_cases(arch):
+        for case, trees in [
+            *((each, False) for each in real_cases(arch)),
+            *((each, True) for each in tree_cases(arch)),
+        ]:
             built.clear()
             impl_id = "fp8" if case.op_name == "linear" else "triton"
             launch = table.implementation(case.op_name, impl_id, case.kv).load()
@@ -99,7 +115,7 @@ def main() -> None:
                     "kernel": kernel.name,
                     "warps": kernel.metadata.num_warps,
                 }
-                line |= {"shared": kernel.metadata.shared, "hash": kernel.hash}
+                line |= {"shared": kernel.metadata.shared, "hash": kernel.hash, "trees": trees, "causal": case.causal}
                 print(json.dumps(line | usage(kernel.asm["cubin"])), flush=True)
 
 

@@ -8,6 +8,7 @@ positions as int64, heads it has no kernel for, and last pages that are empty or
 from __future__ import annotations
 
 import importlib.machinery
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -25,7 +26,7 @@ class Paged:
         assert given["kv_layout"] == "NHD"
         self.plans = 0
 
-    def keep(self, rows, pages, indices, ends, given: dict, width: int, *, causal: bool) -> None:
+    def keep(self, rows, pages, indices, ends, given: dict, width: int, *, causal: bool, mask=None) -> None:
         """ends: called at every run, [N]"""
         assert {rows.dtype, pages.dtype, indices.dtype, ends().dtype} == {torch.int32}
         assert width in WIDTHS and given["num_qo_heads"] % given["num_kv_heads"] == 0
@@ -33,6 +34,7 @@ class Paged:
         assert given["q_data_type"] in (torch.float16, torch.bfloat16)
         self.rows, self.pages = rows.tolist(), pages.tolist()
         self.indices, self.ends, self.causal, self.size = indices, ends, causal, given["page_size"]
+        self.mask = mask
         self.heads = given["num_qo_heads"], given["num_kv_heads"], width
         self.dtypes = given["q_data_type"], given["kv_data_type"]
         self.plans += 1
@@ -42,7 +44,7 @@ class Paged:
         assert (q.dtype, k_pages.dtype) == self.dtypes and q.is_contiguous()
         assert q.shape == (self.rows[-1], heads, width)
         assert k_pages.shape[1:] == v_pages.shape[1:] == (self.size, kv_heads, width)
-        out = torch.full_like(q, torch.nan)
+        out, used = torch.full_like(q, torch.nan), 0
         for index, end in enumerate(self.ends().tolist()):
             rows = slice(self.rows[index], self.rows[index + 1])
             chosen = self.indices[self.pages[index] : self.pages[index + 1]].long()
@@ -50,9 +52,13 @@ class Paged:
             queries = q[rows].transpose(0, 1)
             seen = torch.ones(queries.shape[1], end, dtype=torch.bool).tril(end - queries.shape[1])
             mask = seen if self.causal else None
+            if self.mask is not None:
+                mask = self.mask[used : used + seen.numel()].view(seen.shape)
+                used += seen.numel()
             wide = [each.float()[None] for each in (queries, keys, values)]
             found = F.scaled_dot_product_attention(*wide, attn_mask=mask, enable_gqa=True)[0]
             out[rows] = found.transpose(0, 1).to(q.dtype)
+        assert self.mask is None or used == len(self.mask)
         if into is None:
             return out
         assert into.shape == q.shape and into.dtype == q.dtype and into.is_contiguous()
@@ -75,7 +81,9 @@ class Prefill(Paged):
     def plan(self, given: dict) -> None:
         pages, last, size = given["paged_kv_indptr"], given["paged_kv_last_page_len"], given["page_size"]
         rows, indices, width = given["qo_indptr"], given["paged_kv_indices"], given["head_dim_qk"]
-        self.keep(rows, pages, indices, lambda: ends_of(pages, last, size), given, width, causal=given["causal"])
+        mask, ends = given["custom_mask"], partial(ends_of, pages, last, size)
+        assert mask is None or (mask.dtype == torch.bool and mask.dim() == 1 and not given["causal"])
+        self.keep(rows, pages, indices, ends, given, width, causal=given["causal"], mask=mask)
 
     def run(self, given: dict):
         return self.attend(given["q"], *given["paged_kv_cache"], given["out"])

@@ -26,6 +26,7 @@ from edgeflow.kernels.implementations import REFERENCE
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.kv_formats import DenseLayer
 from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.sees import window
 from edgeflow.kernels.table import built_in_table
 from tests.kernels.flashinfer_double import flashinfer
 from tests.kernels.flashinfer_signatures import USED, read, recorded
@@ -68,7 +69,32 @@ def off_by(case, impl_id: str, dtype: torch.dtype, **params: int) -> float:
 def fitting(op_name: str, impl_id: str) -> list:
     """Proofs of an operator that the candidate takes, by its sizes."""
     sizes = TABLE.implementation(op_name, impl_id)
-    return [case for case in small_cases(op_name, sizes.kv) if not sizes.size_objection(case.signed()[1])]
+    proofs = [case for case in small_cases(op_name, sizes.kv) if not sizes.size_objection(case.signed()[1])]
+    return [case for case in proofs if case.causal or not sizes.causal]
+
+
+@pytest.mark.parametrize(("impl_id", "in_a_graph"), [("flashinfer", True), ("flashinfer_mixed", False)])
+def test_rows_that_are_not_causal_are_refused_where_they_cannot_be_served(library, impl_id, in_a_graph):
+    kv = KVSlots(layers=1, slots=1, capacity=16, kv_heads=1, head_dim=64, dtype=torch.bfloat16, device=CPU)
+    span = Span(0, 4, 3)
+    layout = PackedLayout.of([span], CPU, sees=[window(span, 2)])
+    layout = replace(layout, places=None) if in_a_graph else layout
+    with pytest.raises(ConfigError, match=f"packed_attention: {impl_id}.* serves causal rows alone"):
+        TABLE.implementation("packed_attention", impl_id).load()(layout, kv)
+
+
+def test_kinds_of_layers_do_not_attend_by_the_plan_of_another(library):
+    kv = KVSlots(layers=4, slots=2, capacity=16, kv_heads=2, head_dim=64, dtype=torch.bfloat16, device=CPU)
+    kv.data.normal_()
+    spans = [Span(0, 4, 3), Span(1, 9, 1)]
+    layout = PackedLayout.of(spans, CPU).seen_by_kind({"local": [window(span, 2) for span in spans]})
+    candidate, reference = (TABLE.implementation("packed_attention", name).load() for name in ("flashinfer", REFERENCE))
+    attends = [(candidate(each, kv), reference(each, kv)) for each in (layout, layout.of_kind("local"))]
+    for layer in range(4):
+        q = torch.randn(4, 2, 64).bfloat16()
+        attend, expected = attends[layer % 2]
+        off = attend(q, kv.layer(layer)).float() - expected(q.float(), wide(kv.layer(layer)))
+        assert off.norm(dim=-1).max() < 0.05
 
 
 @pytest.mark.parametrize(("op_name", "impl_id"), CANDIDATES, ids=[" ".join(each) for each in CANDIDATES])

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.kernels import packed_attention
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.slots_in_place import slots_in_place
 from edgeflow.kernels.table import built_in_table
 
 CPU = torch.device("cpu")
@@ -62,7 +62,7 @@ def test_candidates_equal_the_reference(name: str, spans: list[Span], heads: tup
 def test_long_spans_in_tiles_are_the_same(spans: list[Span], tile: int, seed: int):
     q = torch.randn(sum(span.length for span in spans), 4, HEAD_DIM)
     kv = store(spans, 2, seed)
-    found = packed_attention.slots_in_place(PackedLayout.of(spans, CPU), kv, tile)(q, kv.layer(0))
+    found = slots_in_place(PackedLayout.of(spans, CPU), kv, tile)(q, kv.layer(0))
     torch.testing.assert_close(found, attend("reference", spans, store(spans, 2, seed), q), atol=2e-6, rtol=1e-5)
 
 
@@ -107,7 +107,7 @@ def test_slots_in_place_keeps_what_spans_have_written():
     spans = [Span(0, 20, 1), Span(1, 3, 1), Span(2, 0, 5)]
     kv = store(spans, 2, 0)
     before = kv.data.clone()
-    packed_attention.slots_in_place(PackedLayout.of(spans, CPU), kv)
+    slots_in_place(PackedLayout.of(spans, CPU), kv)
     for span in spans:
         end = span.start + span.length
         assert torch.equal(kv.data[:, :, span.slot, :end], before[:, :, span.slot, :end])

@@ -9,21 +9,27 @@ import torch
 
 from edgeflow.errors import ConfigError
 from edgeflow.kernels import cases
-from edgeflow.kernels.cases import Heads
+from edgeflow.kernels.cases import Case, Heads
 from edgeflow.kernels.implementations import BUILT_IN, Hardware, Implementation
 from edgeflow.kernels.layout import Span
+from edgeflow.kernels.sees import causal, tree_of_drafts, window
 from edgeflow.kernels.table import OperatorKey, built_in_table
 from edgeflow.kernels.tune import Tuner
 
 CPU = torch.device("cpu")
-CASE = cases.packed_attention([Span(0, 4, 1), Span(1, 0, 3)], Heads(4, 2, 16))
+SPANS = [Span(0, 4, 1), Span(1, 0, 3)]
+CASES = {
+    "causal": cases.packed_attention(SPANS, Heads(4, 2, 16)),
+    "window": cases.packed_attention(SPANS, Heads(4, 2, 16), 1, [window(span, 2, 1) for span in SPANS]),
+    "tree": cases.packed_attention(SPANS, Heads(4, 2, 16), 1, [causal(SPANS[0]), tree_of_drafts(SPANS[1], (-1, 0, 0))]),
+}
 ATTENTION = [each for each in BUILT_IN if each.op_name == "packed_attention" and each.takes("dense")]
 HERE = [each for each in ATTENTION if not each.objection(Hardware.of(CPU), torch.float32)]
 
 
-def reads_places(implementation: Implementation) -> bool:
-    """Whether it asks for slots and positions that only the device knows when a graph is made."""
-    problem = CASE.problem(torch.device("meta"), torch.float32)
+def reads_places(implementation: Implementation, case: Case) -> bool:
+    """True when it asks for slots, positions or ranges that only the device knows when a graph is made."""
+    problem = case.problem(torch.device("meta"), torch.float32)
     layout, kv = problem.arguments
     try:
         problem.outputs(implementation.load()(replace(layout, places=None), kv))
@@ -33,8 +39,9 @@ def reads_places(implementation: Implementation) -> bool:
 
 
 @pytest.mark.parametrize("implementation", HERE, ids=lambda each: each.impl_id)
-def test_attention_is_replayable_where_the_host_reads_no_place(implementation: Implementation):
-    assert implementation.replayable is not reads_places(implementation)
+@pytest.mark.parametrize("name", CASES)
+def test_attention_is_replayable_where_the_host_reads_no_place(implementation: Implementation, name: str):
+    assert implementation.replayable is not reads_places(implementation, CASES[name])
 
 
 def test_on_a_gpu_the_tuner_takes_what_graphs_may_hold(monkeypatch):

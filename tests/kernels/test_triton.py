@@ -35,11 +35,11 @@ def test_kernels_fit_devices_that_are_not_here():
         assert {result["op"] for result in there} == EXPECTED[arch]
         assert [result for result in there if result["stack"]] == [], "registers are spilled"
         assert [result for result in there if result["shared"] > shared] == []
-        assert [result for result in there if result["registers"] > 232] == []  # of 255
+        assert [result for result in there if result["registers"] > 232 and not result["trees"]] == []  # of 255
         carries = {result["hash"] for result in there if result["kernel"] == "_carry"}
         assert len(carries) <= 1, "one move and two are two kernels: one is compiled within a pass"
         attention = [each for each in there if each["op"] == "packed_attention" and each["kernel"] == "_attend"]
-        attention = [each for each in attention if each["kv"] == "dense"]
+        attention = [each for each in attention if each["kv"] == "dense" and each["causal"]]
         if attention:
             assert max(map(blocks_by_registers, attention)) >= 4, "a launch of decode rows alone is sized for prefills"
 

@@ -18,6 +18,7 @@ from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.kv_formats import DENSE, INT8, KVFormat
 from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.kernels.model_cases import ModelShape, passes, staged_cases
+from edgeflow.kernels.sees import before
 from edgeflow.kernels.shapes import SIGNATURES, stage_of
 from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights
@@ -154,6 +155,34 @@ def test_any_operator_can_be_forced(op_name: str):
     for impl_id in built_in_table().candidates(op_name):
         forced = decoder(VARIANTS["gqa"], table=built_in_table().forcing(**{op_name: impl_id}))
         assert (run(forced, poisoned(forced, 3), spans, ids) - expected).abs().max() <= LOGITS_TOLERANCE
+
+
+@torch.inference_mode()
+def test_layers_of_a_kind_see_what_the_pass_says_for_it():
+    """Odd layers see the prefix alone, the others all: as two decoders of one layer each would compute it."""
+    config = VARIANTS["gqa"]
+    kinds = [("", "prefix")[index % 2] for index in range(config.num_hidden_layers)]
+    model, plain = decoder(config, layer_kinds=kinds), decoder(config)
+    spans = [Span(0, 0, 6), Span(1, 0, 5)]
+    hidden = torch.randn(11, SIZE["hidden_size"], generator=torch.Generator().manual_seed(3))
+    layout = PackedLayout.of(spans, CPU, samples=(3, 1))
+    seen = [before(span, 2) for span in spans]
+    exact = model.forward(hidden, layout, model.kv_slots(2, 16))
+    assert torch.equal(exact, plain.forward(hidden, layout, plain.kv_slots(2, 16)))
+    both = layout.seen_by_kind({"prefix": seen})
+    found = model.forward(hidden, both, model.kv_slots(2, 16))
+    everywhere = plain.forward(hidden, PackedLayout.of(spans, CPU, sees=seen), plain.kv_slots(2, 16))
+    assert (found - exact).abs().amax(1).min() > 1e-3 and (found - everywhere).abs().amax(1).min() > 1e-3
+    table = built_in_table().forcing(packed_attention="masked")
+    other = decoder(config, layer_kinds=kinds, table=table)
+    assert (found - other.forward(hidden, both, other.kv_slots(2, 16))).abs().max() <= LOGITS_TOLERANCE
+    sampled = model.forward_sampled(hidden, both, model.kv_slots(2, 16))
+    assert (sampled - found[both.sampled_rows]).abs().max() <= 1e-5 * found.abs().max()
+
+
+def test_every_layer_has_a_kind():
+    with pytest.raises(ValueError, match=f"layer_kinds: 1 of {VARIANTS['gqa'].num_hidden_layers} layers"):
+        decoder(VARIANTS["gqa"], layer_kinds=[""])
 
 
 class Called(TorchDispatchMode):

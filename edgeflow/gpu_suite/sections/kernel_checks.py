@@ -113,6 +113,8 @@ def _checks(table: OperatorTable, case: Case, device: torch.device, dtype: torch
         candidate = table.implementation(case.op_name, impl_id, case.kv)
         if impl_id == REFERENCE or candidate.objection(Hardware.of(device), dtype, shape_sig):
             continue
+        if candidate.causal and not case.causal:
+            continue
         allowed = tolerance(case, dtype, candidate.weight)
         row: Found = {"operator": case.op_name, "implementation": impl_id, "dtype": named(dtype), "KV": case.kv}
         row |= {"stage": stage, "shape": shape_sig, "allowed": allowed}

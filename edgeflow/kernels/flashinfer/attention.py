@@ -3,6 +3,9 @@
 A pass whose slots the host knows is planned when its first layer attends; the plan serves all layers and divides long
 slots among blocks. A pass that a graph captures is planned once, for its shape: a slot is one page of which the device
 says how much is used, so nothing depends on where the rows go, and nothing divides a slot.
+
+Rows that are not causal are served by the prefill wrapper with a mask, where the host knows the slots. In a graph, and
+by BatchAttention, they are refused.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ class Run(Protocol):
 class Paged:
     """The wrappers of one store, for as long as it lives: one for passes with longer spans, one for decode rows alone.
 
-    Each plan overwrites the one before, so passes over a store run one after the other.
+    Each plan overwrites the one before, so passes over a store run one after the other, and kinds of layers that see
+    different places are planned again and again.
     """
 
     def __init__(self, kv: KVSlots, *, tensor_cores: bool) -> None:
@@ -54,22 +58,31 @@ class Paged:
             room, "NHD", use_tensor_cores=tensor_cores, backend=BACKEND
         )
         self._copied: dict[bool, torch.cuda.Event] = {}  # by whether decode rows alone were planned
+        self._planned: dict[bool, PackedLayout] = {}
 
-    def planned(self, spans: Sequence[Span], q: Tensor, kv_heads: int) -> Run:
-        """The wrapper for these spans, planned."""
+    def holds(self, layout: PackedLayout) -> bool:
+        """True while the last plan is that of this layout."""
+        return self._planned.get(_single(layout)) is layout
+
+    def planned(self, layout: PackedLayout, spans: Sequence[Span], q: Tensor, kv_heads: int) -> Run:
+        """The wrapper for a layout of these spans, planned."""
+        spans, mask = (spans, None) if layout.sees is None else _masked(layout)
         table = PageTable.of(spans, self._capacity)
         pages, last = self._host(table.pages), self._host(table.last)
         indices = on_device(table.indices, self._device, torch.int32)
         sizes = q.shape[1], kv_heads, q.shape[2], page_size(self._capacity)
         types = {"q_data_type": q.dtype, "kv_data_type": q.dtype}
-        single = all(span.length == 1 for span in spans)
+        single = _single(layout)
         wrapper = self._single if single else self._longer
         self._wait(single)
         if single:
             wrapper.plan(pages, indices, last, *sizes, **types)
         else:
-            wrapper.plan(self._host(table.rows), pages, indices, last, *sizes, causal=True, **types)
+            wrapper.plan(
+                self._host(table.rows), pages, indices, last, *sizes, custom_mask=mask, causal=mask is None, **types
+            )
         self._mark(single)
+        self._planned[single] = layout
         run: Run = wrapper.run
         return run
 
@@ -132,7 +145,11 @@ class Mixed:
         self._capacity = kv.capacity
         self._attention = flashinfer.BatchAttention("NHD", str(self._device))
 
-    def planned(self, spans: Sequence[Span], q: Tensor, kv_heads: int) -> Run:
+    def holds(self, layout: PackedLayout) -> bool:  # noqa: ARG002
+        """True: all layers of a pass see the same."""
+        return True
+
+    def planned(self, layout: PackedLayout, spans: Sequence[Span], q: Tensor, kv_heads: int) -> Run:  # noqa: ARG002
         """The kernel, planned for a pass."""
         table = PageTable.of(spans, self._capacity)
         rows, pages, indices, ends = (
@@ -177,8 +194,9 @@ def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1
 
 
 def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
-    """Refused in a graph."""
-    attend_into = _attending(layout.spans, kv.kept("flashinfer mixed", Mixed))
+    """Refused in a graph, and for rows that are not causal."""
+    _check_causal(layout, "flashinfer_mixed")
+    attend_into = _attending(layout, kv.kept("flashinfer mixed", Mixed))
 
     def attend(q: Tensor, layer: DenseLayer) -> Tensor:
         q = q.contiguous()
@@ -210,6 +228,7 @@ def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
                 rope_position=layout.rope_position[:, of_rows],
                 sampled_rows=layout.sampled_rows[:0],
                 places=layout.places and layout.places[of_spans],
+                sees=layout.sees and layout.sees.of_rows(of_rows),
             ).sharing(layout, ("flashinfer part", index)),
         )
         for index, (of_rows, of_spans) in enumerate(cuts)
@@ -218,19 +237,38 @@ def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
 
 def _part(layout: PackedLayout, kv: KVSlots, tensor_cores: int) -> AttendInto:
     if layout.places is None:
+        _check_causal(layout, "flashinfer in a graph")
         return _held(layout)
     planner = kv.kept(f"flashinfer {tensor_cores}", partial(Paged, tensor_cores=bool(tensor_cores)))
-    return _attending(layout.places, planner)
+    return _attending(layout, planner)
 
 
-def _attending(spans: Sequence[Span], planner: Paged | Mixed) -> AttendInto:
+def _single(layout: PackedLayout) -> bool:
+    """True where the decode wrapper serves: it takes no mask."""
+    return layout.sees is None and all(length == 1 for length in layout.lengths)
+
+
+def _masked(layout: PackedLayout) -> tuple[list[Span], Tensor]:
+    """Spans that end with the last place that their rows see, and the rows of the mask [length, end], one span after
+    the other. The host waits for the device."""
+    spans: list[Span] = []
+    masks: list[Tensor] = []
+    for span, seen in zip(layout.spans, torch.split(layout.seen(), list(layout.lengths)), strict=True):
+        end = 1 + int(seen.any(0).nonzero().max())
+        spans.append(Span(span.slot, end - span.length, span.length))
+        masks.append(seen[:, :end].flatten())
+    return spans, torch.cat(masks)
+
+
+def _attending(layout: PackedLayout, planner: Paged | Mixed) -> AttendInto:
     run: Run | None = None
+    spans = layout.spans
 
     def attend(q: Tensor, layer: DenseLayer, out: Tensor) -> None:
         nonlocal run
-        if run is None:
+        if run is None or not planner.holds(layout):
             _check(q)
-            run = planner.planned(spans, q, layer.keys.shape[2])
+            run = planner.planned(layout, spans, q, layer.keys.shape[2])
         run(q, (as_pages(layer.keys), as_pages(layer.values)), out=out)
 
     return attend
@@ -248,6 +286,14 @@ def _held(layout: PackedLayout) -> AttendInto:
         run(q, (layer.keys, layer.values), out=out)
 
     return attend
+
+
+def _check_causal(layout: PackedLayout, name: str) -> None:
+    if layout.sees is not None:
+        raise ConfigError(
+            f"operator packed_attention: {name} serves causal rows alone, and rows of this pass see other places: name "
+            "another implementation in the overlay"
+        )
 
 
 def _check(q: Tensor) -> None:

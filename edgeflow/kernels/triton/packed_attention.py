@@ -3,8 +3,8 @@
 The work is a list of tiles (tile_list.py), made of the lengths and the reach of a layout; slots and positions are
 read on the device, so that a graph of one shape is replayed with others. A tile holds the queries of all heads that
 share a KV head (row by row, head by head): a decode row of group 7 is a tile of 7 queries. Small tiles take a narrow
-path with few warps; where they are split along the keys, a second kernel joins the parts. Keys beyond a row's position
-are never read.
+path with few warps; where they are split along the keys, a second kernel joins the parts. Keys that no row of a tile
+sees are never read. A layout without `sees` is served by a kernel that knows causal rows alone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from edgeflow.kernels.layout import PackedLayout
 from edgeflow.kernels.packed_attention import Attend
 from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_tile
 from edgeflow.kernels.triton.launch import INTERPRETED, multiprocessors, power_of_two, warps_of
+from edgeflow.kernels.triton.seen_tile import attend_seen
 from edgeflow.kernels.triton.tile_list import SMALL, TILE_FIELDS, Tiles
 
 JOINED = 32  # parts that are read together
@@ -32,11 +33,11 @@ BOTH, ONLY_SMALL, ONLY_LARGE = 0, 1, 2
 
 @triton.jit
 def _store_tile(
-    q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, out, parts, stats,
+    q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, ranges, tree, first, out, parts, stats,
     first_row, rows, split, splits, part, T, scale,
     KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    QUANTISED: tl.constexpr, WIDE: tl.constexpr, SPLITTABLE: tl.constexpr,
+    QUANTISED: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr, SPLITTABLE: tl.constexpr,
 ):  # fmt: skip
     """One tile of one KV head: its result into `out` [L_Q, KH GROUP, D], or its sums into `parts` and `stats`."""
     kv_head = tl.program_id(1)
@@ -49,19 +50,27 @@ def _store_tile(
     queries = tl.load(q + query[:, None] + width[None, :], mask=kept, other=0.0)
     if WIDE:
         queries = queries.to(tl.float32)
-    position = tl.load(row_position + row, mask=live, other=0).to(tl.int32)
-    end = tl.load(row_position + first_row + rows - 1).to(tl.int32) + 1  # keys that the last row sees
-    low = 0
-    high = end
-    if SPLITTABLE:
-        reach = tl.cdiv(tl.cdiv(end, splits), BLOCK_N) * BLOCK_N
-        low = tl.minimum(split * reach, end)
-        high = tl.minimum(low + reach, end)
-    base = tl.load(row_slot + first_row) * T * KH + kv_head
-    total_out, largest, total = attend_tile(
-        queries, position, k_slots + base * D, v_slots + base * D, k_scales + base, v_scales + base, low, high,
-        KH * D, KH, scale, D, BLOCK_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE,
-    )  # fmt: skip
+    if SEES:
+        base = tl.load(row_slot + first_row) * T * KH + kv_head
+        total_out, largest, total = attend_seen(
+            queries, ranges, tree, first, row, live, split, splits, T, k_slots + base * D, v_slots + base * D,
+            k_scales + base, v_scales + base, KH * D, KH, scale, D, BLOCK_M, BLOCK_N, BLOCK_D,
+            QUANTISED, WIDE, SEES == 2,
+        )  # fmt: skip
+    else:
+        position = tl.load(row_position + row, mask=live, other=0).to(tl.int32)
+        end = tl.load(row_position + first_row + rows - 1).to(tl.int32) + 1  # keys that the last row sees
+        low = 0
+        high = end
+        if SPLITTABLE:
+            reach = tl.cdiv(tl.cdiv(end, splits), BLOCK_N) * BLOCK_N
+            low = tl.minimum(split * reach, end)
+            high = tl.minimum(low + reach, end)
+        base = tl.load(row_slot + first_row) * T * KH + kv_head
+        total_out, largest, total = attend_tile(
+            queries, position, k_slots + base * D, v_slots + base * D, k_scales + base, v_scales + base, low, high,
+            KH * D, KH, scale, D, BLOCK_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE,
+        )  # fmt: skip
     if SPLITTABLE:
         if splits > 1:
             place = ((part + split) * KH + kv_head).to(tl.int64) * BLOCK_M + member
@@ -78,13 +87,15 @@ def _store_tile(
 
 @triton.jit
 def _attend(
-    q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, tiles, out, parts, stats, T, scale,
+    q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, ranges, tree, first, tiles, out, parts, stats,
+    T, scale,
     KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, TILE_FIELDS: tl.constexpr, SIZES: tl.constexpr,
     BLOCK_M: tl.constexpr, SMALL_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    QUANTISED: tl.constexpr, WIDE: tl.constexpr,
+    QUANTISED: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr,
 ):  # fmt: skip
     """Grid [tiles, KH]. q, out [L_Q, KH GROUP, D]; k_slots, v_slots [S, T, KH, D]; k_scales, v_scales [S, T, KH];
-    parts [tile parts, KH, SMALL_M, D] and stats [tile parts, KH, SMALL_M, 2], both float32.
+    parts [tile parts, KH, SMALL_M, D] and stats [tile parts, KH, SMALL_M, 2], both float32. ranges, tree, first: of a
+    `Sees`. SEES: 0 where rows are causal, 1 with ranges alone, 2 with bits.
 
     SIZES: which paths there are: 0 both, by the size of a tile; 1 that of small tiles; 2 that of large ones, which any
     tile may take.
@@ -99,16 +110,16 @@ def _attend(
     if SIZES != 2:  # noqa: SIM102 - decided when it is compiled
         if small:
             _store_tile(
-                q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, out, parts, stats,
+                q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, ranges, tree, first, out, parts, stats,
                 first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
-                SMALL_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE, True,
+                SMALL_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE, SEES, True,
             )  # fmt: skip
     if SIZES != 1:  # noqa: SIM102
         if not small:
             _store_tile(
-                q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, out, parts, stats,
+                q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, ranges, tree, first, out, parts, stats,
                 first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
-                BLOCK_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE, False,
+                BLOCK_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE, SEES, False,
             )  # fmt: skip
 
 
@@ -208,13 +219,13 @@ class _Launch:
         if not len(q):
             return out
         tiles, room = self._work(kv_heads, group, width, q.device)
-        shape = kv_heads, group, width, TILE_FIELDS
+        shape, (sees, seen) = (kv_heads, group, width, TILE_FIELDS), _seen(layout)
         block_d, wide = power_of_two(width), INTERPRETED and q.dtype == torch.bfloat16
         for some, sizes in _launches(tiles, apart=bool(tuning.apart)):
             _attend[(len(some), kv_heads)](
-                q, *slots, *(scales or slots), layout.row_slot, layout.row_position, some, out, *room,
+                q, *slots, *(scales or slots), layout.row_slot, layout.row_position, *seen, some, out, *room,
                 capacity, LOG2_E / math.sqrt(width), *shape, sizes, tuning.block_m, SMALL, block_n, block_d,
-                scales is not None, wide,
+                scales is not None, wide, sees,
                 num_warps=tuning.num_warps or warps_of(width, small=sizes == ONLY_SMALL), num_stages=tuning.num_stages,
             )  # fmt: skip
         if len(tiles.joins):
@@ -233,6 +244,16 @@ class _Launch:
             return tiles, _room(tiles.parts * kv_heads * SMALL, width, device)
 
         return self._layout.kept(("triton tiles", kv_heads, group, width, block_m, splits), make)
+
+
+def _seen(layout: PackedLayout) -> tuple[int, tuple[Tensor, Tensor, Tensor]]:
+    """SEES of the kernel, with ranges, bits and the places of the first bits; any tensor for what is not read."""
+    sees, unread = layout.sees, layout.row_slot
+    if sees is None:
+        return 0, (unread, unread, unread)
+    if sees.tree is None or sees.first is None:
+        return 1, (sees.ranges, unread, unread)
+    return 2, (sees.ranges, sees.tree, sees.first)
 
 
 def _launches(tiles: Tiles, *, apart: bool) -> list[tuple[Tensor, int]]:

@@ -20,10 +20,11 @@ from edgeflow.gpu_suite.sections.token_checks import compared, tokens
 from edgeflow.gpu_suite.setting import OffError, Setting
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize, TowerSize, random_policy
 from edgeflow.kernels import packed_attention
-from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, Implementation
+from edgeflow.kernels.implementations import Implementation
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import DenseLayer
 from edgeflow.kernels.layout import PackedLayout
-from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable
+from edgeflow.kernels.table import OperatorTable, built_in_table
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.scheduler.ring import Shift
 
@@ -74,25 +75,20 @@ class Faulty:
         if self.fault == "key":
             attend = all_but_one(layout, rows)
         if not self.fault and len(layout.lengths) > 1:
-            return lambda q, k, v: attend(q.float(), k.float(), v.float()).to(q.dtype)
+            return lambda q, layer: attend(q.float(), DenseLayer(layer.keys.float(), layer.values.float())).to(q.dtype)
         if self.fault != "nan":
             return attend
 
-        def poisoned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = attend(q, k, v)
+        def poisoned(q: Tensor, layer: DenseLayer) -> Tensor:
+            out = attend(q, layer)
             out[rows] = torch.nan
             return out
 
         return poisoned
 
     def table(self) -> OperatorTable:
-        implementations = [*BUILT_IN, Implementation(op_name="packed_attention", impl_id="faulty", function=self)]
-        entries = [
-            Entry(OperatorKey(op_name=name, hw_profile=profile), impl_id)
-            for profile, defaults in DEFAULTS.items()
-            for name, impl_id in defaults.items()
-        ]
-        return OperatorTable(implementations, entries).forcing(packed_attention="faulty")
+        other = Implementation(op_name="packed_attention", impl_id="faulty", function=self)
+        return built_in_table(other).forcing(packed_attention="faulty")
 
 
 def all_but_one(layout: PackedLayout, rows: list[int]) -> Any:
@@ -100,8 +96,8 @@ def all_but_one(layout: PackedLayout, rows: list[int]) -> Any:
     seen = torch.arange(layout.reach) <= layout.row_position[:, None]
     seen[rows, 5] = False
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-        read = (each[layout.row_slot, : layout.reach] for each in (k_slots, v_slots))
+    def attend(q: Tensor, layer: DenseLayer) -> Tensor:
+        read = layer.read(layout.row_slot, slice(layout.reach))
         k, v = (each.masked_fill(~seen[..., None, None], 0).transpose(1, 2) for each in read)
         grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
         return F.scaled_dot_product_attention(grouped, k, v, attn_mask=seen[:, None, None]).reshape(q.shape)

@@ -1,0 +1,144 @@
+"""The places that the rows of a pass see in their slots. Without one of these values a row sees all up to itself.
+
+A row sees a place that lies in one of its two ranges, or that is the place of a row of the same segment whose bit is
+set. Every row sees at least one place. Values of one span are made on the host, and `Sees.joined` makes those of a
+pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+TREE_ROWS = 63  # rows of a segment that bits can name
+
+
+class SpanOfRows(Protocol):
+    """A segment of a pass: its rows enter places start .. start+length of a slot."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sees:
+    """Device data but for the number of rows, so that a graph may be replayed with other contents.
+
+    ranges [n, 2, 2]: int64, start and stop of two half-open ranges of places; an empty one is 0, 0.
+    tree [n]: int64 bits; bit i stands for the place first + i. None where no row has bits. first [n]: int64, the place
+    of the first row of each row's segment; None with `tree`. All begin at multiples of 16 bytes, as in `PackedLayout`.
+    """
+
+    ranges: Tensor
+    tree: Tensor | None = None
+    first: Tensor | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Sees], device: torch.device) -> Sees:
+        """The values of the spans of a pass, one after the other, in one upload."""
+        ranges = torch.cat([part.ranges for part in parts])
+        rows = len(ranges)
+        pieces = [ranges.flatten()]
+        if any(part.tree is not None for part in parts):
+            for name in ("tree", "first"):
+                own = [_or_zeros(getattr(part, name), len(part.ranges)) for part in parts]
+                pieces += [*own, torch.zeros(rows % 2, dtype=torch.long)]
+        numbers = torch.cat(pieces)
+        numbers = (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
+        bits = numbers[4 * rows :].view(2, -1)[:, :rows] if len(pieces) > 1 else (None, None)
+        return cls(numbers[: 4 * rows].view(rows, 2, 2), bits[0], bits[1])
+
+    def of_rows(self, rows: Tensor | slice) -> Sees:
+        """The values of some rows; bits keep their meaning."""
+        if self.tree is None or self.first is None:
+            return Sees(self.ranges[rows])
+        return Sees(self.ranges[rows], self.tree[rows], self.first[rows])
+
+    def mask(self, places: int) -> Tensor:
+        """[n, places] bool: the places that each row sees."""
+        place = torch.arange(places, device=self.ranges.device)
+        starts, stops = self.ranges[..., 0, None], self.ranges[..., 1, None]
+        seen = ((place >= starts) & (place < stops)).any(1)
+        if self.tree is None or self.first is None:
+            return seen
+        bit = place - self.first[:, None]
+        named = (self.tree[:, None] >> bit.clamp(0, TREE_ROWS - 1)) & 1
+        return seen | ((bit >= 0) & (bit < TREE_ROWS) & (named == 1))
+
+    def causal(self, row_position: Tensor) -> Tensor:
+        """[n] bool: the rows whose ranges are that of a causal row, and that have no bits."""
+        own = torch.zeros_like(self.ranges)
+        own[:, 0, 1] = row_position + 1
+        alike = (self.ranges == own).flatten(1).all(1)
+        return alike if self.tree is None else alike & (self.tree == 0)
+
+
+def causal(span: SpanOfRows) -> Sees:
+    """Every row sees all up to itself."""
+    return _ranges(span, stop=_places(span) + 1)
+
+
+def before(span: SpanOfRows, stop: int) -> Sees:
+    """Every row sees places 0 .. stop alone, as in a layer that reads a prefix."""
+    return _ranges(span, stop=stop)
+
+
+def bidirectional_prefix(span: SpanOfRows, prefix: int) -> Sees:
+    """Rows at places 0 .. prefix see all of these; later rows are causal. ValueError where the prefix is cut off."""
+    end = span.start + span.length
+    if 0 < span.start < prefix or (span.start == 0 and end < prefix):
+        raise ValueError(f"a bidirectional prefix of {prefix} rows must enter as a whole, not {span.start} .. {end}")
+    return _ranges(span, stop=(_places(span) + 1).clamp(min=prefix))
+
+
+def window(span: SpanOfRows, width: int, sinks: int = 0) -> Sees:
+    """Every row sees the last `width` places up to itself, and the first `sinks` places of its slot."""
+    stop = _places(span) + 1
+    start = (stop - width).clamp(min=0)
+    return _ranges(span, stop=start.clamp(max=sinks), second=(start, stop))
+
+
+def bidirectional_suffix(span: SpanOfRows, prefix: int) -> Sees:
+    """Every row sees places 0 .. prefix and all rows of its span."""
+    return _ranges(span, stop=prefix, second=(span.start, span.start + span.length))
+
+
+def tree_of_drafts(span: SpanOfRows, parents: Sequence[int]) -> Sees:
+    """Every row sees what lies before its span, its ancestors and itself.
+
+    parents: for each row the row of the span that it follows, an earlier one, or -1. ValueError for others, and for
+    more than 63 rows.
+    """
+    if len(parents) != span.length or span.length > TREE_ROWS:
+        raise ValueError(
+            f"a tree of {len(parents)} rows in a span of {span.length}: at most {TREE_ROWS}, of equal number"
+        )
+    bits: list[int] = []
+    for row, parent in enumerate(parents):
+        if not -1 <= parent < row:
+            raise ValueError(f"row {row} of a tree follows row {parent}: it must be an earlier row, or -1")
+        bits.append(1 << row | (bits[parent] if parent >= 0 else 0))
+    first = torch.full((span.length,), span.start)
+    return Sees(_ranges(span, stop=span.start).ranges, torch.tensor(bits), first)
+
+
+def _places(span: SpanOfRows) -> Tensor:
+    return torch.arange(span.start, span.start + span.length)
+
+
+def _ranges(span: SpanOfRows, *, stop: Tensor | int, second: tuple[Tensor | int, Tensor | int] = (0, 0)) -> Sees:
+    """The range 0 .. stop, and a second one."""
+    ranges = torch.zeros(span.length, 2, 2, dtype=torch.long)
+    ranges[:, 0, 1], ranges[:, 1, 0], ranges[:, 1, 1] = stop, *second
+    return Sees(ranges)
+
+
+def _or_zeros(values: Tensor | None, rows: int) -> Tensor:
+    return torch.zeros(rows, dtype=torch.long) if values is None else values
