@@ -88,7 +88,7 @@ class Executor:
         self.state = state or SlotState(kv)
         operators, name = table or built_in_table(), contract.decoder.name
         greedy, shift = (
-            operators.resolve_stages(OperatorKey(op_name=op_name, model_name=name), device, kv.data.dtype)
+            operators.resolve_stages(OperatorKey(op_name=op_name, model_name=name), device, kv.dtype)
             for op_name in ("greedy", "shift_kv_chain")
         )
         self._program = PassProgram(contract, kv, self.state, greedy, shift)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import KVFormat
 from edgeflow.kernels.layout import PackedLayout
 from edgeflow.types import ActionSchema
 
@@ -49,7 +50,7 @@ class Decoder(Protocol):
         """[n, E] → [n, V]; stage: of the pass (kernels/shapes.stage_of)"""
         ...
 
-    def kv_slots(self, slots: int, capacity: int) -> KVSlots:
+    def kv_slots(self, slots: int, capacity: int, format: KVFormat = ...) -> KVSlots:
         """A KV store with this decoder's layers, heads and dtype."""
         ...
 

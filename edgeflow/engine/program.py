@@ -70,8 +70,8 @@ class PassProgram:
                 results, end = self._sample(shape, inputs, logits, end, shape.sampling)
         self._state.length.index_copy_(0, inputs.slots, end)
         if shape.moves:
-            shift_kv = self._shift_kv[stage]
-            shift_kv(self._kv.data, inputs.moves)  # no move reads what one before it has written (Pass.moves)
+            for tensor in self._kv.tensors:  # no move reads what one before it has written (Pass.moves)
+                self._shift_kv[stage](tensor, inputs.moves)
             self._state.move(inputs.moves[:, 0], inputs.moves[:, 1])
         return PassOutputs(results, logits)
 

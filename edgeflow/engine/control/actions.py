@@ -14,6 +14,7 @@ from edgeflow.engine.executor import Executor
 from edgeflow.engine.policy import Decoder, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.kernels.kv import rounded_capacity
+from edgeflow.kernels.kv_formats import DENSE, KVFormat
 from edgeflow.scheduler.plan import FrameRef, Outcome
 from edgeflow.scheduler.ring import Shift
 
@@ -91,7 +92,7 @@ class PolicyEngine(Executor):
     """The executor of a policy, with slots for whole rings of K.
 
     capacity: positions that a frame may use of its slot: prompt and action. graphs: replay recordings of passes; shift:
-    how rings rotate then. Other options: as of Executor.
+    how rings rotate then. kv_format: how keys and values are stored. Other options: as of Executor.
     """
 
     def __init__(
@@ -102,11 +103,12 @@ class PolicyEngine(Executor):
         *,
         graphs: bool = False,
         shift: Shift = Shift.ROTATE,
+        kv_format: KVFormat = DENSE,
         **options: Any,
     ) -> None:
         shortest = policy.image_tokens + 1
         classes = ShapeClasses.of_rings(policy.K, slots // policy.K, shortest, capacity, shift) if graphs else None
-        kv = policy.decoder.kv_slots(slots + graphs, rounded_capacity(capacity))
+        kv = policy.decoder.kv_slots(slots + graphs, rounded_capacity(capacity), kv_format)
         super().__init__(ActionTokens(policy), kv, classes=classes, **options)
         self.policy = policy
         self.capacity = capacity

@@ -47,7 +47,7 @@ def warm_up(engine: PolicyEngine, shift: Shift, progress: Progress) -> None:
 
 def _objection(engine: PolicyEngine, frames: list[PreparedFrame], right: list[Decoded], found: list[Decoded]) -> str:
     """How the pipeline differs from serial decoding by more than it may; "" where it does not."""
-    dtype = engine.kv.data.dtype
+    dtype = engine.kv.dtype
     if dtype == torch.float32:
         pairs = zip(right, found, strict=True)
         wrong = sum(one.sampled.token_ids != other.sampled.token_ids for one, other in pairs)
