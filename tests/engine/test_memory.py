@@ -28,6 +28,7 @@ from edgeflow.engine.process import build
 from edgeflow.engine.process.build import build_engine
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv import rounded_capacity
+from edgeflow.kernels.kv_formats import DENSE
 from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.openvla.config import load_config
