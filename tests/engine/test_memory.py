@@ -27,7 +27,8 @@ from edgeflow.engine.memory import (
     sessions_that_fit,
 )
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv import KVSlots, rounded_capacity
+from edgeflow.kernels.kv import rounded_capacity
+from edgeflow.kernels.kv_formats import DENSE
 from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.openvla.config import load_config
@@ -50,7 +51,7 @@ def need_of_7b(**changes) -> KVNeed:
         "ring": 7,
         "spare": 1,
         "capacity": rounded_capacity(256 + 128 + 7),
-        "position_bytes": KVSlots.position_bytes(32, 32, 128, torch.bfloat16),
+        "position_bytes": 32 * DENSE.position_bytes(32, 128, torch.bfloat16),
         "reserve_bytes": FIXED_BYTES["cuda"] + activation_bytes(OPENVLA_7B, 1024, torch.bfloat16),
     }
     return KVNeed(**{**values, **changes})
