@@ -14,18 +14,19 @@ from edgeflow.scheduler.plan import Ref
 @dataclass(frozen=True, slots=True)
 class Running(Generic[Ref]):
     """turn_ns: when the turn of the loop began that launched it. begun: a mark before its inputs were prepared; queued:
-    the device was still at work on other things after the launch.
+    the device was still at work on other things after the launch. apart: only its sampling was launched in that turn.
     """
 
     ticket: Ticket[Ref]
     turn_ns: int
     begun: Stamp | None = None
     queued: bool = False
+    apart: bool = False
 
     @classmethod
-    def of(cls, ticket: Ticket[Ref], turn_ns: int, begun: Stamp | None) -> Running[Ref]:
+    def of(cls, ticket: Ticket[Ref], turn_ns: int, begun: Stamp | None, *, apart: bool = False) -> Running[Ref]:
         """A pass that was launched just now."""
-        return cls(ticket, turn_ns, begun, begun is not None and not begun.reached)
+        return cls(ticket, turn_ns, begun, begun is not None and not begun.reached, apart)
 
     def sample(self, prefills: int, decodes: int, now_ns: int, *, on_device: bool) -> PassSample:
         """The time of a collected pass: of its turn, or on the device: from the end of earlier work if it queued behind

@@ -125,16 +125,16 @@ class ChatPlane:
         None where there is nothing to commit: the first request was refused, or a pass waits for its mask.
         turn_ns: when this turn of the loop began.
         """
-        begun = self.engine.stamp()
+        begun, masked = self.engine.stamp(), self._masked
         try:
-            ticket = self._start(most) if self._masked is None else self._sample(self._masked)
+            ticket = self._start(most) if masked is None else self._sample(masked)
         except RequestError as error:
             self._refuse_first(error)
             return None
-        return None if ticket is None else Running.of(ticket, turn_ns, begun)
+        return None if ticket is None else Running.of(ticket, turn_ns, begun, apart=masked is not None)
 
-    def commit(self, running: Running[int]) -> PassSample:
-        """Wait for a pass, and publish what it gave; returns its time."""
+    def commit(self, running: Running[int]) -> PassSample | None:
+        """Wait for a pass, and publish what it gave; returns its time, None where it waited for a mask."""
         planned = running.ticket.planned
         (outcome,) = self.engine.collect(running.ticket)
         tokens = self.requests.commit(planned.number, [outcome])
@@ -143,6 +143,8 @@ class ChatPlane:
             self._answer(found, found.plan, tokens, outcome)
         elif isinstance(found, SetPrefix) and self.requests.running is None:
             self._prefix_set(found)
+        if running.apart:
+            return None
         rows = sum(segment.length for segment in planned.prefills)
         on_device = self.engine.launch_ahead > 0
         return running.sample(rows, len(planned.decodes), self._clock.now_ns(), on_device=on_device)

@@ -110,6 +110,7 @@ class Worker:
         running = chat.launch(rows, now_ns)
         if running is None:
             self._turns.served(self._clock.now_ns(), None)
+            self._commit(0)  # all its tokens may be in flight
         else:
             planned = running.ticket.planned
             rows = sum(segment.length for segment in planned.prefills)

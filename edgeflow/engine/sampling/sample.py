@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -89,6 +90,7 @@ class SamplingState:
     ) -> None:
         self._vocabulary = vocabulary
         self._params: dict[int, SamplingParams] = {}
+        self._kind_of = lru_cache(maxsize=64)(SamplingKind.of)
         self._cuts = torch.zeros(4, slots, 1, dtype=torch.float64, device=device)
         self._penalties = torch.ones(3, slots, 1, device=device)
         self._shares = torch.zeros(slots, places, dtype=torch.float64, device=device)
@@ -100,7 +102,8 @@ class SamplingState:
 
     def kind(self, slots: Iterable[int]) -> SamplingKind:
         """The least kind that covers the requests in these slots."""
-        return SamplingKind.of(self._params[slot] for slot in slots)
+        params = {self._params[slot]: None for slot in slots}
+        return self._kind_of(tuple(params))
 
     def begin(self, slot: int, params: SamplingParams, prompt_ids: Sequence[int], seed: int) -> None:
         """Put a request in `slot`: one upload, without waiting. seed: any integer; params.seed is not read.
