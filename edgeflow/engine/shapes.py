@@ -120,15 +120,14 @@ class ShapeClasses:
             moves=shift is Shift.COPY,
         )
 
-    def fit(self, shape: PassShape) -> PassShape | None:
-        """The shape that a pass is padded to; None where there is none."""
+    def fit(self, shape: PassShape, start: int = 0) -> PassShape | None:
+        """The shape that a pass is padded to; None where there is none. start: the furthest one of its prefills."""
         decodes = _least(self.beside if shape.prefills else self.alone, len(shape.decodes))
         rows = self._prefill_rows(shape.prefills, decodes) if decodes is not None else None
         samples = set(shape.samples)
         if rows is None or decodes is None or set(shape.decodes) - {1} or len(samples) > 1:
             return None
-        added = max((padded - found for padded, found in zip(rows, shape.prefills, strict=True)), default=0)
-        reach = _least(self.reaches, shape.reach + added)
+        reach = _least(self.reaches, max(shape.reach, start + max(rows, default=0)))
         if reach is None:
             return None
         fitted = self._made(rows, decodes, reach, samples.pop(), shape.sampling)

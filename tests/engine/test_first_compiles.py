@@ -193,7 +193,7 @@ class ChatPasses:
 
     def launch(self, planned: Pass[int], prompts: Any = None, *, waits: bool = False) -> Ticket[int]:
         shape = shape_of(planned, None if waits else self.executor._kind(planned))
-        padded = self.executor._padded(shape)
+        padded = self.executor._padded(planned, shape)
         if padded is None or self.executor.graphs is None or padded not in self.executor.graphs:
             self.program.run(padded or shape)
         elif any(shape.samples) and padded.sampling != shape.sampling:
