@@ -101,7 +101,7 @@ class Executor:
         """
         kind = self._kind(planned)
         shape = shape_of(planned, None if waits else kind)
-        padded = self._padded(shape)
+        padded = self._padded(planned, shape)
         pinned = self._device.type == "cuda"
         staged = stage(planned, prompts, padded or shape, self.contract, scratch=self._scratch, pinned=pinned)
         started = self.stamp()
@@ -159,9 +159,10 @@ class Executor:
         slots = [segment.slot for segment in planned.segments if segment.samples]
         return self.state.sampling.kind(slots) if self.state.sampling else GREEDY
 
-    def _padded(self, shape: PassShape) -> PassShape | None:
+    def _padded(self, planned: Pass[Any], shape: PassShape) -> PassShape | None:
         """The shape that is replayed, or None. Where a kind of sampling was not recorded, rows are sampled apart."""
-        padded = self.classes.fit(shape) if self.classes and self.graphs is not None else None
+        start = max((segment.start for segment in planned.prefills), default=0)
+        padded = self.classes.fit(shape, start) if self.classes and self.graphs is not None else None
         if padded is None or self.graphs is None or padded in self.graphs or not self.graphs.sealed:
             return padded
         apart = replace(padded, sampling=None)

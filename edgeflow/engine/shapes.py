@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -26,8 +26,8 @@ class PassShape:
     """Everything that the host decides a pass by; whatever else passes differ in lies on the device.
 
     prefills: rows of each. decodes: rows of each segment behind its prompt. samples: sampled rows of each segment.
-    reach: an upper bound on where segments end; begins: on where prefills do, which is read by `fit` only. moves: slot
-    copies after the pass. sampling: how rows are sampled; None where that waits for a mask (`Executor.sample`).
+    reach: an upper bound on where segments end. moves: slot copies after the pass. sampling: how rows are
+    sampled; None where that waits for a mask (`Executor.sample`).
     """
 
     prefills: tuple[int, ...]
@@ -36,7 +36,6 @@ class PassShape:
     reach: int
     moves: int = 0
     sampling: SamplingKind | None = GREEDY
-    begins: int = field(default=0, compare=False)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -71,7 +70,6 @@ def shape_of(planned: Pass[Any], sampling: SamplingKind | None = GREEDY) -> Pass
         reach=max(segment.start + segment.length for segment in planned.segments),
         moves=len(planned.moves),
         sampling=sampling,
-        begins=max((segment.start for segment in planned.prefills), default=0),
     )
 
 
@@ -122,14 +120,14 @@ class ShapeClasses:
             moves=shift is Shift.COPY,
         )
 
-    def fit(self, shape: PassShape) -> PassShape | None:
-        """The shape that a pass is padded to; None where there is none."""
+    def fit(self, shape: PassShape, start: int = 0) -> PassShape | None:
+        """The shape that a pass is padded to; None where there is none. start: the furthest one of its prefills."""
         decodes = _least(self.beside if shape.prefills else self.alone, len(shape.decodes))
         rows = self._prefill_rows(shape.prefills, decodes) if decodes is not None else None
         samples = set(shape.samples)
         if rows is None or decodes is None or set(shape.decodes) - {1} or len(samples) > 1:
             return None
-        reach = _least(self.reaches, max(shape.reach, shape.begins + max(rows, default=0)))
+        reach = _least(self.reaches, max(shape.reach, start + max(rows, default=0)))
         if reach is None:
             return None
         fitted = self._made(rows, decodes, reach, samples.pop(), shape.sampling)

@@ -51,9 +51,14 @@ class RequestPlan:
         """Rows of the prompt that are not planned yet."""
         return max(self.rows - self.place, 0)
 
+    @property
+    def complete(self) -> bool:
+        """True when no further pass is to be planned."""
+        return self.finish is not None or not (self.left or self.planned < self.tokens)
+
     def next(self, most: int) -> Segment[int] | None:
         """At most `most` rows of the prompt, or the row of the newest token; None where all is planned."""
-        if self.finish is not None or not (self.left or self.planned < self.tokens):
+        if self.complete:
             return None
         length = min(most, self.left) if self.left else 1
         segment = Segment(

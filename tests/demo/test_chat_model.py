@@ -10,7 +10,8 @@ from edgeflow.demo.chat.command import eval_chat_command
 from edgeflow.demo.chat.evaluate import NEEDED, Answerer, evaluate_chat, held_out_dialogs
 from edgeflow.demo.chat.small_talk import GREETING, IDENTITY, NO_STATE, REFUSAL
 from edgeflow.demo.chat.tokenizer import train_tokenizer
-from edgeflow.engine.generate import Generation, run_pass
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import Generation, run_pass
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import load_chat_model
@@ -114,8 +115,8 @@ def test_transformers_loads_it_and_computes_the_same(model):
         ids = tokenizer.encode(text, add_special_tokens=False)
         prompt = model.chat_prompt(text)
         assert tuple(ids) == prompt.ids
-        generation = Generation(model, prompt, SamplingParams(max_tokens=1), 0, 1024)
-        (logits,) = run_pass(model.decoder, model.decoder.kv_slots(1, 1024), [generation.rows(1024)])
+        engine = ChatEngine(model, model.decoder.kv_slots(1, 1024), keep_logits=True)
+        (step,) = run_pass(engine, [Generation(engine, prompt, SamplingParams(max_tokens=1))], 1024)
         with torch.inference_mode():
             expected = theirs(torch.tensor([ids])).logits[0, -1]
-        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(step.logits, expected, atol=2e-4, rtol=1e-4)

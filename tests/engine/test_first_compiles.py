@@ -13,24 +13,29 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from edgeflow.clock import ManualClock
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.text import TextTokens
 from edgeflow.engine.chat.warmup import run_each_kind
+from edgeflow.engine.contract import Contract
 from edgeflow.engine.control.actions import ActionTokens
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.generate import StepRows, run_pass
 from edgeflow.engine.process.calibrate import calibrate
-from edgeflow.engine.program import PassProgram
+from edgeflow.engine.program import PassOutputs, PassProgram
+from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.engine.sampling.sample import SamplingState
 from edgeflow.engine.shapes import PassShape, shape_of
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs, input_bytes
 from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, random_chat
-from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize, random_policy
+from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_policy
 from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
+from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.kv_formats import DENSE, INT8, KVFormat
-from edgeflow.kernels.layout import Span
 from edgeflow.kernels.table import OperatorKey
 from edgeflow.models.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.plan import Pass, Ref
+from edgeflow.models.prompt import Prompt
+from edgeflow.scheduler.plan import Pass, Ref, Segment
 from edgeflow.scheduler.ring import Shift
 from tests.engine.process.simulated_device import AsynchronousEngine
 from tests.engine.recorded import record
@@ -91,32 +96,33 @@ class ShapeNoting(AsynchronousEngine):
         super().__init__(policy, 2 * policy.K, ManualClock(), **options)
         self.shapes: set[PassShape] = set()
 
-    def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any]) -> Ticket[Ref]:
+    def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any], *, waits: bool = False) -> Ticket[Ref]:
         if self.graphs is None:
-            self.shapes.add(shape_of(planned, None))
-        return super().launch(planned, prompts)
+            self.shapes.add(shape_of(planned))
+        return super().launch(planned, prompts, waits=waits)
 
     def _find(self, shape: PassShape) -> None:
         self.shapes.add(shape)
 
 
 class MetaProgram:
-    """Passes of a policy over tensors without contents, with the operators of a GPU."""
+    """Passes over tensors without contents, with the operators of a GPU."""
 
-    def __init__(self, size: PolicySize) -> None:
-        table = in_triton()
-        self.policy = random_policy(size, META, torch.bfloat16, table=table)
-        self.contract = ActionTokens(self.policy)
-        kv = self.policy.decoder.kv_slots(2 * self.policy.K, CAPACITY)
+    def __init__(self, contract: Contract, kv: KVSlots, sampling: SamplingState | None = None) -> None:
+        self.contract = contract
         greedy, shift = (
-            table.resolve_stages(OperatorKey(op_name=name, model_name="llama"), META, torch.bfloat16)
+            in_triton().resolve_stages(OperatorKey(op_name=name, model_name="llama"), META, torch.bfloat16)
             for name in ("greedy", "shift_kv_chain")
         )
-        self._run = PassProgram(self.contract, kv, SlotState(kv), greedy, shift)
+        self.program = PassProgram(contract, kv, SlotState(kv, sampling), greedy, shift)
 
-    def run(self, shape: PassShape) -> None:
+    @classmethod
+    def of_policy(cls, policy: OpenVLAPolicy) -> MetaProgram:
+        return cls(ActionTokens(policy), policy.decoder.kv_slots(2 * policy.K, CAPACITY))
+
+    def run(self, shape: PassShape) -> PassOutputs:
         buffer = torch.zeros(input_bytes(shape, self.contract), dtype=torch.uint8, device=META)
-        self._run(shape, PassInputs.over(buffer, shape, self.contract))
+        return self.program(shape, PassInputs.over(buffer, shape, self.contract))
 
 
 def warmed_shapes(shift: Shift, *, graphs: bool) -> set[PassShape]:
@@ -146,40 +152,101 @@ def any_shape(dice: random.Random, shift: Shift, policy: OpenVLAPolicy) -> PassS
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("shift", Shift)
 def test_control_compiles_nothing_after_warm_up(compiled: set[Signature], shift: Shift, graphs: bool):
-    program = MetaProgram(SIZE)
+    policy = random_policy(SIZE, META, torch.bfloat16, table=in_triton())
+    program = MetaProgram.of_policy(policy)
     for shape in warmed_shapes(shift, graphs=graphs):
         program.run(shape)
     warm = set(compiled)
     assert {each[0] for each in warm} >= {"_attend", "_turn", "_norm_row", "_gate", "_best_of_block"}
     dice = random.Random(3)
     for _ in range(150):
-        program.run(any_shape(dice, shift, program.policy))
+        program.run(any_shape(dice, shift, policy))
     assert compiled - warm == set()
 
 
-def any_step(dice: random.Random, width: int, components: int, capacity: int) -> StepRows:
-    """A chunk of a prompt or a decode row, anywhere in a slot."""
-    rows = dice.choice((1, dice.randint(1, CHUNK)))
-    start = dice.randint(0, capacity - rows)
-    positions = torch.arange(start, start + rows).expand(components, -1)
-    hidden = torch.empty(rows, width, dtype=torch.bfloat16, device=META)
-    return StepRows(Span(dice.randrange(3), start, rows), hidden, positions, samples=True)
+KINDS = [
+    SamplingParams(max_tokens=1),
+    SamplingParams(max_tokens=1, temperature=0.7, top_p=0.8, top_k=20),
+    SamplingParams(max_tokens=1, logprobs=2),
+    SamplingParams(max_tokens=1, temperature=1.3, min_p=0.05, repetition_penalty=1.3),
+    SamplingParams(max_tokens=1, frequency_penalty=0.5),
+]  # fmt: skip
 
 
+def any_step(dice: random.Random, capacity: int) -> Segment[int]:
+    """A chunk of a prompt or a decode row, anywhere in a slot; half of them at its end."""
+    stage = dice.randint(0, 1)
+    rows = 1 if stage else dice.choice((1, dice.randint(1, CHUNK)))
+    start = dice.choice((capacity - rows - dice.randint(0, 20), dice.randint(0, capacity - rows)))
+    return Segment(
+        sequence=0, slot=0, start=max(start, 0), length=rows, stage=stage, samples=stage or dice.randint(0, 1)
+    )
+
+
+class ChatPasses:
+    """What a chat engine launches, as shapes that run over tensors without contents: passes, and rows sampled apart."""
+
+    def __init__(self, program: MetaProgram, engine: ChatEngine) -> None:
+        self.program = program
+        self.executor = engine._prompts
+        self.vocabulary = engine.model.config.vocab_size
+
+    def launch(self, planned: Pass[int], prompts: Any = None, *, waits: bool = False) -> Ticket[int]:
+        shape = shape_of(planned, None if waits else self.executor._kind(planned))
+        padded = self.executor._padded(planned, shape)
+        if padded is None or self.executor.graphs is None or padded not in self.executor.graphs:
+            self.program.run(padded or shape)
+        elif any(shape.samples) and padded.sampling != shape.sampling:
+            self._sample(planned)
+        return Ticket(planned=planned, results=None, logits=None, started=None, done=None, waits=waits)
+
+    def sample(self, ticket: Ticket[int], allowed: Tensor) -> Ticket[int]:
+        self._sample(ticket.planned, allowed.to(META))
+        return ticket
+
+    def _sample(self, planned: Pass[int], allowed: Tensor | None = None) -> None:
+        logits = torch.empty(1, self.vocabulary, dtype=torch.bfloat16, device=META)
+        slots = torch.zeros(1, dtype=torch.long, device=META)
+        self.program.program.sample(logits, slots, self.executor._kind(planned), allowed)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("kv_format", [DENSE, INT8])
 @pytest.mark.parametrize("components", [1, 3])
-def test_chat_compiles_nothing_after_warm_up(compiled: set[Signature], components: int, kv_format: KVFormat):
+def test_chat_compiles_nothing_after_warm_up(
+    compiled: set[Signature], components: int, kv_format: KVFormat, graphs: bool, monkeypatch
+):
     config = CHAT_SIZES[TINY]
     if components == 3:
         config = replace(config, rope=replace(config.rope, sections=(2, 3, 3)))
     model = random_chat(config, META, torch.bfloat16, table=in_triton())
+    here = random_chat(config, torch.device("cpu"), torch.float32)
     if components == 3:
-        model.vision = object()
-    kv = model.decoder.kv_slots(3, 3000, kv_format)
-    run_each_kind(model, kv, model, CHUNK)
+        model.vision = here.vision = object()
+    capacity = 3000
+    sampling = SamplingState(3, capacity + 1, config.vocab_size, META)
+    program = MetaProgram(TextTokens(model), model.decoder.kv_slots(3, capacity, kv_format), sampling)
+    outputs = PassOutputs(None, None)
+    engine = ChatEngine(
+        here, here.decoder.kv_slots(3, capacity), chunk=CHUNK, graphs=graphs, record=lambda _: (lambda: None, outputs)
+    )
+    passes = ChatPasses(program, engine)
+    monkeypatch.setattr(engine._prompts, "launch", passes.launch)
+    monkeypatch.setattr(engine._prompts, "collect", lambda _: [])
+    monkeypatch.setattr(engine._prompts, "sample", passes.sample)
+    engine.record_all(lambda *_: None)
+    for shape in engine._prompts.graphs._by_shape if graphs else ():
+        program.run(shape)
+    engine.seal()
+    run_each_kind(engine, CHUNK)
     warm = set(compiled)
-    assert {each[0] for each in warm} >= {"_turn", "_norm_row", "_gate", "_join"}
+    assert {each[0] for each in warm} >= {"_turn", "_norm_row", "_gate", "_join", "_best_of_block"}
     dice = random.Random(4)
-    for _ in range(200):
-        run_pass(model.decoder, kv, [any_step(dice, config.hidden_size, dice.choice((1, components)), kv.capacity)])
+    prompt = Prompt((1,), torch.zeros(1, 1, dtype=torch.long))
+    for _ in range(300):
+        engine.begin(0, dice.choice(KINDS), prompt)
+        planned, waits = Pass(0, (any_step(dice, capacity),)), dice.random() < 0.2
+        ticket = passes.launch(planned, waits=waits)
+        if waits and planned.segments[0].samples:
+            passes.sample(ticket, torch.empty(1, config.vocab_size, dtype=torch.bool, device=META))
     assert compiled - warm == set()

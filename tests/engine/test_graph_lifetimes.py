@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from edgeflow.engine.chat import graphs as chat_graphs
-from edgeflow.engine.chat.graphs import ReplayedPasses
+from edgeflow.engine import staging
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.graphs import CudaRecord, Graphs
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels import packed_attention
 from edgeflow.kernels.implementations import Implementation
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import KVLayer
 from edgeflow.kernels.layout import PackedLayout
 from edgeflow.kernels.table import OperatorTable, built_in_table
 from edgeflow.models.chat import load_chat_model
@@ -42,7 +45,7 @@ class Tiled:
     def __call__(self, layout: PackedLayout, kv: KVSlots) -> Any:
         attend = packed_attention.masked(layout, kv)
 
-        def attend_by_table(q: Tensor, layer: Any) -> Tensor:
+        def attend_by_table(q: Tensor, layer: KVLayer) -> Tensor:
             table = layout.kept("tiles", lambda: self._make(len(q)))
             return attend(q[table], layer)
 
@@ -93,12 +96,24 @@ def test_chat_keeps_what_its_recordings_address(tmp_path, kind: str, monkeypatch
         indices.extend(StorageWeakRef(each.untyped_storage()) for each in (layout.row_slot, layout.sampled_rows))
         return layout
 
-    monkeypatch.setattr(chat_graphs, "PackedLayout", noted)
-    passes = ReplayedPasses(model.decoder.kv_slots(1, 300), record)
-    passes.record(model.decoder, (1, 4), 1)
-    assert len(passes) == len(indices) / 2 == 4
-    assert len(tiled.tables) == 4 + 2, "a chunk has one table more, for its last layer"
+    monkeypatch.setattr(staging, "PackedLayout", noted)
+    engine = ChatEngine(model, model.decoder.kv_slots(2, 300), chunk=4, graphs=True, record=record)
+    engine.record_all(lambda *_: None)
+    engine.seal()
+    assert engine._prompts.graphs is not None
+    shapes = list(engine._prompts.graphs._by_shape)
+    chunks = [shape for shape in shapes if shape.prefills and any(shape.samples)]
+    assert engine.recordings == len(indices) / 2 == len(shapes) and len(chunks) == 2
+    assert len(tiled.tables) == len(shapes) + len(chunks), "a chunk that samples has one more, for its last layer"
     assert all(alive(tiled.tables + indices))
+    prompt, params = model.text_prompt("abcdefg"), SamplingParams(max_tokens=6)
+    expected = ChatEngine(load_chat_model(tmp_path, torch.float32, CPU), model.decoder.kv_slots(1, 300))
+    answers = [Generation(each, prompt, params, ignore_stop=True) for each in (engine, expected)]
+    for each, answer in zip((engine, expected), answers, strict=True):
+        list(generate(each, answer, 4))
+    assert engine._prompts.graphs.eager_passes == 0 and answers[0].tokens == answers[1].tokens
+    del engine
+    assert not any(alive(tiled.tables)), "nothing else kept them"
 
 
 def test_the_recorder_of_these_tests_sees_memory_that_is_gone():

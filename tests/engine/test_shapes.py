@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeflow.engine.sampling.sample import GREEDY
 from edgeflow.engine.shapes import ROW_STEP, SEVERAL_STEP, PassShape, ShapeClasses
 from edgeflow.scheduler.ring import Shift
 
@@ -19,7 +20,9 @@ def of_rings(stages: int = 7, sessions: int = 4, shift: Shift = Shift.ROTATE) ->
 
 def asked(prefills: tuple[int, ...], decodes: int) -> PassShape:
     segments = len(prefills) + decodes
-    return PassShape(prefills=prefills, decodes=(1,) * decodes, samples=(1,) * segments, reach=300)
+    return PassShape(
+        prefills=prefills, decodes=(1,) * decodes, samples=(1,) * segments, reach=CAPACITY if decodes else 300
+    )
 
 
 def fitted(classes: ShapeClasses, prefills: tuple[int, ...], decodes: int) -> tuple[tuple[int, ...], int]:
@@ -76,6 +79,25 @@ def test_a_full_pipeline_stays_within_its_tiles(rows: int):
 def test_several_prefills_are_padded_to_the_longest(prefills: list[int]):
     padded, _ = fitted(of_rings(), tuple(prefills), 0)
     assert len(set(padded)) == 1 and padded[0] - max(prefills) < SEVERAL_STEP
+
+
+@given(
+    rows=st.integers(1, 256), start=st.integers(0, 999), samples=st.integers(0, 1), chunk=st.sampled_from([7, 40, 256])
+)
+def test_every_chunk_of_a_request_is_recorded_but_those_whose_padding_leaves_the_slot(
+    rows: int, start: int, samples: int, chunk: int
+):
+    classes, rows = ShapeClasses.of_requests(chunk, 1000), min(rows, chunk, 1000 - start)
+    shape = PassShape(prefills=(rows,), decodes=(), samples=(samples,), reach=start + rows)
+    padded = classes.fit(shape, start)
+    longest = next(each for each in classes.lone if each >= rows)
+    if start + longest > 1000:
+        assert padded is None
+        return
+    assert padded is not None and padded in classes.all([(0, GREEDY), (1, GREEDY)])
+    assert padded.prefills == (longest,) and start + longest <= padded.reach <= 1000
+    assert padded.reach in (256, 512, 1000) and (padded.reach == 256 or padded.reach // 2 < start + longest)
+    assert rows > longest // 2 or longest == min(chunk, ROW_STEP), "no more than twice the rows"
 
 
 def test_drafts_and_mixed_samples_run_as_they_are():

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from edgeflow.config import ChatConfig
 from edgeflow.engine import executor
-from edgeflow.engine.chat import graphs as chat_graphs
-from edgeflow.engine.generate import run_pass
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.executor import Executor
+from edgeflow.engine.program import PassOutputs
+from edgeflow.engine.shapes import PassShape
 from edgeflow.gpu_suite.bars import figures
 from edgeflow.gpu_suite.order import Order
 from edgeflow.gpu_suite.sections import chat_speed, token_checks
@@ -18,6 +22,7 @@ from edgeflow.gpu_suite.sections.chat_speed import chat
 from edgeflow.gpu_suite.sections.policy_speed import policy
 from edgeflow.gpu_suite.sections.token_checks import tokens
 from edgeflow.gpu_suite.setting import Setting
+from edgeflow.gpu_suite.subjects.edgefm import DECODE_STEPS
 from edgeflow.kernels.table import built_in_table
 from tests.engine.recorded import record
 
@@ -29,8 +34,7 @@ def setting(monkeypatch, tmp_path: Path) -> Setting:
     monkeypatch.setattr(Setting, "graphs", True)
     monkeypatch.setattr(Setting, "table", lambda *_: REPLAYABLE)
     monkeypatch.setattr(token_checks, "_table", lambda _: REPLAYABLE)
-    for module in (executor, chat_graphs):
-        monkeypatch.setattr(module, "CudaRecord", lambda _: record)
+    monkeypatch.setattr(executor, "CudaRecord", lambda _: record)
     known = {"device": "cpu", "size": "tiny", "frames": 10, "out": str(tmp_path), "ceilings": (3e10, 3e10)}
     return Setting.of(Order(section="", ends=monotonic() + 600, **known), lambda _: None)
 
@@ -63,18 +67,28 @@ def test_a_policy_is_timed_with_graphs_and_without(setting):
 
 
 def test_chat_runs_the_passes_of_the_service(setting, monkeypatch):
-    """Whole chunks and decode rows are replayed, what is left of a prompt runs eagerly."""
-    eager: list[int] = []
+    """Chunks of any length and decode rows are replayed."""
+    engines: list[ChatEngine] = []
+    replayed: list[int] = []
+    replay = Executor._replay
 
-    def counted(decoder, kv, steps):
-        eager.append(sum(step.span.length for step in steps))
-        return run_pass(decoder, kv, steps)
+    class Noted(ChatEngine):
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
+            engines.append(self)
 
-    monkeypatch.setattr(chat_graphs, "run_pass", counted)
+    def counted(self: Executor, shape: PassShape, staged: list[Tensor]) -> PassOutputs:
+        replayed.append(sum(shape.lengths))
+        return replay(self, shape, staged)
+
+    monkeypatch.setattr(chat_speed, "ChatEngine", Noted)
+    monkeypatch.setattr(Executor, "_replay", counted)
     rows = chat(setting)["requests"]
     assert [row["prompt"] for row in rows] == [16, 24, 32, 64] and {row["graphs"] for row in rows} == {True}
-    requests = 1 + 2 * chat_speed.REQUESTS
-    assert eager == requests * [24 % chat_speed.SMALL_CHUNK]
+    assert {each._prompts.graphs.eager_passes for each in engines} == {0}
+    requests, chunk = 1 + 2 * chat_speed.REQUESTS, chat_speed.SMALL_CHUNK
+    assert replayed.count(chunk) == requests * sum(-(-row["prompt"] // chunk) for row in rows)
+    assert replayed.count(1) == len(replayed) - replayed.count(chunk) == requests * len(rows) * DECODE_STEPS
     assert all(row["ms/token p50"] <= row["ms/token p99"] and row["first token ms"] > 0 for row in rows)
 
 

@@ -151,6 +151,7 @@ def build_chat(
     chunk = config.prefill_chunk
     engine = ChatEngine(model, kv, decode=decode, chunk=chunk, graphs=bool(graphs), record=record)
     told = _record(engine, progress, required=graphs == "on") if graphs else ""
+    engine.seal()
     prefixes = []
     for index, (slot, prompt) in enumerate(zip(config.slots, prompts, strict=True), start=1):
         fixed = FixedPrefix(prompt, index)
@@ -160,7 +161,6 @@ def build_chat(
     if model.device.type == "cuda":
         run_each_kind(engine, chunk)
     times = measure_times(engine, chunk)
-    engine.seal()
     off = row_error(engine.decode, kv, _probe(engine.decode, min(PROBE_ROWS, capacity)))
     numbers = f"{_name(kv.dtype)}, {weights}{_told(off)}, KV in {_name(kv.data.dtype)}"
     return BuiltChat(

@@ -113,12 +113,15 @@ def _launch(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -
     segments = sorted((each for each in planned.values() if each is not None), key=lambda each: each.stage > 0)
     if not segments:
         return None
-    constraints = [each.constraint for each in generations if each.constraint is not None]
-    waits = bool(constraints) and any(segment.samples for segment in segments)
-    sources = {each.plan.slot: each.source for each in generations}
+    owners = {each.plan.slot: each for each in generations}
+    masks = [owners[each.slot].constraint for each in segments if each.samples]
+    waits = any(mask is not None for mask in masks)
+    sources = {slot: each.source for slot, each in owners.items()}
     ticket = engine.launch(Pass(0, tuple(segments)), sources, waits=waits)
     if waits:
-        ticket = engine.sample(ticket, torch.stack([each.allowed() for each in constraints]))
+        anything = torch.ones(engine.model.config.vocab_size, dtype=torch.bool, device=engine.model.device)
+        allowed = [anything if mask is None else mask.allowed() for mask in masks]
+        ticket = engine.sample(ticket, torch.stack(allowed))
     return _Launched(ticket, tuple(each for each in generations if planned[each.plan.slot] is not None))
 
 

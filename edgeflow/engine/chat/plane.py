@@ -186,11 +186,12 @@ class ChatPlane:
 
     @property
     def _may_go_on(self) -> bool:
-        """True unless a grammar must know the token of a pass that is not committed, or make a mask."""
+        """True unless all is launched, or a grammar must know the token of a pass that is not committed, or make a
+        mask."""
         plan, constraint = self.requests.running, self._constraint
-        if plan is None or constraint is None:
-            return plan is not None
-        return constraint.ready if self._masked is not None else not plan.passes
+        if constraint is not None and self._masked is not None:
+            return constraint.ready
+        return plan is not None and not plan.complete and (constraint is None or not plan.passes)
 
     def _begin(self, number: int, waiting: _Request | SetPrefix) -> None:
         if isinstance(waiting, SetPrefix):

@@ -15,13 +15,15 @@ LEAST_END = 64
 def run_each_kind(engine: ChatEngine, chunk: int) -> None:
     """Run chunks and decode rows in slot 0, which must hold nothing yet.
 
-    Kernels differ by how far the slot is read, and by whether the number of rows is even.
+    Kernels differ by how far the slot is read, and by whether the number of rows is even; the greedy operator by
+    whether scores are the logits themselves or derived from them, as under a mask.
     """
     source = Source(engine.model, _anything(engine))
     for end in _ends(engine.kv.capacity):
         for rows in sorted({1, min(chunk, end - 1), max(min(chunk, end - 1) - 1, 1)}):
             _run(engine, source, Segment(sequence=0, slot=0, start=end - 1 - rows, length=rows, stage=0))
         _run(engine, source, Segment(sequence=0, slot=0, start=end - 1, length=1, stage=1))
+    _run_masked(engine, Segment(sequence=0, slot=0, start=engine.kv.capacity - 1, length=1, stage=1))
 
 
 def _ends(capacity: int) -> list[int]:
@@ -33,6 +35,11 @@ def _ends(capacity: int) -> list[int]:
 def _anything(engine: ChatEngine) -> Prompt:
     rows = engine.kv.capacity
     return Prompt((0,) * rows, torch.arange(rows)[None])
+
+
+def _run_masked(engine: ChatEngine, segment: Segment[int]) -> None:
+    ticket = engine.launch(Pass(0, (segment,)), {}, waits=True)
+    engine.collect(engine.sample(ticket, torch.ones(1, engine.model.config.vocab_size, dtype=torch.bool)))
 
 
 def _run(engine: ChatEngine, source: Source, segment: Segment[int]) -> None:

@@ -22,9 +22,10 @@ from edgeflow.clock import ManualClock
 from edgeflow.config import ChatConfig
 from edgeflow.engine.chat import grammar as grammar_module
 from edgeflow.engine.chat.build import build_chat
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.grammar import PATIENCE_S, Grammars
 from edgeflow.engine.chat.grammar_child import COMPILE, HANDLE, KEPT, KEPT_ANSWERS, MASK, NEXT, Compiler
-from edgeflow.engine.generate import Generation, generate
 from edgeflow.engine.process.inbox import Inbox
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import InvalidArgument, RequestError, Unavailable
@@ -65,12 +66,12 @@ def compiled(grammars: Grammars, schema: Any):
 def answer(model: ChatModel, grammars: Grammars, schema: Any, **params: Any) -> tuple[str, str, Any]:
     """Text, finish, tokens."""
     prompt = model.text_prompt("go")
-    kv = model.decoder.kv_slots(1, CAPACITY)
+    engine = ChatEngine(model, model.decoder.kv_slots(1, CAPACITY))
     settings = SamplingParams(**{"max_tokens": 390, **params})
-    generation = Generation(model, prompt, settings, 0, CAPACITY, constraint=compiled(grammars, schema))
-    sampled = [each for each in generate(model, kv, generation, 100) if each is not None]
+    generation = Generation(engine, prompt, settings, constraint=compiled(grammars, schema))
+    sampled = [each for each in generate(engine, generation, 100) if each is not None]
     assert generation.finish is not None
-    return model.tokenizer.decode([each.token for each in sampled]), generation.finish.value, sampled
+    return model.tokenizer.decode(generation.tokens), generation.finish.value, sampled
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -78,7 +79,7 @@ def test_a_random_model_s_answer_follows_the_schema(model: ChatModel, grammars: 
     text, finish, sampled = answer(model, grammars, SCHEMA, temperature=1.0, seed=seed)
     values = json.loads(text)
     assert values["kind"] in ("cup", "arm") and 1 <= values["count"] <= 9 and len(values["n"]) <= 5
-    assert finish == "stop" and sampled[-1].token == END
+    assert finish == "stop" and sampled[-1].tokens == (END,)
 
 
 def test_greedy_answers_and_penalties_keep_to_it_too(model: ChatModel, grammars: Grammars):
@@ -88,11 +89,11 @@ def test_greedy_answers_and_penalties_keep_to_it_too(model: ChatModel, grammars:
 
 def test_without_the_schema_the_model_says_something_else(model: ChatModel, grammars: Grammars):
     """That the tests above can fail."""
-    kv = model.decoder.kv_slots(1, CAPACITY)
-    generation = Generation(model, model.text_prompt("go"), SamplingParams(max_tokens=20), 0, CAPACITY)
-    tokens = [each.token for each in generate(model, kv, generation, 100) if each is not None]
+    engine = ChatEngine(model, model.decoder.kv_slots(1, CAPACITY))
+    generation = Generation(engine, model.text_prompt("go"), SamplingParams(max_tokens=20))
+    list(generate(engine, generation, 100))
     with pytest.raises(ValueError):
-        json.loads(model.tokenizer.decode(tokens))
+        json.loads(model.tokenizer.decode(generation.tokens))
 
 
 def test_log_probabilities_are_the_model_s_own(model: ChatModel, grammars: Grammars):
@@ -329,7 +330,9 @@ def test_the_loop_goes_on_while_a_schema_is_compiled(model: ChatModel, grammars:
     inbox.wait(30)
     for _ in range(800):
         if plane.busy:
-            plane.step(1 << 40)
+            running = plane.launch(100, 0)
+            if running is not None:
+                plane.commit(running)
         elif len(said) > 2 and isinstance(said[-1], ChatDone):
             break
         else:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
-from edgeflow.engine.chat.graphs import ReplayedPasses, replayed
-from edgeflow.engine.generate import Generation, generate, run_pass
+from edgeflow.config import ChatConfig
+from edgeflow.engine.chat.build import BuiltChat, build_chat
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
+from edgeflow.engine.shapes import PassShape
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.layout import PackedLayout
 from edgeflow.kernels.table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.models.prompt import Prompt
 from tests.chat_checkpoint import write_chat_checkpoint
+from tests.engine.chat.test_generate import CAPACITY, CPU, engine_of, prompt_of
 from tests.engine.recorded import record
-from tests.engine.test_generate import CAPACITY, CPU, poisoned, prompt_of
 
 CHUNK = 4
 ON_THE_DEVICE = built_in_table().forcing(packed_attention="masked", linear="gemm")
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=6),
+    "drawn": SamplingParams(max_tokens=6, temperature=1.2, seed=3),
+    "cut": SamplingParams(max_tokens=6, temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, seed=4),
+    "penalised": SamplingParams(max_tokens=6, repetition_penalty=1.4, frequency_penalty=0.5),
+    "logprobs": SamplingParams(max_tokens=6, logprobs=2),
+}
 
 
 @pytest.fixture(scope="module", params=["qwen2", "qwen2_5_vl"])
@@ -29,32 +42,100 @@ def model(request, tmp_path_factory) -> ChatModel:
     return load_chat_model(directory, torch.float32, CPU, table=ON_THE_DEVICE)
 
 
-def request(model: ChatModel, prompt: Prompt, slot: int) -> Generation:
-    return Generation(model, prompt, SamplingParams(max_tokens=6), slot, CAPACITY, ignore_stop=True)
+class Replays:
+    """A Record that counts replays."""
 
+    def __init__(self) -> None:
+        self.count = 0
 
-def test_replayed_chunks_and_decode_rows_give_the_tokens_of_eager_ones(model: ChatModel):
-    replays: list[int] = []
-
-    def counting(program):
+    def __call__(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         replay, outputs = record(program)
-        return (lambda: (replays.append(1), replay())), outputs
 
-    kv = poisoned(model, 3)
-    passes, told = replayed(model, model, kv, CHUNK, required=True, record=counting)
-    assert told == f"{2 if model.vision is None else 3} graphs"
-    ran = 0
-    for slot, text in ((2, "abcdefg hgfedcba"), (1, "badcfe")):
+        def counted() -> None:
+            self.count += 1
+            replay()
+
+        return counted, outputs
+
+
+def replaying(model: ChatModel, slots: int = 1, record: Any = record, **options: Any) -> ChatEngine:
+    """An engine whose passes are all recorded; its last slot is scratch."""
+    engine = engine_of(model, slots + 1, **{"chunk": CHUNK, **options}, graphs=True, record=record)
+    engine.record_all(lambda *_: None)
+    engine.seal()
+    return engine
+
+
+def shapes_of(engine: ChatEngine) -> list[PassShape]:
+    assert engine._prompts.graphs is not None
+    return list(engine._prompts.graphs._by_shape)
+
+
+def eager_passes(engine: ChatEngine) -> int:
+    assert engine._prompts.graphs is not None
+    return engine._prompts.graphs.eager_passes
+
+
+def test_chunks_of_any_length_and_decode_rows_are_replayed_with_the_tokens_of_eager_ones(model: ChatModel):
+    replays, ran = Replays(), 0
+    engine = replaying(model, 2, replays)
+    recommended = SamplingKind.of([SamplingParams.recommended(model.generation)])
+    assert engine.recordings == len(shapes_of(engine)) == 2 + len({GREEDY, recommended, None})
+    for slot, text in ((1, "abcdefg hgfedcba"), (0, "badcfe"), (1, "x")):
         prompt = prompt_of(model, text)
-        expected = request(model, prompt, 0)
-        list(generate(model, poisoned(model, 1), expected, 1000))
-        found = request(model, prompt, slot)
-        while found.finish is None:
-            (logits,) = passes(found.decoder, kv, [found.rows(CHUNK)])
-            found.take(logits)
-            ran += 1
+        plain = engine_of(model)
+        expected = Generation(plain, prompt, PARAMS["greedy"], ignore_stop=True)
+        list(generate(plain, expected, 1000))
+        found = Generation(engine, prompt, PARAMS["greedy"], slot, ignore_stop=True)
+        ran += len(list(generate(engine, found, CHUNK)))
         assert found.tokens == expected.tokens
-    assert ran - 2 <= len(replays) <= ran, "all but the rests of the prompts"
+    assert replays.count == ran and eager_passes(engine) == 0
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("chunk", [3, 21])
+def test_any_kind_of_sampling_has_the_answer_of_passes_that_are_run(model: ChatModel, name: str, chunk: int):
+    """What was not recorded is sampled apart; passes are replayed all the same."""
+    replays = Replays()
+    engine, plain = replaying(model, 1, replays, chunk=chunk), engine_of(model)
+    recorded = engine.recordings
+    for text in ("abcdefg hgfedcba", "abc"):
+        found, expected = (
+            Generation(each, prompt_of(model, text), PARAMS[name], ignore_stop=True) for each in (engine, plain)
+        )
+        told, wanted = list(generate(engine, found, chunk)), list(generate(plain, expected, chunk))
+        assert found.tokens == expected.tokens and len(found.tokens) == 6
+        assert [each is None for each in told] == [each is None for each in wanted]
+        for one, other in zip(filter(None, told), filter(None, wanted), strict=True):
+            assert (one.logprob, other.logprob) == (None, None) or one.logprob == pytest.approx(other.logprob, rel=1e-5)
+            assert [token for token, _ in one.top] == [token for token, _ in other.top]
+    assert eager_passes(engine) == 0 and engine.recordings == recorded and replays.count >= 12
+
+
+def test_the_recommended_kind_is_recorded_whole(model: ChatModel, monkeypatch):
+    engine = replaying(model)
+    params = SamplingParams.recommended(model.generation, max_tokens=5)
+    generation = Generation(engine, model.text_prompt("abc"), params, ignore_stop=True)
+    apart: list[int] = []
+    sample = engine._prompts._program.sample
+    monkeypatch.setattr(engine._prompts._program, "sample", lambda *given: (apart.append(1), sample(*given))[1])
+    list(generate(engine, generation, CHUNK))
+    assert len(generation.tokens) == 5 and apart == [1], "the end of the prompt"
+
+
+def test_what_does_not_fit_runs_as_it_is(model: ChatModel):
+    """The padding of a chunk would lie behind the end of the slot; a longer chunk has no class."""
+    prompt = model.text_prompt("abcdefgh" * 10)
+    assert len(prompt) == CAPACITY
+    plain = engine_of(model)
+    expected = Generation(plain, prompt, PARAMS["greedy"], ignore_stop=True)
+    list(generate(plain, expected, 1000))
+    for chunk, eager in ((21, 1), (16, 0), (40, 2)):
+        engine = replaying(model, chunk=min(chunk, 21))
+        found = Generation(engine, prompt, PARAMS["greedy"], ignore_stop=True)
+        list(generate(engine, found, chunk))
+        assert found.tokens == expected.tokens and len(found.tokens) == 1
+        assert eager_passes(engine) == eager
 
 
 def test_the_places_of_rows_begin_at_multiples_of_16_bytes(model: ChatModel, monkeypatch):
@@ -66,23 +147,38 @@ def test_the_places_of_rows_begin_at_multiples_of_16_bytes(model: ChatModel, mon
         return forward(hidden, layout, kv)
 
     monkeypatch.setattr(model.decoder, "forward_sampled", noting)
-    ReplayedPasses(model.decoder.kv_slots(1, CAPACITY), record).record(model.decoder, (1, 3, 4), 1)
-    assert {layout.lengths for layout in layouts} == {(1,), (3,), (4,)}
-    assert {place.data_ptr() % 16 for each in layouts for place in (each.row_slot, each.row_position)} == {0}
+    replaying(model, chunk=21)
+    assert {layout.lengths for layout in layouts} == {(1,), (16,), (21,)}
+    places = [place for each in layouts for place in (each.row_slot, each.row_position, each.rope_position)]
+    places += [each.sampled_rows for each in layouts if len(each.sampled_rows)]
+    assert {place.data_ptr() % 16 for place in places} == {0}
 
 
 def test_a_reach_is_a_power_of_two_within_the_slot(model: ChatModel):
-    kv = model.decoder.kv_slots(1, 1000)
-    passes = ReplayedPasses(kv, record)
-    passes.record(model.decoder, (1,), 1)
-    assert len(passes) == 3, "256, 512 and all of 1000"
+    engine = replaying(model, capacity=1000)
+    assert {shape.reach for shape in shapes_of(engine) if shape.decodes} == {256, 512, 1000}
+    assert {shape.reach for shape in shapes_of(engine) if shape.prefills} == {256, 512, 1000}
+
+
+def build(model: ChatModel, graphs: str) -> BuiltChat:
+    config = ChatConfig.model_validate({"alias": "small", "capacity": CAPACITY, "prefill_chunk": CHUNK})
+    return build_chat(config, model, "f", lambda *_: None, graphs=graphs, record=record)
+
+
+def test_what_is_recorded_at_the_start_is_told(model: ChatModel):
+    built = build(model, "on")
+    assert built.ready().numbers.endswith(f", {len(shapes_of(replaying(model)))} graphs")
+    assert built.engine.recordings == len(shapes_of(replaying(model))), "nothing else is recorded while it starts"
+    assert built.ready().kv_bytes == 2 * model.decoder.kv_slots(1, CAPACITY).nbytes, "one slot is scratch"
 
 
 def test_a_model_that_cannot_be_recorded_runs_eagerly_unless_graphs_are_required(tmp_path):
     write_chat_checkpoint(tmp_path, "qwen2")
     plain = load_chat_model(tmp_path, torch.float32, CPU)
-    kv = plain.decoder.kv_slots(1, CAPACITY)
-    run, told = replayed(plain, plain, kv, CHUNK, required=False, record=record)
-    assert run is run_pass and told.startswith("no graphs: packed_attention")
+    built = build(plain, "auto")
+    assert built.engine.recordings == 0 and "no graphs: packed_attention" in built.ready().numbers
+    generation = Generation(built.engine, plain.text_prompt("abc"), PARAMS["greedy"], ignore_stop=True)
+    list(generate(built.engine, generation, CHUNK))
+    assert len(generation.tokens) == 6
     with pytest.raises(ConfigError, match="graphs: packed_attention"):
-        replayed(plain, plain, kv, CHUNK, required=True, record=record)
+        build(plain, "on")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.engine.generate import Generation, generate
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken, FrameResult, OpenSession
 from edgeflow.models.chat import ChatModel, load_chat_model
@@ -87,8 +88,9 @@ def test_robots_are_served_while_an_image_is_resized(policy, model, gate):
     gate.set()
     run_until(bench, ChatDone)
     prompt = model.prompt(asking(picture(60)).ids, [picture(60)])
-    wanted = Generation(model, prompt, SamplingParams(max_tokens=4), 0, 96)
-    list(generate(model, model.decoder.kv_slots(1, 96), wanted, 16))
+    engine = ChatEngine(model, model.decoder.kv_slots(1, 96))
+    wanted = Generation(engine, prompt, SamplingParams(max_tokens=4))
+    list(generate(engine, wanted, 16))
     assert [each.token for each in bench.of(ChatToken)] == wanted.tokens
 
 

@@ -13,9 +13,10 @@ from edgeflow.clock import ManualClock
 from edgeflow.config import ChatConfig, load_config
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import BuiltChat, build_chat, load_chat
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile, Pacer
-from edgeflow.engine.generate import Generation, Prefill, StepRows, generate, run_pass
 from edgeflow.engine.process.worker import CHAT_PATIENCE_NS, Worker
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import ConfigError
@@ -32,9 +33,11 @@ from edgeflow.ipc.messages import (
     SetPrefix,
     SubmitFrame,
 )
-from edgeflow.kernels.layout import Span
+from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.layout import PackedLayout, Span
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.tiny_checkpoint import write_checkpoint
@@ -61,7 +64,7 @@ def policy(tmp_path_factory) -> OpenVLAPolicy:
 def built(model: ChatModel, **changes: object) -> BuiltChat:
     config = ChatConfig.model_validate({"alias": "small", "capacity": CAPACITY, "prefill_chunk": 16, **changes})
     made = build_chat(config, model, "f", lambda *_: None)
-    return replace(made, cost=replace(made.cost, step_ns=1_000_000, row_ns=100_000))
+    return replace(made, times=ChunkTimes(step_ns=1_000_000, row_ns=100_000))
 
 
 SLOTS = [{"id": "rest", "text": PREFIX}, {"id": "arm", "text": PREFIX[:8]}]
@@ -133,9 +136,10 @@ def frame(seq: int) -> SubmitFrame:
 
 
 def alone(model: ChatModel, text: str = PROMPT, **params: object) -> list[int]:
-    kv = model.decoder.kv_slots(1, CAPACITY)
-    generation = Generation(model, model.text_prompt(text), SamplingParams(max_tokens=8, **params), 0, CAPACITY)
-    return [sampled.token for sampled in generate(model, kv, generation, 1000) if sampled is not None]
+    engine = ChatEngine(model, model.decoder.kv_slots(1, CAPACITY))
+    generation = Generation(engine, model.text_prompt(text), SamplingParams(max_tokens=8, **params))
+    list(generate(engine, generation, 1000))
+    return generation.tokens
 
 
 def tokens(bench: Bench) -> list[int]:
@@ -340,17 +344,22 @@ def test_another_checkpoint_may_decode_what_the_first_has_read(twins, policy):
     config = load_config(None, {"chat.model": str(twins[0]), "chat.decode_model": str(twins[1]), "chat.alias": "small"})
     both = load_chat(config, lambda *_: None)
     bench = Bench(policy, both)
-    bench.tell(start(both.model))
+    bench.tell(start(both.engine.model))
     bench.run(ChatDone)
-    kv = both.model.decoder.kv_slots(1, CAPACITY)
-    prompt = both.model.text_prompt(PROMPT)
-    (logits,) = run_pass(both.model.decoder, kv, [Prefill(both.model, prompt, 0).rows(1000, samples=True)])
-    expected = [int(logits.argmax())]
+    model, decode = both.engine.model, both.engine.decode
+    kv, prompt = model.decoder.kv_slots(1, CAPACITY), model.text_prompt(PROMPT)
+    expected = [next_token(model, model.embed(prompt.ids), 0, kv)]
     for place in range(len(prompt), len(prompt) + 7):
-        row = StepRows(Span(0, place, 1), both.decode.embed(expected[-1:]), torch.tensor([[place]]), True)
-        (logits,) = run_pass(both.decode.decoder, kv, [row])
-        expected.append(int(logits.argmax()))
-    assert tokens(bench) == expected != alone(both.model)
+        expected.append(next_token(decode, decode.embed(expected[-1:]), place, kv))
+    assert tokens(bench) == expected != alone(model)
+
+
+@torch.inference_mode()
+def next_token(model: ChatModel, rows: torch.Tensor, start: int, kv: KVSlots) -> int:
+    """The token after rows that enter slot 0."""
+    layout = PackedLayout.of([Span(0, start, len(rows))], CPU)
+    hidden = model.decoder.forward(rows, layout, kv)
+    return int(model.decoder.logits(hidden[-1:], "decode")[0].argmax())
 
 
 def test_a_checkpoint_that_cannot_read_the_first_one_s_keys_is_refused(twins):

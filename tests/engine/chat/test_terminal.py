@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.terminal import AnswerTimes, Conversation, converse, open_conversation
-from edgeflow.engine.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import CheckpointError
 from edgeflow.models.chat import ChatModel, load_chat_model
@@ -50,10 +51,10 @@ def talk(conversation: Conversation, *said: str | type[BaseException]) -> list[s
 
 def answer_to(model: ChatModel, messages: list[dict[str, str]]) -> str:
     prompt = model.chat_prompt(model.render(messages))
-    generation = Generation(model, prompt, SamplingParams(max_tokens=6), 0, 200)
-    kv = model.decoder.kv_slots(1, 200)
-    tokens = [each.token for each in generate(model, kv, generation, 500) if each is not None]
-    return model.tokenizer.decode(tokens)
+    engine = ChatEngine(model, model.decoder.kv_slots(1, 200))
+    generation = Generation(engine, prompt, SamplingParams(max_tokens=6))
+    list(generate(engine, generation, 500))
+    return model.tokenizer.decode(generation.tokens)
 
 
 def test_an_answer_follows_from_all_that_was_said(model: ChatModel):

@@ -11,13 +11,30 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.engine.sampling import probabilities
 from edgeflow.engine.sampling.draw import Cuts, Rules, by_histogram, by_sorting, by_top_k, draw, shares, unit
 from edgeflow.engine.sampling.params import SamplingParams
 
 CPU = torch.device("cpu")
 EVERY = Rules(min_p=True, top_k=1 << 20, top_p=True)
 WAYS = {"sorting": by_sorting, "histogram": by_histogram, "top_k": by_top_k}
+
+
+def probabilities(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Weights: [V] → [V] float64, 0 where a token must not be drawn. Not for temperature 0."""
+    scores = scores.double() / params.temperature
+    if params.min_p:
+        scores = scores.masked_fill(scores < scores.max() + math.log(params.min_p), -math.inf)
+    if 0 < params.top_k < len(scores):
+        scores = scores.masked_fill(scores < scores.topk(params.top_k).values[-1], -math.inf)
+    left = scores.softmax(-1)
+    return _nucleus(left, params.top_p) if params.top_p < 1 else left
+
+
+def _nucleus(left: torch.Tensor, top_p: float) -> torch.Tensor:
+    by_weight = left.sort(descending=True, stable=True)
+    before = by_weight.values.cumsum(-1) - by_weight.values
+    chosen = by_weight.indices[before < top_p]
+    return torch.zeros_like(left).index_copy_(0, chosen, left[chosen])
 
 
 def cuts_of(params: SamplingParams, vocabulary: int, rows: int = 1) -> Cuts:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgeflow.engine.generate import Generation, generate
-from edgeflow.engine.sampling import SampledToken
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import Generation, generate
+from edgeflow.engine.executor import Sampled
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
@@ -27,14 +28,14 @@ SLOTS = [
 ]
 
 
-def alone(model: ChatModel, prompt: Prompt, **params: Any) -> list[SampledToken]:
-    kv = model.decoder.kv_slots(1, 256)
-    generation = Generation(model, prompt, SamplingParams(**{"max_tokens": 12, **params}), 0, 256)
-    return [sampled for sampled in generate(model, kv, generation, 1000) if sampled is not None]
+def alone(model: ChatModel, prompt: Prompt, **params: Any) -> list[Sampled[int]]:
+    engine = ChatEngine(model, model.decoder.kv_slots(1, 256))
+    generation = Generation(engine, prompt, SamplingParams(**{"max_tokens": 12, **params}))
+    return [sampled for sampled in generate(engine, generation, 1000) if sampled is not None]
 
 
-def text_of(model: ChatModel, sampled: list[SampledToken]) -> str:
-    return model.tokenizer.decode([each.token for each in sampled])
+def text_of(model: ChatModel, sampled: list[Sampled[int]]) -> str:
+    return model.tokenizer.decode([token for each in sampled for token in each.tokens])
 
 
 def chat_prompt(model: ChatModel, *messages: dict[str, Any]) -> Prompt:
@@ -125,13 +126,13 @@ async def test_a_stop_token_ends_the_answer(text_model: Loaded):
         sampled = alone(text_model.chat, text_model.chat.text_prompt("go"))
         model = ChatModel(
             **{name: getattr(text_model.chat, name) for name in ("name", "decoder", "tokenizer", "template", "device")},
-            generation=_ending(text_model.chat, sampled[3].token),
+            generation=_ending(text_model.chat, *sampled[3].tokens),
             vision=None,
         )
-        plane._model = model
+        plane.engine.model = model
         answer = (await http.post(TEXT, json={"prompt": "go", "max_tokens": 12})).json()
         assert answer["choices"][0]["finish_reason"] == "stop"
-        first = next(at for at, each in enumerate(sampled) if each.token == sampled[3].token)
+        first = next(at for at, each in enumerate(sampled) if each.tokens == sampled[3].tokens)
         assert answer["usage"]["completion_tokens"] == first + 1
 
 
@@ -175,7 +176,9 @@ async def test_log_probabilities(text_model: Loaded):
         told = (await http.post(CHAT, json=body)).json()["choices"][0]["logprobs"]["content"]
         assert [entry["logprob"] for entry in told] == pytest.approx([each.logprob for each in expected])
         for entry, each in zip(told, expected, strict=True):
-            assert [top["logprob"] for top in entry["top_logprobs"]] == pytest.approx([value for _, value in each.top])
+            assert [top["logprob"] for top in entry["top_logprobs"]] == pytest.approx(
+                [value for _, value in each.top[:3]]
+            )
         events = await streamed(http, CHAT, body)
         chunks = [
             choice["logprobs"]["content"] for event in events for choice in event["choices"] if choice["logprobs"]

@@ -140,8 +140,8 @@ class ThreadWorker:
         engine = PolicyEngine(loaded.policy, limits.slots, 80)
         built = build_chat(settings.chat, loaded.chat, "c" * 64, lambda *_: None)
         self.plane = built.plane(settings.chat, clock, self._link.send)
-        step = self.plane.step
-        self.plane.step = lambda room_ns: step(room_ns) if gate.passes() else 0
+        launch = self.plane.launch
+        self.plane.launch = lambda most, turn_ns: launch(most, turn_ns) if gate.passes() else None
         worker = Worker(engine, Scheduler(limits), clock, self._channel.send, chat=self.plane)
         self._channel.send(built.ready())
         self._channel.send(ready_message())
