@@ -166,7 +166,7 @@ class Executor:
         if padded is None or self.graphs is None or padded in self.graphs or not self.graphs.sealed:
             return padded
         apart = replace(padded, sampling=None)
-        return apart if apart in self.graphs else padded
+        return apart if apart in self.graphs else None
 
     def _sample(self, planned: Pass[Any], logits: Tensor, allowed: Tensor | None) -> Tensor:
         slots = [segment.slot for segment in planned.segments if segment.samples]
@@ -174,15 +174,15 @@ class Executor:
         return self._program.sample(logits[: len(slots)], where, self._kind(planned), allowed)
 
     def _replay(self, shape: PassShape, staged: list[Tensor]) -> PassOutputs:
-        recording = self._find(shape)
+        recording = self._find(shape)  # None where there are too many
         return self._over(self._upload(staged), shape)() if recording is None else recording.run(*staged)
 
     def _run(self, planned: Pass[Any], shape: PassShape, staged: list[Tensor]) -> PassOutputs:
         if self.graphs is not None:
             self.graphs.eager_passes += 1
-        certain = self.launch_ahead == 0 or shape.most_samples <= 1  # where segments start, on the host
         spans = tuple(Span(segment.slot, segment.start, segment.length) for segment in planned.segments)
-        return self._over(self._upload(staged), shape, spans if certain else None)()
+        places = spans if all(segment.certain for segment in planned.segments) else None
+        return self._over(self._upload(staged), shape, places)()
 
     def _find(self, shape: PassShape) -> Recording[PassOutputs] | None:
         return self.graphs.find(shape, lambda: self._harmless(shape)) if self.graphs is not None else None

@@ -24,9 +24,11 @@ class Running(Generic[Ref]):
     apart: bool = False
 
     @classmethod
-    def of(cls, ticket: Ticket[Ref], turn_ns: int, begun: Stamp | None, *, apart: bool = False) -> Running[Ref]:
-        """A pass that was launched just now."""
-        return cls(ticket, turn_ns, begun, begun is not None and not begun.reached, apart)
+    def of(
+        cls, ticket: Ticket[Ref], turn_ns: int, begun: Stamp | None, *, apart: bool = False, prepared: bool = False
+    ) -> Running[Ref]:
+        """A pass that was launched just now. prepared: its inputs were computed on the device, which counts."""
+        return cls(ticket, turn_ns, begun, begun is not None and (prepared or not begun.reached), apart)
 
     def sample(self, prefills: int, decodes: int, now_ns: int, *, on_device: bool) -> PassSample:
         """The time of a collected pass: of its turn, or on the device: from the end of earlier work if it queued behind

@@ -16,6 +16,8 @@ ROW_STEP = 16
 rows or a multiple of that, so no tile is added."""
 SEVERAL_STEP = 32
 """The rows of each of several prefills are padded to a multiple of it."""
+MOST_LENGTHS = 8
+"""Lengths of prompts that are told apart; where more are allowed, the steps are longer."""
 MOST_PREFILLS = 4
 LEAST_REACH = 256
 """The shortest part of a slot, in positions, that chat's recordings tell apart."""
@@ -109,8 +111,8 @@ class ShapeClasses:
         longest, most, prefills = capacity - stages, max(sessions * (stages - 1), 1), min(MOST_PREFILLS, sessions)
         beside = (0, *_doubling(stages - 1, prefills * (stages - 1))) if stages > 1 else (0,)
         return cls(
-            lone=_multiples(ROW_STEP, shortest, longest + beside[-1]),
-            several=_multiples(SEVERAL_STEP, shortest, longest),
+            lone=_multiples(_step(ROW_STEP, longest - shortest), shortest, longest + beside[-1]),
+            several=_multiples(_step(SEVERAL_STEP, 2 * (longest - shortest)), shortest, longest),
             shortest=shortest,
             longest=longest,
             beside=beside,
@@ -172,6 +174,11 @@ class ShapeClasses:
 
 def _least(classes: Sequence[int], size: int) -> int | None:
     return next((each for each in classes if each >= size), None)
+
+
+def _step(least: int, rows: int) -> int:
+    """The multiple of `least` that divides a range of rows into at most MOST_LENGTHS parts."""
+    return least * max(-(-rows // (least * MOST_LENGTHS)), 1)
 
 
 def _multiples(step: int, least: int, most: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Generic, Protocol, TypeVar
 
@@ -50,9 +50,10 @@ class ChunkTimes:
         return self.step_ns + (prefills + decodes - 1) * self.row_ns
 
     def corrected(self, percent: int, *, with_prefill: bool) -> ChunkTimes:
+        """Decode rows tell how the device has changed; a chunk's time depends on more than its rows."""
         if with_prefill:
-            return replace(self, row_ns=max(self.row_ns * percent // 100, 1))
-        return replace(self, step_ns=max(self.step_ns * percent // 100, 1))
+            return self
+        return ChunkTimes(max(self.step_ns * percent // 100, 1), max(self.row_ns * percent // 100, 1))
 
     def rows_in(self, room_ns: int, most: int) -> int:
         """The number of prompt rows that fit into `room_ns`, at least one and at most `most`."""

@@ -54,6 +54,10 @@ class Gaps:
         if expected_ns > 0:
             self._percent.append(max(100 * took_ns // expected_ns, 100))
 
+    def forget(self) -> None:
+        """Forget how slow steps were, since the cost model has other times now."""
+        self._percent.clear()
+
     def must_run(self, now_ns: int) -> bool:
         """True when chat has waited so long that one step goes first."""
         return now_ns - self._served_ns >= self._patience_ns
@@ -68,10 +72,10 @@ class Gaps:
             until_ns = min(until_ns, max(pass_at_ns - now_ns, 0))
         return 100 * until_ns // self._slowest_percent
 
-    def wake_at_ns(self) -> int:
+    def wake_at_ns(self, now_ns: int) -> int:
         """When a step may become possible even if no frame arrives."""
         silent = (self._silent_ns(session) for session in self._expected_ns)
-        return min(self._served_ns + self._patience_ns, min(silent, default=UNBOUNDED))
+        return min(self._served_ns + self._patience_ns, min((at for at in silent if at > now_ns), default=UNBOUNDED))
 
     @property
     def _slowest_percent(self) -> int:

@@ -39,7 +39,7 @@ class Segment(Generic[Ref]):
 
     slot, generation: the slot that holds its KV, and a count that distinguishes one use of the slot from the next.
     start, length: rows enter the slot at positions start .. start+length-1. Behind a prompt the device knows where they
-    enter; `start` is then the furthest it may be, and exact while no pass of several rows is uncommitted.
+    enter; `start` is then the furthest it may be. certain: it is exact, since no pass of several rows is uncommitted.
     stage: 0 is a part of the prompt; stage j samples token j, and its first row is token j-1. Further rows are drafts.
     samples: rows that are sampled, the last of the segment; 0 for a part of a prompt that is not its end.
     """
@@ -51,6 +51,7 @@ class Segment(Generic[Ref]):
     stage: int
     generation: int = 0
     samples: int = 1
+    certain: bool = True
 
 
 @dataclass(frozen=True, slots=True)

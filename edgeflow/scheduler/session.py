@@ -144,6 +144,7 @@ class SessionQueue:
             length=flight.rows if flight.stage == 0 else samples,
             stage=flight.stage,
             samples=samples,
+            certain=flight.slack == 0,
         )
         flight.length += segment.length - samples + 1
         flight.slack += samples - 1

@@ -48,4 +48,5 @@ class ChatTurns:
             self._gaps.served(now_ns, 0, 0)
         else:
             self._gaps.served(now_ns, self.expected_ns(sample.prefills, sample.decodes), sample.ns)
-            self._cost.observe([sample])
+            if self._cost.observe([sample]):
+                self._gaps.forget()

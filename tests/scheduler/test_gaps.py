@@ -73,7 +73,7 @@ def test_a_robot_that_is_a_period_late_counts_as_silent():
     made.arrived(1, 0)
     assert made.room_ns(99 * MS) == 0
     assert made.room_ns(100 * MS) == UNBOUNDED
-    assert made.wake_at_ns() == 100 * MS
+    assert made.wake_at_ns(0) == 100 * MS
 
 
 def test_a_late_frame_does_not_make_the_next_one_late():

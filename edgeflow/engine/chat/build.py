@@ -12,19 +12,21 @@ import torch
 from edgeflow.clock import Clock
 from edgeflow.config import ChatConfig, ChatSlot, ServiceConfig
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate
+from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.grammar import Grammars
 from edgeflow.engine.chat.plane import ChatPlane, Prefix
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error, weight_bytes
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.device import choose_device, choose_graphs
 from edgeflow.engine.graphs import Record
-from edgeflow.engine.memory import activation_bytes, free_bytes
+from edgeflow.engine.memory import RECORDING_BYTES, activation_bytes, free_bytes
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.messages import ChatReady, Message
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.kv_formats import CONFIGURED, DENSE, KVFormat
+from edgeflow.kernels.table import OperatorTable
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.chat import ChatModel, load_chat_model, read_published
 from edgeflow.models.checkpoint import fingerprint
@@ -33,6 +35,7 @@ from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.cost import ChunkTimes
 
 REPEATS = 5
+RECORDINGS_OF_A_SHAPE = 3  # at most: rows are sampled in as many ways
 PROBE_ROWS = 64
 WORTH_TELLING = 1e-3  # of the logits of a row by itself
 # What two checkpoints must have in common for one to read what the other wrote.
@@ -90,7 +93,7 @@ class BuiltChat:
 def chat_bytes(config: ServiceConfig) -> int:
     """Memory that the configured chat model is expected to take, in bytes, by the headers of its files; 0 if none.
 
-    Weights in the configured precision, KV slots, and the activations of a prompt's chunk.
+    Weights in the configured precision, KV slots, the activations of a prompt's chunk, and recordings.
     """
     path = config.chat_path
     if path is None:
@@ -102,9 +105,11 @@ def chat_bytes(config: ServiceConfig) -> int:
     paths = [path, *([resolve_model(chat.decode_model)] if chat.decode_model else [])]
     weights = sum(weight_bytes(chat.weights, each, dtype, device) for each in paths)
     capacity = min(chat.capacity, text.max_position_embeddings)
-    slots = 1 + len(chat.slots) + choose_graphs(config.graphs, device, dtype)
+    replays = choose_graphs(config.graphs, device, dtype)
+    slots = 1 + len(chat.slots) + replays
     kv = slots * capacity * _position_bytes(text, dtype, CONFIGURED[chat.kv])
-    return weights + kv + activation_bytes(text, chat.prefill_chunk, dtype)
+    recordings = RECORDINGS_OF_A_SHAPE * len(ShapeClasses.of_requests(chat.prefill_chunk, capacity).all()) * replays
+    return weights + kv + activation_bytes(text, chat.prefill_chunk, dtype) + recordings * RECORDING_BYTES
 
 
 def load_chat(config: ServiceConfig, progress: Progress, record: Record | None = None) -> BuiltChat | None:
@@ -125,7 +130,15 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
         _check_decode(model, decode)
     graphs = "" if not choose_graphs(config.graphs, device, dtype) else config.graphs
     return build_chat(
-        chat, model, fingerprint(path), progress, decode=decode, weights=weights.told, graphs=graphs, record=record
+        chat,
+        model,
+        fingerprint(path),
+        progress,
+        decode=decode,
+        weights=weights.told,
+        table=weights.table,
+        graphs=graphs,
+        record=record,
     )
 
 
@@ -137,19 +150,21 @@ def build_chat(
     *,
     decode: ChatModel | None = None,
     weights: str = "float weights",
+    table: OperatorTable | None = None,
     graphs: str = "",
     record: Record | None = None,
 ) -> BuiltChat:
     """Reserve the slots, compute the prefixes, record and time passes; ConfigError says what does not fit.
 
     decode: computes the decode steps, over keys and values that `model` wrote; `model` itself if not given. weights:
-    what the model was loaded with, for a person. graphs: replay passes; `on` refuses where that cannot be.
+    what the model was loaded with, for a person. table: chooses its operators. graphs: replay passes; `on` refuses
+    where that cannot be.
     """
     capacity = min(config.capacity, model.config.max_position_embeddings)
     prompts = [_prefix_prompt(model, slot, capacity) for slot in config.slots]
     kv = _reserve(model, 1 + len(prompts) + bool(graphs), capacity, CONFIGURED[config.kv])
     chunk = config.prefill_chunk
-    engine = ChatEngine(model, kv, decode=decode, chunk=chunk, graphs=bool(graphs), record=record)
+    engine = ChatEngine(model, kv, decode=decode, chunk=chunk, graphs=bool(graphs), table=table, record=record)
     told = _record(engine, progress, required=graphs == "on") if graphs else ""
     engine.seal()
     prefixes = []
@@ -202,15 +217,16 @@ def measure_times(engine: ChatEngine, chunk: int) -> ChunkTimes:
 def _timed(engine: ChatEngine, rows: int) -> tuple[int, int, int]:
     """Nanoseconds of a chunk of one row, a chunk of `rows`, and a decode row after it."""
     alone = Generation(engine, _probe(engine.model, 1), SamplingParams(max_tokens=1), ignore_stop=True)
-    stamps = [time.perf_counter_ns()]
-    for _ in generate(engine, alone, rows):
-        stamps.append(time.perf_counter_ns())
+    one_ns = _pass_ns(engine, alone, 1)
     answer = Generation(engine, _probe(engine.model, rows), SamplingParams(max_tokens=2), ignore_stop=True)
-    stamps.append(time.perf_counter_ns())
-    for _ in generate(engine, answer, rows):
-        stamps.append(time.perf_counter_ns())
-    begun, one, again, many, step = stamps
-    return one - begun, many - again, step - many
+    return one_ns, _pass_ns(engine, answer, rows), _pass_ns(engine, answer, rows)
+
+
+def _pass_ns(engine: ChatEngine, generation: Generation, rows: int) -> int:
+    """From its launch until its results are on the host."""
+    started_ns = time.perf_counter_ns()
+    run_pass(engine, [generation], rows)
+    return time.perf_counter_ns() - started_ns
 
 
 def _probe(model: ChatModel, rows: int) -> Prompt:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from edgeflow.engine.chat.text import Chunk, TextTokens
@@ -92,7 +93,12 @@ class ChatEngine:
         decodes = dict.fromkeys((GREEDY, recommended, None))
         for executor in self._executors:
             shapes = executor.classes.all([(0, GREEDY), *((1, kind) for kind in decodes)]) if executor.classes else []
-            needed = [each for each in shapes if not each.prefills or each.sampling is None or not any(each.samples)]
+            needed = [
+                each
+                for each in shapes
+                if (executor is self._prompts and each.prefills and (each.sampling is None or not any(each.samples)))
+                or (executor is self._decodes and not each.prefills)
+            ]
             executor.record_all(needed, progress)
 
     def seal(self) -> None:
@@ -111,6 +117,7 @@ class ChatEngine:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         self._sampling.begin(slot, params, prompt.ids, seed)
 
+    @torch.inference_mode()
     def launch(self, planned: Pass[int], sources: Mapping[int, Source], *, waits: bool = False) -> Ticket[int]:
         """Start a pass; the rows of its prompts come from `sources`. waits: as of Executor.launch."""
         prompts = {segment.sequence: sources[segment.sequence].chunk(segment) for segment in planned.prefills}

@@ -67,6 +67,8 @@ class Grammar:
         """[V] bool: tokens that may come next; a stop token once the schema is met."""
         bits = np.frombuffer(self._mask.result(), np.uint8)
         mask = np.unpackbits(bits, count=self._grammars.vocab_size, bitorder="little").astype(bool)
+        if not mask.any():
+            raise _refused("permits no token here")
         return torch.from_numpy(mask).to(self._grammars.device)
 
     def accept(self, token: int) -> None:

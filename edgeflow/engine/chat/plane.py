@@ -23,6 +23,7 @@ from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, M
 from edgeflow.models.prompt import Prompt
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import ChunkTimes, PassSample
+from edgeflow.scheduler.plan import Pass
 from edgeflow.scheduler.requests import RequestPlan, Requests
 
 
@@ -83,6 +84,16 @@ class ChatPlane:
         self._masked: Ticket[int] | None = None
 
     @property
+    def idle(self) -> bool:
+        """True when there is no request."""
+        return not self._waiting
+
+    @property
+    def masked(self) -> Pass[int] | None:
+        """The pass that is launched and waits for its mask."""
+        return self._masked.planned if self._masked is not None else None
+
+    @property
     def busy(self) -> bool:
         """True when there is something to run; a request may wait for its images or its grammar."""
         if self.requests.first is not None:
@@ -131,7 +142,10 @@ class ChatPlane:
         except RequestError as error:
             self._refuse_first(error)
             return None
-        return None if ticket is None else Running.of(ticket, turn_ns, begun, apart=masked is not None)
+        if ticket is None:
+            return None
+        with_images = any(self._sources[each.sequence].prompt.images for each in ticket.planned.prefills)
+        return Running.of(ticket, turn_ns, begun, apart=masked is not None, prepared=with_images)
 
     def commit(self, running: Running[int]) -> PassSample | None:
         """Wait for a pass, and publish what it gave; returns its time, None where it waited for a mask."""

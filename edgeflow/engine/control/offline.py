@@ -38,6 +38,8 @@ class OfflineRun:
     def __init__(
         self, engine: PolicyEngine, scheduler: Scheduler, modes: list[Mode], depth: int = 0, decode_rows: int = 1
     ) -> None:
+        if engine.keep_logits and decode_rows > 1:
+            raise ValueError("logits are kept of one row per segment: switch keep_logits off for drafts")
         self.engine = engine
         self.scheduler = scheduler
         self._answers = Answers(engine.policy.K)

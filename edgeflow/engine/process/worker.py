@@ -84,8 +84,8 @@ class Worker:
             self._launched(control, self._commit_control, expected_ns)
         stepped = self._step_chat(idle=control is None)
         if control is None and not stepped:
-            self._commit(0)
-        return control is not None or stepped
+            return self._commit(0)  # which may have made work
+        return True
 
     def take_passes(self) -> list[PassSample]:
         """Every pass since the last call: its shape and its time (ControlPlane.take_passes)."""
@@ -96,7 +96,7 @@ class Worker:
         pass_at_ns = self._control.wake_at_ns()
         if self._chat is None or not self._chat.busy:
             return pass_at_ns
-        chat_at_ns = self._gaps.wake_at_ns()
+        chat_at_ns = self._gaps.wake_at_ns(self._clock.now_ns())
         return chat_at_ns if pass_at_ns is None else min(pass_at_ns, chat_at_ns)
 
     def _step_chat(self, idle: bool) -> bool:
@@ -107,14 +107,17 @@ class Worker:
         rows = self._turns.rows(now_ns, idle=idle, pass_at_ns=self._control.wake_at_ns())
         if rows == 0:
             return False
+        self._commit_reached()  # an action does not wait for the host's part of chat's pass
+        self._gaps.begin(now_ns)
         running = chat.launch(rows, now_ns)
+        planned = chat.masked if running is None else running.ticket.planned
+        rows = 0 if planned is None else sum(segment.length for segment in planned.prefills)
+        expected_ns = 0 if planned is None else self._turns.expected_ns(rows, len(planned.decodes))
         if running is None:
-            self._turns.served(self._clock.now_ns(), None)
-            self._commit(0)  # all its tokens may be in flight
+            self._commit(0)
+            self._turns.launched(self._clock.now_ns(), expected_ns)
         else:
-            planned = running.ticket.planned
-            rows = sum(segment.length for segment in planned.prefills)
-            self._launched(running, self._commit_chat, self._turns.expected_ns(rows, len(planned.decodes)))
+            self._launched(running, self._commit_chat, expected_ns)
         return True
 
     def _commit_control(self, running: Running[FrameRef]) -> None:
@@ -134,12 +137,20 @@ class Worker:
             self._turns.launched(self._clock.now_ns(), expected_ns)
         self._commit(self._control.ahead)
 
-    def _commit(self, ahead: int) -> None:
+    def _commit_reached(self) -> None:
+        """Commit the passes that the device has finished."""
+        while self._running and (done := self._running[0][0].ticket.done) is not None and done.reached:
+            self._commit(len(self._running) - 1)
+
+    def _commit(self, ahead: int) -> bool:
+        """Commit passes until at most so many are in flight; False where there was none."""
+        found = len(self._running) > ahead
         while len(self._running) > ahead:
             running, commit = self._running.popleft()
             commit(running)
         if not self._running and self._turns is not None:
             self._turns.finished()
+        return found
 
     def _idle_timeout_s(self) -> float | None:
         wake_at_ns = self.wake_at_ns()
@@ -190,7 +201,7 @@ class Worker:
                 chat.stop(message.request, "cancelled" if message.cancelled else "stop")
 
     def _begin_chat(self, chat: ChatPlane) -> None:
-        if not chat.busy:
+        if chat.idle:
             self._gaps.begin(self._clock.now_ns())
 
     def _pong(self, message: Ping) -> None:
