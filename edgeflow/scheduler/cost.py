@@ -87,5 +87,5 @@ class CostModel(Generic[TimesOf]):
         ratios.clear()
         if abs(percent - 100) <= DRIFT_PERCENT:
             return False
-        self.times = self.times.corrected(percent, with_prefill=with_prefill)
-        return True
+        before, self.times = self.times, self.times.corrected(percent, with_prefill=with_prefill)
+        return self.times != before

@@ -75,21 +75,19 @@ def test_chat_that_waited_too_long_has_a_step_whatever_is_under_way():
 
 
 @pytest.mark.parametrize(("times", "sample", "expected"), [
-    (TIMES, PassSample(0, 1, 6 * MS), ChunkTimes(6 * MS, MS // 4)),
-    (TIMES, PassSample(0, 1, MS), ChunkTimes(MS, MS // 4)),
-    (TIMES, PassSample(8, 0, 15 * MS), None),
+    (TIMES, PassSample(0, 1, 6 * MS), ChunkTimes(6 * MS, 3 * MS // 4)),
+    (TIMES, PassSample(0, 1, MS), ChunkTimes(MS, MS // 8)),
+    (TIMES, PassSample(8, 0, 15 * MS), TIMES),
     (TIMES, PassSample(0, 1, 2 * MS * (100 + DRIFT_PERCENT) // 100), TIMES),
 ])  # fmt: skip
-def test_times_that_drift_are_corrected(times: ChunkTimes, sample: PassSample, expected: ChunkTimes | None):
+def test_times_that_drift_are_corrected(times: ChunkTimes, sample: PassSample, expected: ChunkTimes):
+    """Decode rows tell how fast the device is; a chunk's time depends on more than its rows."""
     model = CostModel(times)
     for _ in range(DRIFT_SAMPLES - 1):
         assert not model.observe([sample])
     changed = model.observe([sample])
     assert changed == (model.times != times)
-    if expected is not None:
-        assert model.times == expected
-    else:
-        assert model.times.pass_ns(8, 0) > times.pass_ns(8, 0) and model.times.step_ns == times.step_ns
+    assert model.times == expected
 
 
 @pytest.mark.parametrize("factor", [0.4, 0.7, 1.5, 3.0])
