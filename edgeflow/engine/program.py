@@ -26,7 +26,7 @@ from edgeflow.kernels.shift_kv import ShiftKVChain
 
 @dataclass(frozen=True, slots=True)
 class PassOutputs:
-    """What a pass leaves on the device; None where nothing is sampled.
+    """The results of a pass, on the device; None where nothing is sampled.
 
     results [S, R + 2] int64, of each segment that samples: the tokens of its rows, how many of them are settled, and 1
     where the logits behind those were finite. With log probabilities there follow that of the token, and the ids and
@@ -115,7 +115,7 @@ class PassProgram:
     def sample(self, logits: Tensor, slots: Tensor, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor:
         """The results [n, 3 or more] of one row of each slot [n], behind the end of its sequence."""
         places = self._state.length[slots]
-        rows = sample(logits, self._state.sampling, slots, places, kind, self._greedy["decode"], allowed)
+        rows = sample(logits, self._state.sampling, slots, places, kind, greedy=self._greedy["decode"], allowed=allowed)
         return _results(self._store(rows, slots, places))
 
     def _store(self, rows: SampledRows, slots: Tensor, places: Tensor) -> SampledRows:
@@ -132,7 +132,8 @@ class PassProgram:
             slots = slots[inputs.owner]
             places = inputs.layout.row_position[inputs.layout.sampled_rows] + 1
         drafted = self._state.ids[slots, places] if shape.most_samples > 1 else None
-        rows = sample(logits, self._state.sampling, slots, places, kind, self._greedy[stage_of(shape.lengths)])
+        greedy = self._greedy[stage_of(shape.lengths)]
+        rows = sample(logits, self._state.sampling, slots, places, kind, greedy=greedy)
         self._store(rows, slots, places)
         return (_results(rows), end) if drafted is None else _settled(inputs, rows, drafted == rows.ids, end)
 

@@ -33,14 +33,14 @@ ALLOWED: dict[str, set[str]] = {
     "engine": ENGINE - {"ipc"},
     "engine/chat": ENGINE | {"engine"},
     "engine/process": ENGINE | {"engine", "engine/chat"},
-    "verify": MEASURING,
+    "verify": MEASURING | {"engine/chat"},
     "tuning": MEASURING,
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
     "service": LEAVES | {"config", "model_paths", "rpc", "ipc", "scheduler", "text"},
     "demo": LEAVES
     | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "ipc"}
-    | {"engine", "engine/process"},
+    | {"engine", "engine/chat", "engine/process"},
     "gpu_suite": MEASURING | {"engine/chat", "tuning", "verify"},
     "commands": LEAVES
     | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}

@@ -108,7 +108,7 @@ def generate(engine: ChatEngine, generation: Generation, chunk: int) -> Iterator
 
 
 def _launch(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -> _Launched | None:
-    """Start a pass; None where all rows of all requests are under way."""
+    """Start a pass; None where all rows of all requests are in flight."""
     planned = {each.plan.slot: each.plan.next(chunk) for each in generations}
     segments = sorted((each for each in planned.values() if each is not None), key=lambda each: each.stage > 0)
     if not segments:

@@ -37,6 +37,7 @@ from edgeflow.engine.chat.grammar_child import (
     NEXT,
 )
 from edgeflow.errors import RETRY_AFTER_MS, InvalidArgument, RequestError, Unavailable
+from edgeflow.kernels.layout import uploaded
 from edgeflow.reasons import Reason
 from edgeflow.text.tokenizer import TextTokenizer
 
@@ -67,7 +68,7 @@ class Grammar:
         """[V] bool: tokens that may come next; a stop token once the schema is met."""
         bits = np.frombuffer(self._mask.result(), np.uint8)
         mask = np.unpackbits(bits, count=self._grammars.vocab_size, bitorder="little").astype(bool)
-        return torch.from_numpy(mask).to(self._grammars.device)
+        return uploaded(torch.from_numpy(mask), self._grammars.device)
 
     def accept(self, token: int) -> None:
         """Move on by the token that was chosen."""

@@ -1,4 +1,4 @@
-"""The one loop that owns the device: drain, launch a pass of control, else one of chat, commit the one before."""
+"""The one loop that owns the device: drain, launch control's next pass, else chat's, commit the one before."""
 
 from __future__ import annotations
 
