@@ -27,7 +27,8 @@ from edgeflow.engine.memory import (
 from edgeflow.engine.process import build
 from edgeflow.engine.process.build import build_engine
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv import KVSlots, rounded_capacity
+from edgeflow.kernels.kv import rounded_capacity
+from edgeflow.kernels.kv_formats import DENSE
 from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.openvla.config import load_config
@@ -50,7 +51,7 @@ def need_of_7b(**changes) -> KVNeed:
         "ring": 7,
         "spare": 1,
         "capacity": rounded_capacity(256 + 128 + 7),
-        "position_bytes": KVSlots.position_bytes(32, 32, 128, torch.bfloat16),
+        "position_bytes": 32 * DENSE.position_bytes(32, 128, torch.bfloat16),
         "reserve_bytes": FIXED_BYTES["cuda"] + activation_bytes(OPENVLA_7B, 1024, torch.bfloat16),
     }
     return KVNeed(**{**values, **changes})
@@ -176,8 +177,8 @@ def test_the_headers_foretell_what_chat_takes(chat_directory: Path, taken: dict[
     chat = ChatConfig(model=str(chat_directory), dtype="float32", capacity=64)
     config = ServiceConfig(device="cpu", chat=chat)
     built = load_chat(config, lambda *_: None)
-    rows = activation_bytes(built.model.config, chat.prefill_chunk, torch.float32)
-    assert chat_bytes(config) == 4 * sum(taken.values()) + built.kv.nbytes + rows
+    rows = activation_bytes(built.engine.model.config, chat.prefill_chunk, torch.float32)
+    assert chat_bytes(config) == 4 * sum(taken.values()) + built.engine.kv.nbytes + rows
     assert chat_bytes(ServiceConfig(chat=ChatConfig(enabled=False))) == 0
 
 
