@@ -177,8 +177,8 @@ def test_the_headers_foretell_what_chat_takes(chat_directory: Path, taken: dict[
     chat = ChatConfig(model=str(chat_directory), dtype="float32", capacity=64)
     config = ServiceConfig(device="cpu", chat=chat)
     built = load_chat(config, lambda *_: None)
-    rows = activation_bytes(built.model.config, chat.prefill_chunk, torch.float32)
-    assert chat_bytes(config) == 4 * sum(taken.values()) + built.kv.nbytes + rows
+    rows = activation_bytes(built.engine.model.config, chat.prefill_chunk, torch.float32)
+    assert chat_bytes(config) == 4 * sum(taken.values()) + built.engine.kv.nbytes + rows
     assert chat_bytes(ServiceConfig(chat=ChatConfig(enabled=False))) == 0
 
 

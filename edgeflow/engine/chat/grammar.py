@@ -37,6 +37,7 @@ from edgeflow.engine.chat.grammar_child import (
     NEXT,
 )
 from edgeflow.errors import RETRY_AFTER_MS, InvalidArgument, RequestError, Unavailable
+from edgeflow.kernels.layout import uploaded
 from edgeflow.reasons import Reason
 from edgeflow.text.tokenizer import TextTokenizer
 
@@ -69,7 +70,7 @@ class Grammar:
         mask = np.unpackbits(bits, count=self._grammars.vocab_size, bitorder="little").astype(bool)
         if not mask.any():
             raise _refused("permits no token here")
-        return torch.from_numpy(mask).to(self._grammars.device)
+        return uploaded(torch.from_numpy(mask), self._grammars.device)
 
     def accept(self, token: int) -> None:
         """Move on by the token that was chosen."""
