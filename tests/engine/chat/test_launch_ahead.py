@@ -278,6 +278,18 @@ def test_the_worker_sleeps_once_all_is_answered(model: ChatModel, graphs: bool, 
     assert not bench.worker.step() and not bench.plane.busy and bench.worker.wake_at_ns() is None
 
 
+@pytest.mark.parametrize("schema", ["", '{"enum": ["cup", "arm"]}'])
+def test_the_worker_does_not_sleep_beside_work(model: ChatModel, graphs: bool, policy: OpenVLAPolicy, schema: str):
+    """A pass that is committed may make work: the next chunk of a prompt, the next token of a grammar."""
+    bench = Bench(policy, model, graphs)
+    bench.tell(start(model, 1, "greedy", count=6, schema=schema))
+    while not bench.of(ChatDone):
+        if not bench.worker.step():
+            assert not bench.plane.busy, "a request may wait for its grammar only"
+            bench.worker.inbox.wait(PATIENCE_S)
+    assert len(TEXT) > 16, "several chunks"
+
+
 def test_the_worker_changes_a_prefix_between_requests(model: ChatModel, graphs: bool, policy: OpenVLAPolicy):
     bench = Bench(policy, model, graphs, slots=[{"id": "rest", "text": TEXT[:12]}])
     other = list(model.text_prompt("the arm is at rest").ids)
