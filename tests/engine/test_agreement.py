@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -22,6 +22,7 @@ from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize, TowerSi
 from edgeflow.kernels import packed_attention
 from edgeflow.kernels.implementations import BUILT_IN, DEFAULTS, Implementation
 from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv_formats import KVLayer
 from edgeflow.kernels.layout import PackedLayout
 from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable
 from edgeflow.models.llama import LlamaConfig
@@ -57,6 +58,16 @@ def lone_rows(layout: PackedLayout) -> list[int]:
     return [int(last) for last, length in zip(layout.sampled_rows, layout.lengths, strict=True) if length == 1]
 
 
+@dataclass(frozen=True)
+class Widened:
+    """A layer whose keys and values are read as float32."""
+
+    layer: KVLayer
+
+    def read(self, slots: Any, positions: slice) -> tuple[Tensor, ...]:
+        return tuple(each.float() for each in self.layer.read(slots, positions))
+
+
 class Faulty:
     """Attention with a fault in the decode rows of packed passes; without one, packed passes only round otherwise."""
 
@@ -74,12 +85,12 @@ class Faulty:
         if self.fault == "key":
             attend = all_but_one(layout, rows)
         if not self.fault and len(layout.lengths) > 1:
-            return lambda q, k, v: attend(q.float(), k.float(), v.float()).to(q.dtype)
+            return lambda q, layer: attend(q.float(), Widened(layer)).to(q.dtype)
         if self.fault != "nan":
             return attend
 
-        def poisoned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = attend(q, k, v)
+        def poisoned(q: Tensor, layer: KVLayer) -> Tensor:
+            out = attend(q, layer)
             out[rows] = torch.nan
             return out
 
@@ -90,7 +101,8 @@ class Faulty:
         entries = [
             Entry(OperatorKey(op_name=name, hw_profile=profile), impl_id)
             for profile, defaults in DEFAULTS.items()
-            for name, impl_id in defaults.items()
+            for name, impl_ids in defaults.items()
+            for impl_id in (impl_ids if isinstance(impl_ids, tuple) else (impl_ids,))
         ]
         return OperatorTable(implementations, entries).forcing(packed_attention="faulty")
 
@@ -100,8 +112,8 @@ def all_but_one(layout: PackedLayout, rows: list[int]) -> Any:
     seen = torch.arange(layout.reach) <= layout.row_position[:, None]
     seen[rows, 5] = False
 
-    def attend(q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
-        read = (each[layout.row_slot, : layout.reach] for each in (k_slots, v_slots))
+    def attend(q: Tensor, layer: KVLayer) -> Tensor:
+        read = layer.read(layout.row_slot, slice(layout.reach))
         k, v = (each.masked_fill(~seen[..., None, None], 0).transpose(1, 2) for each in read)
         grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
         return F.scaled_dot_product_attention(grouped, k, v, attn_mask=seen[:, None, None]).reshape(q.shape)
