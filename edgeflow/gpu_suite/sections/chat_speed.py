@@ -73,6 +73,7 @@ def _rows(setting: Setting, name: str) -> Iterator[Found]:
     kv = model.decoder.kv_slots(1 + setting.graphs, max(lengths(setting)) + DECODE_STEPS + chunk)
     engine = ChatEngine(model, kv, chunk=chunk, graphs=setting.graphs)
     engine.record_all(lambda *_: None)
+    engine.seal()
     for prompt in lengths(setting):
         requests = _Requests(engine, prompt, chunk)
         requests.times(GREEDY)  # compiles
