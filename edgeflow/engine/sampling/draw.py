@@ -97,8 +97,9 @@ def by_sorting(scores: Tensor, cuts: Cuts, rules: Rules, share: Tensor) -> tuple
     values = values.double()
     best = values[:, :1]
     warm = (values - best).div_(cuts.scale)
-    worst = warm.gather(1, cuts.last.long()) if rules.top_k else None
-    sums = _weights(warm, worst, cuts, rules, most + 1).cumsum(-1)
+    if rules.top_k:
+        warm.masked_fill_(values < values.gather(1, cuts.last.long()), -torch.inf)
+    sums = _weights(warm, cuts, rules, most + 1).cumsum(-1)
     mass = sums[:, -1:]
     if rules.top_p:
         edge = torch.searchsorted(sums, _nucleus(mass, cuts))
@@ -115,7 +116,7 @@ def by_top_k(scores: Tensor, cuts: Cuts, rules: Rules, share: Tensor) -> tuple[T
     last = cuts.last.long()
     worst = values.gather(1, last)
     ranks = (scores == worst).cumsum(-1, dtype=torch.int32)
-    weights = _weights(values.double().sub_(best).div_(cuts.scale), None, cuts, rules, vocabulary)
+    weights = _weights(values.double().sub_(best).div_(cuts.scale), cuts, rules, vocabulary)
     each = weights.gather(1, last)
     sums = weights.masked_fill_(values <= worst, 0).cumsum(-1)
     above = sums[:, -1:]
@@ -136,12 +137,11 @@ def by_histogram(scores: Tensor, cuts: Cuts, rules: Rules, share: Tensor) -> tup
     most = scores.shape[1] - 1
     best = scores.amax(-1, keepdim=True).double()
     warm = scores.double().sub_(best).div_(cuts.scale)
-    worst = None
     if rules.top_k:
         top = scores.topk(min(rules.top_k, scores.shape[1])).values
-        worst = top.gather(1, cuts.last.clamp(max=top.shape[1] - 1).long()).double().sub_(best).div_(cuts.scale)
-        worst.masked_fill_(cuts.last >= top.shape[1], -torch.inf)
-    search = _Search(scores, _weights(warm, worst, cuts, rules, most + 1))
+        worst = top.gather(1, cuts.last.clamp(max=top.shape[1] - 1).long())
+        warm.masked_fill_(scores < worst.masked_fill_(cuts.last >= top.shape[1], -torch.inf), -torch.inf)
+    search = _Search(scores, _weights(warm, cuts, rules, most + 1))
     mass = search.mass
     if rules.top_p:
         target = _nucleus(mass, cuts)
@@ -161,15 +161,13 @@ def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, ids.gather(1, order)
 
 
-def _weights(warm: Tensor, worst: Tensor | None, cuts: Cuts, rules: Rules, vocabulary: int) -> Tensor:
-    """Weights [N, K] int64 of warm scores, which are overwritten: 0 where worse than `worst` or cut by min-p.
+def _weights(warm: Tensor, cuts: Cuts, rules: Rules, vocabulary: int) -> Tensor:
+    """Weights [N, K] int64 of warm scores, which are overwritten: 0 where min-p cuts.
 
     2^-64 and less are 0 in units of any vocabulary.
     """
     if rules.min_p:
-        worst = cuts.least if worst is None else torch.maximum(worst, cuts.least)
-    if worst is not None:
-        warm.masked_fill_(warm < worst, -torch.inf)
+        warm.masked_fill_(warm < cuts.least, -torch.inf)
     return warm.clamp_(min=-64).exp2_().mul_(unit(vocabulary)).long()
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgeflow.engine.sampling.draw import Cuts, Rules, by_histogram, by_sorting, by_top_k, draw, shares, unit
@@ -103,6 +103,9 @@ params_of_any_kind = st.builds(
 
 
 @given(scores=rows(), params=params_of_any_kind, start=st.integers(0, 99))
+@example(
+    scores=torch.tensor([1.5, 0.0, 1.1755e-38]), params=SamplingParams(max_tokens=5, temperature=1.0, top_k=2), start=0
+)
 def test_every_way_draws_as_the_twin(scores: torch.Tensor, params: SamplingParams, start: int):
     kept = twin(scores, params)
     found = edges(kept)
