@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from edgeflow.engine.policy import Decoder
 
 
-class Contract(Protocol):
+class Contract(Hashable, Protocol):
     """How the prompts of one model's sequences enter its passes.
 
     A prompt's segment brings whole numbers and a payload; both lie in the buffer that a pass reads. Segments may be

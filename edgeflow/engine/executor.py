@@ -100,7 +100,7 @@ class Executor:
         prompts: of its prefills. waits: sampling waits for `sample`.
         """
         kind = self._kind(planned)
-        shape = shape_of(planned, None if waits else kind)
+        shape = shape_of(planned, None if waits else kind, self.kv.capacity)
         padded = self._padded(planned, shape)
         pinned = self._device.type == "cuda"
         staged = stage(planned, prompts, padded or shape, self.contract, scratch=self._scratch, pinned=pinned)
@@ -111,7 +111,7 @@ class Executor:
             results = self._sample(planned, outputs.logits, None)
         return Ticket(
             planned=planned,
-            results=None if results is None else results.to("cpu", non_blocking=True, copy=True),
+            results=None if results is None else results.to("cpu", non_blocking=True, copy=padded is not None),
             logits=outputs.logits.clone() if keep and outputs.logits is not None else None,
             started=started,
             done=self.stamp(),

@@ -20,7 +20,6 @@ from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs
 from edgeflow.kernels.greedy import Greedy
 from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.shapes import stage_of
 from edgeflow.kernels.shift_kv import ShiftKVChain
 
 
@@ -59,7 +58,7 @@ class PassProgram:
         self._shift_kv = shift
 
     def __call__(self, shape: PassShape, inputs: PassInputs) -> PassOutputs:
-        decoder, layout, stage = self._contract.decoder, inputs.layout, stage_of(shape.lengths)
+        decoder, layout, stage = self._contract.decoder, inputs.layout, shape.stage
         base = self._place(shape, inputs)
         hidden = decoder.forward_sampled(self._embed(shape, inputs), layout, self._kv)
         end = base + (1 if shape.single_rows else inputs.rows)
@@ -78,7 +77,7 @@ class PassProgram:
     def _place(self, shape: PassShape, inputs: PassInputs) -> Tensor:
         """Write where each row enters; returns where each segment does [N]."""
         layout, length = inputs.layout, self._state.length.index_select(0, inputs.slots)
-        base = torch.where(inputs.starts < 0, length, inputs.starts)
+        base = length if shape.continues else torch.where(inputs.starts < 0, length, inputs.starts)
         if shape.single_rows:
             layout.row_position.copy_(base)
         else:
@@ -107,8 +106,10 @@ class PassProgram:
         if shape.prefills:
             parts += self._contract.embed(shape.prefills, inputs.numbers, inputs.payload)
         if shape.decodes:
-            rows, layout = sum(shape.prefills), inputs.layout
-            ids = self._state.ids[layout.row_slot[rows:], layout.row_position[rows:]]
+            slots, positions = inputs.layout.row_slot, inputs.layout.row_position
+            if shape.prefills:
+                slots, positions = (each[sum(shape.prefills) :] for each in (slots, positions))
+            ids = self._state.ids[slots, positions]
             parts.append(self._contract.decoder.embed(ids))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
@@ -134,9 +135,7 @@ class PassProgram:
             slots = slots[inputs.owner]
             places = inputs.layout.row_position[inputs.layout.sampled_rows] + 1
         drafted = self._state.ids[slots, places] if shape.most_samples > 1 else None
-        rows = sample(
-            logits, self._state.sampling, slots, places, kind=kind, greedy=self._greedy[stage_of(shape.lengths)]
-        )
+        rows = sample(logits, self._state.sampling, slots, places, kind=kind, greedy=self._greedy[shape.stage])
         self._store(rows, slots, places)
         return (_results(rows), end) if drafted is None else _settled(inputs, rows, drafted == rows.ids, end)
 

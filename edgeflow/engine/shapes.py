@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
+from edgeflow.kernels.shapes import stage_of
 from edgeflow.scheduler.plan import Pass
 from edgeflow.scheduler.ring import Shift
 
@@ -19,17 +21,19 @@ SEVERAL_STEP = 32
 MOST_LENGTHS = 8
 """Lengths of prompts that are told apart; where more are allowed, the steps are longer."""
 MOST_PREFILLS = 4
+REACH_STEP = 64
+"""Ends of segments are rounded up to a multiple of it, or to the end of the slot."""
 LEAST_REACH = 256
 """The shortest part of a slot, in positions, that chat's recordings tell apart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PassShape:
     """Everything that the host decides a pass by; whatever else passes differ in lies on the device.
 
     prefills: rows of each. decodes: rows of each segment behind its prompt. samples: sampled rows of each segment.
     reach: an upper bound on where segments end. moves: slot copies after the pass. sampling: how rows are
-    sampled; None where that waits for a mask (`Executor.sample`).
+    sampled; None where that waits for a mask (`Executor.sample`). continues: all segments begin where their slots end.
     """
 
     prefills: tuple[int, ...]
@@ -38,41 +42,54 @@ class PassShape:
     reach: int
     moves: int = 0
     sampling: SamplingKind | None = GREEDY
+    continues: bool = False
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Rows of each segment."""
         return self.prefills + self.decodes
 
     @property
     def segments(self) -> int:
-        return len(self.prefills) + len(self.decodes)
+        return len(self.lengths)
 
-    @property
+    @cached_property
+    def stage(self) -> str:
+        """The stage of the pass, by which operators are chosen."""
+        return stage_of(self.lengths)
+
+    @cached_property
     def single_rows(self) -> bool:
         """True when every segment is one row."""
         return set(self.lengths) == {1}
 
-    @property
+    @cached_property
     def most_samples(self) -> int:
         return max(self.samples)
 
-    @property
+    @cached_property
     def samples_each(self) -> bool:
         """True when one row of each segment is sampled."""
         return set(self.samples) == {1}
 
 
-def shape_of(planned: Pass[Any], sampling: SamplingKind | None = GREEDY) -> PassShape:
-    """The shape of a pass as it is."""
-    return PassShape(
-        prefills=tuple(segment.length for segment in planned.prefills),
-        decodes=tuple(segment.length for segment in planned.decodes),
-        samples=tuple(segment.samples for segment in planned.segments),
-        reach=max(segment.start + segment.length for segment in planned.segments),
+def shape_of(planned: Pass[Any], sampling: SamplingKind | None, capacity: int) -> PassShape:
+    """The shape of a pass as it is. capacity: of its slots, in positions."""
+    reach = max(segment.start + segment.length for segment in planned.segments)
+    return _shape(
+        tuple(segment.length for segment in planned.segments if segment.stage == 0),
+        tuple(segment.length for segment in planned.segments if segment.stage > 0),
+        tuple(segment.samples for segment in planned.segments),
+        reach=min(reach + -reach % REACH_STEP, capacity),
         moves=len(planned.moves),
         sampling=sampling,
     )
+
+
+@lru_cache(maxsize=1024)
+def _shape(prefills: tuple[int, ...], decodes: tuple[int, ...], samples: tuple[int, ...], **rest: Any) -> PassShape:
+    """Passes are much alike: what follows from a shape is computed once."""
+    return PassShape(prefills=prefills, decodes=decodes, samples=samples, continues=not prefills, **rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

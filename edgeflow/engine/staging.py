@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -48,11 +49,10 @@ class PassInputs:
         cls, buffer: Tensor, shape: PassShape, contract: Contract, places: tuple[Span, ...] | None = None
     ) -> PassInputs:
         """The views of a buffer of `input_bytes`. places: where the host may branch on them."""
-        counts = _section_sizes(shape, contract)
-        integers = buffer[: 8 * sum(map(_even, counts))].view(torch.long)
+        sections = _sections(shape, contract)
+        integers = buffer[: 8 * sections.total].view(torch.long)
         empty = integers[:0]
-        firsts = _firsts([_even(count) for count in counts])
-        views = [integers[at : at + count] if count else empty for at, count in zip(firsts, counts, strict=True)]
+        views = [integers[part] if part.stop > part.start else empty for part in sections.parts]
         slots, starts, rows, row_segment, row_offset, owner, spread, sampling, sampled, moves, *numbers = views
         length = sum(shape.lengths)
         single = shape.single_rows
@@ -76,23 +76,23 @@ class PassInputs:
             owner=owner,
             spread=spread.view(len(sampling), -1) if len(sampling) else spread,
             counts=sampling,
-            moves=moves.view(-1, 3),
+            moves=moves.view(-1, 3) if shape.moves else moves,
             numbers=tuple(numbers),
-            payload=buffer[8 * len(integers) :],
+            payload=buffer[8 * sections.total :] if shape.prefills else empty,
             layout=layout,
         )
 
 
 def input_bytes(shape: PassShape, contract: Contract) -> int:
     """Size of the buffer behind PassInputs."""
-    return 8 * sum(map(_even, _section_sizes(shape, contract))) + sum(map(contract.payload_bytes, shape.prefills))
+    return 8 * _sections(shape, contract).total + sum(map(contract.payload_bytes, shape.prefills))
 
 
 def harmless(shape: PassShape, contract: Contract, slot: int) -> list[int]:
     """Whole numbers of a pass whose segments all lie at the start of one slot."""
     segments = [(slot, 0, rows) for rows in shape.lengths]
     numbers: list[Sequence[int]] = [[0] * contract.count(rows) for rows in shape.prefills]
-    return _flattened(_sections(shape, contract, segments, [(slot, slot, 0)] * shape.moves, numbers))
+    return _filled(shape, contract, segments, [(slot, slot, 0)] * shape.moves, numbers)
 
 
 def stage(
@@ -115,7 +115,7 @@ def stage(
     moves += [(scratch, scratch, 0)] * (shape.moves - len(moves))
     given = [prompts[segment.sequence] for segment in planned.prefills]
     numbers = [contract.numbers(prompt, rows) for prompt, rows in zip(given, shape.prefills, strict=True)]
-    whole = torch.tensor(_flattened(_sections(shape, contract, segments, moves, numbers)))
+    whole = torch.tensor(_filled(shape, contract, segments, moves, numbers))
     pieces = [whole.view(torch.uint8)]
     for prompt, rows in zip(given, shape.prefills, strict=True):
         payload = contract.payload(prompt).reshape(-1).view(torch.uint8)
@@ -124,24 +124,63 @@ def stage(
     return [piece.pin_memory() if pinned and piece.is_cpu else piece for piece in pieces]
 
 
-def _sections(
+def _filled(
     shape: PassShape,
     contract: Contract,
     segments: Sequence[tuple[int, int, int]],
     moves: Sequence[tuple[int, int, int]],
     numbers: Sequence[Sequence[int]],
-) -> list[tuple[Sequence[int], int]]:
-    """The values of each section and its size, in the order of PassInputs.over. segments: slot, start, rows."""
+) -> list[int]:
+    """All whole numbers of a pass. segments: slot, start, rows."""
+    sections = _sections(shape, contract)
     slots, starts, rows = zip(*segments, strict=True)
-    ends = [first + count for first, count in zip(_firsts(shape.lengths), rows, strict=True)]  # without padding
+    ends = [first + count for first, count in zip(sections.firsts, rows, strict=True)]  # without padding
     sampled = [row for end, count in zip(ends, shape.samples, strict=True) for row in range(end - count, end)]
-    values: list[Sequence[int]] = [slots, starts, rows]
+    whole = list(sections.constants)
+    varying = (
+        *zip(VARYING, (slots, starts, rows, sampled), strict=True),
+        (MOVES, [each for move in moves for each in move]),
+    )
+    for index, values in (*varying, *enumerate(numbers, start=MOVES + 1)):
+        first = sections.parts[index].start
+        whole[first : first + len(values)] = values
+    return whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Sections:
+    """Where the whole numbers of a shape lie, in the order of PassInputs.over: slots, starts, rows, row_segment,
+    row_offset, owner, spread, counts, sampled rows, moves, and those of each prefill.
+
+    constants: those that follow from the shape, and zeros. firsts: first row of each segment.
+    """
+
+    parts: tuple[slice, ...]
+    total: int
+    constants: tuple[int, ...]
+    firsts: tuple[int, ...]
+
+
+VARYING = (0, 1, 2, 8)
+MOVES = 9
+"""Places of sections in `_Sections.parts`."""
+
+
+@lru_cache(maxsize=1024)
+def _sections(shape: PassShape, contract: Contract) -> _Sections:
+    sizes = _section_sizes(shape, contract)
+    starts = _firsts([_even(size) for size in sizes])
+    parts = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+    whole = [0] * sum(map(_even, sizes))
     lengths = () if shape.single_rows else shape.lengths
-    values.append([index for index, length in enumerate(lengths) for _ in range(length)])
-    values.append([at for length in lengths for at in range(length)])
-    values += _sampling_sections(shape)
-    values += [sampled, [number for move in moves for number in move], *numbers]
-    return list(zip(values, _section_sizes(shape, contract), strict=True))
+    constants = [
+        [index for index, length in enumerate(lengths) for _ in range(length)],
+        [at for length in lengths for at in range(length)],
+        *_sampling_sections(shape),
+    ]
+    for part, values in zip(parts[3:8], constants, strict=True):
+        whole[part] = values
+    return _Sections(parts, len(whole), tuple(whole), tuple(_firsts(shape.lengths)))
 
 
 def _sampling_sections(shape: PassShape) -> list[list[int]]:
@@ -169,10 +208,6 @@ def _section_sizes(shape: PassShape, contract: Contract) -> list[int]:
     sizes = [segments, segments, segments, rows, rows]
     sizes += [0 if shape.samples_each else sampled, several * shape.most_samples, several]
     return [*sizes, sampled, 3 * shape.moves, *map(contract.count, shape.prefills)]
-
-
-def _flattened(sections: Sequence[tuple[Sequence[int], int]]) -> list[int]:
-    return [number for values, size in sections for number in (*values, *[0] * (_even(size) - len(values)))]
 
 
 def _even(count: int) -> int:

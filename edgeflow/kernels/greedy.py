@@ -27,4 +27,4 @@ def reference(logits: Tensor, first: int, stop: int) -> tuple[Tensor, Tensor]:
 def reduced(logits: Tensor, first: int, stop: int) -> tuple[Tensor, Tensor]:
     """torch's own maximum, which propagates NaN."""
     best, ids = logits[:, first:stop].max(dim=-1)
-    return ids + first, best.isfinite()
+    return (ids + first if first else ids), best.isfinite()

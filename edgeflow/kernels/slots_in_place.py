@@ -94,7 +94,8 @@ class _Batch:
     """Decode rows of slots first .. last as one batch.
 
     source [last - first + 1]: the row that each slot's query is, any row for an idle slot; None where the rows lie
-    side by side and no slot is idle. kept: runs of busy slots. mask [slots, 1, 1, longest]: 0 or -inf.
+    side by side and no slot is idle. kept: runs of busy slots. mask [slots, 1, 1, longest]: 0 or -inf; None where all
+    see equally far.
     """
 
     rows: list[int]
@@ -103,7 +104,7 @@ class _Batch:
     longest: int
     source: Tensor | None
     kept: tuple[slice, ...]
-    mask: Tensor
+    mask: Tensor | None
     ends: dict[int, int]
 
     @classmethod
@@ -113,9 +114,7 @@ class _Batch:
         ends = {span.slot: span.start + 1 for _, span in run}
         row_of = {span.slot: row for row, span in run}
         longest = max(ends.values())
-        lengths = torch.tensor([ends.get(slot, longest) for slot in range(first, last + 1)], device=data.device)
-        hidden = torch.arange(longest, device=data.device) >= lengths[:, None]
-        mask = torch.zeros(hidden.shape, dtype=data.dtype, device=data.device).masked_fill_(hidden, -torch.inf)
+        lengths = [ends.get(slot, longest) for slot in range(first, last + 1)]
         source = [row_of.get(slot, rows[0]) for slot in range(first, last + 1)]
         in_line = source == list(range(rows[0], rows[0] + len(source)))
         return cls(
@@ -125,7 +124,7 @@ class _Batch:
             longest=longest,
             source=None if in_line else torch.tensor(source, device=data.device),
             kept=_busy_runs([slot - first for slot in ends]),
-            mask=mask[:, None, None],
+            mask=None if min(lengths) == longest else _hiding(lengths, longest, data),
             ends=ends,
         )
 
@@ -136,6 +135,14 @@ class _Batch:
         grouped = rows.reshape(len(rows), k.shape[1], -1, rows.shape[-1])  # a KV head's queries are rows of its batch
         out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=self.mask).reshape(rows.shape)
         return [out[kept] for kept in self.kept]
+
+
+def _hiding(lengths: Sequence[int], longest: int, data: Tensor) -> Tensor:
+    """[slots, 1, 1, longest]: -inf from the length of each on."""
+    hidden = torch.arange(longest, device=data.device) >= torch.tensor(lengths, device=data.device)[:, None]
+    return torch.zeros(hidden.shape, dtype=data.dtype, device=data.device).masked_fill_(hidden, -torch.inf)[
+        :, None, None
+    ]
 
 
 def _tiles(span: Span, tile: int) -> list[tuple[int, Span]]:

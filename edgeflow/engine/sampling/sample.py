@@ -102,8 +102,7 @@ class SamplingState:
 
     def kind(self, slots: Iterable[int]) -> SamplingKind:
         """The least kind that covers the requests in these slots."""
-        params = {self._params[slot]: None for slot in slots}
-        return self._kind_of(tuple(params))
+        return self._kind_of(tuple(self._params[slot] for slot in slots))
 
     def begin(self, slot: int, params: SamplingParams, prompt_ids: Sequence[int], seed: int) -> None:
         """Put a request in `slot`: one upload, without waiting. seed: any integer; params.seed is not read.
