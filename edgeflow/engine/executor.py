@@ -111,7 +111,7 @@ class Executor:
             results = self._sample(planned, outputs.logits, None)
         return Ticket(
             planned=planned,
-            results=None if results is None else results.to("cpu", non_blocking=True, copy=padded is not None),
+            results=None if results is None else results.to("cpu", non_blocking=True, copy=True),
             logits=outputs.logits.clone() if keep and outputs.logits is not None else None,
             started=started,
             done=self.stamp(),

@@ -23,7 +23,7 @@ from edgeflow.engine.executor import Ticket
 from edgeflow.engine.process.calibrate import calibrate
 from edgeflow.engine.program import PassOutputs, PassProgram
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.engine.sampling.sample import SamplingState
+from edgeflow.engine.sampling.sample import GREEDY, SamplingState
 from edgeflow.engine.shapes import PassShape, shape_of
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs, input_bytes
@@ -98,7 +98,7 @@ class ShapeNoting(AsynchronousEngine):
 
     def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any], *, waits: bool = False) -> Ticket[Ref]:
         if self.graphs is None:
-            self.shapes.add(shape_of(planned))
+            self.shapes.add(shape_of(planned, GREEDY, CAPACITY))
         return super().launch(planned, prompts, waits=waits)
 
     def _find(self, shape: PassShape) -> None:
@@ -192,7 +192,7 @@ class ChatPasses:
         self.vocabulary = engine.model.config.vocab_size
 
     def launch(self, planned: Pass[int], prompts: Any = None, *, waits: bool = False) -> Ticket[int]:
-        shape = shape_of(planned, None if waits else self.executor._kind(planned))
+        shape = shape_of(planned, None if waits else self.executor._kind(planned), self.executor.kv.capacity)
         padded = self.executor._padded(planned, shape)
         if padded is None or self.executor.graphs is None or padded not in self.executor.graphs:
             self.program.run(padded or shape)

@@ -111,6 +111,8 @@ class SamplingState:
         """
         if params.penalised and not len(self._counts):
             raise ValueError("a request with penalties needs a state with penalties")
+        if params == self._params.get(slot) and not (params.temperature or params.penalised):
+            return  # a greedy request after its like
         self._params[slot] = params
         numbers = [*self._row(params), params.repetition_penalty, params.presence_penalty, params.frequency_penalty]
         prompt = prompt_ids if params.penalised else ()
