@@ -65,7 +65,7 @@ class Implementation:
     devices, dtypes: where it may run, empty means everywhere; least_arch: the lowest CUDA architecture; needs:
     libraries; limits, multiples: the largest sizes it takes and the divisors of those it takes, by their letter in a
     shape signature; choices: parameters with the values worth trying, the default first.
-    weight: the format of the weight that it is made for; "" for any, and where there is no weight.
+    weight: the format of the weight that it is made for; "" for any, and for operators without weights.
     stage: the stage of the passes that it serves; "" for all. kv: the KV format that it writes or reads; "" for all.
     absent: the reason why it cannot run here; "" where it can. replayable: it can be captured in a graph, for the host
     reads nothing that differs between passes of one shape. causal: attention that refuses layouts with `sees`.

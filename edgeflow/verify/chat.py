@@ -36,7 +36,7 @@ from edgeflow.verify.comparison import (
 
 CPU = torch.device("cpu")
 KV_BOUNDS = {INT8.name: LogitBounds(largest=0.5, mean=0.05, lost=0.15)}
-"""Of models with random weights, whose best tokens are close; by KV format."""
+"""Bounds by KV format, for models with random weights, whose best tokens are close."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class ChatPlane:
 
     @property
     def idle(self) -> bool:
-        """True when there is no request."""
+        """True when nobody waits for an answer."""
         return not self._waiting
 
     @property
