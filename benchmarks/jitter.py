@@ -18,6 +18,7 @@ from edgeflow.engine.control.build import build_engine
 from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Pace
 
 CAMERA = 96
 BAR = 1.5  # p99 / p50
@@ -49,7 +50,7 @@ def measure(passes: int, warm_up: int, threads: int) -> list[float]:
     stages = built.engine.policy.K
     said: list[Message] = []
     worker = Worker(built.engine, Scheduler(built.limits), MonotonicClock(), said.append)
-    worker.inbox.put(OpenSession(session=1, epoch=1, depth=stages, unnorm_key=""))
+    worker.inbox.put(OpenSession(session=1, epoch=1, pace=Pace(stages), unnorm_key=""))
     images = np.random.default_rng(0).integers(0, 256, (32, CAMERA, CAMERA, 3), np.uint8)
     gc.collect()
     gc.freeze()

@@ -9,14 +9,44 @@ from enum import Enum
 class Mode(str, Enum):
     """How the frames of a session share passes.
 
-    SERIAL: one frame at a time. PIPELINED: K frames share a pass. DEPTH: a given number of frames share a pass. AUTO:
-    the depth with the highest rate whose action age is permitted.
+    SERIAL: one frame at a time. PIPELINED: K frames share a pass. DEPTH: a given number of frames share a pass.
+    SPECULATIVE: every frame drafts all of its tokens, and passes verify what is not settled. AUTO: the one of these
+    with the highest rate whose action age is permitted.
     """
 
     SERIAL = "serial"
     PIPELINED = "pipelined"
     DEPTH = "depth"
+    SPECULATIVE = "speculative"
     AUTO = "auto"
+
+
+MOST_TOLERANCE_BINS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How the drafts of a session are verified.
+
+    tolerance_bins: how far a token may be from the draft that it replaces and still be settled, 0 to
+    MOST_TOLERANCE_BINS; 0 gives the tokens of serial decoding. It applies to displacements only. max_passes: a frame
+    leaves after so many passes even if tokens are not settled, 1 to K; 0 stands for K, after which all are.
+    """
+
+    tolerance_bins: int = 0
+    max_passes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How the frames of a session share passes, as the scheduler sees it.
+
+    depth: ticks per frame (scheduler/pace.py), 1 (serial) to K (pipelined). speculation: None where tokens are decoded
+    one by one; where frames draft, the depth is 0.
+    """
+
+    depth: int = 1
+    speculation: Speculation | None = None
 
 
 class ImageFormat(str, Enum):

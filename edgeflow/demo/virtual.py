@@ -19,9 +19,9 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile, Pacer
 from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
-from edgeflow.scheduler.depth import depth_of
+from edgeflow.scheduler.pace import pace_of
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Mode
+from edgeflow.types import Mode, Pace
 
 _SESSION = 1
 _EPOCH = 1
@@ -57,7 +57,7 @@ class VirtualService:
         """
         clock = ManualClock()
         published: list[Message] = []
-        worker = self._worker(clock, published, depth_of(mode, self._engine.policy.K, depth))
+        worker = self._worker(clock, published, pace_of(mode, self._engine.policy.K, depth))
         robot = _VirtualRobot(sim, worker, round(period_s * 1e9), anchored)
         while sim.outcome is Outcome.RUNNING:
             busy = worker.step()
@@ -68,13 +68,13 @@ class VirtualService:
             published.clear()
         return EpisodeRun(sim.outcome, sim.time, robot.frames, robot.ages_ns)
 
-    def _worker(self, clock: ManualClock, published: list[Message], depth: int) -> Worker:
+    def _worker(self, clock: ManualClock, published: list[Message], pace: Pace) -> Worker:
         def wait(seconds: float) -> None:
             clock.advance_ns(round(seconds * 1e9))
 
         pacer = Pacer(self._profile.times(self._engine.policy.K), clock, wait)
         worker = Worker(self._engine, Scheduler(self._limits), clock, published.append, pacer=pacer)
-        worker.inbox.put(OpenSession(session=_SESSION, epoch=_EPOCH, depth=depth, unnorm_key=""))
+        worker.inbox.put(OpenSession(session=_SESSION, epoch=_EPOCH, pace=pace, unnorm_key=""))
         return worker
 
 

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from edgeflow.engine.policy import Decoder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafting:
+    """Drafts of an answer of K tokens. Both int64, on the device.
+
+    first [K-1]: the guess of a sequence that has none before it. near [K]: 1 where a token may settle within a
+    tolerance, 0 where it settles exactly.
+    """
+
+    first: Tensor
+    near: Tensor
 
 
 class Contract(Hashable, Protocol):
@@ -19,6 +32,11 @@ class Contract(Hashable, Protocol):
 
     @property
     def decoder(self) -> Decoder: ...
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """How drafts behind a prompt begin and settle; None where prompts have none."""
+        ...
 
     @property
     def components(self) -> int:

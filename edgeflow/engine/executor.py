@@ -26,20 +26,21 @@ from edgeflow.engine.stamps import CudaStamp, Stamp
 from edgeflow.kernels.kv import KVSlots
 from edgeflow.kernels.layout import Span, on_device
 from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
-from edgeflow.scheduler.plan import Outcome, Pass, Ref
+from edgeflow.scheduler.plan import Outcome, Pass, Ref, Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket(Generic[Ref]):
     """A pass on its way. results as in PassOutputs, on the host once it is done; logits [n, V] where they are kept.
 
-    waits: its rows are not sampled yet (`Executor.sample`).
+    waits: its rows are not sampled yet (`Executor.sample`). samples: sampled rows of each segment, padding included.
 
     started, done: before its first copy to the device and behind its last one to the host; None where launching
     computes.
     """
 
     planned: Pass[Ref]
+    samples: tuple[int, ...]
     results: Tensor | None
     logits: Tensor | None
     started: Stamp | None
@@ -62,6 +63,7 @@ class Executor:
     launch_ahead: how many passes may be launched before the oldest is collected: 0 where launching computes (CPU), 1
     where it enqueues (CUDA), so that no launch waits for a host copy.
     keep_logits: copy the logits of each pass into its ticket; may be switched while it runs.
+    keeps_guesses: as in PassProgram.
     classes: the shapes of passes that are replayed; None to run all as they are. Shapes are recorded as they come until
     `graphs.seal()`. record: makes the recordings, as CUDA graphs if not given.
     """
@@ -73,6 +75,7 @@ class Executor:
         *,
         state: SlotState | None = None,
         keep_logits: bool = False,
+        keeps_guesses: bool = False,
         table: OperatorTable | None = None,
         classes: ShapeClasses | None = None,
         record: Record | None = None,
@@ -91,7 +94,7 @@ class Executor:
             operators.resolve_stages(OperatorKey(op_name=op_name, model_name=name), device, kv.dtype)
             for op_name in ("greedy", "shift_kv_chain")
         )
-        self._program = PassProgram(contract, kv, self.state, greedy, shift)
+        self._program = PassProgram(contract, kv, self.state, greedy, shift, keeps_guesses=keeps_guesses)
 
     @torch.inference_mode()
     def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any], *, waits: bool = False) -> Ticket[Ref]:
@@ -111,6 +114,7 @@ class Executor:
             results = self._sample(planned, outputs.logits, None)
         return Ticket(
             planned=planned,
+            samples=(padded or shape).samples,
             results=None if results is None else results.to("cpu", non_blocking=True, copy=True),
             logits=outputs.logits.clone() if keep and outputs.logits is not None else None,
             started=started,
@@ -132,11 +136,10 @@ class Executor:
         if ticket.done is not None:
             ticket.done.wait()
         lines = iter(ticket.results.tolist() if ticket.results is not None else ())
-        segments = ticket.planned.segments
-        rows = max(segment.samples for segment in segments)
+        drafts = max(ticket.samples) > 1
         return [
-            _outcome(segment.sequence, rows, next(lines)) if segment.samples else Sampled(segment.sequence, ())
-            for segment in segments
+            _outcome(segment, drafts, next(lines)) if segment.samples else Sampled(segment.sequence, ())
+            for segment in ticket.planned.segments
         ]
 
     @torch.inference_mode()
@@ -205,18 +208,19 @@ class Executor:
         return torch.cat([piece.to(self._device, non_blocking=True) for piece in staged])
 
 
-def _outcome(sequence: Ref, rows: int, line: list[int]) -> Sampled[Ref]:
-    """A line of PassOutputs.results; rows: R."""
-    finite = bool(line[0])
-    if rows > 1:
-        return Sampled(sequence, tuple(line[2 : 2 + line[1]]), finite)
+def _outcome(segment: Segment[Ref], drafts: bool, line: list[int]) -> Sampled[Ref]:
+    """A line of PassOutputs.results. drafts: a segment of the pass has some."""
+    sequence, finite = segment.sequence, bool(line[0] & 1)
+    if drafts:
+        settled, tokens = line[1], tuple(line[2 : 2 + segment.samples])
+        return Sampled(sequence, tokens[:settled], finite, tokens[settled:], bool(line[0] & 2))
     tokens, bits = (line[1],), line[2:]
     if not bits:
         return Sampled(sequence, tokens, finite)
     best = len(bits) // 2
     logprob, *logprobs = map(_float, (bits[0], *bits[1 + best :]))
     top = tuple(zip(bits[1 : 1 + best], logprobs, strict=True))
-    return Sampled(sequence, tokens, finite, logprob, top)
+    return Sampled(sequence, tokens, finite, logprob=logprob, top=top)
 
 
 def _float(bits: int) -> float:

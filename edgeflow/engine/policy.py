@@ -60,6 +60,10 @@ class TokenPolicy(Protocol):
 
     K: int
     image_tokens: int
+    first_guess: tuple[int, ...]
+    """[K-1] tokens that an answer is guessed to have where no other one is near"""
+    near: tuple[bool, ...]
+    """[K] the tokens that are bins of a displacement, so that one next to the right one is nearly right"""
 
     @property
     def decoder(self) -> Decoder: ...

@@ -8,12 +8,12 @@ and replayed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contract import Contract
+from edgeflow.engine.contract import Contract, Drafting
 from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, sample
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
@@ -28,7 +28,8 @@ class PassOutputs:
     """The results of a pass on the device; None where nothing is sampled.
 
     results int64, a line for each segment that samples: 1 where the logits behind its tokens were finite, then its
-    token; or, where segments have drafts, the number of tokens that are settled, and R tokens. With log probabilities
+    token; or, where segments have drafts: 1 where those behind settled tokens were finite, plus 2 where all were; the
+    number of tokens that are settled; R tokens. With log probabilities
     there follow that of the token, and the ids and log probabilities of the best, as the bits of float64.
     logits [n, V] of the sampled rows.
     """
@@ -40,7 +41,8 @@ class PassOutputs:
 class PassProgram:
     """Place, embed, one packed forward, sample, advance, move.
 
-    greedy, shift: the operators of each stage of a pass.
+    greedy, shift: the operators of each stage of a pass. keeps_guesses: behind a token that replaces a wrong draft,
+    the drafts stay as they were; else what the pass gave replaces them.
     """
 
     def __init__(
@@ -50,16 +52,21 @@ class PassProgram:
         state: SlotState,
         greedy: Mapping[str, Greedy],
         shift: Mapping[str, ShiftKVChain],
+        *,
+        keeps_guesses: bool = False,
     ) -> None:
         self._contract = contract
         self._kv = kv
         self._state = state
         self._greedy = greedy
         self._shift_kv = shift
+        self._keeps_guesses = keeps_guesses
 
     def __call__(self, shape: PassShape, inputs: PassInputs) -> PassOutputs:
         decoder, layout, stage = self._contract.decoder, inputs.layout, shape.stage
         base = self._place(shape, inputs)
+        if shape.drafts:
+            self._guess(shape, inputs, base)
         hidden = decoder.forward_sampled(self._embed(shape, inputs), layout, self._kv)
         end = base + (1 if shape.single_rows else inputs.rows)
         results = logits = None
@@ -89,6 +96,24 @@ class PassProgram:
             self._place_rope(shape, inputs)
         return base
 
+    def _guess(self, shape: PassShape, inputs: PassInputs, base: Tensor) -> None:
+        """Write the drafts behind each prompt: the tokens of another answer, or the first guess."""
+        first, prompts = self._drafting.first[: shape.drafts], len(shape.prefills)
+        source, position, rows = inputs.guesses.unbind(1)
+        ahead = torch.arange(shape.drafts, device=first.device)
+        found = self._state.ids[source.clamp(min=0)[:, None], position[:, None] + ahead]
+        slots, answer = inputs.slots[:prompts], base[:prompts] + rows
+        drafts = torch.where((source >= 0)[:, None], found, first)
+        self._state.ids[slots[:, None], answer[:, None] + ahead] = drafts
+        self._state.answer.index_copy_(0, slots, answer)
+
+    @property
+    def _drafting(self) -> Drafting:
+        drafting = self._contract.drafting
+        if drafting is None:
+            raise ValueError("the prompts of this model have no drafts")
+        return drafting
+
     def _place_rope(self, shape: PassShape, inputs: PassInputs) -> None:
         """Positions of prompts as they were given, behind them by the shift of the slot."""
         layout, prompts = inputs.layout, len(shape.prefills)
@@ -111,7 +136,14 @@ class PassProgram:
                 slots, positions = (each[sum(shape.prefills) :] for each in (slots, positions))
             ids = self._state.ids[slots, positions]
             parts.append(self._contract.decoder.embed(ids))
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        hidden = torch.cat(parts) if len(parts) > 1 else parts[0]
+        if shape.drafts:
+            rows = inputs.layout.sampled_rows[: sum(shape.samples[: len(shape.prefills)])]
+            rows = rows.view(len(shape.prefills), -1)[:, 1:].flatten()
+            slots, positions = inputs.layout.row_slot[rows], inputs.layout.row_position[rows]
+            drafts = self._state.ids[slots, positions]
+            hidden = hidden.index_copy(0, rows, self._contract.decoder.embed(drafts))
+        return hidden
 
     def sample(self, logits: Tensor, slots: Tensor, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor:
         """The results of one row of each slot [n], behind the end of its sequence."""
@@ -134,20 +166,39 @@ class PassProgram:
         if not shape.samples_each:
             slots = slots[inputs.owner]
             places = inputs.layout.row_position[inputs.layout.sampled_rows] + 1
-        drafted = self._state.ids[slots, places] if shape.most_samples > 1 else None
         rows = sample(logits, self._state.sampling, slots, places, kind=kind, greedy=self._greedy[shape.stage])
+        if shape.most_samples == 1:
+            return _results(self._store(rows, slots, places)), end
+        return self._verify(inputs, rows, slots, places, end)
+
+    def _verify(
+        self, inputs: PassInputs, rows: SampledRows, slots: Tensor, places: Tensor, end: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens are settled up to the first that replaces a wrong draft, or that is not of finite logits."""
+        drafted, spread, counts = self._state.ids[slots, places], inputs.spread, inputs.counts[:, None]
+        at = torch.arange(spread.shape[1], device=spread.device)
+        right = self._right(inputs, rows, drafted, slots, places)[spread] & (at < counts - 1)
+        settled = 1 + right.long().cumprod(1).sum(1, keepdim=True)
+        finite = rows.finite[spread]
+        sound = (finite | (at >= settled)).all(1, keepdim=True) + 2 * (finite | (at >= counts)).all(1, keepdim=True)
+        results = torch.cat([sound, settled, rows.ids[spread]], dim=1)
+        if self._keeps_guesses:
+            guessed = (at >= settled) & (at < counts)
+            kept = torch.zeros_like(drafted).index_add_(0, spread.flatten(), guessed.flatten().long()) > 0
+            rows = replace(rows, ids=drafted.where(kept, rows.ids))
         self._store(rows, slots, places)
-        return (_results(rows), end) if drafted is None else _settled(inputs, rows, drafted == rows.ids, end)
+        return results, end.index_add(0, inputs.owner[spread[:, 0]], (settled - counts).flatten())
 
-
-def _settled(inputs: PassInputs, rows: SampledRows, right: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens are settled up to the first that replaces a wrong draft. right [n]: the draft behind each row was."""
-    spread = inputs.spread
-    at = torch.arange(spread.shape[1], device=spread.device)
-    settled = 1 + (right[spread] & (at < inputs.counts[:, None] - 1)).long().cumprod(1).sum(1)
-    sound = (rows.finite[spread] | (at >= settled[:, None])).all(1)
-    results = torch.cat([sound.long()[:, None], settled[:, None], rows.ids[spread]], dim=1)
-    return results, end.index_add(0, inputs.owner[spread[:, 0]], settled - inputs.counts)
+    def _right(
+        self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor
+    ) -> Tensor:
+        """[n] whether the draft behind each row is the token that the row gives, or near enough."""
+        drafting = self._contract.drafting
+        if drafting is None:
+            return (drafted == rows.ids) & rows.finite
+        index = (places - self._state.answer[slots]).clamp(0, len(drafting.near) - 1)
+        allowed = inputs.tolerance[inputs.owner] * drafting.near[index]
+        return ((drafted - rows.ids).abs() <= allowed) & rows.finite
 
 
 def _results(rows: SampledRows) -> Tensor:

@@ -68,6 +68,11 @@ class PassShape:
         return max(self.samples)
 
     @cached_property
+    def drafts(self) -> int:
+        """Draft rows behind each prompt."""
+        return max(self.samples[: len(self.prefills)], default=1) - 1 if any(self.samples) else 0
+
+    @cached_property
     def samples_each(self) -> bool:
         """True when one row of each segment is sampled."""
         return set(self.samples) == {1}

@@ -13,7 +13,8 @@ class SlotState:
     """Numbers that passes read and write by slot: the host may plan a pass before it knows what the last one gave.
 
     length [S]: positions that hold the sequence's KV. ids [S, T + 1]: the token of each position; the one at `length`
-    enters next, those behind it are drafts. shift [S]: RoPE position of a row behind the prompt, less its place.
+    enters next, those behind it are drafts. answer [S]: position of the first token behind a prompt with drafts.
+    shift [S]: RoPE position of a row behind the prompt, less its place.
     sampling: parameters of the requests in the slots; None where all tokens are the greedy ones.
     """
 
@@ -22,9 +23,10 @@ class SlotState:
         self.sampling = sampling
         self.length = torch.zeros(kv.slots, dtype=torch.long, device=device)
         self.ids = torch.zeros(kv.slots, kv.capacity + 1, dtype=torch.long, device=device)
+        self.answer = torch.zeros(kv.slots, dtype=torch.long, device=device)
         self.shift = torch.zeros(kv.slots, dtype=torch.long, device=device)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Slots `source` enter slots `target` [M], all at once."""
-        for state in (self.length, self.ids, self.shift):
+        for state in (self.length, self.ids, self.answer, self.shift):
             state[target] = state[source]

@@ -14,9 +14,10 @@ from torch import Tensor
 from edgeflow.engine.contract import Contract
 from edgeflow.engine.shapes import PassShape
 from edgeflow.kernels.layout import PackedLayout, Span
-from edgeflow.scheduler.plan import Pass
+from edgeflow.scheduler.plan import Pass, Segment
 
 CONTINUES = -1
+GUESSLESS = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +27,10 @@ class PassInputs:
     Of the segments [N]: slots; starts: where rows enter, CONTINUES at the length of the slot; rows, without padding.
     Of the rows [L_Q]: row_segment, row_offset: the segment of each, and its place there; both empty where every
     segment is one row. Of the sampled rows [n]: owner, the segment of each; empty where they are one of each segment.
-    Of the segments that sample, where one samples several rows: spread [S, R], its rows among the sampled ones, the
-    last repeated; counts [S].
-    moves [M, 3]. numbers: of each prefill (engine/contract.py). All int64. payload: bytes.
+    Where a segment samples several rows: of the segments that sample, spread [S, R], its rows among the sampled ones,
+    the last repeated, and counts [S], without padding; of all segments, tolerance [N]. Where prompts have drafts:
+    guesses [P, 3], for each the slot and position at which they are read, and the rows of the prompt; slot GUESSLESS
+    for the first guess. moves [M, 3]. numbers: of each prefill (engine/contract.py). All int64. payload: bytes.
     """
 
     slots: Tensor
@@ -39,6 +41,8 @@ class PassInputs:
     owner: Tensor
     spread: Tensor
     counts: Tensor
+    tolerance: Tensor
+    guesses: Tensor
     moves: Tensor
     numbers: tuple[Tensor, ...]
     payload: Tensor
@@ -53,7 +57,7 @@ class PassInputs:
         integers = buffer[: 8 * sections.total].view(torch.long)
         empty = integers[:0]
         views = [integers[part] if part.stop > part.start else empty for part in sections.parts]
-        slots, starts, rows, row_segment, row_offset, owner, spread, sampling, sampled, moves, *numbers = views
+        slots, starts, rows, row_segment, row_offset, owner, spread, counts, sampled, moves, tolerance, guesses, *numbers = views
         length = sum(shape.lengths)
         single = shape.single_rows
         row_position = integers.new_empty(length)
@@ -74,8 +78,10 @@ class PassInputs:
             row_segment=row_segment,
             row_offset=row_offset,
             owner=owner,
-            spread=spread.view(len(sampling), -1) if len(sampling) else spread,
-            counts=sampling,
+            spread=spread.view(len(counts), -1) if len(counts) else spread,
+            counts=counts,
+            tolerance=tolerance,
+            guesses=guesses.view(-1, 3) if len(guesses) else guesses,
             moves=moves.view(-1, 3) if shape.moves else moves,
             numbers=tuple(numbers),
             payload=buffer[8 * sections.total :] if shape.prefills else empty,
@@ -90,7 +96,7 @@ def input_bytes(shape: PassShape, contract: Contract) -> int:
 
 def harmless(shape: PassShape, contract: Contract, slot: int) -> list[int]:
     """Whole numbers of a pass whose segments all lie at the start of one slot."""
-    segments = [(slot, 0, rows) for rows in shape.lengths]
+    segments = [_Row(slot, 0, rows, samples) for rows, samples in zip(shape.lengths, shape.samples, strict=True)]
     numbers: list[Sequence[int]] = [[0] * contract.count(rows) for rows in shape.prefills]
     return _filled(shape, contract, segments, [(slot, slot, 0)] * shape.moves, numbers)
 
@@ -109,8 +115,8 @@ def stage(
     scratch: the slot of segments that only pad the pass. Memory of the host is the pass's own: what the device still
     reads is never written over.
     """
-    segments = [(each.slot, CONTINUES if each.stage else each.start, each.length) for each in planned.segments]
-    segments += [(scratch, 0, 1)] * (shape.segments - len(segments))
+    segments = [_Row.of(each) for each in planned.segments]
+    segments += [_Row(scratch, 0, 1, 1)] * (shape.segments - len(segments))
     moves = [(move.source, move.target, move.length) for move in planned.moves]
     moves += [(scratch, scratch, 0)] * (shape.moves - len(moves))
     given = [prompts[segment.sequence] for segment in planned.prefills]
@@ -124,24 +130,55 @@ def stage(
     return [piece.pin_memory() if pinned and piece.is_cpu else piece for piece in pieces]
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A segment's line of whole numbers."""
+
+    slot: int
+    start: int
+    rows: int
+    samples: int
+    tolerance: int = 0
+    guess: tuple[int, int] = (GUESSLESS, 0)
+
+    @classmethod
+    def of(cls, segment: Segment[Any]) -> _Row:
+        start = CONTINUES if segment.stage else segment.start
+        guess = (segment.guess.slot, segment.guess.position) if segment.guess else (GUESSLESS, 0)
+        return cls(segment.slot, start, segment.length, segment.samples, segment.tolerance_bins, guess)
+
+
 def _filled(
     shape: PassShape,
     contract: Contract,
-    segments: Sequence[tuple[int, int, int]],
+    segments: Sequence[_Row],
     moves: Sequence[tuple[int, int, int]],
     numbers: Sequence[Sequence[int]],
 ) -> list[int]:
-    """All whole numbers of a pass. segments: slot, start, rows."""
+    """All whole numbers of a pass."""
     sections = _sections(shape, contract)
-    slots, starts, rows = zip(*segments, strict=True)
-    ends = [first + count for first, count in zip(sections.firsts, rows, strict=True)]  # without padding
-    sampled = [row for end, count in zip(ends, shape.samples, strict=True) for row in range(end - count, end)]
-    whole = list(sections.constants)
-    varying = (
-        *zip(VARYING, (slots, starts, rows, sampled), strict=True),
+    sampled: list[int] = []
+    for first, each, count in zip(sections.firsts, segments, shape.samples, strict=True):
+        from_row = first + each.rows - each.samples
+        sampled += range(from_row, from_row + count)  # padding follows the rows that are sampled
+    varying: list[tuple[int, Sequence[int]]] = [
+        (SLOTS, [each.slot for each in segments]),
+        (STARTS, [each.start for each in segments]),
+        (ROWS, [each.rows for each in segments]),
+        (SAMPLED, sampled),
         (MOVES, [each for move in moves for each in move]),
-    )
-    for index, values in (*varying, *enumerate(numbers, start=MOVES + 1)):
+    ]
+    if shape.most_samples > 1:
+        sampling = zip(segments, shape.samples, strict=True)
+        varying += [
+            (COUNTS, [each.samples for each, samples in sampling if samples]),
+            (TOLERANCE, [each.tolerance for each in segments]),
+        ]
+    if shape.drafts:
+        prompts = segments[: len(shape.prefills)]
+        varying += [(GUESSES, [each for row in prompts for each in (*row.guess, row.rows - row.samples + 1)])]
+    whole = list(sections.constants)
+    for index, values in (*varying, *enumerate(numbers, start=GUESSES + 1)):
         first = sections.parts[index].start
         whole[first : first + len(values)] = values
     return whole
@@ -150,7 +187,7 @@ def _filled(
 @dataclass(frozen=True, slots=True)
 class _Sections:
     """Where the whole numbers of a shape lie, in the order of PassInputs.over: slots, starts, rows, row_segment,
-    row_offset, owner, spread, counts, sampled rows, moves, and those of each prefill.
+    row_offset, owner, spread, counts, sampled rows, moves, tolerance, guesses, and those of each prefill.
 
     constants: those that follow from the shape, and zeros. firsts: first row of each segment.
     """
@@ -161,9 +198,8 @@ class _Sections:
     firsts: tuple[int, ...]
 
 
-VARYING = (0, 1, 2, 8)
-MOVES = 9
-"""Places of sections in `_Sections.parts`."""
+SLOTS, STARTS, ROWS, COUNTS, SAMPLED, MOVES, TOLERANCE, GUESSES = 0, 1, 2, 7, 8, 9, 10, 11
+"""Places in `_Sections.parts` of sections that vary."""
 
 
 @lru_cache(maxsize=1024)
@@ -178,22 +214,22 @@ def _sections(shape: PassShape, contract: Contract) -> _Sections:
         [at for length in lengths for at in range(length)],
         *_sampling_sections(shape),
     ]
-    for part, values in zip(parts[3:8], constants, strict=True):
+    for part, values in zip(parts[3:7], constants, strict=True):
         whole[part] = values
     return _Sections(parts, len(whole), tuple(whole), tuple(_firsts(shape.lengths)))
 
 
 def _sampling_sections(shape: PassShape) -> list[list[int]]:
-    """owner, spread and counts."""
+    """owner and spread."""
     if shape.samples_each:
-        return [[], [], []]
+        return [[], []]
     owner = [index for index, samples in enumerate(shape.samples) for _ in range(samples)]
     if shape.most_samples == 1:
-        return [owner, [], []]
+        return [owner, []]
     counts, most = [samples for samples in shape.samples if samples], shape.most_samples
     runs = zip(_firsts(counts), counts, strict=True)
     spread = [first + min(at, count - 1) for first, count in runs for at in range(most)]
-    return [owner, spread, counts]
+    return [owner, spread]
 
 
 def _firsts(lengths: Sequence[int]) -> list[int]:
@@ -207,7 +243,8 @@ def _section_sizes(shape: PassShape, contract: Contract) -> list[int]:
     several = sampling if shape.most_samples > 1 else 0
     sizes = [segments, segments, segments, rows, rows]
     sizes += [0 if shape.samples_each else sampled, several * shape.most_samples, several]
-    return [*sizes, sampled, 3 * shape.moves, *map(contract.count, shape.prefills)]
+    sizes += [sampled, 3 * shape.moves, segments if several else 0, 3 * len(shape.prefills) * (shape.drafts > 0)]
+    return [*sizes, *map(contract.count, shape.prefills)]
 
 
 def _even(count: int) -> int:

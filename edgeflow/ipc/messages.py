@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edgeflow.types import ActionSchema, PassTimes
+from edgeflow.types import ActionSchema, Pace, PassTimes
 
 Payload: TypeAlias = bytes | memoryview
 """Raw bytes that follow a header: sent from any buffer without a copy, received as bytes."""
@@ -15,16 +15,18 @@ Payload: TypeAlias = bytes | memoryview
 class OpenSession:
     """Control → worker: reserve KV slots for a session. Answered by SessionOpened or SessionRefused.
 
-    depth: 1 (serial) to K (pipelined). deadline_ns: from a frame's arrival to its action. period_ns: between frames.
+    deadline_ns: from a frame's arrival to its action. patience_ns: from its arrival to when that is too old, 0 = never;
+    only frames that draft are given up. period_ns: between frames.
     instruction: checked but not stored; every frame carries its own.
     """
 
     session: int
     epoch: int
-    depth: int
+    pace: Pace
     unnorm_key: str
     instruction: str = ""
     deadline_ns: int = 0
+    patience_ns: int = 0
     period_ns: int = 0
 
 
@@ -41,11 +43,11 @@ class StandingBy:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeDepth:
-    """Control → worker: use another depth from the session's next frame on. Not answered."""
+class ChangePace:
+    """Control → worker: use another pace from the session's next frame on. Not answered."""
 
     session: int
-    depth: int
+    pace: Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +283,10 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameResult:
-    """Worker → control: the action of a frame. `valid` is False if logits or action were not finite."""
+    """Worker → control: the action of a frame. `valid` is False if logits or action were not finite.
+
+    settled: tokens that are settled, K but where a session limits passes.
+    """
 
     session: int
     epoch: int
@@ -292,6 +297,7 @@ class FrameResult:
     queue_ns: int
     inference_ns: int
     passes: int
+    settled: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +335,7 @@ Message: TypeAlias = (
     Begin
     | StandingBy
     | OpenSession
-    | ChangeDepth
+    | ChangePace
     | SubmitFrame
     | ResetSession
     | CloseSession

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from edgeflow.scheduler.depth import depths_of
+from edgeflow.scheduler.pace import depths_of
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Outcome, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import PassTimes
+from edgeflow.types import Pace, PassTimes
 
 MAX_PASSES = 800  # bounds the work of one forecast
 FRAMES = 40  # of the slowest robot, in ticks of its own
@@ -24,12 +24,12 @@ FEW = 8  # frames in the whole run, fewer than which show no rate in half of it
 class Robot:
     """A session as the forecast sees it.
 
-    depth: ticks per frame. period_ns: between frames; 0 = a fresh frame is always available.
+    pace: as in Scheduler.open. period_ns: between frames; 0 = a fresh frame is always available.
     rows: L_P, the prefill length. deadline_ns: counted from a frame's arrival. offset_ns: when the first frame arrives.
     prepare_ns: of the host, before the pass that begins with its frame.
     """
 
-    depth: int
+    pace: Pace
     period_ns: int
     rows: int = 1
     deadline_ns: int = 0
@@ -118,7 +118,7 @@ class _Device:
     def launch(self, planned: Pass[FrameRef], now_ns: int) -> int:
         """When the host has launched the pass."""
         launched_ns = now_ns + self._times.launch_ns
-        lasts_ns = self._times.pass_ns(len(planned.prefills), len(planned.decodes))
+        lasts_ns = self._times.pass_ns(len(planned.prefills), planned.decode_rows)
         self._free_ns = max(self._free_ns, launched_ns) + lasts_ns
         self.running.append((planned, self._free_ns))
         return launched_ns
@@ -133,7 +133,7 @@ def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot])
     feeds = [_Feed(session, robot) for session, robot in enumerate(robots)]
     tallies = [_Tally(robot.period_ns) for robot in robots]
     for feed in feeds:
-        scheduler.open(feed.session, 1, feed.robot.depth)
+        scheduler.open(feed.session, 1, feed.robot.pace)
     device = _Device(times)
     now_ns, passes = 0, 0
     horizon_ns = _horizon_ns(times, robots)
@@ -166,7 +166,7 @@ def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot])
 def by_depth(times: PassTimes, limits: SchedulerLimits, period_ns: int = 0, rows: int = 1) -> dict[int, Forecast]:
     """One robot alone, at every depth."""
     return {
-        depth: forecast(times, limits, [Robot(depth=depth, period_ns=period_ns, rows=rows)])[0]
+        depth: forecast(times, limits, [Robot(pace=Pace(depth), period_ns=period_ns, rows=rows)])[0]
         for depth in depths_of(times.stages)
     }
 

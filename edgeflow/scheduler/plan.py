@@ -7,7 +7,7 @@ forward runs, and the slots that hold them.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -26,11 +26,23 @@ class FrameRef:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame waiting for its prefill. rows: L_P, its prefill length. deadline_ns: when its action is due."""
+    """A frame waiting for its prefill. rows: L_P, its prefill length. deadline_ns: when its action is due.
+
+    expires_ns: from when on its action is too old; 0 = never.
+    """
 
     ref: FrameRef
     rows: int
     deadline_ns: int = 0
+    expires_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A position of a slot."""
+
+    slot: int
+    position: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +52,10 @@ class Segment(Generic[Ref]):
     slot, generation: the slot that holds its KV, and a count that distinguishes one use of the slot from the next.
     start, length: rows enter the slot at positions start .. start+length-1. Behind a prompt the device knows where they
     enter; `start` is then the furthest it may be. certain: it is exact, since no pass of several rows is uncommitted.
-    stage: 0 is a part of the prompt; stage j samples token j, and its first row is token j-1. Further rows are drafts.
+    stage: 0 is a part of the prompt; stage j samples token j, and its first row is token j-1. Further rows are drafts,
+    also behind a prompt.
     samples: rows that are sampled, the last of the segment; 0 for a part of a prompt that is not its end.
+    guess: where the drafts behind a prompt are read; None = a constant. tolerance_bins: as in Speculation.
     """
 
     sequence: Ref
@@ -52,6 +66,13 @@ class Segment(Generic[Ref]):
     generation: int = 0
     samples: int = 1
     certain: bool = True
+    guess: Place | None = None
+    tolerance_bins: int = 0
+
+    @property
+    def drafts(self) -> int:
+        """Rows that are drafts, the last of the segment."""
+        return max(self.samples - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,31 +109,50 @@ class Pass(Generic[Ref]):
     def decodes(self) -> tuple[Segment[Ref], ...]:
         return tuple(segment for segment in self.segments if segment.stage > 0)
 
+    @property
+    def decode_rows(self) -> int:
+        """Rows that are not of prompts, drafts included."""
+        return sum(segment.length if segment.stage else segment.drafts for segment in self.segments)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Ref]):
     """The result of a segment: the tokens that are settled now, none before the end of a prompt, at most one per row.
 
-    finite: False when a logit behind them was not.
+    finite: False when a logit behind them was not. guesses: the tokens of its other rows, which are not settled;
+    guesses_finite: the same of all its rows.
     """
 
     sequence: Ref
     tokens: tuple[int, ...]
     finite: bool = True
+    guesses: tuple[int, ...] = ()
+    guesses_finite: bool = True
 
 
 class Leaving(Enum):
-    """Why a frame leaves the scheduler."""
+    """Why a frame leaves the scheduler.
+
+    SUPERSEDED: by a newer frame before it began. OVERTAKEN: by a newer one that was answered first. EXPIRED: too old to
+    be answered, and a newer one is in flight.
+    """
 
     DONE = "done"
     SUPERSEDED = "superseded"
+    OVERTAKEN = "overtaken"
+    EXPIRED = "expired"
     EPOCH_CHANGED = "epoch_changed"
     CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A frame that leaves the scheduler, and why. Each offered frame leaves exactly once."""
+    """A frame that leaves the scheduler, and why. Each offered frame leaves exactly once.
+
+    passes: in which it took part. settled: its tokens that are settled, at most K.
+    """
 
     frame: FrameRef
     why: Leaving
+    passes: int = field(default=0, compare=False)
+    settled: int = field(default=0, compare=False)

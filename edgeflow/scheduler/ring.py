@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from edgeflow.scheduler.plan import FrameRef, Move
+from edgeflow.scheduler.plan import FrameRef, Move, Place
+from edgeflow.types import Speculation
 
 
 class Shift(str, Enum):
@@ -28,6 +29,8 @@ class Flight:
 
     stage: the one to run next. length: rows of its KV in the slot. Both count one token for a pass that is not
     committed, the fewest it can settle. slack: further rows that such passes may have settled. settled: tokens known.
+    speculation: how its drafts are verified; None without. guess: where the first ones are read. passes: planned;
+    committed: of which so many are.
     """
 
     frame: FrameRef
@@ -35,10 +38,19 @@ class Flight:
     slot: int
     generation: int
     deadline_ns: int = 0
+    expires_ns: int = 0
+    speculation: Speculation | None = None
+    guess: Place | None = None
     stage: int = 0
     length: int = 0
     slack: int = 0
     settled: int = 0
+    passes: int = 0
+    committed: int = 0
+
+    def leaves_after(self, stages: int) -> int:
+        """Passes after which it leaves even if tokens are not settled."""
+        return (self.speculation.max_passes if self.speculation else 0) or stages
 
 
 class Ring(Protocol):

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edgeflow.errors import RETRY_AFTER_MS, AlreadyExists, ResourceExhausted
-from edgeflow.scheduler.depth import rounds_of
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass, Segment
 from edgeflow.scheduler.ring import Flight, Shift, make_ring
 from edgeflow.scheduler.session import SessionQueue
+from edgeflow.types import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,8 @@ class Scheduler:
         self._free_rings = list(range(limits.max_sessions))[::-1]
         self._launched: dict[int, list[tuple[SessionQueue, Segment[FrameRef], Flight]]] = {}
 
-    def open(self, session: int, epoch: int, depth: int, decode_rows: int = 1) -> None:
-        """Give a session its ring; depth 1 is serial, K pipelined. ResourceExhausted when every ring is taken.
-
-        decode_rows: as in SessionQueue.
-        """
+    def open(self, session: int, epoch: int, pace: Pace) -> None:
+        """Give a session its ring. ResourceExhausted when every ring is taken."""
         if session in self._sessions:
             raise AlreadyExists(f"session {session} is open already", field="session")
         if not self._free_rings:
@@ -71,17 +68,14 @@ class Scheduler:
         stages = self.limits.stages
         first = self._free_rings.pop() * stages
         ring = make_ring(self.limits.shift, range(first, first + stages))
-        rounds = rounds_of(depth, stages)
         drain_after_ns = self.limits.drain_after_ns
-        self._sessions[session] = SessionQueue(
-            session, epoch, ring, rounds=rounds, drain_after_ns=drain_after_ns, decode_rows=decode_rows
-        )
+        self._sessions[session] = SessionQueue(session, epoch, ring, pace=pace, drain_after_ns=drain_after_ns)
 
-    def change_depth(self, session: int, depth: int) -> None:
-        """Change the depth from the session's next prefill on; unknown sessions are ignored."""
+    def change_pace(self, session: int, pace: Pace) -> None:
+        """Change the pace from the session's next prefill on; unknown sessions are ignored."""
         queue = self._sessions.get(session)
         if queue is not None:
-            queue.change_rounds(rounds_of(depth, self.limits.stages))
+            queue.change_pace(pace)
 
     def close(self, session: int) -> list[Departure]:
         """Free the session's ring; all its frames leave. Unknown sessions are ignored."""
@@ -129,15 +123,20 @@ class Scheduler:
         self.counts.full_passes += full
         return planned
 
-    def commit(self, number: int, outcomes: Iterable[Outcome[FrameRef]]) -> list[Departure]:
-        """Record what each segment of pass `number` gave: frames whose tokens are all settled leave as done.
+    def commit(self, number: int, outcomes: Iterable[Outcome[FrameRef]], now_ns: int = 0) -> list[Departure]:
+        """Record what each segment of pass `number` gave; the frames that leave now, those that are done among them.
 
-        Frames that have left since stay away.
+        Frames that have left since stay away. now_ns: for frames that expire; 0 = none does.
         """
-        left: list[Departure] = []
+        queues: dict[int, SessionQueue] = {}
         for (queue, segment, flight), outcome in zip(self._launched.pop(number), outcomes, strict=True):
-            left += queue.commit(flight, segment, outcome)
-        return self._depart(left)
+            queue.commit(flight, segment, outcome)
+            queues[id(queue)] = queue
+        return self._depart([each for queue in queues.values() for each in queue.departures(now_ns)])
+
+    def expire(self, now_ns: int) -> list[Departure]:
+        """The frames that are too old to be answered while a newer one is in flight; call before `plan`."""
+        return self._depart([each for queue in self._sessions.values() for each in queue.expire(now_ns)])
 
     def wake_at_ns(self) -> int | None:
         """When plan() will have something to run even if nothing arrives."""

@@ -1,36 +1,33 @@
 """The frames of one session: at most one waiting, at most K in flight, and those that land.
 
-A frame lands once passes that settle all of its tokens are planned, and leaves when they are committed.
-
-A tick is one packed pass and `rounds - 1` decode-only passes after it (scheduler/depth.py).
+A frame lands once the passes after which it leaves are planned, and leaves when they are committed. That is when all of
+its tokens are settled, or after `max_passes`. A tick is one packed pass and `rounds - 1` decode-only passes after it
+(scheduler/pace.py); where frames draft, every pass takes the frame that waits.
 """
 
 from __future__ import annotations
 
-from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Segment
+from edgeflow.scheduler.pace import rounds_of
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Place, Segment
 from edgeflow.scheduler.ring import Flight, Ring
+from edgeflow.types import Pace
 
 
 class SessionQueue:
-    """Decides what the next pass of one session contains. Integers only; time is an argument.
+    """Decides what the next pass of one session contains. Integers only; time is an argument."""
 
-    decode_rows: most rows of a frame behind its prompt: its newest token, and drafts of those that follow.
-    """
-
-    def __init__(
-        self, session: int, epoch: int, ring: Ring, *, rounds: int, drain_after_ns: int, decode_rows: int = 1
-    ) -> None:
+    def __init__(self, session: int, epoch: int, ring: Ring, *, pace: Pace, drain_after_ns: int) -> None:
         self.session = session
         self.epoch = epoch
         self.ring = ring
         self.last_pass = -1
-        self._rounds = rounds
+        self._pace = pace
         self._rounds_left = 0
         self._drain_after_ns = drain_after_ns
-        self._decode_rows = decode_rows
         self._waiting: Frame | None = None
         self._flights: list[Flight] = []
         self._landing: list[Flight] = []
+        self._newest: Flight | None = None  # of this epoch, whether it has left or not
         self._idle_since_ns: int | None = None
 
     @property
@@ -49,9 +46,9 @@ class SessionQueue:
             frames.append(self._waiting.deadline_ns)
         return min(frames, default=0)
 
-    def change_rounds(self, rounds: int) -> None:
-        """Change the passes per tick from the next prefill on; frames in flight keep their order."""
-        self._rounds = rounds
+    def change_pace(self, pace: Pace) -> None:
+        """Change the pace from the next prefill on; frames in flight keep their order."""
+        self._pace = pace
 
     def offer(self, frame: Frame) -> list[Departure]:
         """Take a frame. The newest wins: an older one that is still waiting leaves as superseded."""
@@ -65,12 +62,13 @@ class SessionQueue:
 
     def reset(self, epoch: int, why: Leaving = Leaving.EPOCH_CHANGED) -> list[Departure]:
         """Drop every frame; their slots are free at once, since the device works in order."""
-        left = [Departure(flight.frame, why) for flight in (*self._flights, *self._landing)]
+        left = [self._departure(flight, why) for flight in (*self._flights, *self._landing)]
         if self._waiting is not None:
             left.append(Departure(self._waiting.ref, why))
         self._waiting = None
         self._flights.clear()
         self._landing.clear()
+        self._newest = None
         self._rounds_left = 0
         self._idle_since_ns = None
         self.epoch = epoch
@@ -82,7 +80,7 @@ class SessionQueue:
         if self._rounds_left > 0 and in_flight:
             return in_flight
         if self._waiting is not None:
-            return self._waiting.rows + in_flight
+            return self._waiting.rows + self._drafts + in_flight
         return in_flight if in_flight and self._may_drain(now_ns) else 0
 
     def wake_at_ns(self) -> int | None:
@@ -101,57 +99,122 @@ class SessionQueue:
         self._land()
         return taken, self.ring.advance(self._flights)
 
-    def commit(self, flight: Flight, segment: Segment[FrameRef], outcome: Outcome[FrameRef]) -> list[Departure]:
-        """Record what a segment gave; its frame leaves when all of its tokens are settled, unless it has left."""
+    def commit(self, flight: Flight, segment: Segment[FrameRef], outcome: Outcome[FrameRef]) -> None:
+        """Record what a segment gave; `departures` follows when all those of a pass are recorded."""
         beyond = len(outcome.tokens) - 1
-        flight.settled += 1 + beyond
+        flight.settled = min(flight.settled + 1 + beyond, self._stages)
         flight.stage += beyond
         flight.length += beyond
         flight.slack -= segment.samples - 1
+        flight.committed += 1
         self._land()
-        if flight.settled < self._stages or not any(flight is each for each in self._landing):
-            return []
-        self._landing = [each for each in self._landing if each is not flight]
-        return [Departure(flight.frame, Leaving.DONE)]
+
+    def departures(self, now_ns: int) -> list[Departure]:
+        """The frames that leave now that a pass is committed, oldest first. Where frames draft, the newest that is
+        done overtakes those before it.
+        """
+        under_way = sorted((*self._landing, *self._flights), key=lambda flight: flight.frame)
+        done = [flight for flight in under_way if self._done(flight)]
+        newest = done[-1] if done else None
+        left: list[Departure] = []
+        for flight in under_way:
+            if newest is not None and newest.speculation and flight.frame < newest.frame:
+                left.append(self._departure(flight, Leaving.OVERTAKEN))
+            elif flight in done:
+                late = self._too_old(flight, now_ns)
+                left.append(self._departure(flight, Leaving.EXPIRED if late else Leaving.DONE))
+        self._forget(left)
+        return left
+
+    def expire(self, now_ns: int) -> list[Departure]:
+        """The frames that draft and are too old to be answered, and behind which there is a newer one."""
+        late = [flight for flight in (*self._landing, *self._flights) if self._too_old(flight, now_ns)]
+        left = [self._departure(flight, Leaving.EXPIRED) for flight in late]
+        self._forget(left)
+        return left
+
+    def _done(self, flight: Flight) -> bool:
+        return flight.settled >= self._stages or flight.committed >= flight.leaves_after(self._stages)
+
+    def _too_old(self, flight: Flight, now_ns: int) -> bool:
+        """True for a frame that drafts, is past its age, and is not the newest in flight."""
+        newer = self._newest is not None and flight.frame < self._newest.frame
+        return bool(flight.speculation and newer and 0 < flight.expires_ns <= now_ns)
+
+    def _departure(self, flight: Flight, why: Leaving) -> Departure:
+        return Departure(flight.frame, why, flight.passes, flight.settled)
+
+    def _forget(self, left: list[Departure]) -> None:
+        if left:
+            gone = {departure.frame for departure in left}
+            self._flights = [flight for flight in self._flights if flight.frame not in gone]
+            self._landing = [flight for flight in self._landing if flight.frame not in gone]
 
     def _land(self) -> None:
-        self._landing += [flight for flight in self._flights if flight.stage >= self._stages]
-        self._flights = [flight for flight in self._flights if flight.stage < self._stages]
+        """Frames for which no further pass is needed."""
+        stages = self._stages
+        landing = [
+            flight
+            for flight in self._flights
+            if flight.stage >= stages or flight.passes >= flight.leaves_after(stages)
+        ]
+        if landing:
+            self._landing += landing
+            self._flights = [flight for flight in self._flights if flight not in landing]
 
     @property
     def _stages(self) -> int:
         return len(self.ring.slots)
 
+    @property
+    def _drafts(self) -> int:
+        """Draft rows behind the prompt of the next frame."""
+        return self._stages - 1 if self._pace.speculation else 0
+
     def _admit(self, frame: Frame) -> None:
         slot, generation = self.ring.claim()
-        self._flights.append(
-            Flight(frame=frame.ref, rows=frame.rows, slot=slot, generation=generation, deadline_ns=frame.deadline_ns)
+        before = self._newest
+        self._newest = Flight(
+            frame=frame.ref,
+            rows=frame.rows,
+            slot=slot,
+            generation=generation,
+            deadline_ns=frame.deadline_ns,
+            expires_ns=frame.expires_ns,
+            speculation=self._pace.speculation,
+            guess=Place(before.slot, before.rows) if before and self._pace.speculation else None,
         )
+        self._flights.append(self._newest)
         self._waiting = None
-        self._rounds_left = self._rounds - 1
+        self._rounds_left = 0 if self._pace.speculation else rounds_of(self._pace.depth, self._stages) - 1
         self._idle_since_ns = None
 
     def _next_rows(self, flight: Flight) -> int:
-        return min(self._decode_rows, self._stages - flight.stage)
+        return self._stages - flight.stage if flight.speculation else 1
 
     def _advance(self, flight: Flight) -> Segment[FrameRef]:
-        samples = 1 if flight.stage == 0 else self._next_rows(flight)
+        samples = self._next_rows(flight)
         segment = Segment(
             sequence=flight.frame,
             slot=flight.slot,
             generation=flight.generation,
             start=flight.length + flight.slack,
-            length=flight.rows if flight.stage == 0 else samples,
+            length=samples if flight.stage else flight.rows + samples - 1,
             stage=flight.stage,
             samples=samples,
             certain=flight.slack == 0,
+            guess=None if flight.stage else flight.guess,
+            tolerance_bins=flight.speculation.tolerance_bins if flight.speculation else 0,
         )
         flight.length += segment.length - samples + 1
         flight.slack += samples - 1
         flight.stage += 1
+        flight.passes += 1
         return segment
 
     def _may_drain(self, now_ns: int) -> bool:
+        if any(flight.speculation for flight in self._flights):
+            return True  # their age counts for more than a full pass
         if self._idle_since_ns is None:
             self._idle_since_ns = now_ns
         return now_ns - self._idle_since_ns >= self._drain_after_ns

@@ -198,7 +198,7 @@ class ChatPasses:
             self.program.run(padded or shape)
         elif any(shape.samples) and padded.sampling != shape.sampling:
             self._sample(planned)
-        return Ticket(planned=planned, results=None, logits=None, started=None, done=None, waits=waits)
+        return Ticket(planned=planned, samples=(1,), results=None, logits=None, started=None, done=None, waits=waits)
 
     def sample(self, ticket: Ticket[int], allowed: Tensor) -> Ticket[int]:
         self._sample(ticket.planned, allowed.to(META))

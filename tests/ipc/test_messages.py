@@ -20,7 +20,7 @@ from edgeflow.ipc.messages import (
     Shutdown,
     SubmitFrame,
 )
-from edgeflow.types import ActionSchema, PassTimes
+from edgeflow.types import ActionSchema, Pace, PassTimes
 
 SCHEMA = ActionSchema(
     names=("x",), units=("m",), low=(-1.0,), high=(1.0,), relative=(True,), frame="tool", rotation="rotvec"
@@ -30,7 +30,7 @@ TIMES = PassTimes(stages=7, prefill_ns=1, two_prefills_ns=2, packed_ns=3, decode
 MESSAGES: list[Message] = [
     Begin(TIMES),
     SessionOpened(1, SCHEMA),
-    OpenSession(session=1, epoch=2, depth=7, unnorm_key=""),
+    OpenSession(session=1, epoch=2, pace=Pace(7), unnorm_key=""),
     SubmitFrame(session=1, epoch=2, seq=3, height=4, width=5, instruction="pick the cup", payload=bytes(range(60))),
     FrameResult(
         session=1,
@@ -42,6 +42,7 @@ MESSAGES: list[Message] = [
         queue_ns=1,
         inference_ns=2,
         passes=7,
+        settled=7,
     ),
     Shutdown(),
 ]

@@ -9,13 +9,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Outcome, Pass
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Outcome, Pass, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.types import Pace, Speculation
 
 STAGES = 4
 SESSIONS = 3
 DRAIN_NS = 5
+PACES = st.one_of(
+    st.builds(Pace, st.integers(1, STAGES)),
+    st.builds(Pace, st.just(0), st.builds(Speculation, st.integers(0, 2), st.integers(0, STAGES))),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -29,6 +34,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(limits)
         self.now_ns = 0
         self.epochs: dict[int, int] = {}
+        self.paces: dict[int, Pace] = {}
+        self.begun: dict[FrameRef, Pace] = {}  # the pace that a frame began with
+        self.newest: dict[int, FrameRef] = {}  # of a session, in flight or gone
+        self.passes: Counter[FrameRef] = Counter()
         self.offered: list[FrameRef] = []
         self.left: Counter[FrameRef] = Counter()
         self.rows: dict[FrameRef, int] = {}
@@ -38,27 +47,37 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.known: Counter[FrameRef] = Counter()  # tokens that were committed
         self.seq = 0
 
-    @rule(session=st.integers(0, 4), depth=st.integers(1, STAGES), decode_rows=st.integers(1, 3))
-    def open(self, session: int, depth: int, decode_rows: int) -> None:
+    @rule(session=st.integers(0, 4), pace=PACES)
+    def open(self, session: int, pace: Pace) -> None:
         if session in self.epochs or len(self.epochs) == SESSIONS:
             return
-        self.scheduler.open(session, epoch=1, depth=depth, decode_rows=decode_rows)
+        self.scheduler.open(session, epoch=1, pace=pace)
         self.epochs[session] = 1
+        self.paces[session] = pace
 
-    @rule(session=st.integers(0, 4), depth=st.integers(1, STAGES))
-    def change_depth(self, session: int, depth: int) -> None:
-        self.scheduler.change_depth(session, depth)
+    @rule(session=st.integers(0, 4), pace=PACES)
+    def change_pace(self, session: int, pace: Pace) -> None:
+        self.scheduler.change_pace(session, pace)
+        if session in self.epochs:
+            self.paces[session] = pace
 
     @precondition(lambda self: self.epochs)
-    @rule(data=st.data(), rows=st.integers(1, 9), newer=st.integers(0, 1), patience_ns=st.integers(0, 20))
-    def offer(self, data: st.DataObject, rows: int, newer: int, patience_ns: int) -> None:
+    @rule(
+        data=st.data(),
+        rows=st.integers(1, 9),
+        newer=st.sampled_from([0, 0, 0, 1]),
+        patience_ns=st.integers(0, 20),
+        expires=st.booleans(),
+    )
+    def offer(self, data: st.DataObject, rows: int, newer: int, patience_ns: int, expires: bool) -> None:
         session = data.draw(st.sampled_from(sorted(self.epochs)))
         self.epochs[session] += newer
         self.seq += 1
         ref = FrameRef(session, self.epochs[session], self.seq)
         self.offered.append(ref)
         self.rows[ref] = rows
-        self.collect(self.scheduler.offer(Frame(ref, rows, self.now_ns + patience_ns)))
+        due_ns = self.now_ns + patience_ns
+        self.collect(self.scheduler.offer(Frame(ref, rows, due_ns, due_ns if expires else 0)))
 
     @precondition(lambda self: self.epochs)
     @rule(data=st.data())
@@ -83,6 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def close(self, data: st.DataObject) -> None:
         session = data.draw(st.sampled_from(sorted(self.epochs)))
         del self.epochs[session]
+        self.newest.pop(session, None)
         self.collect(self.scheduler.close(session))
 
     @rule(stall_ns=st.integers(0, 8))
@@ -91,6 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(dice=st.randoms(use_true_random=False))
     def run_a_pass(self, dice: random.Random) -> None:
+        self.collect(self.scheduler.expire(self.now_ns))
         planned = self.scheduler.plan(self.now_ns)
         if planned is None:
             return
@@ -102,15 +123,28 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         planned, outcomes = self.uncommitted.pop(0)
-        done = self.scheduler.commit(planned.number, outcomes)
-        assert all(departure.why is Leaving.DONE for departure in done)
+        left = self.scheduler.commit(planned.number, outcomes, self.now_ns)
         for outcome in outcomes:
             self.known[outcome.sequence] += len(outcome.tokens)
-        assert {departure.frame for departure in done} <= {outcome.sequence for outcome in outcomes}
-        for departure in done:
-            assert self.known[departure.frame] >= STAGES, "a frame leaves when its tokens are settled"
-            assert departure.frame.epoch == self.epochs[departure.frame.session], "a result of an old epoch"
-        self.collect(done)
+            self.passes[outcome.sequence] += 1
+        done = {departure.frame for departure in left if departure.why is Leaving.DONE}
+        assert done <= {outcome.sequence for outcome in outcomes}
+        for departure in left:
+            frame = departure.frame
+            assert frame.epoch == self.epochs[frame.session], "a result of an old epoch"
+            speculation = self.begun[frame].speculation
+            if departure.why is Leaving.DONE:
+                most = speculation.max_passes if speculation else 0
+                settled = self.known[frame] >= STAGES
+                assert settled or self.passes[frame] == most, "a frame leaves when its tokens are settled"
+                assert departure.settled == min(self.known[frame], STAGES)
+                assert departure.passes >= self.passes[frame]
+            elif departure.why is Leaving.OVERTAKEN:
+                assert any(other.session == frame.session and other > frame for other in done)
+            else:
+                assert departure.why is Leaving.EXPIRED and speculation
+                assert self.newest[frame.session] > frame
+        self.collect(left)
 
     def collect(self, departures: list[Departure]) -> None:
         self.left.update(departure.frame for departure in departures)
@@ -127,7 +161,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert 1 <= segment.samples <= max(1, STAGES - segment.stage)
             if segment.stage == 0:
                 assert self.settled[ref] == 0, "a prompt is run once"
-                assert (segment.start, segment.length, segment.samples) == (0, self.rows[ref], 1)
+                self.begin(segment)
                 start = 0
             else:
                 whose, start = self.written[segment.slot]
@@ -148,6 +182,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert list(planned.segments) == in_order
         return outcomes
 
+    def begin(self, segment: Segment[FrameRef]) -> None:
+        """A prompt and its drafts, which are those of the frame before it in its epoch."""
+        ref = segment.sequence
+        pace = self.begun[ref] = self.paces[ref.session]
+        drafts = STAGES - 1 if pace.speculation else 0
+        assert (segment.start, segment.length, segment.drafts) == (0, self.rows[ref] + drafts, drafts)
+        before = self.newest.get(ref.session)
+        self.newest[ref.session] = ref
+        if not drafts or before is None or before.epoch != ref.epoch:
+            assert segment.guess is None
+        else:
+            assert segment.guess is not None and segment.guess.position == self.rows[before]
+            assert self.written[segment.guess.slot][0] == before, "the guess is another frame's"
+
     @invariant()
     def no_frame_leaves_twice(self) -> None:
         assert all(count == 1 for count in self.left.values())
@@ -164,11 +212,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.uncommitted:
             self.commit()
         assert sorted(self.left) == sorted(self.offered), "a frame never left"
+        assert all(self.passes[ref] <= STAGES for ref in self.begun)
         assert self.scheduler.plan(self.now_ns + DRAIN_NS) is None
         for session in list(self.epochs):
             assert self.scheduler.close(session) == []
         for session in range(SESSIONS):
-            self.scheduler.open(100 + session, 1, 1)
+            self.scheduler.open(100 + session, 1, Pace(1))
 
 
 class CopyMachine(SchedulerMachine):

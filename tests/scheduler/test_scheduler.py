@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from edgeflow.errors import AlreadyExists, ResourceExhausted
-from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass, Place, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.types import Pace, Speculation
 
 K = 3
 ROWS = 10
@@ -18,7 +19,7 @@ def make(
 ) -> Scheduler:
     scheduler = Scheduler(SchedulerLimits(K, max(sessions, 1), budget, drain_ns, shift))
     for session in range(sessions):
-        scheduler.open(session, epoch=1, depth=depth)
+        scheduler.open(session, epoch=1, pace=Pace(depth))
     return scheduler
 
 
@@ -78,28 +79,118 @@ def test_a_new_epoch_recalls_even_a_frame_whose_last_pass_was_launched():
     assert [scheduler.commit(number, [Outcome(ref, (7,))]) for number in range(K)] == [[], [], []]
 
 
+def speculative(stages: int = 6, *, shift: Shift = Shift.ROTATE, bins: int = 0, passes: int = 0) -> Scheduler:
+    scheduler = Scheduler(SchedulerLimits(stages, 1, 100, drain_after_ns=50, shift=shift))
+    scheduler.open(0, 1, Pace(0, Speculation(bins, passes)))
+    return scheduler
+
+
+def segments(scheduler: Scheduler) -> list[Segment[FrameRef]]:
+    planned = scheduler.plan(0)
+    assert planned is not None
+    return list(planned.segments)
+
+
 def test_outcomes_drive_the_plan():
     """A pass settles any number of its rows; until it is committed, the fewest are counted on."""
-    scheduler = Scheduler(SchedulerLimits(6, 1, 100, 0))
-    scheduler.open(0, 1, depth=1, decode_rows=3)
+    scheduler = speculative()
     offer(scheduler, 1)
     ref = FrameRef(0, 1, 1)
 
     def rows() -> tuple[int, int, int]:
-        planned = scheduler.plan(0)
-        assert planned is not None
-        (segment,) = planned.segments
+        (segment,) = segments(scheduler)
         return segment.start, segment.length, segment.stage
 
-    assert rows() == (0, ROWS, 0)
-    assert rows() == (ROWS, 3, 1), "one token is certain, two may follow"
+    assert rows() == (0, ROWS + 5, 0), "its drafts follow the prompt"
+    assert rows() == (ROWS + 5, 5, 1), "one token is certain, five may follow"
     assert scheduler.commit(0, [Outcome(ref, (1,))]) == []
-    assert rows() == (ROWS + 3, 3, 2), "at the furthest"
-    assert scheduler.commit(1, [Outcome(ref, (2, 3, 4))]) == []
-    assert rows() == (ROWS + 6, 1, 5), "three were settled, and one is certain of the pass under way"
-    assert scheduler.commit(2, [Outcome(ref, (5, 6))]) == [Departure(ref, Leaving.DONE)], "before its last pass"
+    assert rows() == (ROWS + 5, 4, 2), "at the furthest"
+    assert scheduler.commit(1, [Outcome(ref, (2, 3))]) == []
+    assert rows() == (ROWS + 6, 2, 4), "two were settled, and one is certain of the pass under way"
+    assert scheduler.commit(2, [Outcome(ref, (4, 5, 6))]) == [Departure(ref, Leaving.DONE)], "before its last pass"
     assert scheduler.commit(3, [Outcome(ref, (9,))]) == []
     assert scheduler.plan(0) is None
+
+
+def test_a_guess_is_read_from_the_frame_before_in_its_epoch():
+    for shift in Shift:
+        scheduler = speculative(shift=shift)
+        offer(scheduler, 1)
+        (first,) = segments(scheduler)
+        assert first.guess is None
+        offer(scheduler, 2)
+        newest = next(segment for segment in segments(scheduler) if segment.stage == 0)
+        assert newest.guess == Place(1 if shift is Shift.COPY else 0, ROWS), "where it is before the slots move"
+        scheduler.reset(0, 2)
+        offer(scheduler, 3, epoch=2)
+        (after,) = segments(scheduler)
+        assert after.guess is None
+
+
+def test_a_frame_that_is_settled_overtakes_those_before_it():
+    scheduler = speculative()
+    for seq in (1, 2, 3):
+        offer(scheduler, seq)
+        planned = scheduler.plan(0)
+        assert planned is not None
+        if seq < 3:
+            scheduler.commit(planned.number, [Outcome(segment.sequence, (1,)) for segment in planned.segments])
+    offer(scheduler, 4)
+    given = {1: (1,), 2: (1,) * 5, 3: (1,) * 6}
+    left = scheduler.commit(2, [Outcome(each.sequence, given[each.sequence.seq]) for each in planned.segments])
+    refs = [FrameRef(0, 1, seq) for seq in (1, 2, 3)]
+    assert left == [
+        Departure(refs[0], Leaving.OVERTAKEN),
+        Departure(refs[1], Leaving.OVERTAKEN),
+        Departure(refs[2], Leaving.DONE),
+    ]
+    assert [(each.passes, each.settled) for each in left] == [(3, 3), (2, 6), (1, 6)]
+    assert [segment.sequence.seq for segment in segments(scheduler)] == [4]
+
+
+def test_a_frame_leaves_after_its_most_passes():
+    scheduler = speculative(passes=2)
+    offer(scheduler, 1)
+    ref = FrameRef(0, 1, 1)
+    segments(scheduler)
+    assert scheduler.commit(0, [Outcome(ref, (1, 2))]) == []
+    segments(scheduler)
+    assert scheduler.plan(0) is None, "no third pass is launched ahead"
+    (left,) = scheduler.commit(1, [Outcome(ref, (3,))])
+    assert (left, left.passes, left.settled) == (Departure(ref, Leaving.DONE), 2, 3)
+
+
+def test_frames_that_draft_do_not_wait_for_the_next_frame():
+    scheduler = speculative()
+    offer(scheduler, 1)
+    for number in range(3):
+        (segment,) = segments(scheduler)
+        scheduler.commit(number, [Outcome(segment.sequence, (1,))])
+    assert scheduler.wake_at_ns() is None
+
+
+def test_a_frame_too_old_to_be_answered_leaves_where_a_newer_one_is_in_flight():
+    scheduler = speculative()
+    first, second = FrameRef(0, 1, 1), FrameRef(0, 1, 2)
+    for ref in (first, second):
+        scheduler.offer(Frame(ref, ROWS, expires_ns=10 * ref.seq))
+        segments(scheduler)
+    assert scheduler.expire(9) == []
+    assert scheduler.expire(10) == [Departure(first, Leaving.EXPIRED)]
+    assert scheduler.expire(99) == [], "the newest goes on: it is told as HOLD for its age"
+    assert scheduler.commit(0, [Outcome(first, (1,))], 99) == []
+    assert scheduler.commit(1, [Outcome(second, (1,) * 6), Outcome(first, (1,))], 99) == [
+        Departure(second, Leaving.DONE)
+    ]
+
+
+def test_the_pace_changes_with_the_next_frame():
+    scheduler = speculative(stages=3)
+    offer(scheduler, 1)
+    segments(scheduler)
+    scheduler.change_pace(0, Pace(3))
+    offer(scheduler, 2)
+    assert [(each.stage, each.samples) for each in segments(scheduler)] == [(0, 1), (1, 2)]
 
 
 def test_copy_shift_moves_the_last_stage_first():
@@ -134,8 +225,8 @@ def test_sessions_share_a_pass_when_it_fits():
 def test_rings_are_limited_and_come_back():
     scheduler = make(1, sessions=1)
     with pytest.raises(ResourceExhausted, match="all 1 sessions"):
-        scheduler.open(7, 1, 1)
+        scheduler.open(7, 1, Pace(1))
     with pytest.raises(AlreadyExists):
-        scheduler.open(0, 1, 1)
+        scheduler.open(0, 1, Pace(1))
     scheduler.close(0)
-    scheduler.open(7, 1, 1)
+    scheduler.open(7, 1, Pace(1))

@@ -205,6 +205,7 @@ class ScriptedWorker:
             queue_ns=10,
             inference_ns=20,
             passes=3,
+            settled=7,
         )
         self._channel.send(result)
 

@@ -28,6 +28,7 @@ class TextTokens:
 
     def __init__(self, model: ChatModel) -> None:
         self._model = model
+        self.drafting = None
         self.components = 1 if model.vision is None else 3
         self._row_bytes = model.config.hidden_size * model.decoder.dtype.itemsize
 

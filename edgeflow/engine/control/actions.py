@@ -10,22 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgeflow.engine.contract import Drafting
 from edgeflow.engine.executor import Executor
 from edgeflow.engine.policy import Decoder, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.kernels.kv import rounded_capacity
 from edgeflow.kernels.kv_formats import DENSE, KVFormat
+from edgeflow.kernels.layout import on_device
 from edgeflow.scheduler.plan import FrameRef, Outcome
 from edgeflow.scheduler.ring import Shift
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The K action tokens of a finished frame; finite is False when any logit behind them was not."""
+    """The K action tokens of a finished frame; finite is False when any logit behind them was not.
+
+    settled: the first of them that are settled; the others are what its last pass gave behind wrong drafts.
+    """
 
     frame: FrameRef
     token_ids: tuple[int, ...]
     finite: bool
+    settled: int
 
 
 class Answers:
@@ -47,8 +53,11 @@ class Answers:
     def take(self, frame: FrameRef) -> Answer:
         """The whole answer of a frame that is done, which is forgotten."""
         parts = self._outcomes.pop(frame)
-        tokens = [token for part in parts for token in part.tokens]
-        return Answer(frame, tuple(tokens[: self._count]), all(part.finite for part in parts))
+        tokens = [token for part in parts for token in part.tokens][: self._count]
+        finite, guesses = all(part.finite for part in parts), self._count - len(tokens)
+        if guesses:
+            finite = finite and parts[-1].guesses_finite
+        return Answer(frame, (*tokens, *parts[-1].guesses[:guesses]), finite, len(tokens))
 
     def drop(self, frame: FrameRef) -> None:
         """Forget a frame that left without an answer."""
@@ -60,8 +69,9 @@ class ActionTokens:
 
     components = 1
 
-    def __init__(self, policy: TokenPolicy) -> None:
+    def __init__(self, policy: TokenPolicy, device: torch.device) -> None:
         self._policy = policy
+        self.drafting = Drafting(on_device(policy.first_guess, device), on_device(policy.near, device))
         self._pixel_bytes = 4 * math.prod(policy.pixel_shape)
 
     @property
@@ -109,6 +119,6 @@ class PolicyEngine(Executor):
         shortest = policy.image_tokens + 1
         classes = ShapeClasses.of_rings(policy.K, slots // policy.K, shortest, capacity, shift) if graphs else None
         kv = policy.decoder.kv_slots(slots + graphs, rounded_capacity(capacity), kv_format)
-        super().__init__(ActionTokens(policy), kv, classes=classes, **options)
+        super().__init__(ActionTokens(policy, kv.data.device), kv, classes=classes, **options)
         self.policy = policy
         self.capacity = capacity

@@ -10,11 +10,11 @@ from torch import Tensor
 from edgeflow.engine.control.actions import Answer, Answers, PolicyEngine
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.scheduler.depth import depth_of
-from edgeflow.scheduler.plan import Frame, FrameRef
+from edgeflow.scheduler.pace import pace_of
+from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Outcome
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Mode
+from edgeflow.types import Mode, Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,13 @@ class OfflineRun:
     """One session per mode, all fed in lockstep: before each pass every session is offered its next frame."""
 
     def __init__(
-        self, engine: PolicyEngine, scheduler: Scheduler, modes: list[Mode], depth: int = 0, decode_rows: int = 1
+        self,
+        engine: PolicyEngine,
+        scheduler: Scheduler,
+        modes: list[Mode],
+        depth: int = 0,
+        speculation: Speculation | None = None,
     ) -> None:
-        if engine.keep_logits and decode_rows > 1:
-            raise ValueError("logits are kept of one row per segment: switch keep_logits off for drafts")
         self.engine = engine
         self.scheduler = scheduler
         self._answers = Answers(engine.policy.K)
@@ -47,7 +50,7 @@ class OfflineRun:
         self._observations: dict[FrameRef, PreparedFrame] = {}
         self._waiting: set[int] = set()
         for session, mode in enumerate(modes):
-            scheduler.open(session, 1, depth_of(mode, engine.policy.K, depth), decode_rows)
+            scheduler.open(session, 1, pace_of(mode, engine.policy.K, depth, speculation))
 
     def decode(self, streams: Sequence[Iterable[PreparedFrame]]) -> list[list[Decoded]]:
         """Decode every frame of every stream, one stream per session; results in the order of the frames."""
@@ -81,8 +84,23 @@ class OfflineRun:
         """Wait for a pass and commit what it gave; the frames it finished."""
         outcomes = self.engine.collect(launched)
         self._answers.add(outcomes)
-        done = [departure.frame for departure in self.scheduler.commit(launched.planned.number, outcomes)]
+        self._keep_logits(launched, outcomes)
+        left = self.scheduler.commit(launched.planned.number, outcomes)
+        for departure in left:
+            if departure.why is not Leaving.DONE:
+                self._answers.drop(departure.frame)
+                self._logits.pop(departure.frame, None)
+        done = [departure.frame for departure in left if departure.why is Leaving.DONE]
         return [Decoded(self._answers.take(frame), self._logits.pop(frame, [])) for frame in done]
+
+    def _keep_logits(self, launched: Ticket[FrameRef], outcomes: Sequence[Outcome[FrameRef]]) -> None:
+        """Those behind settled tokens, in the order of the tokens."""
+        if launched.logits is None:
+            return
+        of_segments = launched.logits.split(launched.samples)  # padded ones last
+        for outcome, rows in zip(outcomes, of_segments, strict=False):
+            kept = self._logits.setdefault(outcome.sequence, [])
+            kept += rows[: min(len(outcome.tokens), self.engine.policy.K - len(kept))]
 
     def step(self) -> Ticket[FrameRef] | None:
         """Launch one pass, to be collected; None when nothing is left to run."""
@@ -94,9 +112,6 @@ class OfflineRun:
             del self._observations[segment.sequence]
             self._answers.begin(segment.sequence)
             self._waiting.discard(segment.sequence.session)
-        if launched.logits is not None:
-            for segment, row in zip(planned.segments, launched.logits, strict=False):  # rows may pad the pass
-                self._logits.setdefault(segment.sequence, []).append(row)
         return launched
 
     def waiting(self, session: int) -> bool:

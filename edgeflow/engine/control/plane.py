@@ -30,7 +30,7 @@ from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
-from edgeflow.types import Disposition
+from edgeflow.types import Disposition, Pace
 
 _DEPARTURES = {
     Leaving.SUPERSEDED: (
@@ -38,6 +38,18 @@ _DEPARTURES = {
         "",
         Reason.SUPERSEDED,
         "a newer frame came before this one was started",
+    ),
+    Leaving.OVERTAKEN: (
+        Disposition.SUPERSEDED,
+        "",
+        Reason.OVERTAKEN,
+        "a newer frame was answered first",
+    ),
+    Leaving.EXPIRED: (
+        Disposition.SUPERSEDED,
+        "",
+        Reason.OVERTAKEN,
+        "it was too old to be answered, and a newer frame is in flight",
     ),
     Leaving.EPOCH_CHANGED: (
         Disposition.DROPPED,
@@ -61,10 +73,11 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """The parameters of a session. deadline_ns: from a frame's arrival."""
+    """The parameters of a session. deadline_ns, patience_ns: as in OpenSession."""
 
     unnorm_key: str | None
     deadline_ns: int
+    patience_ns: int
 
 
 class ControlPlane:
@@ -95,7 +108,9 @@ class ControlPlane:
 
     def launch(self, turn_ns: int) -> Running[FrameRef] | None:
         """Plan the next pass and start it; None when there is none. turn_ns: when this turn of the loop began."""
-        planned = self._scheduler.plan(self._clock.now_ns())
+        now_ns = self._clock.now_ns()
+        self._leave(self._scheduler.expire(now_ns))
+        planned = self._scheduler.plan(now_ns)
         return None if planned is None else self._launch(planned, turn_ns)
 
     def commit(self, running: Running[FrameRef]) -> PassSample:
@@ -103,9 +118,12 @@ class ControlPlane:
         planned = running.ticket.planned
         outcomes = self._engine.collect(running.ticket)
         self._answers.add(outcomes)
-        for departure in self._scheduler.commit(planned.number, outcomes):
-            self._answer(self._answers.take(departure.frame))
-        shape = len(planned.prefills), len(planned.decodes)
+        left = self._scheduler.commit(planned.number, outcomes, self._clock.now_ns())
+        self._leave([departure for departure in left if departure.why is not Leaving.DONE])
+        for departure in left:
+            if departure.why is Leaving.DONE:
+                self._answer(self._answers.take(departure.frame))
+        shape = len(planned.prefills), planned.decode_rows
         sample = running.sample(*shape, self._clock.now_ns(), on_device=self.ahead > 0)
         self._passes.append(sample)
         return sample
@@ -141,11 +159,11 @@ class ControlPlane:
             self._check_unnorm_key(key)
             self._rows(message.instruction)
             schema = self._engine.policy.action_schema(key)
-            self._scheduler.open(message.session, message.epoch, message.depth)
+            self._scheduler.open(message.session, message.epoch, message.pace)
         except RequestError as error:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return False
-        self._opened[message.session] = _Opened(key, message.deadline_ns)
+        self._opened[message.session] = _Opened(key, message.deadline_ns, message.patience_ns)
         self._publish(SessionOpened(message.session, schema))
         return True
 
@@ -158,9 +176,9 @@ class ControlPlane:
         self._leave(self._scheduler.close(message.session))
         self._opened.pop(message.session, None)
 
-    def change_depth(self, session: int, depth: int) -> None:
-        """Change the depth from the session's next frame on."""
-        self._scheduler.change_depth(session, depth)
+    def change_pace(self, session: int, pace: Pace) -> None:
+        """Change the pace from the session's next frame on."""
+        self._scheduler.change_pace(session, pace)
 
     def supersede(self, frames: Sequence[SubmitFrame]) -> None:
         """Report frames that newer ones replaced before the loop saw them."""
@@ -180,7 +198,9 @@ class ControlPlane:
         self._tracks[ref] = _Track(arrived_ns)
         opened = self._opened.get(ref.session)
         deadline_ns = arrived_ns + (opened.deadline_ns if opened else 0)
-        self._leave(self._scheduler.offer(Frame(ref, rows, deadline_ns)))
+        patience_ns = opened.patience_ns if opened else 0
+        expires_ns = arrived_ns - message.waited_ns + patience_ns if patience_ns else 0
+        self._leave(self._scheduler.offer(Frame(ref, rows, deadline_ns, expires_ns)))
 
     def _check_unnorm_key(self, key: str | None) -> None:
         known = self._engine.policy.unnorm_keys
@@ -240,6 +260,7 @@ class ControlPlane:
                 queue_ns=track.started_ns - track.arrived_ns,
                 inference_ns=self._clock.now_ns() - track.started_ns,
                 passes=track.passes,
+                settled=sampled.settled,
             )
         )
 

@@ -80,7 +80,7 @@ class Pacer:
 
     def hold(self, planned: Pass[Any], started_ns: int) -> None:
         """Wait until the pass has lasted its time since `started_ns`."""
-        lasts_ns = self._times.pass_ns(len(planned.prefills), len(planned.decodes))
+        lasts_ns = self._times.pass_ns(len(planned.prefills), planned.decode_rows)
         missing_ns = started_ns + lasts_ns - self._clock.now_ns()
         if missing_ns > 0:
             self._wait(missing_ns / 1e9)

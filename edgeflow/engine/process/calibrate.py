@@ -15,7 +15,7 @@ from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import CloseSession, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import PassTimes
+from edgeflow.types import Pace, PassTimes
 
 REPEATS = 5
 CAMERA = 224  # pixels a side
@@ -42,7 +42,7 @@ class _Driver:
                 OpenSession(
                     session=session,
                     epoch=1,
-                    depth=depth,
+                    pace=Pace(depth),
                     unnorm_key=self._engine.policy.unnorm_keys[0],
                     instruction=self._text,
                 )

@@ -14,7 +14,7 @@ from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.process.inbox import Inbox
 from edgeflow.engine.running import Running
 from edgeflow.ipc.messages import (
-    ChangeDepth,
+    ChangePace,
     ChatStart,
     ChatStop,
     CloseSession,
@@ -79,7 +79,7 @@ class Worker:
         self._drain()
         control = self._control.launch(turn_ns)
         if control is not None:
-            shape = len(control.ticket.planned.prefills), len(control.ticket.planned.decodes)
+            shape = len(control.ticket.planned.prefills), control.ticket.planned.decode_rows
             expected_ns = self._cost.times.pass_ns(*shape) if self._cost is not None else 0
             self._launched(control, self._commit_control, expected_ns)
         stepped = self._step_chat(idle=control is None)
@@ -182,8 +182,8 @@ class Worker:
             case CloseSession():
                 self._control.close(message)
                 self._gaps.close(message.session)
-            case ChangeDepth():
-                self._control.change_depth(message.session, message.depth)
+            case ChangePace():
+                self._control.change_pace(message.session, message.pace)
             case Ping():
                 self._pong(message)
             case Shutdown():

@@ -26,12 +26,18 @@ class ActionDecoder:
         edges = np.linspace(-1.0, 1.0, config.n_action_bins)
         self._centers = (edges[:-1] + edges[1:]) / 2.0
         self._vocab = config.action_vocab
+        self._width = config.action_width
         self._statistics = config.statistics
         self._block = config.action_block
 
     @property
     def keys(self) -> tuple[str, ...]:
         return tuple(self._statistics)
+
+    @property
+    def neutral_ids(self) -> tuple[int, ...]:
+        """[K] the ids of the middle bin."""
+        return (self._vocab - 1 - len(self._centers) // 2,) * self._width
 
     def statistics(self, key: str | None) -> ActionStatistics:
         """Those of a dataset; without a key there must be exactly one."""

@@ -68,8 +68,9 @@ class OpenVLAPolicy:
         self._device = weights.device
         self._side = SideStream(weights.device)
         self.K = config.action_width
-        for key in self.unnorm_keys:
-            self.action_schema(key)  # a wrong action block fails now, not when a robot connects
+        self.first_guess = self._actions.neutral_ids[:-1]
+        schemas = [self.action_schema(key) for key in self.unnorm_keys]  # a wrong one fails now, not at a robot's open
+        self.near = tuple(all(index < len(each.relative) and each.relative[index] for each in schemas) for index in range(self.K))
 
     @classmethod
     def load(

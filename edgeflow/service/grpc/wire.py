@@ -48,7 +48,7 @@ def opened_message(
             mode=_MODES[plan.mode],
             model=model,
             valid_for_ms=valid_for_ms,
-            depth=plan.depth,
+            depth=plan.pace.depth,
             predicted_fps=plan.forecast.fps,
             predicted_age_ms=(plan.forecast.age_ns + plan.decode_ns) / 1e6,
         )

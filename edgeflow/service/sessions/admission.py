@@ -16,13 +16,13 @@ from edgeflow.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidArgument,
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import CostModel, PassSample
-from edgeflow.scheduler.depth import depth_of, depths_of
+from edgeflow.scheduler.pace import depths_of, pace_of
 from edgeflow.scheduler.forecast import Forecast, Robot, by_depth, forecast
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.service.sessions.decoding import Decoders, per_second, prepare_ns
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import CameraSpec, Mode, PassTimes
+from edgeflow.types import CameraSpec, Mode, Pace, PassTimes
 
 SAME_RATE = 0.98  # this fraction of a promised rate counts as kept
 OVERHEAD_NS = 3_000_000  # what control may add to the age of an action (benchmarks/service_overhead.py)
@@ -36,7 +36,7 @@ class SessionPlan:
     """
 
     mode: Mode
-    depth: int
+    pace: Pace
     forecast: Forecast
     robot: Robot
     camera: CameraSpec
@@ -104,14 +104,14 @@ class Admission:
         mode = request.mode or Mode(self._config.mode)
         camera = request.cameras[0]
         robot = Robot(
-            depth=1,
+            pace=Pace(),
             period_ns=request.control_period_ns,
             rows=self._prefill_rows,
             deadline_ns=request.max_action_age_ns or request.control_period_ns,
             prepare_ns=prepare_ns(camera) if self._prepares else 0,
         )
         self._check_decoding(camera, robot, others)
-        robots = [replace(robot, depth=depth) for depth in self._depths(mode, request)]
+        robots = [replace(robot, pace=pace) for pace in self._paces(mode, request)]
         plans = [self._planned(mode, each, camera, others) for each in robots]
         if mode is Mode.AUTO:
             plans = _by_age(plans, request.max_action_age_ns)
@@ -160,20 +160,20 @@ class Admission:
             raise RuntimeError("no worker has measured its passes")
         return self._cost.times
 
-    def _depths(self, mode: Mode, request: OpenRequest) -> Iterable[int]:
+    def _paces(self, mode: Mode, request: OpenRequest) -> Iterable[Pace]:
         stages = self._times.stages
         if mode is Mode.AUTO:
-            return depths_of(stages)
+            return [Pace(depth) for depth in depths_of(stages)]
         depth = request.depth if request.mode is Mode.DEPTH else self._config.depth
         if mode is Mode.DEPTH and not 1 <= depth <= stages:
             raise InvalidArgument(f"is {depth}; this model takes 1 to {stages}", field="open.depth")
-        return [depth_of(mode, stages, depth)]
+        return [pace_of(mode, stages, depth)]
 
     def _planned(self, mode: Mode, robot: Robot, camera: CameraSpec, others: tuple[SessionPlan, ...]) -> SessionPlan:
         robots = (*(plan.robot for plan in others), robot)
         return SessionPlan(
             mode=mode,
-            depth=robot.depth,
+            pace=robot.pace,
             forecast=self._forecast(self._times, self._limits, robots)[-1],
             robot=robot,
             camera=camera,
@@ -225,4 +225,4 @@ def _by_age(plans: list[SessionPlan], limit_ns: int | None) -> list[SessionPlan]
             reason=Reason.AGE_UNREACHABLE,
         )
     highest = max(plan.forecast.fps for plan in allowed)
-    return sorted(allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, plan.forecast.age_ns, plan.depth))
+    return sorted(allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, plan.forecast.age_ns, plan.pace.depth))

@@ -382,7 +382,7 @@ class ControlPlane:
         self._metrics.sessions_opened.inc()
         plan = runner.plan
         who = {"peer": caller.peer, "principal": caller.principal}
-        self._log.event("session_opened", session=number, **who, mode=plan.mode.value, depth=plan.depth)
+        self._log.event("session_opened", session=number, **who, mode=plan.mode.value, depth=plan.pace.depth)
 
     def _answer(self, message: FrameResult | FrameDropped) -> None:
         runner = self._runners.get(message.session)

@@ -13,7 +13,7 @@ from typing import Protocol
 from edgeflow.clock import Clock
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError, Unavailable
-from edgeflow.ipc.messages import ChangeDepth, Message, OpenSession, Payload
+from edgeflow.ipc.messages import ChangePace, Message, OpenSession, Payload
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import Unparsable, check_frame, check_text, decode_frame, refuse_unknown_fields
@@ -129,7 +129,7 @@ class SessionRunner:
     def change_plan(self, plan: SessionPlan) -> None:
         """Adopt a new plan: another depth from the next frame on, or only another forecast."""
         if self._replace_plan(plan):
-            self._port.send(ChangeDepth(self.session.number, plan.depth))
+            self._port.send(ChangePace(self.session.number, plan.pace))
             self.pump()
 
     def reopen(self, plan: SessionPlan) -> None:
@@ -248,10 +248,10 @@ class SessionRunner:
 
     def _replace_plan(self, plan: SessionPlan) -> bool:
         """Adopt a plan; True if the depth changed, of which the robot is notified."""
-        depth, self.plan = self.plan.depth, plan
-        if plan.depth != depth:
-            self.session.notify("depth", f"the forecasts changed: depth {plan.depth} instead of {depth}")
-        return plan.depth != depth
+        before, self.plan = self.plan.pace, plan
+        if plan.pace != before:
+            self.session.notify("depth", f"the forecasts changed: depth {plan.pace.depth} instead of {before.depth}")
+        return plan.pace != before
 
     def _observe_gap(self, now_ns: int) -> None:
         if self._last_frame_ns is not None:
@@ -277,7 +277,7 @@ def open_session(
     return OpenSession(
         session=number,
         epoch=epoch,
-        depth=plan.depth,
+        pace=plan.pace,
         unnorm_key=request.unnorm_key,
         instruction=instruction,
         deadline_ns=plan.robot.deadline_ns,

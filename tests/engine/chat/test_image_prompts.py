@@ -17,6 +17,7 @@ from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatStop, Ch
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor
+from edgeflow.types import Pace
 from tests.chat_checkpoint import IMAGE_TOKEN, write_chat_checkpoint
 from tests.engine.chat.test_plane import CPU, Bench, K, built, frame, request_of
 from tests.tiny_checkpoint import write_checkpoint
@@ -78,7 +79,7 @@ def run_until(bench: Bench, kind: type, frames: int = 0) -> None:
 
 def test_robots_are_served_while_an_image_is_resized(policy, model, gate):
     bench = Bench(policy, built(model))
-    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key="", period_ns=50_000_000), asking(picture(60)))
+    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", period_ns=50_000_000), asking(picture(60)))
     for seq in range(1, 4):
         bench.tell(frame(seq))
         for _ in range(20):
@@ -166,7 +167,7 @@ def test_no_turn_takes_as_long_as_the_images_of_a_request(policy, model, monkeyp
     monkeypatch.setattr(ImagePreprocessor, "__call__", noted)
     rows = sum(patch.merged_grid[0] * patch.merged_grid[1] for patch in patches)
     bench = Bench(policy, built(model, capacity=96))
-    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key="", period_ns=50_000_000), asking(*images))
+    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", period_ns=50_000_000), asking(*images))
     turns, seq, until_s = [], 0, time.monotonic() + PATIENCE_S
     while not bench.of(ChatRefused):
         seq += 1

@@ -18,7 +18,7 @@ from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.forecast import Robot
 from edgeflow.scheduler.plan import Pass, Ref
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import PassTimes
+from edgeflow.types import Pace, PassTimes
 
 STAGING_NS = 200_000
 ENQUEUEING_NS = 100_000
@@ -80,10 +80,17 @@ class AsynchronousEngine(PolicyEngine):
         self.clock.advance_ns(STAGING_NS)
         started = self.stamp()
         self.clock.advance_ns(ENQUEUEING_NS)
-        lasts_ns = self.times.pass_ns(len(planned.prefills), len(planned.decodes))
+        lasts_ns = self.times.pass_ns(len(planned.prefills), planned.decode_rows)
         self._free_ns = max(self._free_ns, self.clock.now_ns()) + lasts_ns
         ones = torch.ones(len(planned.segments), 2, dtype=torch.long)
-        return Ticket(planned=planned, results=ones, logits=ones.float(), started=started, done=self.stamp())
+        return Ticket(
+            planned=planned,
+            samples=(1,) * len(planned.segments),
+            results=ones,
+            logits=ones.float(),
+            started=started,
+            done=self.stamp(),
+        )
 
 
 @dataclass
@@ -125,7 +132,7 @@ class ClosedLoop:
         self._captured: list[list[int]] = [[] for _ in robots]
         for session, robot in enumerate(robots):
             self.worker.inbox.put(
-                OpenSession(session=session, epoch=1, depth=robot.depth, unnorm_key=policy.unnorm_keys[0])
+                OpenSession(session=session, epoch=1, pace=robot.pace, unnorm_key=policy.unnorm_keys[0])
             )
 
     def run(self, actions: int) -> list[Delivered]:

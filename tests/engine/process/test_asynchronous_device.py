@@ -12,13 +12,13 @@ from edgeflow.errors import FailedPrecondition, ResourceExhausted
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import CostModel
-from edgeflow.scheduler.depth import depths_of
+from edgeflow.scheduler.pace import depths_of
 from edgeflow.scheduler.forecast import Forecast, Robot, forecast
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
 from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, PassTimes
+from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, Pace, PassTimes
 from tests.engine.process.simulated_device import LAUNCH_NS, MS, TRUTH, AsynchronousEngine, ClosedLoop, Delivered
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -57,14 +57,14 @@ def check(foretold: Forecast, delivered: Delivered) -> None:
 @pytest.mark.parametrize("period_ms", [0, 33, 150])
 @pytest.mark.parametrize("depth", depths_of(K))
 def test_what_is_foretold_is_delivered(policy, times, depth: int, period_ms: int):
-    robots = [Robot(depth=depth, period_ns=period_ms * MS)]
+    robots = [Robot(pace=Pace(depth), period_ns=period_ms * MS)]
     (delivered,) = ClosedLoop(policy, robots).run(60)
     check(forecast(times, limits(), robots)[0], delivered)
 
 
 @pytest.mark.parametrize("depths", [(1, 1), (7, 7), (1, 7), (3, 7)])
 def test_two_robots_get_what_is_foretold(policy, times, depths: tuple[int, int]):
-    robots = [Robot(depth=depth, period_ns=70 * MS) for depth in depths]
+    robots = [Robot(pace=Pace(depth), period_ns=70 * MS) for depth in depths]
     found = ClosedLoop(policy, robots).run(40)
     for foretold, delivered in zip(forecast(times, limits(2), robots), found, strict=True):
         check(foretold, delivered)
@@ -72,14 +72,14 @@ def test_two_robots_get_what_is_foretold(policy, times, depths: tuple[int, int])
 
 def test_serial_passes_do_not_run_far_ahead_of_the_device(policy):
     """A frame is taken when the last pass of the one before it has begun, not while that still decodes."""
-    (delivered,) = ClosedLoop(policy, [Robot(depth=1, period_ns=0)]).run(20)
+    (delivered,) = ClosedLoop(policy, [Robot(pace=Pace(1), period_ns=0)]).run(20)
     serial_ns = TRUTH.prefill_ns + 6 * TRUTH.decode_ns
     assert delivered.fps == pytest.approx(1e9 / serial_ns, rel=CLOSE)
     assert delivered.age_ns <= serial_ns + TRUTH.decode_ns + LAUNCH_NS
 
 
 def test_every_pass_is_sampled_the_last_of_a_burst_too(policy):
-    loop = ClosedLoop(policy, [Robot(depth=K, period_ns=1000 * MS)])
+    loop = ClosedLoop(policy, [Robot(pace=Pace(K), period_ns=1000 * MS)])
     loop.run(3)
     samples = loop.worker.take_passes()
     assert len(samples) == 3 * K
@@ -89,7 +89,7 @@ def test_every_pass_is_sampled_the_last_of_a_burst_too(policy):
 
 def test_drift_of_the_device_is_seen_and_corrected(policy, times):
     slower = TRUTH.scaled(150)
-    loop = ClosedLoop(policy, [Robot(depth=K, period_ns=0)], slower)
+    loop = ClosedLoop(policy, [Robot(pace=Pace(K), period_ns=0)], slower)
     model = CostModel(times)
     loop.run(10)
     assert not model.observe(loop.worker.take_passes()[:10]), "too few"
@@ -97,7 +97,7 @@ def test_drift_of_the_device_is_seen_and_corrected(policy, times):
     assert model.observe(loop.worker.take_passes())
     assert model.times.packed_ns == pytest.approx(slower.packed_ns, rel=CLOSE)
     (delivered,) = loop.delivered
-    assert forecast(model.times, limits(), [Robot(depth=K, period_ns=0)])[0].fps == pytest.approx(
+    assert forecast(model.times, limits(), [Robot(pace=Pace(K), period_ns=0)])[0].fps == pytest.approx(
         delivered.fps, rel=CLOSE
     )
 
@@ -139,7 +139,7 @@ def request(period_ms: int, age_ms: int = 0) -> OpenRequest:
 def test_auto_keeps_the_age_and_takes_no_needless_loss_of_rate(policy, times, age_ms: int):
     period_ms = 7
     found = {
-        depth: ClosedLoop(policy, [Robot(depth=depth, period_ns=period_ms * MS)]).run(60)[0] for depth in depths_of(K)
+        depth: ClosedLoop(policy, [Robot(pace=Pace(depth), period_ns=period_ms * MS)]).run(60)[0] for depth in depths_of(K)
     }
     limit_ns = age_ms * MS - OVERHEAD_NS
     allowed = {depth: each for depth, each in found.items() if each.worst_age_ns <= limit_ns * (1 - CLOSE)}
@@ -150,7 +150,7 @@ def test_auto_keeps_the_age_and_takes_no_needless_loss_of_rate(policy, times, ag
 
 def test_an_age_that_the_device_cannot_keep_is_refused(policy, times):
     best = min(
-        ClosedLoop(policy, [Robot(depth=depth, period_ns=7 * MS)]).run(60)[0].worst_age_ns for depth in depths_of(K)
+        ClosedLoop(policy, [Robot(pace=Pace(depth), period_ns=7 * MS)]).run(60)[0].worst_age_ns for depth in depths_of(K)
     )
     with pytest.raises(FailedPrecondition, match="cannot be kept"):
         admission(times).plan(request(7, round(best / MS) - 2), ())
@@ -171,16 +171,16 @@ def test_so_many_serial_robots_are_admitted_as_the_device_serves(policy, times):
         front.enter(count, plan)
         count += 1
     assert 1 < count < 8
-    rates = [each.fps for each in ClosedLoop(policy, [Robot(depth=1, period_ns=period_ms * MS)] * count).run(15)]
+    rates = [each.fps for each in ClosedLoop(policy, [Robot(pace=Pace(1), period_ns=period_ms * MS)] * count).run(15)]
     assert min(rates) >= 0.98 * 1000 / period_ms
     crowded = [
-        each.fps for each in ClosedLoop(policy, [Robot(depth=1, period_ns=period_ms * MS)] * (2 * count)).run(15)
+        each.fps for each in ClosedLoop(policy, [Robot(pace=Pace(1), period_ns=period_ms * MS)] * (2 * count)).run(15)
     ]
     assert min(crowded) < 0.98 * 1000 / period_ms
 
 
 def test_a_pong_of_this_device_changes_nothing(policy, times):
-    loop = ClosedLoop(policy, [Robot(depth=K, period_ns=0)])
+    loop = ClosedLoop(policy, [Robot(pace=Pace(K), period_ns=0)])
     loop.run(60)
     samples = loop.worker.take_passes()
     front = admission(times)

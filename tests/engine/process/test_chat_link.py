@@ -27,6 +27,7 @@ from edgeflow.ipc.messages import (
     PrefixSet,
     SetPrefix,
 )
+from edgeflow.types import Pace
 from tests.engine.chat.test_plane import request_of
 
 PATIENCE_S = 30.0
@@ -268,7 +269,7 @@ def test_a_newer_chat_front_replaces_the_older_and_gets_none_of_its_answers(benc
 
 def test_what_a_chat_front_may_not_send_ends_its_socket(bench: Bench):
     wrong = (
-        OpenSession(session=1, epoch=1, depth=1, unnorm_key=""),
+        OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""),
         ChatStart(**{name: getattr(picture(1), name) for name in ChatStart.__slots__ if name != "sizes"}, sizes=[64]),
         SetPrefix(1, "arm", [1 << 30] * 40_000),
     )

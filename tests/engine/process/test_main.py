@@ -24,6 +24,7 @@ from edgeflow.ipc.messages import (
     WorkerFailed,
     WorkerReady,
 )
+from edgeflow.types import Pace
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 
@@ -73,7 +74,7 @@ def test_it_proves_itself_serves_and_leaves(start, tmp_path):
     assert (ready.model, ready.action_tokens) == ("tiny", 7)
     assert ready.pass_times.decode_ns > 0 and ready.pass_times.packed_ns > 0 and ready.kv_bytes > 0
     assert ready.memory.startswith(f"KV: {ready.max_sessions} sessions x 7 slots x 144 positions = ")
-    channel.send(OpenSession(session=1, epoch=1, depth=1, unnorm_key=""))
+    channel.send(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""))
     assert isinstance(channel.receive(), SessionOpened)
     image = np.zeros((4, 4, 3), np.uint8)
     channel.send(SubmitFrame(session=1, epoch=1, seq=1, height=4, width=4, instruction="go", payload=image.tobytes()))

@@ -27,9 +27,10 @@ from edgeflow.ipc.messages import (
     SubmitFrame,
 )
 from edgeflow.models.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.depth import rounds_of
+from edgeflow.scheduler.pace import rounds_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.types import Pace
 from tests.tiny_checkpoint import write_checkpoint
 
 CPU = torch.device("cpu")
@@ -100,7 +101,7 @@ def drops(said: list[Message]) -> list[tuple[int, str, str]]:
 
 def test_a_session_opens_with_the_models_schema(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(session=1, epoch=1, depth=1, unnorm_key=""))
+    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""))
     (opened,) = bench.drain()
     assert isinstance(opened, SessionOpened)
     assert opened.session == 1
@@ -110,9 +111,9 @@ def test_a_session_opens_with_the_models_schema(policy):
 def test_an_unknown_unnorm_key_and_a_full_house_are_refused(policy):
     bench = Bench(policy, sessions=1)
     bench.tell(
-        OpenSession(session=1, epoch=1, depth=K, unnorm_key="bridge"),
-        OpenSession(session=2, epoch=1, depth=K, unnorm_key=""),
-        OpenSession(session=3, epoch=1, depth=K, unnorm_key=""),
+        OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="bridge"),
+        OpenSession(session=2, epoch=1, pace=Pace(K), unnorm_key=""),
+        OpenSession(session=3, epoch=1, pace=Pace(K), unnorm_key=""),
     )
     refusals = [(m.session, m.code) for m in bench.drain() if isinstance(m, SessionRefused)]
     assert refusals == [(1, "INVALID_ARGUMENT"), (3, "RESOURCE_EXHAUSTED")]
@@ -121,7 +122,7 @@ def test_an_unknown_unnorm_key_and_a_full_house_are_refused(policy):
 @pytest.mark.parametrize("depth", [1, 3, K])
 def test_the_action_of_a_frame_is_that_of_serial_decoding(policy, depth: int):
     bench = Bench(policy)
-    bench.tell(OpenSession(session=1, epoch=1, depth=depth, unnorm_key=""))
+    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(depth), unnorm_key=""))
     said: list[Message] = []
     for seq in range(1, 6):
         bench.tell(frame(seq))
@@ -138,7 +139,7 @@ def test_the_action_of_a_frame_is_that_of_serial_decoding(policy, depth: int):
 
 def test_times_are_those_of_the_passes(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1))
+    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key=""), frame(1))
     bench.run(1)
     bench.tell(frame(2))
     bench.worker.inbox.put(Ping(1))
@@ -149,7 +150,7 @@ def test_times_are_those_of_the_passes(policy):
 
 def test_a_new_instruction_drops_what_is_under_way(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1))
+    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key=""), frame(1))
     bench.run(2)
     bench.tell(ResetSession(1, 2), frame(2, epoch=2, instruction="stop"))
     said = bench.drain()
@@ -159,9 +160,9 @@ def test_a_new_instruction_drops_what_is_under_way(policy):
 
 def test_closing_frees_the_ring(policy):
     bench = Bench(policy, sessions=1)
-    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1))
+    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key=""), frame(1))
     bench.run(2)
-    bench.tell(CloseSession(1), OpenSession(session=2, epoch=1, depth=K, unnorm_key=""), frame(1, session=2))
+    bench.tell(CloseSession(1), OpenSession(session=2, epoch=1, pace=Pace(K), unnorm_key=""), frame(1, session=2))
     said = bench.drain()
     assert drops(said) == [(1, "dropped", "SESSION_CLOSED")]
     assert [result.session for result in results(said)] == [2]
@@ -169,7 +170,7 @@ def test_closing_frees_the_ring(policy):
 
 def test_a_superseded_frame_is_told(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(session=1, epoch=1, depth=1, unnorm_key=""), frame(1), frame(2))
+    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""), frame(1), frame(2))
     said = bench.drain()
     assert drops(said) == [(1, "superseded", "SUPERSEDED")]
     assert [result.seq for result in results(said)] == [2]
@@ -177,7 +178,7 @@ def test_a_superseded_frame_is_told(policy):
 
 def test_an_instruction_longer_than_the_slots_is_refused_and_the_next_frame_answered(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1, instruction="x" * CAPACITY))
+    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key=""), frame(1, instruction="x" * CAPACITY))
     assert drops(bench.drain()) == [(1, "rejected", "INSTRUCTION_TOO_LONG")]
     short = policy.prompt_ids("")
     assert len(short) + policy.image_tokens + policy.K <= CAPACITY, "the fixture must leave room"
@@ -187,7 +188,7 @@ def test_an_instruction_longer_than_the_slots_is_refused_and_the_next_frame_answ
 
 def test_a_session_whose_instruction_is_longer_than_the_slots_is_refused(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key="", instruction="x" * CAPACITY))
+    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", instruction="x" * CAPACITY))
     (refused,) = bench.drain()
     assert isinstance(refused, SessionRefused)
     assert (refused.code, refused.field, refused.reason) == ("INVALID_ARGUMENT", "instruction", "INSTRUCTION_TOO_LONG")
@@ -199,7 +200,7 @@ def test_a_session_whose_instruction_is_longer_than_the_slots_is_refused(policy)
 
 def test_a_ping_is_answered_with_the_counts(policy):
     bench = Bench(policy)
-    bench.tell(OpenSession(session=1, epoch=1, depth=K, unnorm_key=""), frame(1))
+    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key=""), frame(1))
     bench.drain()
     bench.tell(Ping(42))
     (pong,) = bench.drain()

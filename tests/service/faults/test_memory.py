@@ -56,6 +56,7 @@ class Port:
                     queue_ns=1,
                     inference_ns=1,
                     passes=1,
+                    settled=7,
                 )
             )
 

@@ -31,6 +31,7 @@ from edgeflow.service.worker.process import launch_worker
 from edgeflow.service.worker.progress import SLOW_PASSES, Progress
 from edgeflow.service.worker.starts import StartLimits
 from edgeflow.service.worker.supervisor import Supervisor, WorkerLife
+from edgeflow.types import Pace
 from tests.service.harness import config, eventually, serving
 from tests.service.processes import ENTRY, Launcher, until_gone
 from tests.service.scripted import Script
@@ -260,7 +261,7 @@ async def test_a_worker_whose_front_has_gone_leaves(tmp_path: Path, monkeypatch,
     if phase != "loading":
         assert isinstance(channel.receive(), WorkerReady)
     if phase == "in a pass":
-        channel.send(OpenSession(session=1, epoch=1, depth=1, unnorm_key=""))
+        channel.send(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""))
         assert isinstance(channel.receive(), SessionOpened)
         channel.send(SubmitFrame(session=1, epoch=1, seq=1, height=1, width=1, instruction="hang", payload=b"rgb"))
     channel.close()

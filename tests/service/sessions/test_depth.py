@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from edgeflow.ipc.messages import ChangeDepth, OpenSession
+from edgeflow.ipc.messages import ChangePace, OpenSession
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.worker import supervisor
 from tests.service.harness import eventually, open_message, serving
@@ -17,7 +17,7 @@ PASSES = tuple(value * MS for value in (10, 18, 12, 4, 5))  # K = 3: serial 18 m
 
 
 def opened_with(script: Script) -> list[int]:
-    return [message.depth for message in script.worker.seen if isinstance(message, OpenSession)]
+    return [message.pace.depth for message in script.worker.seen if isinstance(message, OpenSession)]
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ async def test_a_device_that_slows_down_changes_the_depth_of_auto_sessions(check
         script.ran = (18 * MS, 1, 2)  # 54 ms in three passes, and the wait for the first
         notice = await robot.notice("depth")
         assert "depth 3" in notice.text or "instead of 3" in notice.text
-        await eventually(lambda: any(isinstance(message, ChangeDepth) for message in script.worker.seen))
-        (change,) = [message for message in script.worker.seen if isinstance(message, ChangeDepth)]
-        assert change.depth < 3
+        await eventually(lambda: any(isinstance(message, ChangePace) for message in script.worker.seen))
+        (change,) = [message for message in script.worker.seen if isinstance(message, ChangePace)]
+        assert change.pace.depth < 3
         assert served.metric("edgeflow_predicted_fps", mode="pipelined") == pytest.approx(1000 / 18, rel=0.05)
         await robot.frame(1)
         assert (await robot.action(1)).command == pb.COMMAND_ACT

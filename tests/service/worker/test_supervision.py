@@ -15,6 +15,7 @@ from edgeflow.service.grpc.server import SERVICE
 from edgeflow.service.observe import loop_watch
 from edgeflow.service.observe.health import State
 from edgeflow.service.worker import supervisor
+from edgeflow.types import Pace
 from tests.service.front_process import wait_for
 from tests.service.harness import WAIT_S, eventually, serving
 from tests.service.scripted import Script
@@ -40,7 +41,7 @@ async def test_a_killed_worker_is_replaced_and_the_same_stream_acts_again(checkp
             OpenSession(
                 session=session,
                 epoch=2,
-                depth=3,
+                pace=Pace(3),
                 unnorm_key="",
                 instruction="",
                 deadline_ns=60_000_000_000,

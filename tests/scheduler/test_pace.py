@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from edgeflow.scheduler.cost import CostModel, PassSample
-from edgeflow.scheduler.depth import depth_of, depths_of, rounds_of
+from edgeflow.scheduler.pace import depths_of, pace_of, rounds_of
 from edgeflow.scheduler.forecast import Robot, by_depth, forecast
 from edgeflow.scheduler.plan import Frame, FrameRef
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Mode, PassTimes
+from edgeflow.types import Mode, Pace, PassTimes
 
 MS = 1_000_000
 TIMES = PassTimes(
@@ -25,15 +25,15 @@ def test_depths_that_differ_in_effect():
     assert depths_of(7) == (1, 2, 3, 4, 7)
     assert [rounds_of(depth, 7) for depth in range(1, 8)] == [7, 4, 3, 2, 2, 2, 1]
     assert depths_of(1) == (1,)
-    assert depth_of(Mode.DEPTH, 7, 6) == 4
-    assert (depth_of(Mode.SERIAL, 7), depth_of(Mode.PIPELINED, 7)) == (1, 7)
+    assert pace_of(Mode.DEPTH, 7, 6) == Pace(4)
+    assert (pace_of(Mode.SERIAL, 7), pace_of(Mode.PIPELINED, 7)) == (Pace(1), Pace(7))
     with pytest.raises(ValueError, match="auto"):
-        depth_of(Mode.AUTO, 7)
+        pace_of(Mode.AUTO, 7)
 
 
 def test_a_tick_of_depth_three_is_one_packed_pass_and_two_decode_passes():
     scheduler = Scheduler(limits())
-    scheduler.open(0, 1, 3)
+    scheduler.open(0, 1, Pace(3))
     shapes = []
     for seq in range(1, 5):
         scheduler.offer(Frame(FrameRef(0, 1, seq), 10))
@@ -48,7 +48,7 @@ def test_a_tick_of_depth_three_is_one_packed_pass_and_two_decode_passes():
 def test_an_earlier_deadline_goes_first_when_not_all_fit():
     scheduler = Scheduler(limits(row_budget=10))
     for session, deadline_ns in ((0, 30), (1, 20), (2, 10)):
-        scheduler.open(session, 1, 1)
+        scheduler.open(session, 1, Pace(1))
         scheduler.offer(Frame(FrameRef(session, 1, 1), 10, deadline_ns))
     first = [scheduler.plan(0) for _ in range(14)]
     order = [planned.segments[0].sequence.session for planned in first if planned is not None]
@@ -81,19 +81,19 @@ def test_a_forecast_of_a_lone_robot_is_the_closed_form():
 
 
 def test_a_slow_camera_drains_what_is_under_way():
-    (seen,) = forecast(TIMES, limits(), [Robot(depth=7, period_ns=1000 * MS)])
+    (seen,) = forecast(TIMES, limits(), [Robot(pace=Pace(7), period_ns=1000 * MS)])
     assert seen.fps == pytest.approx(1, rel=0.05)
     assert seen.age_ns == (60 + 2 + 6 * 10) * MS
 
 
 def test_a_fast_camera_loses_frames_not_age():
-    (seen,) = forecast(TIMES, limits(), [Robot(depth=1, period_ns=10 * MS)])
+    (seen,) = forecast(TIMES, limits(), [Robot(pace=Pace(1), period_ns=10 * MS)])
     assert seen.fps == pytest.approx(1000 / 120, rel=0.05)
     assert 120 * MS <= seen.age_ns <= seen.worst_age_ns <= 130 * MS
 
 
 def test_robots_share_the_device():
-    for seen in forecast(TIMES, limits(), [Robot(depth=1, period_ns=0), Robot(depth=1, period_ns=0)]):
+    for seen in forecast(TIMES, limits(), [Robot(pace=Pace(1), period_ns=0), Robot(pace=Pace(1), period_ns=0)]):
         assert seen.fps == pytest.approx(1000 / (110 + 6 * 11.2), rel=0.02)
 
 
@@ -112,5 +112,5 @@ def test_small_drift_is_kept_and_large_drift_is_taken_up():
 def test_rates_are_counted_from_action_to_action():
     """A window that is no whole number of periods must not cost a robot a part of its rate."""
     for count in (1, 2, 3, 5):
-        for seen in forecast(TIMES, limits(), [Robot(depth=1, period_ns=1000 * MS)] * count):
+        for seen in forecast(TIMES, limits(), [Robot(pace=Pace(1), period_ns=1000 * MS)] * count):
             assert seen.fps == pytest.approx(1, rel=0.002)

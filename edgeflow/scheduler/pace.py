@@ -1,4 +1,4 @@
-"""How deep a session pipelines.
+"""How the frames of a session share passes.
 
 A *tick* takes `rounds` passes: one packed pass (the newest frame's prefill and one decode row for each frame in
 flight) and rounds - 1 decode-only passes. A frame leaves after `depth` ticks. Depth 1 is serial decoding (rounds = K),
@@ -7,7 +7,7 @@ depth K is the pipeline of ActionFlow section 3.1 (rounds = 1); the depths betwe
 
 from __future__ import annotations
 
-from edgeflow.types import Mode
+from edgeflow.types import Mode, Pace, Speculation
 
 
 def rounds_of(depth: int, stages: int) -> int:
@@ -20,15 +20,20 @@ def depths_of(stages: int) -> tuple[int, ...]:
     return tuple(sorted({-(-stages // rounds_of(depth, stages)) for depth in range(1, stages + 1)}))
 
 
-def depth_of(mode: Mode, stages: int, depth: int = 0) -> int:
-    """The depth of a mode; `depth` is read for Mode.DEPTH only. ValueError for Mode.AUTO, which needs a forecast."""
+def pace_of(mode: Mode, stages: int, depth: int = 0, speculation: Speculation | None = None) -> Pace:
+    """The pace of a mode. depth is read for Mode.DEPTH, speculation for Mode.SPECULATIVE, which is serial where K is 1.
+
+    ValueError for Mode.AUTO, which needs a forecast.
+    """
     match mode:
         case Mode.SERIAL:
-            return 1
+            return Pace(1)
         case Mode.PIPELINED:
-            return stages
+            return Pace(stages)
         case Mode.DEPTH:
             rounds = rounds_of(min(max(depth, 1), stages), stages)
-            return -(-stages // rounds)
+            return Pace(-(-stages // rounds))
+        case Mode.SPECULATIVE:
+            return Pace(0, speculation or Speculation()) if stages > 1 else Pace(1)
         case Mode.AUTO:
-            raise ValueError("auto is a choice among depths, not one of them")
+            raise ValueError("auto is a choice among the other modes, not one of them")
