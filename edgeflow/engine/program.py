@@ -188,9 +188,7 @@ class PassProgram:
         self._store(rows, slots, places)
         return results, end.index_add(0, inputs.owner[spread[:, 0]], (settled - counts).flatten())
 
-    def _right(
-        self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor
-    ) -> Tensor:
+    def _right(self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor) -> Tensor:
         """[n] whether the draft behind each row is the token that the row gives, or near enough."""
         drafting = self._contract.drafting
         if drafting is None:

@@ -106,7 +106,8 @@ class ShapeClasses:
 
     lone: rows of a pass with one prefill, its decode rows included. several: rows of each prefill of a pass with up to
     `most_prefills`. beside, alone: decode rows with and without prefills. shortest, longest: rows of a prefill, without
-    drafts. drafts: K-1 rows, where passes may have drafts. reaches: positions of a slot that are read. moves: slots are copied after each pass, as many as it has segments.
+    drafts. drafts: K-1 rows, where passes may have drafts. reaches: positions of a slot that are read. moves: slots are
+    copied after each pass, as many as it has segments.
     """
 
     lone: tuple[int, ...]

@@ -30,7 +30,8 @@ class PassInputs:
     Where a segment samples several rows: of the segments that sample, spread [S, R], its rows among the sampled ones,
     the last repeated, and counts [S], without padding; of all segments, tolerance [N]. Where prompts have drafts:
     guesses [P, 3], for each the slot and position at which they are read, and the rows of the prompt; slot GUESSLESS
-    for the first guess; drafts, which of the sampled rows are drafts behind a prompt. moves [M, 3]. numbers: of each prefill (engine/contract.py). All int64. payload: bytes.
+    for the first guess; drafts, which of the sampled rows are drafts behind a prompt.
+    moves [M, 3]. numbers: of each prefill (engine/contract.py). All int64. payload: bytes.
     """
 
     slots: Tensor
@@ -58,7 +59,22 @@ class PassInputs:
         integers = buffer[: 8 * sections.total].view(torch.long)
         empty = integers[:0]
         views = [integers[part] if part.stop > part.start else empty for part in sections.parts]
-        slots, starts, rows, row_segment, row_offset, owner, spread, drafts, counts, sampled, moves, tolerance, guesses, *numbers = views
+        (
+            slots,
+            starts,
+            rows,
+            row_segment,
+            row_offset,
+            owner,
+            spread,
+            drafts,
+            counts,
+            sampled,
+            moves,
+            tolerance,
+            guesses,
+            *numbers,
+        ) = views
         length = sum(shape.lengths)
         single = shape.single_rows
         row_position = integers.new_empty(length)

@@ -1,4 +1,4 @@
-"""Frames that draft: whatever is guessed, arrives or shares the device, an answered frame has the tokens of serial decoding."""
+"""Frames that draft: whatever is guessed, arrives or shares the device, answers are those of serial decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table import built_in_table
 from edgeflow.models.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.plan import FrameRef, Leaving
+from edgeflow.scheduler.plan import FrameRef, Leaving, Place
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode, Speculation
@@ -153,8 +153,6 @@ def settled_within(policy: OpenVLAPolicy, bins: int, drafts: list[int], frame: P
     run.offer(0, 1, frame)
     planned = scheduler.plan(0)
     assert planned is not None
-    from edgeflow.scheduler.plan import Place
-
     guessed = replace(planned, segments=(replace(planned.segments[0], guess=Place(1, rows)),))
     (outcome,) = engine.collect(engine.launch(guessed, {FrameRef(0, 1, 1): frame}))
     assert len(outcome.tokens) + len(outcome.guesses) == policy.K
