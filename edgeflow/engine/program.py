@@ -138,8 +138,7 @@ class PassProgram:
             parts.append(self._contract.decoder.embed(ids))
         hidden = torch.cat(parts) if len(parts) > 1 else parts[0]
         if shape.drafts:
-            rows = inputs.layout.sampled_rows[: sum(shape.samples[: len(shape.prefills)])]
-            rows = rows.view(len(shape.prefills), -1)[:, 1:].flatten()
+            rows = inputs.layout.sampled_rows[inputs.drafts]
             slots, positions = inputs.layout.row_slot[rows], inputs.layout.row_position[rows]
             drafts = self._state.ids[slots, positions]
             hidden = hidden.index_copy(0, rows, self._contract.decoder.embed(drafts))
@@ -189,9 +188,7 @@ class PassProgram:
         self._store(rows, slots, places)
         return results, end.index_add(0, inputs.owner[spread[:, 0]], (settled - counts).flatten())
 
-    def _right(
-        self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor
-    ) -> Tensor:
+    def _right(self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor) -> Tensor:
         """[n] whether the draft behind each row is the token that the row gives, or near enough."""
         drafting = self._contract.drafting
         if drafting is None:

@@ -21,6 +21,9 @@ SEVERAL_STEP = 32
 MOST_LENGTHS = 8
 """Lengths of prompts that are told apart; where more are allowed, the steps are longer."""
 MOST_PREFILLS = 4
+MOST_DRAFTED_PREFILLS = 2
+DRAFTED = (0, 1, 2, 3, 4, 8)
+"""Segments behind their prompts, in passes with drafts. Each counts as K-1 rows; beside a prompt lie as many drafts."""
 REACH_STEP = 64
 """Ends of segments are rounded up to a multiple of it, or to the end of the slot."""
 LEAST_REACH = 256
@@ -70,7 +73,7 @@ class PassShape:
     @cached_property
     def drafts(self) -> int:
         """Draft rows behind each prompt."""
-        return max(self.samples[: len(self.prefills)], default=1) - 1 if any(self.samples) else 0
+        return max(1, *self.samples[: len(self.prefills)], 1) - 1
 
     @cached_property
     def samples_each(self) -> bool:
@@ -102,8 +105,9 @@ class ShapeClasses:
     """The shapes that passes of a model are padded to. Ascending sizes; a pass beyond the largest is run as it is.
 
     lone: rows of a pass with one prefill, its decode rows included. several: rows of each prefill of a pass with up to
-    `most_prefills`. beside, alone: decode rows with and without prefills. shortest, longest: rows of a prefill.
-    reaches: positions of a slot that are read. moves: slots are copied after each pass, as many as it has segments.
+    `most_prefills`. beside, alone: decode rows with and without prefills. shortest, longest: rows of a prefill, without
+    drafts. drafts: K-1 rows, where passes may have drafts. reaches: positions of a slot that are read. moves: slots are
+    copied after each pass, as many as it has segments.
     """
 
     lone: tuple[int, ...]
@@ -114,6 +118,7 @@ class ShapeClasses:
     beside: tuple[int, ...] = (0,)
     several: tuple[int, ...] = ()
     most_prefills: int = 1
+    drafts: int = 0
     moves: bool = False
 
     @classmethod
@@ -131,21 +136,25 @@ class ShapeClasses:
         Decode rows beside prefills are those of full pipelines of one, two and four sessions.
         """
         longest, most, prefills = capacity - stages, max(sessions * (stages - 1), 1), min(MOST_PREFILLS, sessions)
-        beside = (0, *_doubling(stages - 1, prefills * (stages - 1))) if stages > 1 else (0,)
+        drafts = stages - 1
+        beside = (0, *_doubling(drafts, prefills * drafts)) if drafts else (0,)
         return cls(
-            lone=_multiples(_step(ROW_STEP, longest - shortest), shortest, longest + beside[-1]),
-            several=_multiples(_step(SEVERAL_STEP, 2 * (longest - shortest)), shortest, longest),
+            lone=_multiples(_step(ROW_STEP, longest - shortest), shortest, longest + drafts * (1 + DRAFTED[-1])),
+            several=_multiples(_step(SEVERAL_STEP, 2 * (longest - shortest)), shortest, longest + drafts),
             shortest=shortest,
             longest=longest,
             beside=beside,
             alone=_doubling(1, most),
             most_prefills=prefills,
+            drafts=drafts,
             reaches=(capacity,),
             moves=shift is Shift.COPY,
         )
 
     def fit(self, shape: PassShape, start: int = 0) -> PassShape | None:
         """The shape that a pass is padded to; None where there is none. start: the furthest one of its prefills."""
+        if shape.most_samples > 1:
+            return self._fit_drafted(shape)
         decodes = _least(self.beside if shape.prefills else self.alone, len(shape.decodes))
         rows = self._prefill_rows(shape.prefills, decodes) if decodes is not None else None
         samples = set(shape.samples)
@@ -157,28 +166,52 @@ class ShapeClasses:
         fitted = self._made(rows, decodes, reach, samples.pop(), shape.sampling)
         return replace(fitted, moves=fitted.segments) if shape.moves else fitted
 
+    def _fit_drafted(self, shape: PassShape) -> PassShape | None:
+        """As `fit`, where a segment has drafts: all of the pass are given as many."""
+        prompts = zip(shape.prefills, shape.samples, strict=False)
+        longest = tuple(rows - samples + 1 + self.drafts for rows, samples in prompts)
+        segments = _least(DRAFTED, len(shape.decodes))
+        fits = self.drafts and len(longest) <= MOST_DRAFTED_PREFILLS and all(shape.samples)
+        if not fits or segments is None or max(shape.decodes, default=0) > self.drafts:
+            return None
+        rows = self._prefill_rows(longest, segments * self.drafts, self.drafts)
+        return None if rows is None else self._drafted(rows, segments, shape.sampling)
+
     def all(self, samplings: Iterable[tuple[int, SamplingKind | None]] = ((1, GREEDY),)) -> list[PassShape]:
         """Every shape that `fit` returns. samplings: sampled rows per segment, and how they are sampled."""
         plain: dict[tuple[tuple[int, ...], int], None] = {((), decodes): None for decodes in self.alone}
         for count, decodes in product(range(1, self.most_prefills + 1), self.beside):
-            for rows in range(self.shortest, self.longest + 1):
-                padded = self._prefill_rows((rows,) * count, decodes)
-                plain |= {(padded, decodes): None} if padded is not None else {}
-        return [
+            plain |= {(rows, decodes): None for rows in self._all_prefills(count, decodes)}
+        shapes = [
             self._made(prefills, decodes, reach, samples, sampling)
             for (prefills, decodes), reach, (samples, sampling) in product(plain, self.reaches, samplings)
             if reach >= max(prefills, default=1) and (samples or prefills)
         ]
+        return [*shapes, *self._all_drafted()] if self.drafts else shapes
 
-    def _prefill_rows(self, prefills: Sequence[int], decodes: int) -> tuple[int, ...] | None:
+    def _all_drafted(self) -> Iterable[PassShape]:
+        yield from (self._drafted((), segments, GREEDY) for segments in DRAFTED if segments and self.drafts > 1)
+        prefills = range(1, min(self.most_prefills, MOST_DRAFTED_PREFILLS) + 1)
+        for count, segments in product(prefills, DRAFTED):
+            for rows in self._all_prefills(count, segments * self.drafts, self.drafts):
+                yield self._drafted(rows, segments, GREEDY)
+
+    def _all_prefills(self, count: int, beside: int, drafts: int = 0) -> Iterable[tuple[int, ...]]:
+        """What so many prefills of any length are padded to."""
+        lengths = range(self.shortest + drafts, self.longest + drafts + 1)
+        found = (self._prefill_rows((rows,) * count, beside, drafts) for rows in lengths)
+        return dict.fromkeys(rows for rows in found if rows is not None)
+
+    def _prefill_rows(self, prefills: Sequence[int], beside: int, drafts: int = 0) -> tuple[int, ...] | None:
+        """beside: rows of other segments. drafts: behind each prompt, among its rows."""
         if not prefills:
             return ()
         if len(prefills) == 1:
-            total = _least(self.lone, prefills[0] + decodes)
-            rows = None if total is None else total - decodes
+            total = _least(self.lone, prefills[0] + beside)
+            rows = None if total is None else total - beside
         else:
             rows = _least(self.several, max(prefills)) if len(prefills) <= self.most_prefills else None
-        return None if rows is None else (min(rows, self.longest),) * len(prefills)
+        return None if rows is None else (min(rows, self.longest + drafts),) * len(prefills)
 
     def _made(
         self, prefills: tuple[int, ...], decodes: int, reach: int, samples: int, sampling: SamplingKind | None
@@ -190,6 +223,16 @@ class ShapeClasses:
             samples=(samples,) * segments,
             reach=reach,
             moves=segments if self.moves else 0,
+            sampling=sampling,
+        )
+
+    def _drafted(self, prefills: tuple[int, ...], segments: int, sampling: SamplingKind | None) -> PassShape:
+        return PassShape(
+            prefills=prefills,
+            decodes=(self.drafts,) * segments,
+            samples=(self.drafts + 1,) * len(prefills) + (self.drafts,) * segments,
+            reach=self.reaches[-1],
+            moves=len(prefills) + segments if self.moves else 0,
             sampling=sampling,
         )
 

@@ -30,7 +30,8 @@ class PassInputs:
     Where a segment samples several rows: of the segments that sample, spread [S, R], its rows among the sampled ones,
     the last repeated, and counts [S], without padding; of all segments, tolerance [N]. Where prompts have drafts:
     guesses [P, 3], for each the slot and position at which they are read, and the rows of the prompt; slot GUESSLESS
-    for the first guess. moves [M, 3]. numbers: of each prefill (engine/contract.py). All int64. payload: bytes.
+    for the first guess; drafts, which of the sampled rows are drafts behind a prompt.
+    moves [M, 3]. numbers: of each prefill (engine/contract.py). All int64. payload: bytes.
     """
 
     slots: Tensor
@@ -40,6 +41,7 @@ class PassInputs:
     row_offset: Tensor
     owner: Tensor
     spread: Tensor
+    drafts: Tensor
     counts: Tensor
     tolerance: Tensor
     guesses: Tensor
@@ -57,7 +59,22 @@ class PassInputs:
         integers = buffer[: 8 * sections.total].view(torch.long)
         empty = integers[:0]
         views = [integers[part] if part.stop > part.start else empty for part in sections.parts]
-        slots, starts, rows, row_segment, row_offset, owner, spread, counts, sampled, moves, tolerance, guesses, *numbers = views
+        (
+            slots,
+            starts,
+            rows,
+            row_segment,
+            row_offset,
+            owner,
+            spread,
+            drafts,
+            counts,
+            sampled,
+            moves,
+            tolerance,
+            guesses,
+            *numbers,
+        ) = views
         length = sum(shape.lengths)
         single = shape.single_rows
         row_position = integers.new_empty(length)
@@ -79,6 +96,7 @@ class PassInputs:
             row_offset=row_offset,
             owner=owner,
             spread=spread.view(len(counts), -1) if len(counts) else spread,
+            drafts=drafts,
             counts=counts,
             tolerance=tolerance,
             guesses=guesses.view(-1, 3) if len(guesses) else guesses,
@@ -187,7 +205,7 @@ def _filled(
 @dataclass(frozen=True, slots=True)
 class _Sections:
     """Where the whole numbers of a shape lie, in the order of PassInputs.over: slots, starts, rows, row_segment,
-    row_offset, owner, spread, counts, sampled rows, moves, tolerance, guesses, and those of each prefill.
+    row_offset, owner, spread, drafts, counts, sampled rows, moves, tolerance, guesses, and those of each prefill.
 
     constants: those that follow from the shape, and zeros. firsts: first row of each segment.
     """
@@ -198,7 +216,7 @@ class _Sections:
     firsts: tuple[int, ...]
 
 
-SLOTS, STARTS, ROWS, COUNTS, SAMPLED, MOVES, TOLERANCE, GUESSES = 0, 1, 2, 7, 8, 9, 10, 11
+SLOTS, STARTS, ROWS, COUNTS, SAMPLED, MOVES, TOLERANCE, GUESSES = 0, 1, 2, 8, 9, 10, 11, 12
 """Places in `_Sections.parts` of sections that vary."""
 
 
@@ -214,22 +232,23 @@ def _sections(shape: PassShape, contract: Contract) -> _Sections:
         [at for length in lengths for at in range(length)],
         *_sampling_sections(shape),
     ]
-    for part, values in zip(parts[3:7], constants, strict=True):
+    for part, values in zip(parts[3:8], constants, strict=True):
         whole[part] = values
     return _Sections(parts, len(whole), tuple(whole), tuple(_firsts(shape.lengths)))
 
 
 def _sampling_sections(shape: PassShape) -> list[list[int]]:
-    """owner and spread."""
+    """owner, spread and drafts."""
     if shape.samples_each:
-        return [[], []]
+        return [[], [], []]
     owner = [index for index, samples in enumerate(shape.samples) for _ in range(samples)]
     if shape.most_samples == 1:
-        return [owner, []]
+        return [owner, [], []]
     counts, most = [samples for samples in shape.samples if samples], shape.most_samples
     runs = zip(_firsts(counts), counts, strict=True)
     spread = [first + min(at, count - 1) for first, count in runs for at in range(most)]
-    return [owner, spread]
+    of_prompts = zip(_firsts(shape.samples), shape.samples[: len(shape.prefills)], strict=False)
+    return [owner, spread, [at for first, count in of_prompts for at in range(first + 1, first + count)]]
 
 
 def _firsts(lengths: Sequence[int]) -> list[int]:
@@ -242,7 +261,8 @@ def _section_sizes(shape: PassShape, contract: Contract) -> list[int]:
     sampled, sampling = sum(shape.samples), sum(samples > 0 for samples in shape.samples)
     several = sampling if shape.most_samples > 1 else 0
     sizes = [segments, segments, segments, rows, rows]
-    sizes += [0 if shape.samples_each else sampled, several * shape.most_samples, several]
+    drafts = sum(max(samples - 1, 0) for samples in shape.samples[: len(shape.prefills)])
+    sizes += [0 if shape.samples_each else sampled, several * shape.most_samples, drafts, several]
     sizes += [sampled, 3 * shape.moves, segments if several else 0, 3 * len(shape.prefills) * (shape.drafts > 0)]
     return [*sizes, *map(contract.count, shape.prefills)]
 

@@ -154,9 +154,7 @@ class SessionQueue:
         """Frames for which no further pass is needed."""
         stages = self._stages
         landing = [
-            flight
-            for flight in self._flights
-            if flight.stage >= stages or flight.passes >= flight.leaves_after(stages)
+            flight for flight in self._flights if flight.stage >= stages or flight.passes >= flight.leaves_after(stages)
         ]
         if landing:
             self._landing += landing

@@ -118,7 +118,7 @@ class MetaProgram:
 
     @classmethod
     def of_policy(cls, policy: OpenVLAPolicy) -> MetaProgram:
-        return cls(ActionTokens(policy), policy.decoder.kv_slots(2 * policy.K, CAPACITY))
+        return cls(ActionTokens(policy, META), policy.decoder.kv_slots(2 * policy.K, CAPACITY))
 
     def run(self, shape: PassShape) -> PassOutputs:
         buffer = torch.zeros(input_bytes(shape, self.contract), dtype=torch.uint8, device=META)
@@ -136,14 +136,16 @@ def warmed_shapes(shift: Shift, *, graphs: bool) -> set[PassShape]:
 
 
 def any_shape(dice: random.Random, shift: Shift, policy: OpenVLAPolicy) -> PassShape:
-    """A pass of several sessions: prompts of any length, decode rows and moves of all of them."""
+    """A pass of several sessions: prompts of any length, decode rows, drafts and moves of all of them."""
     longest = CAPACITY - policy.K
     prefills = tuple(dice.randint(policy.image_tokens + 2, longest) for _ in range(dice.randint(0, 4)))
-    decodes = dice.randint(0 if prefills else 1, 48)
+    count = dice.randint(0 if prefills else 1, 48)
+    drafts = dice.choice([0, policy.K - 1])
+    decodes = tuple(dice.randint(1, max(drafts, 1)) for _ in range(count))
     return PassShape(
-        prefills=prefills,
-        decodes=(1,) * decodes,
-        samples=(1,) * (len(prefills) + decodes),
+        prefills=tuple(rows + drafts for rows in prefills),
+        decodes=decodes,
+        samples=(*(drafts + 1,) * len(prefills), *decodes),
         reach=CAPACITY,
         moves=dice.randint(0, 40) if shift is Shift.COPY else 0,
     )

@@ -69,7 +69,7 @@ def program(capacity: int = CAPACITY) -> tuple[ActionTokens, PassProgram]:
         table.resolve_stages(OperatorKey(op_name=name, model_name="llama"), META, torch.bfloat16)
         for name in ("greedy", "shift_kv_chain")
     )
-    contract = ActionTokens(policy)
+    contract = ActionTokens(policy, META)
     return contract, PassProgram(contract, kv, SlotState(kv), greedy, shift)
 
 
@@ -83,7 +83,8 @@ def inputs_of(shape: PassShape, contract: ActionTokens, places: tuple[Span, ...]
     return PassInputs.over(buffer, shape, contract, places)
 
 
-SHAPES = [of((32,), 0), of((32,), 6), of((32, 48), 5, 4), of((), 1), of((), 6, 5), of((32,), 5, rows=3)]
+DRAFTED = PassShape(prefills=(48,), decodes=(6, 6), samples=(7, 6, 6), reach=CAPACITY)
+SHAPES = [of((32,), 0), of((32,), 6), of((32, 48), 5, 4), of((), 1), of((), 6, 5), of((32,), 5, rows=3), DRAFTED]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -16,6 +16,7 @@ from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 from tests.engine.control.test_lossless import make_engine, make_frames
+from tests.engine.control.test_speculation import alike
 from tests.engine.recorded import record
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
@@ -57,9 +58,37 @@ def test_replayed_tokens_equal_serial_decoding(policy, shift: Shift, modes: list
     assert len(engine.graphs) < scheduler.counts.passes, "recordings are replayed"
 
 
-def decode_one_ahead(engine: PolicyEngine, frames: list[PreparedFrame]) -> list[tuple[int, ...]]:
+@pytest.mark.parametrize("keeps_guesses", [False, True], ids=["new guesses", "kept guesses"])
+@pytest.mark.parametrize("shift", Shift)
+@pytest.mark.parametrize("modes", [[Mode.SPECULATIVE], [Mode.SPECULATIVE] * 2, [Mode.PIPELINED, Mode.SPECULATIVE]])
+def test_replayed_drafts_change_no_token(policy, shift: Shift, modes: list[Mode], keeps_guesses: bool):
+    """Segments have as many rows as any of their class; those behind their own only pad the pass."""
+    engine = replaying(policy, len(modes), shift=shift, keeps_guesses=keeps_guesses)
+    streams = [alike(policy, 10 - 3 * session, seed=session, each=2) for session in range(len(modes))]
+    assert len({len(frame.prompt_ids) for frame in streams[0]}) > 1, "prompts of several lengths"
+    scheduler = Scheduler(limits_for(policy.K, sessions=len(modes), shift=shift))
+    results = OfflineRun(engine, scheduler, modes).decode(streams)
+    for frames, found in zip(streams, results, strict=True):
+        right = tokens(decode_serially(make_engine(policy, 1), frames))
+        assert tokens(found) == [right[each.sampled.frame.seq - 1] for each in found] != []
+    most = 0 if len(modes) == 1 else scheduler.counts.passes // 4  # those of more segments than are recorded
+    assert engine.graphs.eager_passes <= most
+    assert len(engine.graphs) < scheduler.counts.passes, "recordings are replayed"
+
+
+def test_drafts_launched_one_ahead_change_no_token(policy):
+    """The host plans each pass before it knows what the one before settled."""
+    frames = alike(policy, 12, seed=3, each=3)
+    right = tokens(decode_serially(make_engine(policy, 1), frames))
+    found = decode_one_ahead(replaying(policy), frames, Mode.SPECULATIVE)
+    assert found and [answer for _, answer in found] == [right[seq - 1] for seq, _ in found]
+
+
+def decode_one_ahead(
+    engine: PolicyEngine, frames: list[PreparedFrame], mode: Mode = Mode.PIPELINED
+) -> list[tuple[int, tuple[int, ...]]]:
     """Each pass is collected when the next one is launched, as a worker with `launch_ahead` does."""
-    run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K)), [Mode.PIPELINED])
+    run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K)), [mode])
     waiting, found = list(enumerate(frames, start=1)), []
     launched: list[Ticket] = []
     while True:
@@ -67,7 +96,7 @@ def decode_one_ahead(engine: PolicyEngine, frames: list[PreparedFrame]) -> list[
             run.offer(0, *waiting.pop(0))
         ticket = run.step()
         if launched:
-            found += [each.sampled.token_ids for each in run.collect(launched.pop())]
+            found += [(each.sampled.frame.seq, each.sampled.token_ids) for each in run.collect(launched.pop())]
         if ticket is None:
             return found
         launched.append(ticket)
@@ -76,7 +105,7 @@ def decode_one_ahead(engine: PolicyEngine, frames: list[PreparedFrame]) -> list[
 def test_a_launch_does_not_write_over_what_the_one_before_left(policy):
     frames = make_frames(policy, 12, seed=3)
     expected = tokens(decode_serially(make_engine(policy, 1), frames))
-    assert decode_one_ahead(replaying(policy), frames) == expected
+    assert [answer for _, answer in decode_one_ahead(replaying(policy), frames)] == expected
 
 
 def test_a_frame_that_is_not_finite_does_not_spoil_its_neighbours(policy):

@@ -53,7 +53,8 @@ def test_several_sessions_of_equal_and_of_different_prompts():
 def test_four_robots_need_few_recordings(stages: int, sessions: int, shift: Shift):
     """Of OpenVLA-7B: 128 prompt lengths behind 256 image tokens, whatever the modes, arrivals and instructions."""
     shapes = of_rings(stages, sessions, shift).all()
-    assert len(shapes) == len(set(shapes)) <= 96
+    assert len(shapes) == len(set(shapes)) <= 192
+    assert sum(shape.most_samples == 1 for shape in shapes) <= 96, "those of modes without drafts"
 
 
 @given(st.lists(st.integers(SHORTEST, CAPACITY - 7), max_size=4), st.integers(0, 24), st.sampled_from(Shift), st.data())
@@ -100,7 +101,33 @@ def test_every_chunk_of_a_request_is_recorded_but_those_whose_padding_leaves_the
     assert rows > longest // 2 or longest == min(chunk, ROW_STEP), "no more than twice the rows"
 
 
-def test_drafts_and_mixed_samples_run_as_they_are():
-    several = PassShape(prefills=(), decodes=(2, 1), samples=(2, 1), reach=300)
+@given(
+    prompts=st.lists(st.tuples(st.integers(SHORTEST, CAPACITY - 7), st.booleans()), max_size=2),
+    decodes=st.lists(st.integers(1, 6), max_size=8),
+    shift=st.sampled_from(Shift),
+)
+def test_every_pass_with_drafts_of_two_sessions_is_recorded(prompts, decodes: list[int], shift: Shift):
+    """Beside sessions that do not draft, as well: their segments are given rows that only pad."""
+    prefills = tuple(rows + 6 * drafts for rows, drafts in prompts)
+    samples = (*(1 + 6 * drafts for _, drafts in prompts), *decodes)
+    if max(samples, default=1) == 1:
+        return
+    shape = PassShape(prefills=prefills, decodes=tuple(decodes), samples=samples, reach=CAPACITY)
+    classes = of_rings(shift=shift)
+    padded = classes.fit(shape)
+    assert padded is not None and padded in classes.all()
+    assert classes.fit(padded) == padded, "a padded pass is its own shape"
+    for (rows, _), found in zip(prompts, padded.prefills, strict=True):
+        assert rows + 6 <= found <= CAPACITY - 1, "drafts fit behind any prompt, and in the slot"
+    assert len(padded.decodes) >= len(decodes) and set(padded.decodes) <= {6}
+    assert padded.samples == (7,) * len(prefills) + (6,) * len(padded.decodes)
+    assert padded.moves == (padded.segments if shift is Shift.COPY else 0)
+
+
+def test_more_drafts_than_are_recorded_and_mixed_samples_run_as_they_are():
+    many = PassShape(prefills=(), decodes=(2,) * 9, samples=(2,) * 9, reach=300)
+    three = PassShape(prefills=(270,) * 3, decodes=(), samples=(7,) * 3, reach=300)
     mixed = PassShape(prefills=(260, 260), decodes=(), samples=(1, 0), reach=300)
-    assert of_rings().fit(several) is None and of_rings().fit(mixed) is None
+    chunk = PassShape(prefills=(20,), decodes=(3,), samples=(1, 3), reach=300)
+    assert [of_rings().fit(shape) for shape in (many, three, mixed)] == [None] * 3
+    assert ShapeClasses.of_requests(64, 1000).fit(chunk) is None

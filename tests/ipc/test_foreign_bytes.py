@@ -73,7 +73,16 @@ def test_a_field_of_another_type(position: int, value: object):
         Ping(True),
         Ping(7.0),
         FrameResult(
-            session=1, epoch=2, seq=3, values="0.5", token_ids=[1], valid=True, queue_ns=1, inference_ns=2, passes=7, settled=7
+            session=1,
+            epoch=2,
+            seq=3,
+            values="0.5",
+            token_ids=[1],
+            valid=True,
+            queue_ns=1,
+            inference_ns=2,
+            passes=7,
+            settled=7,
         ),
         FrameResult(
             session=1,
@@ -100,10 +109,28 @@ def test_a_field_of_another_type(position: int, value: object):
             settled=7,
         ),
         FrameResult(
-            session=1, epoch=2, seq=3, values=[0.5], token_ids=[1.5], valid=True, queue_ns=1, inference_ns=2, passes=7, settled=7
+            session=1,
+            epoch=2,
+            seq=3,
+            values=[0.5],
+            token_ids=[1.5],
+            valid=True,
+            queue_ns=1,
+            inference_ns=2,
+            passes=7,
+            settled=7,
         ),
         FrameResult(
-            session=1, epoch=2, seq=3, values=[0.5], token_ids=[1], valid=1, queue_ns=1, inference_ns=2, passes=7, settled=7
+            session=1,
+            epoch=2,
+            seq=3,
+            values=[0.5],
+            token_ids=[1],
+            valid=1,
+            queue_ns=1,
+            inference_ns=2,
+            passes=7,
+            settled=7,
         ),
         WarmupProgress(b"step", 1, 1),
         SubmitFrame(session=1, epoch=2, seq=3, height=None, width=5, instruction="x", payload=b""),
@@ -129,7 +156,16 @@ def test_maps_are_no_messages():
 @pytest.mark.parametrize("values", [[1, -1], [math.nan, math.inf], []])
 def test_numbers_that_a_gate_judges_later_pass(values: list[float]):
     message = FrameResult(
-        session=1, epoch=2, seq=3, values=values, token_ids=[], valid=False, queue_ns=1, inference_ns=2, passes=7, settled=7
+        session=1,
+        epoch=2,
+        seq=3,
+        values=values,
+        token_ids=[],
+        valid=False,
+        queue_ns=1,
+        inference_ns=2,
+        passes=7,
+        settled=7,
     )
     assert same(decode(*encode(message)), message)
     assert decode(

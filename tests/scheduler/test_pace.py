@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgeflow.scheduler.cost import CostModel, PassSample
-from edgeflow.scheduler.pace import depths_of, pace_of, rounds_of
 from edgeflow.scheduler.forecast import Robot, by_depth, forecast
+from edgeflow.scheduler.pace import depths_of, pace_of, rounds_of
 from edgeflow.scheduler.plan import Frame, FrameRef
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import Mode, Pace, PassTimes

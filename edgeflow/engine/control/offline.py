@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from edgeflow.engine.control.actions import Answer, Answers, PolicyEngine
@@ -97,7 +98,7 @@ class OfflineRun:
         """Those behind settled tokens, in the order of the tokens."""
         if launched.logits is None:
             return
-        of_segments = launched.logits.split(launched.samples)  # padded ones last
+        of_segments = torch.split(launched.logits, launched.samples)  # padded ones last
         for outcome, rows in zip(outcomes, of_segments, strict=False):
             kept = self._logits.setdefault(outcome.sequence, [])
             kept += rows[: min(len(outcome.tokens), self.engine.policy.K - len(kept))]

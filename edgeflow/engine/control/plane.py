@@ -12,6 +12,7 @@ import numpy as np
 from edgeflow.clock import Clock
 from edgeflow.engine.control.actions import Answer, Answers, PolicyEngine
 from edgeflow.engine.control.profile import Pacer
+from edgeflow.engine.control.steady import SteadyTokens
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.running import Running
 from edgeflow.errors import InvalidArgument, RequestError
@@ -73,11 +74,12 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """The parameters of a session. deadline_ns, patience_ns: as in OpenSession."""
+    """The parameters of a session, as in OpenSession, and the tokens that must not waver."""
 
     unnorm_key: str | None
     deadline_ns: int
     patience_ns: int
+    steady: SteadyTokens
 
 
 class ControlPlane:
@@ -163,7 +165,9 @@ class ControlPlane:
         except RequestError as error:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return False
-        self._opened[message.session] = _Opened(key, message.deadline_ns, message.patience_ns)
+        self._opened[message.session] = _Opened(
+            key, message.deadline_ns, message.patience_ns, SteadyTokens(self._engine.policy.near)
+        )
         self._publish(SessionOpened(message.session, schema))
         return True
 
@@ -247,15 +251,16 @@ class ControlPlane:
 
     def _answer(self, sampled: Answer) -> None:
         ref = sampled.frame
-        track = self._tracks.pop(ref)
-        values = self._engine.policy.decode_actions(sampled.token_ids, self._opened[ref.session].unnorm_key)
+        track, opened = self._tracks.pop(ref), self._opened[ref.session]
+        tokens = opened.steady.of(ref.epoch, sampled.token_ids, sampled.settled)
+        values = self._engine.policy.decode_actions(tokens, opened.unnorm_key)
         self._publish(
             FrameResult(
                 session=ref.session,
                 epoch=ref.epoch,
                 seq=ref.seq,
                 values=values.tolist(),
-                token_ids=list(sampled.token_ids),
+                token_ids=list(tokens),
                 valid=sampled.finite and bool(np.isfinite(values).all()),
                 queue_ns=track.started_ns - track.arrived_ns,
                 inference_ns=self._clock.now_ns() - track.started_ns,

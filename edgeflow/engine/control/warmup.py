@@ -1,4 +1,5 @@
-"""Checks before readiness: a full pipeline gives the finite tokens of serial decoding, up to rounding in 16 bits.
+"""Checks before readiness: every way of sharing passes gives the finite tokens of serial decoding, up to rounding in
+16 bits.
 
 Where passes are replayed, every shape that sessions can need is recorded first.
 """
@@ -20,29 +21,32 @@ from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 
 FRAMES = 3  # beyond the fill
+SHARED = (Mode.PIPELINED, Mode.SPECULATIVE)
 
 Progress = Callable[[str, int, int], None]
 
 
 def warm_up(engine: PolicyEngine, shift: Shift, progress: Progress) -> None:
-    """Run and check both modes; WorkerError when a pipelined frame is not the serial one.
+    """Run and check the modes; WorkerError when a frame is not answered as it is serially.
 
     In float32 tokens must be equal. In 16 bits logits may differ by as much as rounding does (agreement.py).
     """
     frames = _frames(engine, engine.policy.K + FRAMES, engine.policy.prompt_ids(INSTRUCTION))
-    progress("serial", 0, 3)
+    steps = 1 + len(SHARED)
+    progress(Mode.SERIAL.value, 0, steps + 1)
     engine.keep_logits = True
-    right = decode_serially(engine, frames)
-    progress("pipelined", 1, 3)
-    scheduler = Scheduler(limits_for(engine.policy.K, shift=shift))
-    found = OfflineRun(engine, scheduler, [Mode.PIPELINED]).decode([frames])[0]
-    if not all(decoded.sampled.finite for decoded in (*right, *found)):
-        raise WorkerError("the warm-up pass gave logits that are not finite: the checkpoint is damaged")
-    fault = _objection(engine, frames, right, found)
+    right = {each.sampled.frame: each for each in decode_serially(engine, frames)}
+    for step, mode in enumerate(SHARED, start=1):
+        progress(mode.value, step, steps + 1)
+        scheduler = Scheduler(limits_for(engine.policy.K, shift=shift))
+        found = OfflineRun(engine, scheduler, [mode]).decode([frames])[0]
+        if not all(decoded.sampled.finite for decoded in (*right.values(), *found)):
+            raise WorkerError("the warm-up pass gave logits that are not finite: the checkpoint is damaged")
+        fault = _objection(engine, frames, [right[each.sampled.frame] for each in found], found)
+        if fault:
+            raise WorkerError(f"the warm-up pass gave other tokens when {mode.value} than when serial: {fault}")
     engine.keep_logits = False
-    if fault:
-        raise WorkerError(f"the warm-up pass gave other tokens when pipelined than when serial: {fault}")
-    progress("timing", 2, 3)
+    progress("timing", steps, steps + 1)
 
 
 def _objection(engine: PolicyEngine, frames: list[PreparedFrame], right: list[Decoded], found: list[Decoded]) -> str:

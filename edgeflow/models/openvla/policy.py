@@ -70,7 +70,9 @@ class OpenVLAPolicy:
         self.K = config.action_width
         self.first_guess = self._actions.neutral_ids[:-1]
         schemas = [self.action_schema(key) for key in self.unnorm_keys]  # a wrong one fails now, not at a robot's open
-        self.near = tuple(all(index < len(each.relative) and each.relative[index] for each in schemas) for index in range(self.K))
+        self.near = tuple(
+            all(index < len(each.relative) and each.relative[index] for each in schemas) for index in range(self.K)
+        )
 
     @classmethod
     def load(

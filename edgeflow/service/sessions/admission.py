@@ -16,8 +16,8 @@ from edgeflow.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidArgument,
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import CostModel, PassSample
-from edgeflow.scheduler.pace import depths_of, pace_of
 from edgeflow.scheduler.forecast import Forecast, Robot, by_depth, forecast
+from edgeflow.scheduler.pace import depths_of, pace_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.service.sessions.decoding import Decoders, per_second, prepare_ns
@@ -225,4 +225,6 @@ def _by_age(plans: list[SessionPlan], limit_ns: int | None) -> list[SessionPlan]
             reason=Reason.AGE_UNREACHABLE,
         )
     highest = max(plan.forecast.fps for plan in allowed)
-    return sorted(allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, plan.forecast.age_ns, plan.pace.depth))
+    return sorted(
+        allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, plan.forecast.age_ns, plan.pace.depth)
+    )

@@ -164,7 +164,9 @@ def test_the_answer_is_that_of_the_model_alone(model, policy, slots):
 
 def test_the_answer_is_the_same_beside_a_robot_and_the_robot_goes_first(model, policy):
     bench = Bench(policy, built(model, slots=SLOTS))
-    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", deadline_ns=60_000_000, period_ns=60_000_000))
+    bench.tell(
+        OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", deadline_ns=60_000_000, period_ns=60_000_000)
+    )
     bench.tell(start(model, temperature=1.0, seed=3))
     for seq in range(1, 12):
         due_ns = bench.clock.now_ns() + 60_000_000
@@ -180,7 +182,9 @@ def test_the_answer_is_the_same_beside_a_robot_and_the_robot_goes_first(model, p
 def test_chat_leaves_the_front_alone_while_it_decodes(model, policy):
     """A frame that the front has had for 20 ms: the next one is expected there, 40 ms from now."""
     bench = Bench(policy, built(model))
-    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key="", deadline_ns=60_000_000, period_ns=60_000_000))
+    bench.tell(
+        OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key="", deadline_ns=60_000_000, period_ns=60_000_000)
+    )
     bench.tell(start(model, max_tokens=80), replace(frame(1), waited_ns=20_000_000))
     told = {}
     for now_ms in range(60):
@@ -193,7 +197,8 @@ def test_chat_leaves_the_front_alone_while_it_decodes(model, policy):
 def test_chat_moves_on_beside_a_robot_that_leaves_no_gap(model, policy):
     bench = Bench(policy, built(model))
     bench.tell(
-        OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", deadline_ns=PASS_NS, period_ns=PASS_NS), start(model)
+        OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", deadline_ns=PASS_NS, period_ns=PASS_NS),
+        start(model),
     )
     for seq in range(1, 2 * CHAT_PATIENCE_NS // PASS_NS):
         bench.tell(frame(seq))
@@ -293,7 +298,9 @@ def test_a_prefix_is_taken_away_and_given_again(model, policy):
 
 def test_a_prefix_is_computed_in_the_gaps_beside_a_robot(model, policy):
     bench = Bench(policy, built(model, slots=SLOTS))
-    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", deadline_ns=60_000_000, period_ns=60_000_000))
+    bench.tell(
+        OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", deadline_ns=60_000_000, period_ns=60_000_000)
+    )
     ids = ids_of(model, "the cup is red and the arm is at rest. " * 2)
     for seq in range(1, 8):
         due_ns = bench.clock.now_ns() + 60_000_000

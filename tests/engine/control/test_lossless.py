@@ -64,7 +64,7 @@ MODES = [
     [Mode.DEPTH],
     [Mode.PIPELINED, Mode.SERIAL, Mode.PIPELINED],
     [Mode.DEPTH, Mode.PIPELINED, Mode.DEPTH],
-]
+]  # speculative: tests/engine/control/test_speculation.py
 
 
 @pytest.mark.parametrize("shift", Shift)
@@ -90,33 +90,6 @@ def test_any_kv_format_serves_control(policy, shift: Shift):
     exact = decode_serially(make_engine(policy, 1), frames)
     off = [(one.logits[1] - other.logits[1]).abs().max() for one, other in zip(right, exact, strict=True)]
     assert min(off) > 10 * LOGITS_TOLERANCE, "these are not the numbers of float KV"
-
-
-@pytest.mark.parametrize("shift", Shift)
-@pytest.mark.parametrize("mode", [Mode.SERIAL, Mode.PIPELINED])
-@pytest.mark.parametrize("rows", [2, 3, 7])
-def test_drafts_change_no_token(policy, shift: Shift, mode: Mode, rows: int):
-    """Rows behind the newest token enter what their slot holds: guesses, right or wrong, that the pass verifies."""
-    frames = [frame for frame in make_frames(policy, 4, seed=8) for _ in range(3)]
-    expected = decode_serially(make_engine(policy, 1), frames)
-    engine, scheduler = make_engine(policy, 1), Scheduler(limits_for(policy.K, shift=shift))
-    engine.keep_logits = False
-    found = OfflineRun(engine, scheduler, [mode], decode_rows=rows).decode([frames])[0]
-    answers = sorted((each.sampled for each in found), key=lambda sampled: sampled.frame)  # one may overtake another
-    assert answers == [each.sampled for each in expected]
-
-
-def test_drafts_that_are_right_are_settled_at_once(policy):
-    """A frame whose slot holds its own answer needs its prefill and one pass."""
-    (frame,) = make_frames(policy, 1, seed=8)
-    engine = make_engine(policy, 1)
-    engine.keep_logits = False
-    passes: list[int] = []
-    for _ in range(policy.K + 1):
-        scheduler = Scheduler(limits_for(policy.K))
-        OfflineRun(engine, scheduler, [Mode.SERIAL], decode_rows=policy.K).decode([[frame]])
-        passes.append(scheduler.counts.passes)
-    assert passes[0] > 2 and passes[1:] == [2] * policy.K
 
 
 @pytest.mark.parametrize("attention", [naive_gather, slots_in_place])

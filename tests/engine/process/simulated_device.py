@@ -18,7 +18,7 @@ from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.forecast import Robot
 from edgeflow.scheduler.plan import Pass, Ref
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Pace, PassTimes
+from edgeflow.types import PassTimes
 
 STAGING_NS = 200_000
 ENQUEUEING_NS = 100_000

@@ -12,8 +12,8 @@ from edgeflow.errors import FailedPrecondition, ResourceExhausted
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import CostModel
-from edgeflow.scheduler.pace import depths_of
 from edgeflow.scheduler.forecast import Forecast, Robot, forecast
+from edgeflow.scheduler.pace import depths_of
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
 from edgeflow.service.sessions.decoding import Decoders
@@ -139,7 +139,8 @@ def request(period_ms: int, age_ms: int = 0) -> OpenRequest:
 def test_auto_keeps_the_age_and_takes_no_needless_loss_of_rate(policy, times, age_ms: int):
     period_ms = 7
     found = {
-        depth: ClosedLoop(policy, [Robot(pace=Pace(depth), period_ns=period_ms * MS)]).run(60)[0] for depth in depths_of(K)
+        depth: ClosedLoop(policy, [Robot(pace=Pace(depth), period_ns=period_ms * MS)]).run(60)[0]
+        for depth in depths_of(K)
     }
     limit_ns = age_ms * MS - OVERHEAD_NS
     allowed = {depth: each for depth, each in found.items() if each.worst_age_ns <= limit_ns * (1 - CLOSE)}
@@ -150,7 +151,8 @@ def test_auto_keeps_the_age_and_takes_no_needless_loss_of_rate(policy, times, ag
 
 def test_an_age_that_the_device_cannot_keep_is_refused(policy, times):
     best = min(
-        ClosedLoop(policy, [Robot(pace=Pace(depth), period_ns=7 * MS)]).run(60)[0].worst_age_ns for depth in depths_of(K)
+        ClosedLoop(policy, [Robot(pace=Pace(depth), period_ns=7 * MS)]).run(60)[0].worst_age_ns
+        for depth in depths_of(K)
     )
     with pytest.raises(FailedPrecondition, match="cannot be kept"):
         admission(times).plan(request(7, round(best / MS) - 2), ())

@@ -1,0 +1,230 @@
+"""Frames that draft: whatever is guessed, arrives or shares the device, answers are those of serial decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.kernels.table import built_in_table
+from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.scheduler.plan import FrameRef, Leaving, Place
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode, Speculation
+from tests.engine.control.test_lossless import CPU, LOGITS_TOLERANCE, make_frames
+from tests.tiny_checkpoint import TinySize, write_checkpoint
+
+EXACT = Speculation()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    torch.set_num_threads(1)
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"), TinySize(kv_heads=2))
+
+
+@pytest.fixture(scope="module")
+def policy(checkpoint) -> OpenVLAPolicy:
+    return OpenVLAPolicy.load(checkpoint, torch.float32, CPU)
+
+
+def make_engine(policy: OpenVLAPolicy, sessions: int = 1, **options: bool) -> PolicyEngine:
+    """An engine whose memory holds NaN wherever nothing was written."""
+    engine = PolicyEngine(policy, policy.K * sessions, capacity=128, keep_logits=True, **options)
+    engine.kv.data.fill_(torch.nan)
+    return engine
+
+
+def alike(policy: OpenVLAPolicy, count: int, seed: int, each: int = 3) -> list[PreparedFrame]:
+    """Frames of which `each` in a row are the same, so that a guess may be right, in part or not at all."""
+    return [frame for frame in make_frames(policy, -(-count // each), seed) for _ in range(each)][:count]
+
+
+def answers(policy: OpenVLAPolicy, frames: Sequence[PreparedFrame], session: int = 0) -> dict[FrameRef, Decoded]:
+    decoded = decode_serially(make_engine(policy), frames)
+    return {FrameRef(session, 1, seq): each for seq, each in enumerate(decoded, start=1)}
+
+
+def assert_exact(found: Sequence[Decoded], right: dict[FrameRef, Decoded]) -> None:
+    for each in found:
+        expected = right[each.sampled.frame]
+        assert each.sampled.token_ids == expected.sampled.token_ids
+        assert each.sampled.settled == len(each.sampled.token_ids) and each.sampled.finite
+        difference = torch.stack(each.logits) - torch.stack(expected.logits)
+        assert difference.abs().max() <= LOGITS_TOLERANCE
+
+
+MODES = [
+    [Mode.SPECULATIVE],
+    [Mode.SPECULATIVE, Mode.SPECULATIVE],
+    [Mode.SPECULATIVE, Mode.PIPELINED, Mode.SERIAL],
+    [Mode.DEPTH, Mode.SPECULATIVE, Mode.PIPELINED],
+]
+
+
+@pytest.mark.parametrize("keeps_guesses", [False, True], ids=["new guesses", "kept guesses"])
+@pytest.mark.parametrize("shift", Shift)
+@pytest.mark.parametrize("modes", MODES, ids="-".join)
+@pytest.mark.parametrize("budget", [1, 1 << 30], ids=["alone", "together"])
+def test_tokens_equal_serial_decoding(policy, shift: Shift, modes: list[Mode], budget: int, keeps_guesses: bool):
+    streams = [alike(policy, 12 - 2 * session, seed=session, each=1 + session) for session in range(len(modes))]
+    limits = limits_for(policy.K, sessions=len(modes), shift=shift, row_budget=budget)
+    scheduler = Scheduler(limits)
+    engine = make_engine(policy, len(modes), keeps_guesses=keeps_guesses)
+    results = OfflineRun(engine, scheduler, modes, depth=3).decode(streams)
+    for session, (frames, found, mode) in enumerate(zip(streams, results, modes, strict=True)):
+        assert_exact(found, answers(policy, frames, session))
+        assert mode is Mode.SPECULATIVE or len(found) == len(frames)
+        assert found and found[-1].sampled.frame.seq == len(frames), "the newest frame is answered"
+    assert scheduler.counts.left[Leaving.OVERTAKEN] == sum(map(len, streams)) - sum(map(len, results))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    gaps=st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    each=st.integers(1, 4),
+    shift=st.sampled_from(Shift),
+    keeps_guesses=st.booleans(),
+    seed=st.integers(0, 3),
+)
+def test_any_arrival_pattern(policy, gaps: list[int], each: int, shift: Shift, keeps_guesses: bool, seed: int):
+    frames = alike(policy, len(gaps), seed, each)
+    engine = make_engine(policy, keeps_guesses=keeps_guesses)
+    run = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [Mode.SPECULATIVE])
+    assert_exact(run.decode_arrivals(list(zip(gaps, frames, strict=True))), answers(policy, frames))
+
+
+@pytest.mark.parametrize("shift", Shift)
+def test_an_answer_of_thirty_two_tokens(tmp_path_factory, shift: Shift):
+    path = write_checkpoint(tmp_path_factory.mktemp("wide"), TinySize(actions=32))
+    policy = OpenVLAPolicy.load(path, torch.float32, CPU)
+    assert policy.K == 32
+    frames = alike(policy, 6, seed=1)
+    engine = PolicyEngine(policy, policy.K, capacity=128, keep_logits=True)
+    engine.kv.data.fill_(torch.nan)
+    found = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [Mode.SPECULATIVE]).decode([frames])[0]
+    right = decode_serially(PolicyEngine(policy, policy.K, capacity=128, keep_logits=True), frames)
+    assert_exact(found, {FrameRef(0, 1, seq): each for seq, each in enumerate(right, start=1)})
+
+
+def test_a_guess_that_is_right_is_settled_in_the_prefill_pass(policy):
+    frames = alike(policy, 6, seed=8, each=6)
+    scheduler = Scheduler(limits_for(policy.K))
+    run = OfflineRun(make_engine(policy), scheduler, [Mode.SPECULATIVE])
+    found = run.decode_arrivals([(policy.K, frame) for frame in frames])
+    assert len(found) == len(frames)
+    first = scheduler.counts.passes - (len(frames) - 1)
+    assert 1 < first <= policy.K, "only the first frame needs more than its prefill pass"
+
+
+@pytest.mark.parametrize("shift", Shift)
+def test_a_frame_leaves_after_its_most_passes_with_what_the_last_one_gave(policy, shift: Shift):
+    """The first token is settled by the prompt alone; what follows it in one pass depends on the guess."""
+    frames = make_frames(policy, 8, seed=3)
+    engine, limits = make_engine(policy), limits_for(policy.K, shift=shift)
+    run = OfflineRun(engine, Scheduler(limits), [Mode.SPECULATIVE], speculation=Speculation(max_passes=1))
+    found, right = run.decode([frames])[0], answers(policy, frames)
+    assert [each.sampled.frame.seq for each in found] == list(range(1, 9)), "none is overtaken"
+    unsettled = 0
+    for each in found:
+        sampled = each.sampled
+        expected = right[sampled.frame].sampled.token_ids
+        assert len(sampled.token_ids) == policy.K and 1 <= sampled.settled <= policy.K
+        assert sampled.token_ids[: sampled.settled] == expected[: sampled.settled]
+        unsettled += sampled.settled < policy.K
+    assert unsettled > 0
+
+
+def settled_within(policy: OpenVLAPolicy, bins: int, drafts: list[int], frame: PreparedFrame) -> int:
+    """Tokens that a prefill pass settles when it is given these drafts."""
+    engine = make_engine(policy)
+    rows = policy.image_tokens + len(frame.prompt_ids)
+    engine.state.ids[1, rows : rows + policy.K - 1] = torch.tensor(drafts)
+    scheduler = Scheduler(limits_for(policy.K))
+    run = OfflineRun(engine, scheduler, [Mode.SPECULATIVE], speculation=Speculation(bins))
+    run.offer(0, 1, frame)
+    planned = scheduler.plan(0)
+    assert planned is not None
+    guessed = replace(planned, segments=(replace(planned.segments[0], guess=Place(1, rows)),))
+    (outcome,) = engine.collect(engine.launch(guessed, {FrameRef(0, 1, 1): frame}))
+    assert len(outcome.tokens) + len(outcome.guesses) == policy.K
+    return len(outcome.tokens)
+
+
+@pytest.mark.parametrize("bins", [0, 1, 2])
+def test_a_displacement_settles_within_the_tolerance(policy, bins: int):
+    (frame,) = make_frames(policy, 1, seed=5)
+    token = decode_serially(make_engine(policy), [frame])[0].sampled.token_ids[0]
+    far = [0] * (policy.K - 2)
+    for off in (-3, -2, -1, 0, 1, 2, 3):
+        settled = settled_within(policy, bins, [token + off, *far], frame)
+        assert (settled > 1) == (abs(off) <= bins)
+
+
+def test_the_gripper_settles_exactly(policy):
+    """Its token is the last, which nothing drafts; so the dimension before it is made the gripper here."""
+    (frame,) = make_frames(policy, 1, seed=5)
+    token = decode_serially(make_engine(policy), [frame])[0].sampled.token_ids[0]
+    far = [0] * (policy.K - 2)
+    near = policy.near
+    try:
+        policy.near = (False, *near[1:])
+        assert settled_within(policy, 2, [token + 1, *far], frame) == 1
+        assert settled_within(policy, 2, [token, *far], frame) > 1
+    finally:
+        policy.near = near
+
+
+def test_a_frame_that_is_not_finite_leaves_within_its_passes_and_spoils_no_other(policy):
+    frames = alike(policy, 9, seed=7)
+    right = answers(policy, frames)
+    poisoned = PreparedFrame(torch.full_like(frames[4].pixel_values, torch.nan), frames[4].prompt_ids)
+    scheduler = Scheduler(limits_for(policy.K))
+    run = OfflineRun(make_engine(policy), scheduler, [Mode.SPECULATIVE])
+    found = run.decode_arrivals([(policy.K, frame) for frame in [*frames[:4], poisoned, *frames[5:]]])
+    assert [each.sampled.frame.seq for each in found] == list(range(1, 10))
+    assert not found[4].sampled.finite
+    assert_exact([each for each in found if each.sampled.frame.seq != 5], right)
+
+
+def test_no_row_that_is_not_finite_confirms_a_draft(policy):
+    """Its token may equal the draft by chance; it leaves after K passes, not at once."""
+    (frame,) = make_frames(policy, 1, seed=7)
+    poisoned = PreparedFrame(torch.full_like(frame.pixel_values, torch.nan), frame.prompt_ids)
+    scheduler = Scheduler(limits_for(policy.K))
+    run = OfflineRun(make_engine(policy), scheduler, [Mode.SPECULATIVE])
+    found = run.decode_arrivals([(policy.K, poisoned)] * 2)
+    assert [each.sampled.finite for each in found] == [False, False]
+    assert scheduler.counts.passes == 2 * policy.K
+
+
+def test_guesses_that_are_not_finite_are_told(policy):
+    """One pass at most: a frame leaves with guesses, of which none may come from logits that are not finite."""
+    frames = make_frames(policy, 2, seed=7)
+    poisoned = PreparedFrame(torch.full_like(frames[0].pixel_values, torch.nan), frames[0].prompt_ids)
+    limits, speculation = limits_for(policy.K), Speculation(max_passes=1)
+    run = OfflineRun(make_engine(policy), Scheduler(limits), [Mode.SPECULATIVE], speculation=speculation)
+    assert [each.sampled.finite for each in run.decode([[poisoned, frames[1]]])[0]] == [False, True]
+
+
+def test_weights_of_eight_bits_meet_all_rows_alike(checkpoint):
+    table = built_in_table().converting("fp8")
+    policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table)
+    frames = alike(policy, 9, seed=2)
+    exact = OpenVLAPolicy.load(checkpoint, torch.float32, CPU)
+    right = answers(policy, frames)
+    run = OfflineRun(make_engine(policy), Scheduler(limits_for(policy.K)), [Mode.SPECULATIVE])
+    assert_exact(run.decode([frames])[0], right)
+    floats = answers(exact, frames)
+    assert any(
+        (torch.stack(right[ref].logits[:1]) - torch.stack(floats[ref].logits[:1])).abs().max() > 10 * LOGITS_TOLERANCE
+        for ref in right
+    ), "these are not the numbers of float weights"
