@@ -59,7 +59,7 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
         ({"grpc": {"port": 70000}}, "grpc.port: 70000 should be less than or equal to 65535"),
         ({"timing": {"action_ttl_ms": 900}}, "timing.action_ttl_ms: 900 should be less than or equal to 500"),
         ({"max_sessions": "8"}, 'max_sessions: "8" should be a valid integer'),
-        ({"mode": "fast"}, "mode: \"fast\" should be 'serial', 'pipelined', 'depth' or 'auto'"),
+        ({"mode": "fast"}, "mode: \"fast\" should be 'serial', 'pipelined', 'depth', 'speculative' or 'auto'"),
         ({"model": 3}, "model: 3 should be a valid string"),
         ({"grpc": 3}, "grpc: 3 "),
         ({"grpc": {"host": "0.0.0.0"}}, "grpc.host: 0.0.0.0 is reachable from other machines"),

@@ -56,7 +56,7 @@ class Port:
                     queue_ns=1,
                     inference_ns=1,
                     passes=1,
-                    settled=7,
+                    settled=3,
                 )
             )
 

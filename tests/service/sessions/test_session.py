@@ -40,7 +40,7 @@ def answer(session: Session, frame: SubmitFrame, took_ns: int = 1) -> None:
             queue_ns=1,
             inference_ns=took_ns,
             passes=3,
-            settled=7,
+            settled=3,
         )
     )
 

@@ -143,7 +143,7 @@ class SessionMachine(RuleBasedStateMachine):
                 queue_ns=1,
                 inference_ns=1,
                 passes=3,
-                settled=7,
+                settled=3,
             )
         )
 
