@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from edgeflow.commands.options import DEPTH_HELP, ENDS, MODE_HELP, Json, OptionalFloat
+from edgeflow.commands.options import (
+    DEPTH_HELP,
+    ENDS,
+    MODE_HELP,
+    PASSES_HELP,
+    TOLERANCE_HELP,
+    Json,
+    OptionalFloat,
+)
 from edgeflow.errors import ConfigError
 from edgeflow.types import MOST_TOLERANCE_BINS, Mode, Speculation
 
@@ -18,12 +26,8 @@ def eval_demo(
     episodes: Annotated[int, typer.Option(min=1, help="Episodes per condition and seed.")] = 200,
     mode: Annotated[list[Mode], typer.Option(help=f"{MODE_HELP} Repeat for several.")] = list(ENDS),  # noqa: B006 - typer reads it
     depth: Annotated[int, typer.Option(min=0, help=DEPTH_HELP)] = 0,
-    tolerance_bins: Annotated[
-        int, typer.Option(min=0, max=MOST_TOLERANCE_BINS, help="Mode speculative: bins a token may be from its draft.")
-    ] = 0,
-    max_passes: Annotated[
-        int, typer.Option(min=0, help="Mode speculative: passes after which an action leaves unsettled; 0: K.")
-    ] = 0,
+    tolerance_bins: Annotated[int, typer.Option(min=0, max=MOST_TOLERANCE_BINS, help=TOLERANCE_HELP)] = 0,
+    max_passes: Annotated[int, typer.Option(min=0, help=PASSES_HELP)] = 0,
     anchored: Annotated[
         str, typer.Option(help="yes: apply actions to the pose of their frame; no: to the present pose; both.")
     ] = "yes",
