@@ -1,15 +1,15 @@
-"""What an episode leaves behind: its outcome, and when each action was taken, received and replaced."""
+"""The record of an episode: its outcome, and a log of its actions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
 from edgeflow.demo.task import Outcome
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Acted:
     """An action that the robot obeyed; times in nanoseconds since the episode began.
 
@@ -30,7 +30,7 @@ class Acted:
         return self.arrived_ns - self.captured_ns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRun:
     """Result of one episode. seconds: simulated.
 
@@ -53,12 +53,13 @@ class EpisodeRun:
         """Age of each action when it arrived."""
         return [action.age_ns for action in self.acted]
 
-    def as_row(self) -> list[Any]:
-        """The run as a JSON value, which `from_row` reads."""
-        acted = [astuple(action) for action in self.acted]
-        return [self.outcome.value, self.seconds, self.frames, self.begun, self.overtaken, acted]
+    def as_json(self) -> dict[str, Any]:
+        """The run as a JSON value, which `from_json` reads; the log is one row per action."""
+        facts = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**facts, "outcome": self.outcome.value, "acted": [astuple(action) for action in self.acted]}
 
     @classmethod
-    def from_row(cls, row: Sequence[Any]) -> EpisodeRun:
-        outcome, seconds, frames, begun, overtaken, acted = row
-        return cls(Outcome(outcome), seconds, frames, begun, overtaken, tuple(Acted(*action) for action in acted))
+    def from_json(cls, content: Mapping[str, Any]) -> EpisodeRun:
+        names = [each.name for each in fields(Acted)]
+        acted = tuple(Acted(**dict(zip(names, row, strict=True))) for row in content["acted"])
+        return cls(**{**content, "outcome": Outcome(content["outcome"]), "acted": acted})

@@ -33,7 +33,7 @@ SEED_STRIDE = 100_000  # episodes of one seed never meet those of the next
 THIS_MACHINE = "this machine"  # the profile "none"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
     """One row of the table.
 
@@ -129,14 +129,14 @@ def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) ->
     paces = [pace_of(mode, stages, plan.depth, plan.speculation) for mode in plan.modes]
     times = dict(_times(name, built) for name in plan.profiles)
     for profile, speed, pace, anchored in itertools.product(times, plan.speeds, paces, plan.anchored):
-        condition = Condition(pace_name(pace, stages), pace, anchored, speed, profile)
+        condition = Condition(mode=pace_name(pace, stages), pace=pace, anchored=anchored, speed=speed, profile=profile)
         service = VirtualService(built.engine, built.limits, times[profile])
         runs = [list(_of_seed(service, condition, plan, seed, progress)) for seed in plan.seeds]
         yield result_of(condition, runs, stages)
 
 
 def pace_name(pace: Pace, stages: int) -> str:
-    """What a pace is called: "serial", "depth 2", "pipelined", "speculative", "speculative, 1 bin"."""
+    """The name of a pace, such as "serial", "depth 2", "pipelined" or "speculative, 1 bin"."""
     if (how := pace.speculation) is None:
         return {stages: "pipelined", 1: "serial"}.get(pace.depth, f"depth {pace.depth}")
     bins = [f"{how.tolerance_bins} bin{'s' * (how.tolerance_bins > 1)}"] * (how.tolerance_bins > 0)

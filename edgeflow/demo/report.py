@@ -50,7 +50,7 @@ def verdict(runs: Sequence[RobotRun]) -> str:
     best = max(_merit(run) for run in runs)
     ahead = [run for run in runs if _merit(run) == best]
     others = [run for run in runs if _merit(run) != best]
-    seconds = f"{runs[0].summary.seconds:.0f} s per mode"
+    seconds = f"{runs[0].plan.seconds or runs[0].summary.seconds:.0f} s per mode"
     if not others:
         return f"No mode is best here: each finished {_tasks(ahead[0])} in {seconds}."
     finished = ", ".join(f"{run.mode.value} {_tasks(run)}" for run in others)

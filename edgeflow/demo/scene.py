@@ -25,7 +25,7 @@ _MAX_GEOMS = 200
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moment:
-    """What a picture depends on: joint positions, and position and orientation of every handle and post."""
+    """The state that a picture shows: joint positions, and position and orientation of every handle and post."""
 
     joints: Vector
     positions: Vector

@@ -110,7 +110,7 @@ class RobotSim:
         return self.draw(self.moment())
 
     def moment(self) -> Moment:
-        """What the camera sees now, not drawn yet."""
+        """The present view of the camera, not drawn yet."""
         return self._scene.moment()
 
     def draw(self, moment: Moment) -> Image:

@@ -61,7 +61,7 @@ class VirtualService:
         clock, camera = ManualClock(), _Camera(sim)
         published: list[Message] = []
         worker = self._worker(clock, published, pace, camera.draw)
-        robot = _VirtualRobot(sim, worker, camera, round(period_s * 1e9), anchored, delay)
+        robot = _VirtualRobot(sim, worker, camera, period_ns=round(period_s * 1e9), anchored=anchored, delay=delay)
         while sim.outcome is Outcome.RUNNING:
             busy = worker.step()
             robot.live_until(clock.now_ns() if busy else robot.next_event_ns())
@@ -69,7 +69,14 @@ class VirtualService:
             for message in published:
                 robot.receive(message)
             published.clear()
-        return EpisodeRun(sim.outcome, sim.time, camera.frames, camera.drawn, robot.overtaken, tuple(robot.acted))
+        return EpisodeRun(
+            outcome=sim.outcome,
+            seconds=sim.time,
+            frames=camera.frames,
+            begun=camera.drawn,
+            overtaken=robot.overtaken,
+            acted=tuple(robot.acted),
+        )
 
     def _worker(self, clock: ManualClock, published: list[Message], pace: Pace, draw: Callable[[int], None]) -> Worker:
         def wait(seconds: float) -> None:
@@ -131,7 +138,7 @@ class _VirtualRobot:
     """A robot that captures a frame every period and obeys actions as they arrive, in simulated time."""
 
     def __init__(
-        self, sim: RobotSim, worker: Worker, camera: _Camera, period_ns: int, anchored: bool, delay: Delay | None
+        self, sim: RobotSim, worker: Worker, camera: _Camera, *, period_ns: int, anchored: bool, delay: Delay | None
     ) -> None:
         self.now_ns = 0
         self.overtaken = 0
@@ -186,9 +193,15 @@ class _VirtualRobot:
         values, sim = np.asarray(message.values), self._sim
         position, velocity = sim.goal().position, sim.commanded_velocity()
         sim.command(action_goal(pose if self._anchored else sim.pose(), values), float(values[6]))
-        jump_m = math.dist(sim.goal().position, position)
-        kick_m_s = math.dist(sim.commanded_velocity(), velocity)
-        self.acted.append(Acted(captured_ns, self.now_ns, message.passes, message.settled, jump_m, kick_m_s))
+        acted = Acted(
+            captured_ns=captured_ns,
+            arrived_ns=self.now_ns,
+            passes=message.passes,
+            settled=message.settled,
+            jump_m=math.dist(sim.goal().position, position),
+            kick_m_s=math.dist(sim.commanded_velocity(), velocity),
+        )
+        self.acted.append(acted)
 
     @property
     def _next_frame_ns(self) -> int:

@@ -16,15 +16,29 @@ from edgeflow.errors import ConfigError
 from edgeflow.types import Mode, Pace, Speculation
 
 MS = 1_000_000
-CONDITION = Condition("speculative", Pace(0, Speculation()), True, 0.05, "rtx5090")
+CONDITION = Condition(mode="speculative", pace=Pace(0, Speculation()), anchored=True, speed=0.05, profile="rtx5090")
 
 
 def acted(at_ms: int, age_ms: int, passes: int = 2, settled: int = 7) -> Acted:
-    return Acted((at_ms - age_ms) * MS, at_ms * MS, passes, settled, 0.01, 0.1)
+    return Acted(
+        captured_ns=(at_ms - age_ms) * MS,
+        arrived_ns=at_ms * MS,
+        passes=passes,
+        settled=settled,
+        jump_m=0.01,
+        kick_m_s=0.1,
+    )
 
 
 def episode(outcome: Outcome, seconds: float, *actions: Acted, overtaken: int = 0) -> EpisodeRun:
-    return EpisodeRun(outcome, seconds, 20, len(actions) + overtaken, overtaken, actions)
+    return EpisodeRun(
+        outcome=outcome,
+        seconds=seconds,
+        frames=20,
+        begun=len(actions) + overtaken,
+        overtaken=overtaken,
+        acted=actions,
+    )
 
 
 @pytest.mark.parametrize(

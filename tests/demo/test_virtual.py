@@ -150,7 +150,7 @@ def test_a_jittered_delay_stays_in_its_bounds_and_in_order(engine, sim):
 
 def test_a_run_survives_the_way_through_json(engine, sim):
     result = run(engine, sim, EXACT, even(60, 20))
-    assert EpisodeRun.from_row(json.loads(json.dumps(result.as_row()))) == result
+    assert EpisodeRun.from_json(json.loads(json.dumps(result.as_json()))) == result
 
 
 def test_commands_are_measured_by_how_far_they_lead_from_the_ones_before(engine, sim):
