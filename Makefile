@@ -1,5 +1,5 @@
 # make setup   create .venv and install everything a CPU machine needs
-# make demo    a robot moves: serial against pipelined, in at most 4 minutes
+# make demo    a robot moves: serial, pipelined and speculative, in at most 4 minutes
 # make test    the whole test suite
 # make check   lint, types, stubs
 .PHONY: setup demo test check

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.lines import Line2D
+
 from benchmarks.closed_loop.grid import ORIN, RTX5090
 from benchmarks.closed_loop.measures import PERCENTS
 from benchmarks.closed_loop.success import PALETTE
@@ -24,9 +26,11 @@ def plot_figures(path: Path, rows: Sequence[Row]) -> None:
     _draw_shares(panels[0, 1], shown, "age_in_force_ms", "age of the command in force, ms")
     _draw_shares(panels[0, 2], shown, "reaction_ms", "from an event to the first action that knows it, ms")
     _draw_ticks(panels[1, 0], shown)
-    _draw_seams(panels[1, 1], shown, "jump_mm", "jump of the commanded position at an action, mm")
-    _draw_seams(panels[1, 2], shown, "kick_mm_s", "jump of the commanded velocity at an action, mm/s")
-    figure.suptitle(f"objects at {rows[0]['speed_cm_s']:g} cm/s; pass times of {RTX5090} unless marked", fontsize=11)
+    _draw_shares(panels[1, 1], shown, "jump_mm", "jump of the commanded position at an action, mm")
+    _draw_shares(panels[1, 2], shown, "kick_mm_s", "jump of the commanded velocity at an action, mm/s")
+    lines = [Line2D([], [], color=colour, label=row["mode"]) for colour, row in zip(PALETTE, shown, strict=False)]
+    figure.legend(handles=lines, loc="outside lower center", ncols=len(lines))
+    figure.suptitle(f"objects at {rows[0]['speed_cm_s']:g} cm/s, pass times of {RTX5090}", fontsize=11)
     save(figure, path)
 
 
@@ -37,14 +41,15 @@ def _draw_success(axes: Any, rows: Sequence[Row]) -> None:
         line = [row for row in injected if (row["jitter_ms"] > 0) == jittered]
         _points(axes, line, color="#777777", linestyle=style, label=label)
     for profile, marker in _MARKERS.items():
+        axes.plot([], [], marker, color="#333333", label=f"modes, {profile}")
         for colour, row in zip(PALETTE, (row for row in rows if row["profile"] == profile), strict=False):
-            _points(axes, [row], color=colour, marker=marker, linestyle="", label=f"{row['mode']}, {profile}")
+            _points(axes, [row], color=colour, marker=marker, linestyle="", alpha=0.85)
     axes.set_xscale("symlog", linthresh=100)
     axes.set_xticks([0, 50, 100, 200, 400, 1000, 2000], ["0", "50", "100", "200", "400", "1000", "2000"])
     axes.set_ylim(-4, 104)
     axes.set_xlabel("mean age of actions at arrival, ms")
     axes.set_ylabel("success, %")
-    axes.legend(fontsize=6, ncols=2)
+    axes.legend(fontsize=7)
 
 
 def _points(axes: Any, rows: Sequence[Row], **style: Any) -> None:
@@ -59,36 +64,23 @@ def _draw_shares(axes: Any, rows: Sequence[Row], measure: str, label: str) -> No
     """A cumulative distribution per mode."""
     for colour, row in zip(PALETTE, rows, strict=False):
         if row[measure]:
-            axes.plot(row[measure], PERCENTS, color=colour, label=row["mode"], linewidth=1.4)
+            axes.plot(row[measure], PERCENTS, color=colour, linewidth=1.4)
     axes.set_xlim(left=0)
     axes.set_xlabel(label)
     axes.set_ylabel("share, %")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
 
 
 def _draw_ticks(axes: Any, rows: Sequence[Row]) -> None:
     """Shares of ticks without a new action, and of actions that are not settled."""
     modes = [row["mode"] for row in rows]
     repeating, waiting = ([100 * row["ticks"][kind] for row in rows] for kind in ("repeating", "waiting"))
-    axes.barh(modes, repeating, color="#6f9bd1", label="repeat the last action")
-    axes.barh(modes, waiting, left=repeating, color="#777777", label="wait for the first")
+    axes.barh(modes, repeating, color="#9aa5b1", label="repeat the last action")
+    axes.barh(modes, waiting, left=repeating, color="#4d5560", label="wait for the first")
     axes.plot(
-        [100 * row["unsettled"] for row in rows], modes, "D", color="#d1495b", label="actions with unsettled tokens"
+        [100 * row["unsettled"] for row in rows], modes, "D", color="#e0a030", label="actions with unsettled tokens"
     )
     axes.invert_yaxis()
     axes.set_xlim(-2, 102)
     axes.set_xlabel("ticks of 50 ms without a new action, %")
     axes.legend(fontsize=7)
-
-
-def _draw_seams(axes: Any, rows: Sequence[Row], measure: str, label: str) -> None:
-    """Median, and the range from the 5th to the 95th percentile, per mode."""
-    drawn = [row for row in rows if row[measure]]
-    for index, (colour, row) in enumerate(zip(PALETTE, drawn, strict=False)):
-        low, middle, high = (row[measure][PERCENTS.index(percent)] for percent in (5, 50, 95))
-        axes.errorbar(middle, index, xerr=[[middle - low], [high - middle]], fmt="o", color=colour, capsize=4)
-    axes.set_yticks(range(len(drawn)), [row["mode"] for row in drawn])
-    axes.invert_yaxis()
-    axes.set_xlim(left=0)
-    axes.set_xlabel(f"{label} (median, 5th to 95th percentile)")

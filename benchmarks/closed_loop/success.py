@@ -19,16 +19,16 @@ def plot_success(path: Path, rows: Sequence[Row]) -> None:
     """
     shown = [row for row in rows if row["anchored"] and row.get("policy", "demo") == "demo" and "delay_ms" not in row]
     profiles, modes = (list(dict.fromkeys(row[key] for row in shown)) for key in ("profile", "mode"))
+    speeds = sorted({row["speed_cm_s"] for row in shown})
     figure = figure_of(11.0, 2.6 * len(profiles) + 0.6)
     panels = figure.subplots(len(profiles), 1, squeeze=False)[:, 0]
     for axes, profile in zip(panels, profiles, strict=True):
-        of_profile = [row for row in shown if row["profile"] == profile]
-        speeds = sorted({row["speed_cm_s"] for row in of_profile})
-        for row in of_profile:
+        for row in (row for row in shown if row["profile"] == profile):
             index = modes.index(row["mode"])
             place = speeds.index(row["speed_cm_s"]) + (index - (len(modes) - 1) / 2) * 0.8 / len(modes)
             _bar(axes, place, 0.75 / len(modes), row, PALETTE[index % len(PALETTE)])
         axes.set_xticks(range(len(speeds)), [f"{speed:g} cm/s" if speed else "still objects" for speed in speeds])
+        axes.set_xlim(-0.5, len(speeds) - 0.5)
         axes.set_ylim(0, 108)
         axes.set_ylabel("success, %")
         axes.set_title(profile, fontsize=10)
