@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
@@ -54,18 +55,30 @@ def frames_per_s(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[Pr
     return (len(full) - 1) / (full[-1] - full[0])
 
 
+def passes_per_s(engine: PolicyEngine, mode: Mode, frames: list[PreparedFrame]) -> float:
+    """Passes per second with one pass launched ahead, while each takes a new frame."""
+    ends = [end for end, _ in _passes(engine, mode, Shift.ROTATE, frames)]
+    full = ends[min(engine.policy.K, len(frames) // 2) : len(frames)]
+    return (len(full) - 1) / (full[-1] - full[0])
+
+
 def finish_times(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[PreparedFrame]) -> list[float]:
     """The seconds at which the tokens of each frame were on the host."""
+    return [end for end, finished in _passes(engine, mode, shift, frames) for _ in range(finished)]
+
+
+def _passes(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[PreparedFrame]) -> Iterator[tuple[float, int]]:
+    """When each pass was collected, and how many frames it finished. A frame is offered as soon as none waits."""
     run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K, shift=shift)), [mode])
     waiting = list(enumerate(frames, start=1))
-    finished: list[float] = []
     pending: Ticket[FrameRef] | None = None
     while True:
         if waiting and not run.waiting(0):
             run.offer(0, *waiting.pop(0))
         launched = run.step()
         if pending is not None:
-            finished += [perf_counter()] * len(run.collect(pending))
+            finished = len(run.collect(pending))
+            yield perf_counter(), finished
         if launched is None:
-            return finished
+            return
         pending = launched
