@@ -2,8 +2,8 @@
 
     .venv/bin/python -m benchmarks.speculative_pass --json benchmarks/results/speculative-pass-cpu-DATE.json
 
-Frames are those of episodes that the expert acts out, in order, 50 ms apart, one per pass. Both modes take turns, episode by
-episode, and the ratio is taken per episode. Passes while the pipeline fills are left out.
+Frames are those of episodes that the expert acts out, in order, 50 ms apart, one per pass. Both modes take turns,
+episode by episode, and the ratio is taken per episode. Passes while the pipeline fills are left out.
 """
 
 from __future__ import annotations

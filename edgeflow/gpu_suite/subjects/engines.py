@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
@@ -48,7 +49,7 @@ def policy_of(setting: Setting, size: PolicySize, **decoder_options: Any) -> Ope
 
 
 def frames_per_s(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[PreparedFrame]) -> float:
-    """Frames per second with one pass launched ahead, as the worker runs; pipelined: while the pipe is full."""
+    """Frames per second with passes launched ahead as the worker does; pipelined: while the pipe is full."""
     stages = engine.policy.K
     finished = finish_times(engine, mode, shift, frames)
     full = finished if mode is Mode.SERIAL else finished[: len(frames) - stages + 1]
@@ -56,7 +57,7 @@ def frames_per_s(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[Pr
 
 
 def passes_per_s(engine: PolicyEngine, mode: Mode, frames: list[PreparedFrame]) -> float:
-    """Passes per second with one pass launched ahead, while each takes a new frame."""
+    """Passes per second with passes launched ahead as the worker does, while each takes a new frame."""
     ends = [end for end, _ in _passes(engine, mode, Shift.ROTATE, frames)]
     full = ends[min(engine.policy.K, len(frames) // 2) : len(frames)]
     return (len(full) - 1) / (full[-1] - full[0])
@@ -71,14 +72,15 @@ def _passes(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[Prepare
     """When each pass was collected, and how many frames it finished. A frame is offered as soon as none waits."""
     run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K, shift=shift)), [mode])
     waiting = list(enumerate(frames, start=1))
-    pending: Ticket[FrameRef] | None = None
+    running: deque[Ticket[FrameRef]] = deque()
     while True:
         if waiting and not run.waiting(0):
             run.offer(0, *waiting.pop(0))
         launched = run.step()
-        if pending is not None:
-            finished = len(run.collect(pending))
-            yield perf_counter(), finished
-        if launched is None:
+        if launched is not None:
+            running.append(launched)
+        elif not running:
             return
-        pending = launched
+        while len(running) > (engine.launch_ahead if launched else 0):
+            finished = len(run.collect(running.popleft()))
+            yield perf_counter(), finished
