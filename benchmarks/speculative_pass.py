@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _frames(engine: PolicyEngine, sim: RobotSim) -> list[PreparedFrame]:
-    """What the camera sees while the expert acts."""
+    """The frames of the camera while the expert acts."""
     ids, expert = engine.policy.prompt_ids(sim.instruction), Expert(sim)
     frames: list[PreparedFrame] = []
     while sim.outcome is Outcome.RUNNING:

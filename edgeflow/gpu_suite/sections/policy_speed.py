@@ -142,7 +142,7 @@ def _warmed(setting: Setting, systems: Systems) -> Systems:
 
 
 def _row(setting: Setting, size: PolicySize, name: str, fps: float, rounds: list[dict[str, float]]) -> Found:
-    """One system; the floor is that of the model's dtype. Passes with drafts have no floor of their own yet."""
+    """One system; the floor is that of the model's dtype. There is none yet for passes with drafts."""
     rates = [each[name] for each in rounds]
     row = {"system": name, "frames/s": fps, "ms/frame": 1e3 / fps, "least": min(rates), "most": max(rates)}
     if setting.measured is None or name == "fp8" or name.startswith("speculative"):
