@@ -225,6 +225,4 @@ def _by_age(plans: list[SessionPlan], limit_ns: int | None) -> list[SessionPlan]
             reason=Reason.AGE_UNREACHABLE,
         )
     highest = max(plan.forecast.fps for plan in allowed)
-    return sorted(
-        allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, plan.forecast.age_ns, plan.pace.depth)
-    )
+    return sorted(allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, plan.forecast.age_ns, plan.pace.depth))
