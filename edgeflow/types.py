@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 
@@ -35,6 +36,10 @@ class Speculation:
 
     tolerance_bins: int = 0
     max_passes: int = 0
+
+    def most_passes(self, stages: int) -> int:
+        """Passes after which a frame leaves at the latest, 1 to K."""
+        return self.max_passes or stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,7 @@ class ActionSchema:
     names, units, low, high, relative: one entry per dimension; limits in the given units.
     frame: "tool" or "base", the frame in which relative dimensions are expressed.
     rotation: "rotvec" or "euler_xyz", how the three rotation dimensions compose.
+    control_rate_hz: relative dimensions stand for one control step at this rate; 0 = not stated.
     """
 
     names: tuple[str, ...]
@@ -99,6 +105,7 @@ class ActionSchema:
     relative: tuple[bool, ...]
     frame: str = "base"
     rotation: str = "euler_xyz"
+    control_rate_hz: float = 0.0
 
     def __post_init__(self) -> None:
         lengths = {len(self.names), len(self.units), len(self.low), len(self.high), len(self.relative)}
@@ -108,6 +115,8 @@ class ActionSchema:
             raise ValueError(f"action schema frame is 'tool' or 'base', got {self.frame!r}")
         if self.rotation not in ("rotvec", "euler_xyz"):
             raise ValueError(f"action schema rotation is 'rotvec' or 'euler_xyz', got {self.rotation!r}")
+        if not 0.0 <= self.control_rate_hz < math.inf:
+            raise ValueError(f"action schema control_rate_hz is a rate or 0, got {self.control_rate_hz!r}")
 
 
 @dataclass(frozen=True, slots=True)

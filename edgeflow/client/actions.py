@@ -34,7 +34,8 @@ class Action:
 
     seq: the frame it answers. stamp_ns: capture time of that frame; received_ns, valid_until_ns: all three on the
     robot's own monotonic clock. frame_pose: pose of the tool pushed with that frame, if any. age_limit_ns: the age of
-    that frame at which the action ends; None = no limit.
+    that frame at which the action ends; None = no limit. settled: leading tokens that are settled, of len(token_ids).
+    tolerance_bins, max_passes: of Mode.SPECULATIVE as served; max_passes is 0 where the frame did not draft its tokens.
     """
 
     seq: int
@@ -49,6 +50,9 @@ class Action:
     timings: StageTimings
     server_ns: int
     age_limit_ns: int | None = None
+    settled: int = 0
+    tolerance_bins: int = 0
+    max_passes: int = 0
 
     @property
     def age_ns(self) -> int:

@@ -18,10 +18,10 @@ AGES_KEPT = 1024
 class Statistics:
     """A snapshot. Every frame offered is in flight or has exactly one disposition.
 
-    superseded: a newer frame came first, here or in the service. rejected: refused, last_refusal says why.
-    dropped: left without an action, lost streams included. actions: accepted; ignored: of another epoch, out
-    of order or while a reset is needed; too_old: beyond their age limit when they arrived. holds: HOLD and STOP
-    directives.
+    superseded: a newer frame came first, here or in the service. overtaken: those of them that were in flight on the
+    device, in Mode.SPECULATIVE. rejected: refused, last_refusal says why. dropped: left without an action, lost streams
+    included. actions: accepted; ignored: of another epoch, out of order or while a reset is needed; too_old: beyond
+    their age limit when they arrived. holds: HOLD and STOP directives.
     Ages are of the last AGES_KEPT accepted actions, nanoseconds from capture to receipt.
     """
 
@@ -29,6 +29,7 @@ class Statistics:
     in_flight: int
     acted: int
     superseded: int
+    overtaken: int
     rejected: int
     dropped: int
     actions: int
@@ -56,7 +57,7 @@ class Flight:
     def __init__(self) -> None:
         self.last_seq = 0
         self.last_refusal = ""
-        self.actions = self.ignored = self.too_old = self.holds = self.opens = 0
+        self.actions = self.ignored = self.too_old = self.holds = self.opens = self.overtaken = 0
         self._taken: dict[int, Taken] = {}
         self._left: Counter[Disposition] = Counter()
         self._ages_ns: deque[int] = deque(maxlen=AGES_KEPT)
@@ -73,11 +74,15 @@ class Flight:
         """The frame with this number, if it is in flight."""
         return self._taken.get(seq)
 
-    def leave(self, seq: int, disposition: Disposition, last_seq: int = 0) -> None:
-        """Remove the frames seq to last_seq; those that left before keep their disposition."""
+    def leave(self, seq: int, disposition: Disposition, last_seq: int = 0, *, overtaken: bool = False) -> None:
+        """Remove the frames seq to last_seq; those that left before keep their disposition.
+
+        overtaken: they were in flight on the device, and a newer one was answered first.
+        """
         for number in [seq] if last_seq <= seq else [n for n in self._taken if seq <= n <= last_seq]:
             if self._taken.pop(number, None) is not None:
                 self._left[disposition] += 1
+                self.overtaken += overtaken
 
     def leave_all(self) -> None:
         """Drop all frames in flight: their stream is lost."""
@@ -97,6 +102,7 @@ class Flight:
             in_flight=len(self._taken),
             acted=self._left[Disposition.ACTED],
             superseded=self._left[Disposition.SUPERSEDED],
+            overtaken=self.overtaken,
             rejected=self._left[Disposition.REJECTED],
             dropped=self._left[Disposition.DROPPED],
             actions=self.actions,

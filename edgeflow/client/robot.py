@@ -42,6 +42,9 @@ class RobotClient:
     """A session with the service, as a context manager; it reconnects by itself until it is closed.
 
     cameras: the policy uses the first. control_period_s: time between pushes. depth: pipeline depth, with Mode.DEPTH.
+    tolerance_bins: with Mode.SPECULATIVE, how far a token may be from its draft and still be settled, 0 (the tokens of
+    serial decoding) to 2 bins. max_passes: with Mode.SPECULATIVE, a frame is answered after so many even if tokens are
+    not settled, 1 to K; 0 = K. Each action says how many of its tokens are settled.
     max_action_age_s: an action is not executed once its frame is older, the first one and those after `reset` included;
     Mode.AUTO plans for it. None: the limit that each action carries, its validity plus the age foretold for the
     session. math.inf: no limit in the robot. With None and math.inf the service keeps its own. resume_within_s: a
@@ -61,6 +64,8 @@ class RobotClient:
         control_period_s: float,
         mode: Mode | None = None,
         depth: int = 0,
+        tolerance_bins: int = 0,
+        max_passes: int = 0,
         max_action_age_s: float | None = None,
         model: str = "",
         proprio_names: Sequence[str] = (),
@@ -80,6 +85,8 @@ class RobotClient:
             proprio_names=tuple(proprio_names),
             unnorm_key=unnorm_key,
             depth=depth,
+            tolerance_bins=tolerance_bins,
+            max_passes=max_passes,
         )
         check_address(address)
         check_text(instruction)

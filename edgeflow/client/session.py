@@ -195,11 +195,14 @@ class Session:
             timings=timings_of(message.timings),
             server_ns=message.timings.server_ns,
             age_limit_ns=limit_ns,
+            settled=message.settled,
+            tolerance_bins=message.tolerance_bins,
+            max_passes=message.max_passes,
         )
 
     def _hear_status(self, message: pb.FrameStatus) -> None:
         disposition = DISPOSITIONS.get(message.disposition, Disposition.DROPPED)
         first, last = message.seq + self._first_seq, message.last_seq + self._first_seq
-        self.flight.leave(first, disposition, last)
+        self.flight.leave(first, disposition, last, overtaken=message.reason == Reason.OVERTAKEN)
         if disposition is Disposition.REJECTED:
             self.flight.last_refusal = f"{message.code} {message.reason}: {message.text}"

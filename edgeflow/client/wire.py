@@ -24,6 +24,7 @@ _MODES = {
     pb.MODE_SERIAL: Mode.SERIAL,
     pb.MODE_PIPELINED: Mode.PIPELINED,
     pb.MODE_DEPTH: Mode.DEPTH,
+    pb.MODE_SPECULATIVE: Mode.SPECULATIVE,
     pb.MODE_AUTO: Mode.AUTO,
 }
 UNKNOWN_AGE_S = 0.5  # taken for the age of an action where the service foretells none
@@ -37,7 +38,8 @@ class SessionSettings:
     """Settings to open a session with; mode None = the service's default.
 
     max_action_age_s: None = each action's own limit, math.inf = no limit in the robot; for both the service keeps its
-    own. depth: pipeline depth, with Mode.DEPTH only.
+    own. depth: pipeline depth, with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE only, as in
+    types.Speculation.
     """
 
     cameras: tuple[CameraSpec, ...]
@@ -48,13 +50,16 @@ class SessionSettings:
     proprio_names: tuple[str, ...]
     unnorm_key: str
     depth: int = 0
+    tolerance_bins: int = 0
+    max_passes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """The service's answer to Open. action_tokens: K. valid_for_s: how long an action may be executed.
 
-    depth: pipeline depth. predicted_fps, predicted_age_s: at the declared control period; 0 = unknown.
+    depth: pipeline depth, 0 where frames draft their tokens. predicted_fps, predicted_age_s: at the declared control
+    period; 0 = unknown. tolerance_bins, max_passes: as served; max_passes is 0 where frames do not draft their tokens.
     """
 
     session: int
@@ -67,6 +72,8 @@ class Opened:
     depth: int = 0
     predicted_fps: float = 0.0
     predicted_age_s: float = 0.0
+    tolerance_bins: int = 0
+    max_passes: int = 0
 
 
 def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
@@ -96,6 +103,7 @@ def opened_of(message: pb.Opened) -> Opened:
             relative=tuple(dimension.relative for dimension in dimensions),
             frame=message.schema.frame,
             rotation=message.schema.rotation,
+            control_rate_hz=message.schema.control_rate_hz,
         )
         mode = _MODES[message.mode]
     except (ValueError, KeyError) as error:
@@ -112,6 +120,8 @@ def opened_of(message: pb.Opened) -> Opened:
         depth=message.depth,
         predicted_fps=max(message.predicted_fps, 0.0) if math.isfinite(message.predicted_fps) else 0.0,
         predicted_age_s=foretold_s(message.predicted_age_ms),
+        tolerance_bins=message.tolerance_bins,
+        max_passes=message.max_passes,
     )
 
 
@@ -180,6 +190,8 @@ def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
         mode=modes[settings.mode] if settings.mode else pb.MODE_UNSPECIFIED,
         unnorm_key=settings.unnorm_key,
         depth=settings.depth,
+        tolerance_bins=settings.tolerance_bins,
+        max_passes=settings.max_passes,
     )
 
 

@@ -10,9 +10,12 @@ import typer
 from edgeflow.types import Mode
 
 MODE_HELP = (
-    "serial: lowest action age; pipelined: highest rate; depth: between them; auto: highest rate within the age limit."
+    "serial: one frame at a time; pipelined: highest rate; depth: between them; speculative: drafts are verified, for "
+    "young actions at a high rate; auto: highest rate within the age limit."
 )
 DEPTH_HELP = "Pipeline depth in mode depth: 1 (serial) to K (pipelined)."
+TOLERANCE_HELP = "In mode speculative, bins that a token may be from its draft and still be settled; 0: exact tokens."
+PASSES_HELP = "In mode speculative, the most passes of a frame, 1 to K; 0: K, after which all tokens are settled."
 AGE_HELP = "Limit on the action age: mode auto plans for it, and older actions become HOLD."
 OptionalMode = Annotated[Optional[Mode], typer.Option(help=MODE_HELP)]  # noqa: UP045 - typer reads it at run time
 OptionalText = Optional[str]  # noqa: UP045

@@ -14,6 +14,8 @@ from edgeflow.commands.options import (
     AGE_HELP,
     DEPTH_HELP,
     MODE_HELP,
+    PASSES_HELP,
+    TOLERANCE_HELP,
     Json,
     OptionalFloat,
     OptionalInt,
@@ -26,7 +28,7 @@ from edgeflow.commands.options import (
     TokenFile,
 )
 from edgeflow.console import JsonPrinter, ServicePrinter
-from edgeflow.types import Mode
+from edgeflow.types import MOST_TOLERANCE_BINS, Mode
 
 if TYPE_CHECKING:
     from edgeflow.service.host.output import Output
@@ -41,6 +43,8 @@ def serve(
     ] = None,
     mode: OptionalMode = None,
     depth: Annotated[OptionalInt, typer.Option(help=DEPTH_HELP)] = None,
+    tolerance_bins: Annotated[OptionalInt, typer.Option(help=TOLERANCE_HELP)] = None,
+    max_passes: Annotated[OptionalInt, typer.Option(help=PASSES_HELP)] = None,
     max_action_age_ms: Annotated[OptionalInt, typer.Option(help=AGE_HELP)] = None,
     device: Annotated[OptionalText, typer.Option(help="auto, cpu or cuda.")] = None,
     profile: Annotated[
@@ -85,6 +89,8 @@ def serve(
         "model": model,
         "mode": mode.value if mode else None,
         "depth": depth,
+        "tolerance_bins": tolerance_bins,
+        "max_passes": max_passes,
         "max_action_age_ms": max_action_age_ms,
         "device": device,
         "profile": profile,
@@ -138,6 +144,8 @@ def robot(
     address: Annotated[str, typer.Argument(help="gRPC address of the service, host:port.")],
     mode: Annotated[Mode, typer.Option(help=MODE_HELP)] = Mode.PIPELINED,
     depth: Annotated[int, typer.Option(min=0, help=DEPTH_HELP)] = 0,
+    tolerance_bins: Annotated[int, typer.Option(min=0, max=MOST_TOLERANCE_BINS, help=TOLERANCE_HELP)] = 0,
+    max_passes: Annotated[int, typer.Option(min=0, help=PASSES_HELP)] = 0,
     max_action_age_ms: Annotated[OptionalInt, typer.Option(min=1, help=AGE_HELP)] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 10,
     speed: Annotated[float, typer.Option(min=0, max=20, help="Speed of the objects, in cm/s.")] = 0.0,
@@ -159,6 +167,8 @@ def robot(
     plan = RunPlan(
         mode=mode,
         depth=depth,
+        tolerance_bins=tolerance_bins,
+        max_passes=max_passes,
         max_action_age_s=max_action_age_ms / 1000 if max_action_age_ms else None,
         episodes=episodes,
         anchored=anchored,

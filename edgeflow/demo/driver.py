@@ -36,6 +36,7 @@ class RunPlan:
 
     anchored: an action is resolved against the pose of the frame it answers, else against the pose at its arrival.
     object_speed: m/s. seed: of the first episode; each further one adds 1. depth: for Mode.DEPTH only.
+    tolerance_bins, max_passes: for Mode.SPECULATIVE only.
     """
 
     mode: Mode
@@ -47,6 +48,8 @@ class RunPlan:
     seed: int = 0
     frame_hz: float = FRAME_HZ
     depth: int = 0
+    tolerance_bins: int = 0
+    max_passes: int = 0
     max_action_age_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -218,6 +221,8 @@ def run_robot(
             control_period_s=1.0 / plan.frame_hz,
             mode=plan.mode,
             depth=plan.depth,
+            tolerance_bins=plan.tolerance_bins,
+            max_passes=plan.max_passes,
             max_action_age_s=plan.max_action_age_s,
             credentials=credentials,
         ) as client:

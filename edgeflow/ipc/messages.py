@@ -158,7 +158,8 @@ class WorkerReady:
 
     schema: of the default un-normalisation key. prefill_rows: L_P of a short instruction. pass_times: measured at
     start. operators: implementations in use besides the built-in ones, in one line. memory: the KV memory of the
-    sessions and what was free, in one line.
+    sessions and what was free, in one line. bins: whether there are tokens that are bins of a displacement, for which
+    sessions may set a tolerance or a limit of passes.
     """
 
     model: str
@@ -172,6 +173,7 @@ class WorkerReady:
     pass_times: PassTimes
     operators: str = ""
     memory: str = ""
+    bins: bool = False
 
     @property
     def action_tokens(self) -> int:

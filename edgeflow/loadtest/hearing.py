@@ -37,6 +37,7 @@ def _hear_action(ledger: Ledger, action: pb.Action, first: int, now_ns: int) -> 
             server_ns=action.timings.server_ns,
             timings=timings_of(action.timings),
             max_age_ms=action.max_age_ms,
+            unsettled=max(len(action.token_ids) - action.settled, 0) if action.max_passes else 0,
         )
     else:
         ledger.happen(now_ns, command.value, action.reason)

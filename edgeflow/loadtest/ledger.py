@@ -32,7 +32,7 @@ class FrameRecord:
 
     scheduled: when the frame was due, which is its stamp: a frame sent late is older. sent: when its write
     began. received: when its action, or another disposition, arrived. server, timings: as reported by the service.
-    valid_for, max_age: limits that the action carries; max_age 0 = none.
+    valid_for, max_age: limits that the action carries; max_age 0 = none. unsettled: tokens of the action that are not.
     """
 
     number: int
@@ -45,6 +45,7 @@ class FrameRecord:
     max_age_ms: int = 0
     server_ns: int = 0
     timings: StageTimings = _NOT_TOLD
+    unsettled: int = 0
 
     @property
     def age_ns(self) -> int:
@@ -106,6 +107,7 @@ class Ledger:
         server_ns: int,
         timings: StageTimings,
         max_age_ms: int = 0,
+        unsettled: int = 0,
     ) -> bool:
         """Record an action for a frame; False when no such frame waits for one."""
         record = self._open.get(number)
@@ -115,7 +117,7 @@ class Ledger:
         del self._open[number]
         record.fate, record.reason, record.received_ns = Fate.ACTED, "", received_ns
         record.valid_for_ms, record.max_age_ms = valid_for_ms, max_age_ms
-        record.server_ns, record.timings = server_ns, timings
+        record.server_ns, record.timings, record.unsettled = server_ns, timings, unsettled
         return True
 
     def dispose(self, first: int, last: int, disposition: Disposition, reason: str, received_ns: int) -> None:

@@ -57,8 +57,14 @@ def loadtest(
     control_period: Annotated[
         OptionalFloat, _time(FRAMES, "Period that robots declare (default: from the rate, else 50ms).")
     ] = None,
-    mode: Annotated[OptionalMode, _option(FRAMES, "serial, pipelined, depth or auto (default: the service's).")] = None,
+    mode: Annotated[
+        OptionalMode, _option(FRAMES, "serial, pipelined, depth, speculative or auto (default: the service's).")
+    ] = None,
     depth: Annotated[int, _option(FRAMES, "Ticks per frame, with mode depth.", min=0)] = 0,
+    tolerance_bins: Annotated[
+        int, _option(FRAMES, "Bins that a token may be from its draft, with mode speculative.", min=0)
+    ] = 0,
+    max_passes: Annotated[int, _option(FRAMES, "Most passes per frame, with mode speculative; 0: K.", min=0)] = 0,
     max_action_age: Annotated[
         OptionalFloat, _time(FRAMES, "Limit sent to the service; an older action is a miss.")
     ] = None,
@@ -122,6 +128,8 @@ def loadtest(
         control_period_s=period_s,
         mode=mode,
         depth=depth,
+        tolerance_bins=tolerance_bins,
+        max_passes=max_passes,
         max_action_age_s=max_action_age,
         model=model,
         unnorm_key=unnorm_key,

@@ -69,6 +69,8 @@ class Session:
     mode: Mode | None = None
     _: KW_ONLY
     depth: int = 0
+    tolerance_bins: int = 0
+    max_passes: int = 0
     max_action_age_s: float | None = None
     model: str = ""
     unnorm_key: str = ""

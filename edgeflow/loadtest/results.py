@@ -25,7 +25,7 @@ from edgeflow.loadtest.verdict import Check, judge
 
 CSV_COLUMNS = (
     *("robot", "frame", "due_ms", "late_ms", "fate", "reason", "age_ms", "server_ms"),
-    *("decode_ms", "queue_ms", "inference_ms", "passes"),
+    *("decode_ms", "queue_ms", "inference_ms", "passes", "unsettled"),
 )
 
 
@@ -127,7 +127,7 @@ def _csv_row(run: Measurement, robot: int, index: int) -> Sequence[object]:
     due_ns = frame.scheduled_ns - run.begin_ns
     times = [_ms(each) for each in (age_ns, frame.server_ns, timings.decode_ns, timings.queue_ns, timings.inference_ns)]
     head = (robot, frame.number, _ms(due_ns), _ms(late_ns), frame.fate.value, frame.reason)
-    return (*head, *times, timings.passes)
+    return (*head, *times, timings.passes, frame.unsettled)
 
 
 def _ms(nanoseconds: int | None) -> str:
@@ -135,7 +135,10 @@ def _ms(nanoseconds: int | None) -> str:
 
 
 def _summary(summary: Summary) -> dict[str, Any]:
-    return {**asdict(summary), "jitter_ms": summary.jitter_ms, "pass_jitter": summary.pass_jitter}
+    frames = summary.frames
+    shares = {"overtaken_share": frames.overtaken_share, "unsettled_share": frames.unsettled_share}
+    derived = {"jitter_ms": summary.jitter_ms, "pass_jitter": summary.pass_jitter}
+    return {**asdict(summary), "frames": {**asdict(frames), **shares}, **derived}
 
 
 def _steps(run: Measurement) -> list[StepResult]:

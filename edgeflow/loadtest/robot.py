@@ -209,5 +209,7 @@ def _open_message(session: Session, number: int) -> pb.Open:
         proprio_names=(),
         unnorm_key=session.unnorm_key,
         depth=session.depth,
+        tolerance_bins=session.tolerance_bins,
+        max_passes=session.max_passes,
     )
     return open_message(settings, session.instructions[number % len(session.instructions)])

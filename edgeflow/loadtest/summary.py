@@ -12,13 +12,18 @@ from edgeflow.loadtest.ledger import Fate, FrameRecord, Ledger
 from edgeflow.loadtest.measure import Distribution, distribution
 from edgeflow.loadtest.plan import Fixed, LoadPlan
 from edgeflow.loadtest.run import Forecast, Measurement
+from edgeflow.reasons import Reason
 
 LATE_MS = 5.0  # p99; beyond it the generator is no measure of a service any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frames:
-    """Counts of frames: each offered frame is in exactly one of the other fields; the mappings count by reason."""
+    """Counts of frames: each offered frame is acted, superseded, rejected, dropped or unanswered.
+
+    The mappings count by reason. overtaken: those superseded that were in flight on the device when a newer one was
+    answered. unsettled: those acted on with tokens that were not settled.
+    """
 
     offered: int
     acted: int
@@ -26,6 +31,18 @@ class Frames:
     rejected: dict[str, int]
     dropped: dict[str, int]
     unanswered: dict[str, int]
+    overtaken: int
+    unsettled: int
+
+    @property
+    def overtaken_share(self) -> float:
+        """Overtaken frames divided by those offered."""
+        return self.overtaken / self.offered if self.offered else math.nan
+
+    @property
+    def unsettled_share(self) -> float:
+        """Actions with unsettled tokens divided by all actions."""
+        return self.unsettled / self.acted if self.acted else math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +52,9 @@ class Summary:
     fps: actions received per second. age: due to received, on the client's clock. service, decode, queue, inference:
     as reported by the service; transport: age minus service. interval: between actions of one robot. start_jitter:
     difference between the interval of the pass starts of consecutive frames and the interval of their arrivals. pass:
-    inference divided by passes. misses: actions older than the requested limit, or than the limit that they carry
-    without one. gaps: stretches in which a robot had no valid action. hold, stop, notices, losses, contradictions: by
-    reason.
+    inference divided by passes. passes: per action, as reported by the service. misses: actions older than the
+    requested limit, or than the limit that they carry without one. gaps: stretches in which a robot had no valid
+    action. hold, stop, notices, losses, contradictions: by reason.
     """
 
     robots: int
@@ -52,6 +69,7 @@ class Summary:
     interval_ms: Distribution
     start_jitter_ms: Distribution
     pass_ms: Distribution
+    passes: Distribution
     misses: int
     gaps: int
     longest_gap_ms: float
@@ -130,6 +148,7 @@ def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
         interval_ms=distribution([each for ledger in ledgers for each in _intervals_ms(received_of(run, ledger))]),
         start_jitter_ms=distribution([each for ledger in ledgers for each in _start_jitter_ms(run, ledger)]),
         pass_ms=distribution([each.inference_ns / each.passes / 1e6 for each in timings if each.passes]),
+        passes=distribution([each.passes for each in timings]),
         misses=sum(frame.missed(limit_s) for frame in acted),
         gaps=len(gaps_ms),
         longest_gap_ms=max(gaps_ms, default=0.0),
@@ -179,6 +198,8 @@ def _frames(offered: Sequence[FrameRecord]) -> Frames:
         rejected=dict(reasons[Fate.REJECTED]),
         dropped=dict(reasons[Fate.DROPPED]),
         unanswered=dict(reasons[Fate.UNANSWERED]),
+        overtaken=reasons[Fate.SUPERSEDED][Reason.OVERTAKEN],
+        unsettled=sum(frame.unsettled > 0 for frame in offered),
     )
 
 

@@ -123,7 +123,7 @@ def _steps_table(results: Results) -> Table:
 
 def _sentences(results: Results) -> list[str]:
     total = results.total
-    lines = [f"pass-time jitter p99 / p50: {_number(total.pass_jitter)}"]
+    lines = [f"pass-time jitter p99 / p50: {_number(total.pass_jitter)}", _passes_sentence(total)]
     lines += [f"{name}: {_reasons(counts)}" for name, counts in _by_reason(total.frames).items() if counts]
     events = {"HOLD": total.hold, "STOP": total.stop, "notices": total.notices, "streams lost": total.losses}
     lines += [f"{name}: {_reasons(counts)}" for name, counts in events.items() if counts]
@@ -137,6 +137,13 @@ def _sentences(results: Results) -> list[str]:
         best = results.knee
         lines.append(f"knee: {best.acted_hz:.1f} actions per second" if best else "knee: below the first rate")
     return lines + _generator_sentence(results)
+
+
+def _passes_sentence(total: Summary) -> str:
+    frames, passes = total.frames, total.passes
+    text = f"passes per action: mean {_number(passes.mean)}, p50 {_number(passes.p50)}, max {_number(passes.max)}"
+    shares = {"frames overtaken": frames.overtaken_share, "actions with unsettled tokens": frames.unsettled_share}
+    return "; ".join([text, *(f"{what}: {100 * share:.1f} %" for what, share in shares.items() if share > 0)])
 
 
 def _generator_sentence(results: Results) -> list[str]:

@@ -19,6 +19,7 @@ class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODE_PIPELINED: _ClassVar[Mode]
     MODE_DEPTH: _ClassVar[Mode]
     MODE_AUTO: _ClassVar[Mode]
+    MODE_SPECULATIVE: _ClassVar[Mode]
 
 class Command(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -42,6 +43,7 @@ MODE_SERIAL: Mode
 MODE_PIPELINED: Mode
 MODE_DEPTH: Mode
 MODE_AUTO: Mode
+MODE_SPECULATIVE: Mode
 COMMAND_UNSPECIFIED: Command
 COMMAND_ACT: Command
 COMMAND_HOLD: Command
@@ -89,7 +91,7 @@ class Camera(_message.Message):
     def __init__(self, name: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., format: _Optional[_Union[ImageFormat, str]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("model", "cameras", "proprio_names", "instruction", "control_period_ms", "max_action_age_ms", "mode", "unnorm_key", "depth")
+    __slots__ = ("model", "cameras", "proprio_names", "instruction", "control_period_ms", "max_action_age_ms", "mode", "unnorm_key", "depth", "tolerance_bins", "max_passes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CAMERAS_FIELD_NUMBER: _ClassVar[int]
     PROPRIO_NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +101,8 @@ class Open(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     UNNORM_KEY_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_BINS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
     model: str
     cameras: _containers.RepeatedCompositeFieldContainer[Camera]
     proprio_names: _containers.RepeatedScalarFieldContainer[str]
@@ -108,7 +112,9 @@ class Open(_message.Message):
     mode: Mode
     unnorm_key: str
     depth: int
-    def __init__(self, model: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., proprio_names: _Optional[_Iterable[str]] = ..., instruction: _Optional[str] = ..., control_period_ms: _Optional[int] = ..., max_action_age_ms: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., unnorm_key: _Optional[str] = ..., depth: _Optional[int] = ...) -> None: ...
+    tolerance_bins: int
+    max_passes: int
+    def __init__(self, model: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., proprio_names: _Optional[_Iterable[str]] = ..., instruction: _Optional[str] = ..., control_period_ms: _Optional[int] = ..., max_action_age_ms: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., unnorm_key: _Optional[str] = ..., depth: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("camera", "data")
@@ -159,17 +165,19 @@ class ActionDimension(_message.Message):
     def __init__(self, name: _Optional[str] = ..., unit: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., relative: bool = ...) -> None: ...
 
 class ActionSchema(_message.Message):
-    __slots__ = ("dimensions", "frame", "rotation")
+    __slots__ = ("dimensions", "frame", "rotation", "control_rate_hz")
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     ROTATION_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_RATE_HZ_FIELD_NUMBER: _ClassVar[int]
     dimensions: _containers.RepeatedCompositeFieldContainer[ActionDimension]
     frame: str
     rotation: str
-    def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ...) -> None: ...
+    control_rate_hz: float
+    def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ..., control_rate_hz: _Optional[float] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms")
+    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +188,8 @@ class Opened(_message.Message):
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_FPS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_BINS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     schema: ActionSchema
@@ -190,7 +200,9 @@ class Opened(_message.Message):
     depth: int
     predicted_fps: float
     predicted_age_ms: float
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ...) -> None: ...
+    tolerance_bins: int
+    max_passes: int
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("decode_ns", "queue_ns", "inference_ns", "passes", "server_ns")
@@ -207,7 +219,7 @@ class Timings(_message.Message):
     def __init__(self, decode_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., inference_ns: _Optional[int] = ..., passes: _Optional[int] = ..., server_ns: _Optional[int] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("epoch", "seq", "stamp_ns", "command", "reason", "valid_for_ms", "values", "token_ids", "timings", "max_age_ms")
+    __slots__ = ("epoch", "seq", "stamp_ns", "command", "reason", "valid_for_ms", "values", "token_ids", "timings", "max_age_ms", "settled", "tolerance_bins", "max_passes")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     STAMP_NS_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +230,9 @@ class Action(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     MAX_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_BINS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     seq: int
     stamp_ns: int
@@ -228,7 +243,10 @@ class Action(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     timings: Timings
     max_age_ms: int
-    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., command: _Optional[_Union[Command, str]] = ..., reason: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., token_ids: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., max_age_ms: _Optional[int] = ...) -> None: ...
+    settled: int
+    tolerance_bins: int
+    max_passes: int
+    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., command: _Optional[_Union[Command, str]] = ..., reason: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., token_ids: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., max_age_ms: _Optional[int] = ..., settled: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ...) -> None: ...
 
 class FrameStatus(_message.Message):
     __slots__ = ("seq", "last_seq", "disposition", "code", "reason", "text")

@@ -37,3 +37,18 @@ def pace_of(mode: Mode, stages: int, depth: int = 0, speculation: Speculation | 
             return Pace(0, speculation or Speculation()) if stages > 1 else Pace(1)
         case Mode.AUTO:
             raise ValueError("auto is a choice among the other modes, not one of them")
+
+
+def served_mode(mode: Mode, pace: Pace) -> Mode:
+    """The mode in effect: speculative is serial where an action has one token, since then there is nothing to draft."""
+    return Mode.SERIAL if mode is Mode.SPECULATIVE and pace.speculation is None else mode
+
+
+def pace_text(pace: Pace) -> str:
+    """The pace for people."""
+    if pace.speculation is None:
+        return Mode.SERIAL.value if pace.depth == 1 else f"depth {pace.depth}"
+    bins, passes = pace.speculation.tolerance_bins, pace.speculation.max_passes
+    tolerance = f"tolerance {bins} bin{'s' * (bins > 1)}" if bins else ""
+    limit = f"at most {passes} pass{'es' * (passes > 1)}" if passes else ""
+    return ", ".join(filter(None, (Mode.SPECULATIVE.value, tolerance, limit)))

@@ -64,7 +64,7 @@ def answer(message: Message, channel: BlockingChannel) -> None:
                     queue_ns=1,
                     inference_ns=1,
                     passes=1,
-                    settled=7,
+                    settled=1,
                 )
             )
         case Ping():

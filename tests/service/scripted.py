@@ -42,10 +42,10 @@ SCHEMA = ActionSchema(
 QUICK_NS = (1_000,) * 5
 
 
-def ready_message(pass_ns: Sequence[int] = QUICK_NS) -> WorkerReady:
+def ready_message(pass_ns: Sequence[int] = QUICK_NS, stages: int = 3) -> WorkerReady:
     prefill_ns, two_prefills_ns, packed_ns, decode_ns, decodes_ns = pass_ns
     times = PassTimes(
-        stages=3,
+        stages=stages,
         prefill_ns=prefill_ns,
         two_prefills_ns=two_prefills_ns,
         packed_ns=packed_ns,
@@ -62,6 +62,7 @@ def ready_message(pass_ns: Sequence[int] = QUICK_NS) -> WorkerReady:
         kv_bytes=0,
         prefill_rows=10,
         pass_times=times,
+        bins=True,
     )
 
 
@@ -75,6 +76,9 @@ class Script:
 
     values: Callable[[SubmitFrame], list[float]] = good_values
     valid: bool = True
+    passes: int = 3  # of each answer
+    settled: int = 3  # of its three tokens
+    stages: int = 3  # K, as told at start
     hold: bool = False  # frames wait until `release`
     deaf: bool = False  # nothing is answered, not even pings
     never_ready: bool = False
@@ -130,6 +134,13 @@ class ScriptedWorker:
         for frame in frames:
             self._answer(frame)
 
+    def overtake(self, count: int = 1) -> None:
+        """Give the oldest held frames up for a newer one."""
+        with self._lock:
+            frames = [self.held.popleft() for _ in range(count)]
+        for frame in frames:
+            self._give_up(frame, "superseded", "", "OVERTAKEN", "a newer frame was answered first")
+
     def submitted(self) -> list[SubmitFrame]:
         return [message for message in self.seen if isinstance(message, SubmitFrame)]
 
@@ -141,7 +152,7 @@ class ScriptedWorker:
             self._channel.send(WarmupProgress("warm-up", 1, 1))
             if self._script.never_ready:
                 self._channel.receive()
-            ready = ready_message(self._script.pass_ns)
+            ready = ready_message(self._script.pass_ns, self._script.stages)
             self._channel.send(replace(ready, max_sessions=self._script.max_sessions))
             while self._handle(self._channel.receive()):
                 pass
@@ -204,8 +215,8 @@ class ScriptedWorker:
             valid=self._script.valid,
             queue_ns=10,
             inference_ns=20,
-            passes=3,
-            settled=7,
+            passes=self._script.passes,
+            settled=self._script.settled,
         )
         self._channel.send(result)
 
@@ -214,14 +225,17 @@ class ScriptedWorker:
             gone = [frame for frame in self.held if frame.session == session and frame.epoch < epoch]
             self.held = deque(frame for frame in self.held if frame not in gone)
         for frame in gone:
-            self._channel.send(
-                FrameDropped(
-                    session=session,
-                    epoch=frame.epoch,
-                    seq=frame.seq,
-                    disposition="dropped",
-                    code="ABORTED",
-                    reason=reason,
-                    text="gone",
-                )
+            self._give_up(frame, "dropped", "ABORTED", reason, "gone")
+
+    def _give_up(self, frame: SubmitFrame, disposition: str, code: str, reason: str, text: str) -> None:
+        self._channel.send(
+            FrameDropped(
+                session=frame.session,
+                epoch=frame.epoch,
+                seq=frame.seq,
+                disposition=disposition,
+                code=code,
+                reason=reason,
+                text=text,
             )
+        )

@@ -79,6 +79,7 @@ class ActionDecoder:
                 relative=tuple(map(bool, relative)),
                 frame=self._block.get("frame", "base"),
                 rotation=self._block.get("rotation", "euler_xyz"),
+                control_rate_hz=float(self._block.get("control_rate_hz", 0.0)),
             )
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise CheckpointError(f"config.json edgeflow_action: {error}") from error

@@ -140,6 +140,7 @@ def act_answer(done: ActDone) -> dict[str, Any]:
             "relative": list(schema.relative),
             "frame": schema.frame,
             "rotation": schema.rotation,
+            "control_rate_hz": schema.control_rate_hz,
         },
         "timings_ms": {
             "decode": timings.decode_ns / 1e6,

@@ -18,7 +18,7 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.images.crc32c import crc32c
 from edgeflow.service.images.images import check_image, decode_jpeg
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow.types import MOST_TOLERANCE_BINS, CameraSpec, ImageFormat, Mode
 
 MAX_NAME = 64
 MAX_PARTS = 64  # messages in a repeated field
@@ -33,6 +33,7 @@ _MODES = {
     pb.MODE_SERIAL: Mode.SERIAL,
     pb.MODE_PIPELINED: Mode.PIPELINED,
     pb.MODE_DEPTH: Mode.DEPTH,
+    pb.MODE_SPECULATIVE: Mode.SPECULATIVE,
     pb.MODE_AUTO: Mode.AUTO,
 }
 _REFUSED_CATEGORIES = {"Cc", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -67,19 +68,24 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
         raise NotFound(f"unknown model; this service serves {alias!r}", field="open.model", reason=Reason.MODEL_UNKNOWN)
     if message.mode not in _MODES:
         raise InvalidArgument(
-            "unknown mode; use serial, pipelined, depth or auto", field="open.mode", reason=Reason.MODE_UNKNOWN
+            "unknown mode; use serial, pipelined, depth, speculative or auto",
+            field="open.mode",
+            reason=Reason.MODE_UNKNOWN,
         )
-    if message.depth and message.mode != pb.MODE_DEPTH:
-        raise InvalidArgument("may only be set with mode depth", field="open.depth", reason=Reason.DEPTH_WITHOUT_MODE)
+    mode = _MODES[message.mode]
+    _check_depth(mode, message.depth)
+    _check_speculation(mode, message.tolerance_bins, message.max_passes)
     return OpenRequest(
         cameras=_check_cameras(message.cameras, limits),
         proprio_names=_check_proprio_names(message.proprio_names, limits),
         instruction=check_text(message.instruction, "open.instruction", limits),
         control_period_ns=_check_period(message.control_period_ms, limits) * 1_000_000,
         max_action_age_ns=_check_age(message.max_action_age_ms),
-        mode=_MODES[message.mode],
+        mode=mode,
         unnorm_key=_check_name(message.unnorm_key, "open.unnorm_key") if message.unnorm_key else "",
         depth=message.depth,
+        tolerance_bins=message.tolerance_bins,
+        max_passes=message.max_passes,
     )
 
 
@@ -90,6 +96,8 @@ def check_request(opened: OpenRequest, limits: LimitsConfig) -> None:
         _check_size(camera, f"open.cameras[{index}]", limits)
     _check_proprio_names(opened.proprio_names, limits)
     check_text(opened.instruction, "open.instruction", limits)
+    _check_depth(opened.mode, opened.depth)
+    _check_speculation(opened.mode, opened.tolerance_bins, opened.max_passes)
     _check_period(opened.control_period_ns // 1_000_000, limits)
     if opened.max_action_age_ns is not None:
         _check_age(opened.max_action_age_ns // 1_000_000)
@@ -252,6 +260,28 @@ def _check_period(period_ms: int, limits: LimitsConfig) -> int:
             reason=Reason.PERIOD_OUT_OF_RANGE,
         )
     return period_ms
+
+
+def _check_depth(mode: Mode | None, depth: int) -> None:
+    if depth and mode is not Mode.DEPTH:
+        raise InvalidArgument("may only be set with mode depth", field="open.depth", reason=Reason.DEPTH_WITHOUT_MODE)
+
+
+def _check_speculation(mode: Mode | None, tolerance_bins: int, max_passes: int) -> None:
+    """Check what the model does not decide; that max_passes is at most K is checked at admission."""
+    for name, value in (("tolerance_bins", tolerance_bins), ("max_passes", max_passes)):
+        if value and mode is not Mode.SPECULATIVE:
+            raise InvalidArgument(
+                "may only be set with mode speculative", field=f"open.{name}", reason=Reason.SPECULATION_WITHOUT_MODE
+            )
+    if not 0 <= tolerance_bins <= MOST_TOLERANCE_BINS:
+        raise InvalidArgument(
+            f"must be 0 to {MOST_TOLERANCE_BINS}, got {tolerance_bins}",
+            field="open.tolerance_bins",
+            reason=Reason.TOLERANCE_OUT_OF_RANGE,
+        )
+    if max_passes < 0:
+        raise InvalidArgument(f"must be 0 to K, got {max_passes}", field="open.max_passes")
 
 
 def _check_age(age_ms: int) -> int | None:

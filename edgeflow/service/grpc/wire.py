@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edgeflow.rpc import control_pb2 as pb
+from edgeflow.scheduler.pace import served_mode
 from edgeflow.service.sessions.admission import SessionPlan
 from edgeflow.service.sessions.events import ActionEvent, Event, NoticeEvent, StatusEvent
 from edgeflow.types import ActionSchema, Command, Disposition, Mode
@@ -14,6 +15,7 @@ _MODES = {
     Mode.SERIAL: pb.MODE_SERIAL,
     Mode.PIPELINED: pb.MODE_PIPELINED,
     Mode.DEPTH: pb.MODE_DEPTH,
+    Mode.SPECULATIVE: pb.MODE_SPECULATIVE,
     Mode.AUTO: pb.MODE_AUTO,
 }
 _DISPOSITIONS = {
@@ -39,18 +41,21 @@ def opened_message(
     session: int, schema: ActionSchema, plan: SessionPlan, *, model: str, action_tokens: int, valid_for_ms: int
 ) -> pb.ServerMessage:
     """The answer to Open; a session starts in epoch 1."""
+    speculation = plan.pace.speculation
     return pb.ServerMessage(
         opened=pb.Opened(
             session=session,
             epoch=1,
             schema=schema_message(schema),
             action_tokens=action_tokens,
-            mode=_MODES[plan.mode],
+            mode=_MODES[served_mode(plan.mode, plan.pace)],
             model=model,
             valid_for_ms=valid_for_ms,
             depth=plan.pace.depth,
             predicted_fps=plan.forecast.fps,
             predicted_age_ms=(plan.forecast.age_ns + plan.decode_ns) / 1e6,
+            tolerance_bins=speculation.tolerance_bins if speculation else 0,
+            max_passes=speculation.most_passes(action_tokens) if speculation else 0,
         )
     )
 
@@ -58,7 +63,12 @@ def opened_message(
 def schema_message(schema: ActionSchema) -> pb.ActionSchema:
     """The message of an action schema."""
     columns = zip(schema.names, schema.units, schema.low, schema.high, schema.relative, strict=True)
-    return pb.ActionSchema(dimensions=_dimensions(columns), frame=schema.frame, rotation=schema.rotation)
+    return pb.ActionSchema(
+        dimensions=_dimensions(columns),
+        frame=schema.frame,
+        rotation=schema.rotation,
+        control_rate_hz=schema.control_rate_hz,
+    )
 
 
 def action_message(event: ActionEvent) -> pb.Action:
@@ -74,6 +84,9 @@ def action_message(event: ActionEvent) -> pb.Action:
         max_age_ms=event.max_age_ms,
         values=event.values,
         token_ids=event.token_ids,
+        settled=event.settled,
+        tolerance_bins=event.tolerance_bins,
+        max_passes=event.max_passes,
         timings=pb.Timings(
             decode_ns=timings.decode_ns,
             queue_ns=timings.queue_ns,

@@ -18,7 +18,12 @@ MAX_PROPRIO = 4096  # the highest limit that a configuration can set
 MAX_VALUES = 2 * MAX_PROPRIO + 64  # msgpack counts keys too
 MAX_FIELD = 100  # characters of a name that an answer repeats
 _FORMATS = {"jpeg": pb.IMAGE_FORMAT_JPEG, "rgb8": pb.IMAGE_FORMAT_RGB8}
-_MODES = {"": pb.MODE_UNSPECIFIED, "serial": pb.MODE_SERIAL, "pipelined": pb.MODE_PIPELINED}
+_MODES = {
+    "": pb.MODE_UNSPECIFIED,
+    "serial": pb.MODE_SERIAL,
+    "pipelined": pb.MODE_PIPELINED,
+    "speculative": pb.MODE_SPECULATIVE,
+}
 
 
 def _bytes_of(value: object) -> object:
@@ -60,7 +65,7 @@ class ActBody(BaseModel):
     )
     model: str = ""
     unnorm_key: str = ""
-    mode: str = Field("", pattern="^(|serial|pipelined)$")
+    mode: str = Field("", pattern="^(|serial|pipelined|speculative)$")
 
 
 def parse_body(content_type: str, body: bytes) -> ActBody:

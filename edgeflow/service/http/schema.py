@@ -39,7 +39,10 @@ class StateAnswer(_Answer):
 
 
 class SchemaAnswer(_Answer):
-    """The meaning of an action's numbers, one entry per number. low, high: null without a limit."""
+    """The meaning of an action's numbers, one entry per number. low, high: null without a limit.
+
+    control_rate_hz: relative numbers stand for one control step at this rate; 0 = not stated.
+    """
 
     names: list[str]
     units: list[str]
@@ -48,6 +51,7 @@ class SchemaAnswer(_Answer):
     relative: list[bool]
     frame: str
     rotation: str
+    control_rate_hz: float
 
 
 class TimingsAnswer(_Answer):

@@ -17,6 +17,8 @@ from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow.types import Command
 
+PASS_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
+
 
 class Metrics(ProcessMetrics):
     """The metrics of control."""
@@ -46,6 +48,8 @@ class Metrics(ProcessMetrics):
                 self.actions.labels(event.command.value, event.reason).inc()
                 if event.command is Command.ACT:
                     self._observe_times(event)
+                    self.action_passes.observe(event.timings.passes)
+                    self.unsettled.inc(event.unsettled > 0)
                 else:
                     self.safe_actions.labels(event.reason).inc()
 
@@ -89,6 +93,8 @@ class Metrics(ProcessMetrics):
         self.frames = self._counter("frames", "Frames by outcome", "disposition", "reason")
         self.actions = self._counter("actions", "Actions sent", "mode", "reason")
         self.safe_actions = self._counter("safe_action", "HOLD and STOP sent", "reason")
+        self.action_passes = self._histogram("action_passes", "Passes per action", buckets=PASS_BUCKETS)
+        self.unsettled = self._counter("actions_unsettled", "Actions with tokens that were not settled")
         self.sessions = self._gauge("sessions", "Open sessions")
         self.sessions_opened = self._counter("sessions_opened", "Sessions opened")
         self.sessions_closed = self._counter("sessions_closed", "Sessions closed", "reason")

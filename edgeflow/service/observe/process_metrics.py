@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import generate_latest
@@ -60,8 +60,8 @@ class ProcessMetrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"edgeflow_{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(f"edgeflow_{name}", text, labels, registry=self.registry, buckets=CONTROL_BUCKETS)
+    def _histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = CONTROL_BUCKETS) -> Histogram:
+        return Histogram(f"edgeflow_{name}", text, labels, registry=self.registry, buckets=buckets)
 
 
 class _One:

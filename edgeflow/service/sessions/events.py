@@ -47,6 +47,8 @@ class ActionEvent:
 
     server_ns: from receiving the frame to handing out the action. age_ns: the same plus the frame's transport delay in
     excess of the session's quickest frame. max_age_ms: the action must not be executed once its frame is older.
+    settled: leading tokens that are settled. tolerance_bins, max_passes: how its drafts were verified; max_passes is 0
+    where the frame had none.
     """
 
     epoch: int
@@ -61,6 +63,14 @@ class ActionEvent:
     server_ns: int = 0
     age_ns: int = 0
     max_age_ms: int = 0
+    settled: int = 0
+    tolerance_bins: int = 0
+    max_passes: int = 0
+
+    @property
+    def unsettled(self) -> int:
+        """Tokens of the action that are not settled."""
+        return len(self.token_ids) - self.settled
 
 
 @dataclass(frozen=True, slots=True)

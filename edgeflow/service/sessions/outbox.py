@@ -26,7 +26,7 @@ class Outbox:
         return len(self._notes) > MOST_NOTES
 
     def note(self, event: StatusEvent | NoticeEvent) -> None:
-        """Add an event; consecutively superseded frames share one status with a range."""
+        """Add an event; consecutive frames superseded for the same reason share one status with a range."""
         last = self._notes[-1] if self._notes else None
         if isinstance(last, StatusEvent) and isinstance(event, StatusEvent) and _joins(last, event):
             self._notes[-1] = replace(last, last_seq=event.seq)
@@ -45,6 +45,6 @@ class Outbox:
 def _joins(last: StatusEvent, event: StatusEvent) -> bool:
     return (
         last.disposition is Disposition.SUPERSEDED
-        and event.disposition is Disposition.SUPERSEDED
+        and (event.disposition, event.reason, event.text) == (last.disposition, last.reason, last.text)
         and last.seq + last.frames == event.seq
     )

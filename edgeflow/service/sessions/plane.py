@@ -24,6 +24,7 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
+from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
@@ -291,7 +292,7 @@ class ControlPlane:
         self.end_all(End("UNAVAILABLE", Reason.FAULT, "no worker can be started", Command.STOP))
 
     async def _replan(self) -> None:
-        """Pass times drifted: update the forecasts, and the depth of sessions in mode auto."""
+        """Pass times drifted: update the forecasts, and the pace of sessions in mode auto."""
         modes = await asyncio.to_thread(self._admission.modes)
         self._metrics.predict(modes)
         self._log.event("pass_times_changed", **{mode: f"{seen.fps:.1f} FPS" for mode, seen in modes.items()})
@@ -380,9 +381,9 @@ class ControlPlane:
         self._all_closed.clear()
         self._metrics.sessions.set(len(self._runners))
         self._metrics.sessions_opened.inc()
-        plan = runner.plan
         who = {"peer": caller.peer, "principal": caller.principal}
-        self._log.event("session_opened", session=number, **who, mode=plan.mode.value, depth=plan.pace.depth)
+        mode, pace = runner.plan.mode.value, pace_text(runner.plan.pace)
+        self._log.event("session_opened", session=number, **who, mode=mode, pace=pace)
 
     def _answer(self, message: FrameResult | FrameDropped) -> None:
         runner = self._runners.get(message.session)

@@ -16,10 +16,11 @@ from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError, Unavai
 from edgeflow.ipc.messages import ChangePace, Message, OpenSession, Payload
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
+from edgeflow.scheduler.pace import pace_text, served_mode
 from edgeflow.service.grpc.codec import Unparsable, check_frame, check_text, decode_frame, refuse_unknown_fields
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
-from edgeflow.service.sessions.admission import SessionPlan
+from edgeflow.service.sessions.admission import OVERHEAD_NS, SessionPlan
 from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.events import ActionEvent, End, Event
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
@@ -57,7 +58,6 @@ class SessionRunner:
         alone: Callable[[SessionRunner], bool],
     ) -> None:
         self.session = session
-        self.plan = plan
         self._port = port
         self._pool = pool
         self._clock = clock
@@ -71,6 +71,10 @@ class SessionRunner:
         self._changed = asyncio.Event()
         self._last_frame_ns: int | None = None
         self._taken: list[Event] = []
+        self._adopt(plan)
+        if plan.mode is not served_mode(plan.mode, plan.pace):
+            text = "the model gives one token per action: there is nothing to draft, and speculative is serial"
+            session.notify("mode", text)
 
     def receive(self, message: pb.ClientMessage | Unparsable) -> None:
         """Handle a message after Open; the stream continues whatever it contains."""
@@ -127,13 +131,13 @@ class SessionRunner:
         self.pump()
 
     def change_plan(self, plan: SessionPlan) -> None:
-        """Adopt a new plan: another depth from the next frame on, or only another forecast."""
+        """Adopt a new plan: another pace from the next frame on, or only another forecast."""
         if self._replace_plan(plan):
             self._port.send(ChangePace(self.session.number, plan.pace))
             self.pump()
 
     def reopen(self, plan: SessionPlan) -> None:
-        """Open the session's ring again, with the depth that fits now."""
+        """Open the session's ring again, at the pace that fits now."""
         self._replace_plan(plan)
         self.open_ring()
 
@@ -247,11 +251,17 @@ class SessionRunner:
         self.pump()
 
     def _replace_plan(self, plan: SessionPlan) -> bool:
-        """Adopt a plan; True if the depth changed, of which the robot is notified."""
-        before, self.plan = self.plan.pace, plan
-        if plan.pace != before:
-            self.session.notify("depth", f"the forecasts changed: depth {plan.pace.depth} instead of {before.depth}")
-        return plan.pace != before
+        """Adopt a plan; True if the pace changed, of which the robot is notified."""
+        before = self.plan.pace
+        self._adopt(plan)
+        if plan.pace == before:
+            return False
+        self.session.notify("depth", f"the forecasts changed: {pace_text(plan.pace)} instead of {pace_text(before)}")
+        return True
+
+    def _adopt(self, plan: SessionPlan) -> None:
+        self.plan = plan
+        self.session.speculation = plan.pace.speculation
 
     def _observe_gap(self, now_ns: int) -> None:
         if self._last_frame_ns is not None:
@@ -274,6 +284,7 @@ def open_session(
     number: int, epoch: int, request: OpenRequest, plan: SessionPlan, instruction: str = ""
 ) -> OpenSession:
     """The message that opens a session at the worker. instruction: checked there, not stored."""
+    age_ns = request.max_action_age_ns
     return OpenSession(
         session=number,
         epoch=epoch,
@@ -281,6 +292,7 @@ def open_session(
         unnorm_key=request.unnorm_key,
         instruction=instruction,
         deadline_ns=plan.robot.deadline_ns,
+        patience_ns=max(age_ns - OVERHEAD_NS, 1) if age_ns is not None else 0,
         period_ns=plan.robot.period_ns,
     )
 

@@ -52,7 +52,7 @@ from edgeflow.service.sessions.rates import TokenBucket
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, Track
 from edgeflow.service.sessions.underway import UnderWay
-from edgeflow.types import ActionSchema, Command, Disposition, StageTimings
+from edgeflow.types import ActionSchema, Command, Disposition, Speculation, StageTimings
 
 PERIODS_SILENT = 5
 SECOND_NS = 1_000_000_000
@@ -86,7 +86,10 @@ class SessionRules:
 
 
 class Session:
-    """The state machine. Report what happens; then take events, `commands`, frames to decode and frames to send."""
+    """The state machine. Report what happens; then take events, `commands`, frames to decode and frames to send.
+
+    speculation: how the drafts of the next frame are verified, which is the runner's to set; None = it has none.
+    """
 
     def __init__(
         self,
@@ -103,6 +106,7 @@ class Session:
         self.epoch = 1
         self.instruction = self._proven_instruction = request.instruction
         self.ended: End | None = None
+        self.speculation: Speculation | None = None
         self.commands: deque[ResetSession | CloseSession] = deque()
         self.valid_for_ms = rules.action_ttl_ms
         times = FrameTimes(IN_FLIGHT * len(schema.names)) if times is None else times
@@ -266,6 +270,7 @@ class Session:
         track = self._frames.start_sending(now_ns) if self._ring is Ring.HELD else None
         if track is None:
             return None
+        track.speculation = self.speculation
         camera = self.request.cameras[0]
         payload, track.payload = track.payload, b""
         return SubmitFrame(
@@ -298,7 +303,8 @@ class Session:
             timings = StageTimings(
                 track.decode_ns, message.queue_ns + max(front_wait_ns, 0), message.inference_ns, message.passes
             )
-            self._frames.act(Ready(track, tuple(message.values), tuple(message.token_ids), timings))
+            values, token_ids = tuple(message.values), tuple(message.token_ids)
+            self._frames.act(Ready(track, values, token_ids, timings, message.settled))
             self._outbox.safe = None
         self._finish_if_idle()
 
@@ -308,7 +314,7 @@ class Session:
         if track is None:
             return
         disposition = Disposition(message.disposition)
-        if disposition is Disposition.SUPERSEDED:
+        if message.reason == Reason.SUPERSEDED:
             self._frames.supersede(track)
         else:
             self._frames.leave(track, disposition, message.code, message.reason, message.text)

@@ -8,14 +8,14 @@ from enum import Enum
 from edgeflow.ipc.messages import Payload
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame
-from edgeflow.types import Command, Disposition, StageTimings
+from edgeflow.types import Command, Disposition, Speculation, StageTimings
 
 INVALID_IN_A_ROW = 3  # consecutive invalid outputs that put a session in fault
 
 
 @dataclass(slots=True, kw_only=True)
 class Track:
-    """A frame inside the service, with its times."""
+    """A frame inside the service, with its times. speculation: of the session when the frame went to the worker."""
 
     frame: CheckedFrame
     epoch: int
@@ -25,21 +25,24 @@ class Track:
     payload: Payload = b""
     decode_ns: int = 0
     sent_ns: int = 0
+    speculation: Speculation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """An action not handed out yet."""
+    """An action not handed out yet. settled: as in FrameResult."""
 
     track: Track
     values: tuple[float, ...]
     token_ids: tuple[int, ...]
     timings: StageTimings
+    settled: int
 
     def events(self, now_ns: int, delay_ns: int, valid_for_ms: int, max_age_ms: int) -> list[Event]:
         """The events of handing it out now. delay_ns: transport delay in excess of the session's quickest frame."""
         frame = self.track.frame
         server_ns = now_ns - self.track.received_ns
+        speculation = self.track.speculation
         action = ActionEvent(
             epoch=self.track.epoch,
             command=Command.ACT,
@@ -53,6 +56,9 @@ class Ready:
             server_ns=server_ns,
             age_ns=server_ns + delay_ns,
             max_age_ms=max_age_ms,
+            settled=self.settled,
+            tolerance_bins=speculation.tolerance_bins if speculation else 0,
+            max_passes=speculation.most_passes(len(self.token_ids)) if speculation else 0,
         )
         return [action, StatusEvent(seq=frame.seq, disposition=Disposition.ACTED)]
 

@@ -52,7 +52,7 @@ class Loop:
                     queue_ns=1,
                     inference_ns=1,
                     passes=1,
-                    settled=7,
+                    settled=3,
                 )
             )
         self.events += session.take(now_ns)

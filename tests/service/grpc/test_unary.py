@@ -13,6 +13,7 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import check_act
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.act import act_once
+from edgeflow.types import Pace
 from tests.service.harness import JPEG, eventually, frame_message, open_message, serving
 from tests.service.scripted import Script
 
@@ -27,7 +28,7 @@ async def test_one_frame_one_action_and_the_session_is_gone(checkpoint):
         assert list(answer.action.values) == [0.25, -0.5, 1.0]
         assert [d.name for d in answer.schema.dimensions] == ["x", "y", "grip"]
         seen = served.script.worker.seen
-        assert [m.depth for m in seen if isinstance(m, OpenSession)] == [1]
+        assert [m.pace for m in seen if isinstance(m, OpenSession)] == [Pace(1)]
         await eventually(lambda: any(isinstance(m, CloseSession) for m in seen))
         assert served.metric("edgeflow_sessions") == 0
 
