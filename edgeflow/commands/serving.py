@@ -181,7 +181,8 @@ def robot(
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=5, help="Seconds per mode.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=5, help="Seconds per mode.")] = 45.0,
+    speed: Annotated[float, typer.Option(min=0, max=20, help="Speed of the objects, in cm/s; 0: still.")] = 5.0,
     profile: Annotated[
         str, typer.Option(help="Slow passes down to a device's published times: none, orin, rtx5090, FILE.")
     ] = "rtx5090",
@@ -190,4 +191,4 @@ def demo(
     """Demonstrate the modes: serve the embedded policy, run the simulated robot against it, and compare."""
     from edgeflow.demo.command import demo_command
 
-    raise typer.Exit(demo_command(seconds, profile, out))
+    raise typer.Exit(demo_command(seconds, speed / 100, profile, out))

@@ -7,9 +7,17 @@ from typing import Annotated
 
 import typer
 
-from edgeflow.commands.options import DEPTH_HELP, ENDS, MODE_HELP, Json, OptionalFloat
+from edgeflow.commands.options import (
+    DEPTH_HELP,
+    ENDS,
+    MODE_HELP,
+    PASSES_HELP,
+    TOLERANCE_HELP,
+    Json,
+    OptionalFloat,
+)
 from edgeflow.errors import ConfigError
-from edgeflow.types import Mode
+from edgeflow.types import MOST_TOLERANCE_BINS, Mode, Speculation
 
 PROFILE_HELP = "Device whose pass times to use: none (this machine), orin, rtx5090, FILE."
 
@@ -18,6 +26,8 @@ def eval_demo(
     episodes: Annotated[int, typer.Option(min=1, help="Episodes per condition and seed.")] = 200,
     mode: Annotated[list[Mode], typer.Option(help=f"{MODE_HELP} Repeat for several.")] = list(ENDS),  # noqa: B006 - typer reads it
     depth: Annotated[int, typer.Option(min=0, help=DEPTH_HELP)] = 0,
+    tolerance_bins: Annotated[int, typer.Option(min=0, max=MOST_TOLERANCE_BINS, help=TOLERANCE_HELP)] = 0,
+    max_passes: Annotated[int, typer.Option(min=0, help=PASSES_HELP)] = 0,
     anchored: Annotated[
         str, typer.Option(help="yes: apply actions to the pose of their frame; no: to the present pose; both.")
     ] = "yes",
@@ -37,7 +47,10 @@ def eval_demo(
     if anchored not in choices:
         raise ConfigError(f"anchored: must be yes, no or both, got {anchored!r}")
     if Mode.AUTO in mode or (Mode.DEPTH in mode) != (depth > 0):
-        raise ConfigError("mode: eval-demo takes serial, pipelined, or depth together with --depth")
+        raise ConfigError("mode: eval-demo takes serial, pipelined, speculative, or depth together with --depth")
+    speculation = Speculation(tolerance_bins, max_passes)
+    if speculation != Speculation() and Mode.SPECULATIVE not in mode:
+        raise ConfigError("mode: --tolerance-bins and --max-passes need --mode speculative")
     plan = EvaluationPlan(
         episodes=episodes,
         modes=mode,
@@ -48,6 +61,7 @@ def eval_demo(
         period_s=1 / frame_hz,
         model=model,
         depth=depth,
+        speculation=speculation,
     )
     eval_command(plan, out, as_json=as_json)
 

@@ -18,6 +18,8 @@ from edgeflow.engine.control.profile import load_profile
 from edgeflow.loadtest.report import json_text
 from edgeflow.types import Mode
 
+DEMO_MODES = (Mode.SERIAL, Mode.PIPELINED, Mode.SPECULATIVE)
+
 
 def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json: bool) -> int:
     """Run the simulated robot against any service."""
@@ -33,14 +35,13 @@ def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json
     return 0
 
 
-def demo_command(seconds: float, profile: str, out: Path) -> int:
-    """Serve the embedded policy, run serial, then pipelined, compare them and write the report.
+def demo_command(seconds: float, object_speed: float, profile: str, out: Path) -> int:
+    """Serve the embedded policy, run one mode after the other, compare them and write the report.
 
-    seconds: per mode. profile: device whose pass times the passes are held to.
+    seconds: per mode. object_speed: m/s. profile: device whose pass times the passes are held to.
     """
     console = table_console()
     frame_hz = _frame_hz(profile)
-    modes = (Mode.SERIAL, Mode.PIPELINED)
     with ServiceProcess(("--model", "demo", "--profile", profile)) as service:
         with reporting(console) as report:
             address = service.start(report)
@@ -48,15 +49,17 @@ def demo_command(seconds: float, profile: str, out: Path) -> int:
             f"service ready at {address}; {seconds:.0f} s per mode, camera {frame_hz:.0f} Hz", highlight=False
         )
         runs: list[RobotRun] = []
-        with RunView(console, modes, "simulated robot") as show:
-            for mode in modes:
-                plan = RunPlan(mode=mode, seconds=seconds, seed=FRESH_SEEDS, frame_hz=frame_hz)
+        with RunView(console, DEMO_MODES, "simulated robot") as show:
+            for mode in DEMO_MODES:
+                plan = RunPlan(
+                    mode=mode, seconds=seconds, object_speed=object_speed, seed=FRESH_SEEDS, frame_hz=frame_hz
+                )
                 runs.append(run_robot(address, plan, show))
     sentence = verdict(runs)
-    console.print(result_table(runs, f"{runs[0].model}, {_objects(0.0)}, device profile {profile}"))
+    console.print(result_table(runs, f"{runs[0].model}, {_objects(object_speed)}, device profile {profile}"))
     console.print(sentence, highlight=False)
     write_folder(out, runs, conditions(runs[0], profile), sentence)
-    console.print(f"written: {out}/report.json and plots", highlight=False)
+    console.print(f"written: {out}/report.json, {out}/modes.png and further plots", highlight=False)
     return 0
 
 

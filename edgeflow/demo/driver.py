@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
+import numpy as np
+
 from edgeflow.client.actions import POSITION, ROTATION, Action, Directive
 from edgeflow.client.credentials import Credentials
 from edgeflow.client.flight import Statistics
@@ -69,7 +71,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RobotRun:
-    """Results of a run. mode: as agreed by the service. `outcomes` has finished episodes only; a run ends with one."""
+    """Results of a run. mode: as agreed by the service. passes: that each action took.
+
+    `outcomes` has finished episodes only; a run ends with one.
+    """
 
     plan: RunPlan
     mode: Mode
@@ -77,6 +82,7 @@ class RobotRun:
     summary: RunSummary
     series: TimeSeries
     ages_ms: Series
+    passes: Series
     outcomes: tuple[Outcome, ...]
     snapshots: tuple[Snapshot, ...]
     statistics: Statistics
@@ -121,6 +127,7 @@ class Robot:
         self._clock = clock
         self._recorder = RunRecorder()
         self._album = _Album()
+        self._passes: list[int] = []
         self._outcomes: list[Outcome] = []
         self._obeyed: Directive | None = None
 
@@ -137,6 +144,7 @@ class Robot:
             summary=self._recorder.summary(now_ns),
             series=self._recorder.series(1.0),
             ages_ms=self._recorder.ages_ms,
+            passes=np.array(self._passes, np.float64),
             outcomes=tuple(self._outcomes),
             snapshots=tuple(self._album.snapshots),
             statistics=self._client.statistics(),
@@ -184,6 +192,7 @@ class Robot:
                 self._client.reset()  # a simulated robot needs nobody to look whether its way is free
             return
         self._recorder.record(action.received_ns, action.age_ns)
+        self._passes.append(action.timings.passes)
         self._album.commanded(action, self._sim.instruction)
         target = action.target("frame" if self._plan.anchored else self._sim.pose())
         if target.pose is not None:

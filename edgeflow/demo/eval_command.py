@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeflow.console import reporting, table_console
-from edgeflow.demo.evaluation import ConditionResult, EvaluationPlan, evaluate
+from edgeflow.demo.evaluation import Condition, ConditionResult, EvaluationPlan, evaluate
 
 
 def eval_command(plan: EvaluationPlan, out: Path, *, as_json: bool) -> None:
@@ -42,34 +42,33 @@ def _write(results: list[ConditionResult], plan: EvaluationPlan, out: Path) -> N
 def _table(results: list[ConditionResult], plan: EvaluationPlan) -> Table:
     count = plan.episodes * len(plan.seeds)
     table = Table(
-        "device", "objects", "mode", "actions", "success", "95 % interval", "actions/s", "age p50", "age p99",
+        "condition", "success", "s/success", "actions/s", "age mean, p50, p99", "passes", "overtaken", "unsettled",
         title=f"{plan.model}, {count} episodes per row, camera {1 / plan.period_s:g} Hz",
     )  # fmt: skip
     for result in results:
-        condition = result.condition
         low, high = result.success.interval
         table.add_row(
-            condition.profile.name,
-            f"{condition.speed * 100:g} cm/s",
-            condition.mode.value,
-            "anchored" if condition.anchored else "not anchored",
-            f"{result.success.share:.1%}",
-            f"{low:.1%} .. {high:.1%}",
+            _name(result.condition),
+            f"{result.success.share:.1%} ({100 * low:.1f} to {100 * high:.1f} %)",
+            f"{result.seconds_per_success:.2f}",
             f"{result.fps:.1f}",
-            f"{result.age_p50_ms:.0f} ms",
-            f"{result.age_p99_ms:.0f} ms",
+            f"{result.age_mean_ms:.0f}, {result.age_p50_ms:.0f}, {result.age_p99_ms:.0f} ms",
+            f"{result.passes_mean:.2f}",
+            f"{result.overtaken:.0%}",
+            f"{result.unsettled:.0%}",
         )
     return table
+
+
+def _name(condition: Condition) -> str:
+    anchored = "" if condition.anchored else ", not anchored"
+    return f"{condition.profile}, {condition.mode}{anchored}, {condition.speed * 100:g} cm/s"
 
 
 def _plot(results: list[ConditionResult], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    labels = [
-        f"{r.condition.profile.name}, {r.condition.mode.value}\n{r.condition.speed * 100:g} cm/s"
-        f"{'' if r.condition.anchored else ', not anchored'}"
-        for r in results
-    ]
+    labels = [_name(result.condition) for result in results]
     shares = [r.success.share for r in results]
     errors = [
         [share - r.success.interval[0] for share, r in zip(shares, results, strict=True)],

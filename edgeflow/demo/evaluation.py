@@ -1,75 +1,112 @@
 """`edgeflow eval-demo`: success, rate and age of the embedded policy over a grid of conditions.
 
-Every episode runs the real worker in virtual time (demo/virtual.py). A condition is a mode, anchoring, object speed
+Every episode runs the real worker in virtual time (demo/virtual.py). A condition is a pace, anchoring, object speed
 and device profile; differences in success are the effect of the scheduler's delays on the closed loop.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from edgeflow.config import ServiceConfig
+from edgeflow.demo.episodes import EpisodeRun
 from edgeflow.demo.evaluate import SuccessRate, success_rate
 from edgeflow.demo.measure import FRESH_SEEDS
 from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.virtual import EpisodeRun, VirtualService
-from edgeflow.engine.control.build import build_engine
-from edgeflow.engine.control.profile import DeviceProfile, load_profile
+from edgeflow.demo.virtual import Delay, VirtualService
+from edgeflow.engine.control.build import BuiltEngine, build_engine
+from edgeflow.engine.control.profile import load_profile
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.process.calibrate import calibrate
-from edgeflow.types import Mode, PassTimes
+from edgeflow.errors import ConfigError
+from edgeflow.scheduler.pace import pace_of
+from edgeflow.types import Mode, Pace, PassTimes, Speculation
 
 SEED_STRIDE = 100_000  # episodes of one seed never meet those of the next
+THIS_MACHINE = "this machine"  # the profile "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One row of the table. speed: of the objects, m/s. profile: device whose pass times are used."""
+    """One row of the table.
 
-    mode: Mode
+    mode: the name of the pace. speed: of the objects, m/s. profile: name of the device whose pass times are used.
+    delay: in place of the passes' own age.
+    """
+
+    mode: str
+    pace: Pace
     anchored: bool
     speed: float
-    profile: DeviceProfile
+    profile: str
+    delay: Delay | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionResult:
-    """Success over all episodes; actions per second and ages in milliseconds, in simulated time."""
+    """Figures over all episodes of a condition, in simulated time.
+
+    seconds_per_success: time of all episodes, the failed ones included, per success; infinite without any. fps: actions
+    per second. passes: how many actions took so many passes. overtaken: share of the frames begun that a newer one left
+    behind. unsettled: share of the actions with tokens that were not settled.
+    """
 
     condition: Condition
     success: SuccessRate
+    by_seed: tuple[SuccessRate, ...]
+    seconds_per_success: float
     fps: float
+    age_mean_ms: float
     age_p50_ms: float
     age_p99_ms: float
-    by_seed: tuple[SuccessRate, ...]
+    passes: Mapping[int, int]
+    overtaken: float
+    unsettled: float
+
+    @property
+    def passes_mean(self) -> float:
+        count = sum(self.passes.values())
+        return sum(passes * times for passes, times in self.passes.items()) / count if count else math.nan
 
     def as_json(self) -> dict[str, Any]:
-        low, high = self.success.interval
-        return {
-            "mode": self.condition.mode.value,
-            "anchored": self.condition.anchored,
-            "speed_cm_s": self.condition.speed * 100,
-            "profile": self.condition.profile.name,
+        """The figures as JSON values; null where there is none."""
+        condition, (low, high) = self.condition, self.success.interval
+        figures = {
+            "mode": condition.mode,
+            "anchored": condition.anchored,
+            "speed_cm_s": condition.speed * 100,
+            "profile": condition.profile,
             "episodes": self.success.episodes,
             "successes": self.success.successes,
             "success": self.success.share,
             "interval_95": [low, high],
             "success_by_seed": [rate.share for rate in self.by_seed],
+            "seconds_per_success": self.seconds_per_success,
             "fps": self.fps,
+            "age_mean_ms": self.age_mean_ms,
             "age_p50_ms": self.age_p50_ms,
             "age_p99_ms": self.age_p99_ms,
+            "passes_mean": self.passes_mean,
+            "passes": {str(passes): self.passes[passes] for passes in sorted(self.passes)},
+            "overtaken": self.overtaken,
+            "unsettled": self.unsettled,
+        }
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in figures.items()
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPlan:
-    """The grid to run. period_s: between camera frames. depth: for Mode.DEPTH only."""
+    """The grid to run. period_s: between camera frames. depth: for Mode.DEPTH; speculation: for Mode.SPECULATIVE."""
 
     episodes: int
     modes: Sequence[Mode]
@@ -80,27 +117,82 @@ class EvaluationPlan:
     period_s: float = 0.05
     model: str = "demo"
     depth: int = 0
+    speculation: Speculation = field(default_factory=Speculation)
 
 
 def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) -> Iterator[ConditionResult]:
     """Run the grid, one condition at a time."""
-    built = build_engine(ServiceConfig(model=plan.model, max_sessions=1))
+    built = load_policy(plan.model)
+    stages = built.engine.policy.K
+    if plan.speculation.max_passes > stages:
+        raise ConfigError(f"max_passes: must be 1 to {stages}, got {plan.speculation.max_passes}")
+    paces = [pace_of(mode, stages, plan.depth, plan.speculation) for mode in plan.modes]
+    times = dict(_times(name, built) for name in plan.profiles)
+    for profile, speed, pace, anchored in itertools.product(times, plan.speeds, paces, plan.anchored):
+        condition = Condition(pace_name(pace, stages), pace, anchored, speed, profile)
+        service = VirtualService(built.engine, built.limits, times[profile])
+        runs = [list(_of_seed(service, condition, plan, seed, progress)) for seed in plan.seeds]
+        yield result_of(condition, runs, stages)
+
+
+def pace_name(pace: Pace, stages: int) -> str:
+    """What a pace is called: "serial", "depth 2", "pipelined", "speculative", "speculative, 1 bin"."""
+    if (how := pace.speculation) is None:
+        return {stages: "pipelined", 1: "serial"}.get(pace.depth, f"depth {pace.depth}")
+    bins = [f"{how.tolerance_bins} bin{'s' * (how.tolerance_bins > 1)}"] * (how.tolerance_bins > 0)
+    passes = [f"{how.max_passes} pass{'es' * (how.max_passes > 1)}"] * (0 < how.max_passes < stages)
+    return ", ".join(["speculative", *bins, *passes])
+
+
+def load_policy(model: str) -> BuiltEngine:
+    """An engine for one session, warmed up."""
+    built = build_engine(ServiceConfig(model=model, max_sessions=1))
     warm_up(built.engine, built.limits.shift, lambda *_: None)
-    times = calibrate(built.engine)
-    for condition in _grid(plan, times):
-        service = VirtualService(built.engine, built.limits, condition.profile)
-        runs = [list(_episodes(service, condition, plan, seed, progress)) for seed in plan.seeds]
-        yield _result(condition, runs)
+    return built
 
 
-def _grid(plan: EvaluationPlan, times: PassTimes) -> Iterator[Condition]:
-    measured = DeviceProfile("this machine", times.prefill_ns, times.decode_ns, times.packed_ns)
-    profiles = [load_profile(name) or measured for name in plan.profiles]
-    for profile, speed, mode, anchored in itertools.product(profiles, plan.speeds, plan.modes, plan.anchored):
-        yield Condition(mode, anchored, speed, profile)
+def run_episodes(
+    service: VirtualService, condition: Condition, seeds: Sequence[int], period_s: float
+) -> Iterator[EpisodeRun]:
+    """Run one episode for each seed."""
+    sim = RobotSim(seeds[0], condition.speed)
+    for seed in seeds:
+        sim.reset(seed)
+        delay = replace(condition.delay, seed=seed) if condition.delay else None
+        yield service.run_episode(sim, condition.pace, period_s=period_s, anchored=condition.anchored, delay=delay)
+    sim.close()
 
 
-def _episodes(
+def result_of(condition: Condition, by_seed: Sequence[Sequence[EpisodeRun]], stages: int) -> ConditionResult:
+    """The figures of a condition's episodes."""
+    runs = [run for of_seed in by_seed for run in of_seed]
+    acted = [action for run in runs for action in run.acted]
+    ages = [action.age_ns / 1e6 for action in acted] or [math.nan]
+    success, seconds = success_rate([run.outcome for run in runs]), sum(run.seconds for run in runs)
+    return ConditionResult(
+        condition=condition,
+        success=success,
+        by_seed=tuple(success_rate([run.outcome for run in of_seed]) for of_seed in by_seed),
+        seconds_per_success=seconds / success.successes if success.successes else math.inf,
+        fps=len(acted) / seconds,
+        age_mean_ms=float(np.mean(ages)),
+        age_p50_ms=float(np.median(ages)),
+        age_p99_ms=float(np.percentile(ages, 99)),
+        passes=Counter(action.passes for action in acted),
+        overtaken=sum(run.overtaken for run in runs) / max(sum(run.begun for run in runs), 1),
+        unsettled=sum(action.settled < stages for action in acted) / max(len(acted), 1),
+    )
+
+
+def _times(name: str, built: BuiltEngine) -> tuple[str, PassTimes]:
+    """The name of a device, and its pass times."""
+    profile = load_profile(name)
+    if profile is None:
+        return THIS_MACHINE, calibrate(built.engine)
+    return profile.name, profile.times(built.engine.policy.K)
+
+
+def _of_seed(
     service: VirtualService,
     condition: Condition,
     plan: EvaluationPlan,
@@ -108,25 +200,8 @@ def _episodes(
     progress: Callable[[str, int, int], None],
 ) -> Iterator[EpisodeRun]:
     first = FRESH_SEEDS + SEED_STRIDE * seed
-    name = f"{condition.profile.name}, {condition.mode.value}, {condition.speed * 100:g} cm/s, seed {seed}"
-    sim = RobotSim(first, condition.speed)
-    for index in range(plan.episodes):
-        progress(name, index, plan.episodes)
-        sim.reset(first + index)
-        yield service.run_episode(
-            sim, condition.mode, period_s=plan.period_s, anchored=condition.anchored, depth=plan.depth
-        )
-    sim.close()
-
-
-def _result(condition: Condition, runs: list[list[EpisodeRun]]) -> ConditionResult:
-    every = [run for of_seed in runs for run in of_seed]
-    ages = [age_ns / 1e6 for run in every for age_ns in run.ages_ns] or [float("nan")]
-    return ConditionResult(
-        condition=condition,
-        success=success_rate([run.outcome for run in every]),
-        fps=sum(run.actions for run in every) / sum(run.seconds for run in every),
-        age_p50_ms=median(ages),
-        age_p99_ms=float(np.percentile(ages, 99)),
-        by_seed=tuple(success_rate([run.outcome for run in of_seed]) for of_seed in runs),
-    )
+    name = f"{condition.profile}, {condition.mode}, {condition.speed * 100:g} cm/s, seed {seed}"
+    runs = run_episodes(service, condition, range(first, first + plan.episodes), plan.period_s)
+    for index, run in enumerate(runs):
+        progress(name, index + 1, plan.episodes)
+        yield run

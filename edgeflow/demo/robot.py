@@ -94,6 +94,12 @@ class Arm:
         """Hold the controller's set point."""
         self.goal = self._setpoint
 
+    def velocity(self, seconds: float) -> Vector:
+        """Velocity `[3]` of the set point towards the goal, m/s, with control steps of `seconds`."""
+        left = self.goal.position - self._setpoint.position
+        far = float(np.linalg.norm(left))
+        return left * (MAX_SPEED / max(far, MAX_SPEED * seconds))
+
     def advance(self, seconds: float) -> None:
         """Move the set point and set the actuators; the caller steps the physics."""
         self._setpoint = _approach(self._setpoint, self.goal, seconds)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeflow.client.pose import Vector
 from edgeflow.demo.gl import load_mujoco, open_context
 from edgeflow.demo.layout import COLOURS, Handle
 
@@ -21,6 +23,15 @@ _MAX_WIDTH, _MAX_HEIGHT = 640, 480  # the off-screen buffer of assets/scene.xml
 _MAX_GEOMS = 200
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Moment:
+    """What a picture depends on: joint positions, and position and orientation of every handle and post."""
+
+    joints: Vector
+    positions: Vector
+    quaternions: Vector
+
+
 class Scene:
     """One MuJoCo model and its state. It cannot be shared between threads: the GL context belongs to one."""
 
@@ -29,6 +40,7 @@ class Scene:
         source = files("edgeflow.demo").joinpath("assets").joinpath("scene.xml").read_text(encoding="utf-8")
         self.model: Any = self.mujoco.MjModel.from_xml_string(source)
         self.data: Any = self.mujoco.MjData(self.model)
+        self._shown: Any = self.mujoco.MjData(self.model)
         self._posts = [self._mocap(f"post{i}") for i in range(len(self._bodies("post")))]
         self._handles = [self._mocap(f"handle{i}") for i in range(len(self._posts))]
         self._plates = [self.model.geom(f"plate{i}").id for i in range(len(self._posts))]
@@ -53,11 +65,20 @@ class Scene:
             self.data.mocap_pos[mocap] = pose.position
             self.data.mocap_quat[mocap] = pose.quaternion
 
-    def picture(self, camera: str, width: int, height: int) -> Image:
-        """Render the current state as RGB `[height, width, 3]`; positions must be up to date."""
+    def moment(self) -> Moment:
+        """A copy of the current state."""
+        data = self.data
+        return Moment(data.qpos.copy(), data.mocap_pos.copy(), data.mocap_quat.copy())
+
+    def picture(self, moment: Moment, camera: str, width: int, height: int) -> Image:
+        """Render a moment as RGB `[height, width, 3]`, in the colours that the plates have now."""
         if width > _MAX_WIDTH or height > _MAX_HEIGHT:
             raise ValueError(f"picture is at most {_MAX_WIDTH}x{_MAX_HEIGHT}, got {width}x{height}")
-        return self._camera_view.picture(self.data, camera, width, height)
+        shown = self._shown
+        shown.qpos, shown.mocap_pos, shown.mocap_quat = moment.joints, moment.positions, moment.quaternions
+        self.mujoco.mj_kinematics(self.model, shown)
+        self.mujoco.mj_camlight(self.model, shown)
+        return self._camera_view.picture(shown, camera, width, height)
 
     def close(self) -> None:
         """Free the GL context; the scene cannot be rendered afterwards."""

@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from edgeflow.client.pose import Pose, from_rotvec, multiply
+from edgeflow.client.pose import Pose, Vector, from_rotvec, multiply
 from edgeflow.demo.layout import TOOL_DOWN, Handle, sample_layout
 from edgeflow.demo.robot import Arm
-from edgeflow.demo.scene import POLICY_CAMERA, POLICY_SIZE, SCENE_CAMERA, Image, Scene
+from edgeflow.demo.scene import POLICY_CAMERA, POLICY_SIZE, SCENE_CAMERA, Image, Moment, Scene
 from edgeflow.demo.task import TIME_LIMIT, Outcome, Task, judge_closing, sample_task
 
 START_LOW: Final = np.array([0.37, -0.07, 0.28])  # metres, where the tool starts
@@ -69,6 +69,14 @@ class RobotSim:
         """The current grasp pose of every handle (ground truth, for the expert and for judging)."""
         return [handle.grasp(self.time) for handle in self.handles]
 
+    def goal(self) -> Pose:
+        """The tool pose commanded last."""
+        return self._arm.goal
+
+    def commanded_velocity(self) -> Vector:
+        """Velocity `[3]` that the controller commands the tool, m/s."""
+        return self._arm.velocity(self._control_dt)
+
     def command(self, goal: Pose, gripper: float) -> None:
         """Move towards a tool pose. gripper: 1 open, 0 closed; below 0.5 closes it."""
         self._arm.head_for(goal)
@@ -99,16 +107,19 @@ class RobotSim:
 
     def capture(self) -> Image:
         """The wrist camera's frame `[96, 96, 3]`, RGB."""
-        return self._picture(POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE)
+        return self.draw(self.moment())
+
+    def moment(self) -> Moment:
+        """What the camera sees now, not drawn yet."""
+        return self._scene.moment()
+
+    def draw(self, moment: Moment) -> Image:
+        """The frame that `capture` gave, or would have given, at a moment of this episode."""
+        return self._scene.picture(moment, POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE)
 
     def scene_image(self, width: int, height: int) -> Image:
         """Render the whole scene as RGB `[height, width, 3]`, for viewers."""
-        return self._picture(SCENE_CAMERA, width, height)
-
-    def _picture(self, camera: str, width: int, height: int) -> Image:
-        self._scene.mujoco.mj_kinematics(self._scene.model, self._scene.data)
-        self._scene.mujoco.mj_camlight(self._scene.model, self._scene.data)
-        return self._scene.picture(camera, width, height)
+        return self._scene.picture(self.moment(), SCENE_CAMERA, width, height)
 
     def close(self) -> None:
         """Free the GL context."""

@@ -1,64 +1,67 @@
 """The real worker in virtual time: the same scheduler, engine and policy, on a clock advanced by the passes.
 
 A pass lasts as long as a device profile says, or as was measured on this machine at the start; the simulated robot
-uses the same clock. Nothing sleeps, so hundreds of episodes at the pace of a slow device take minutes.
+uses the same clock. Nothing sleeps, so hundreds of episodes at the pace of a slow device take minutes. A frame is drawn
+when its prefill is planned, as the camera saw it when it was captured: frames that newer ones replace are never drawn.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from edgeflow.client.pose import Pose
 from edgeflow.clock import ManualClock
+from edgeflow.demo.episodes import Acted, EpisodeRun
 from edgeflow.demo.expert import action_goal
+from edgeflow.demo.scene import POLICY_SIZE, Moment
 from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.control.profile import DeviceProfile, Pacer
+from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.process.worker import Worker
-from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
-from edgeflow.scheduler.pace import pace_of
+from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SubmitFrame
+from edgeflow.reasons import Reason
+from edgeflow.scheduler.plan import FrameRef, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Mode, Pace
+from edgeflow.types import Pace, PassTimes
 
 _SESSION = 1
 _EPOCH = 1
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeRun:
-    """Result of one episode. ages_ns: age of each action when it arrived. seconds: simulated."""
+class Delay:
+    """A delay between a frame and its action, uniform in mean_ns +- jitter_ns. seed: of the draws."""
 
-    outcome: Outcome
-    seconds: float
-    frames: int
-    ages_ns: list[int] = field(repr=False)
-
-    @property
-    def actions(self) -> int:
-        return len(self.ages_ns)
+    mean_ns: int
+    jitter_ns: int = 0
+    seed: int = 0
 
 
 class VirtualService:
-    """A worker whose passes take the times of a device profile."""
+    """A worker whose passes take given times."""
 
-    def __init__(self, engine: PolicyEngine, limits: SchedulerLimits, profile: DeviceProfile) -> None:
+    def __init__(self, engine: PolicyEngine, limits: SchedulerLimits, times: PassTimes) -> None:
         self._engine = engine
         self._limits = limits
-        self._profile = profile
+        self._times = times
 
-    def run_episode(self, sim: RobotSim, mode: Mode, *, period_s: float, anchored: bool, depth: int = 0) -> EpisodeRun:
+    def run_episode(
+        self, sim: RobotSim, pace: Pace, *, period_s: float, anchored: bool, delay: Delay | None = None
+    ) -> EpisodeRun:
         """Run one episode, from the simulation's current state to its outcome.
 
         period_s: between camera frames. anchored: an action is resolved against the pose of the frame it answers,
-        else against the pose at its arrival.
+        else against the pose at its arrival. delay: none is obeyed sooner than so long after its frame.
         """
-        clock = ManualClock()
+        clock, camera = ManualClock(), _Camera(sim)
         published: list[Message] = []
-        worker = self._worker(clock, published, pace_of(mode, self._engine.policy.K, depth))
-        robot = _VirtualRobot(sim, worker, round(period_s * 1e9), anchored)
+        worker = self._worker(clock, published, pace, camera.draw)
+        robot = _VirtualRobot(sim, worker, camera, round(period_s * 1e9), anchored, delay)
         while sim.outcome is Outcome.RUNNING:
             busy = worker.step()
             robot.live_until(clock.now_ns() if busy else robot.next_event_ns())
@@ -66,76 +69,140 @@ class VirtualService:
             for message in published:
                 robot.receive(message)
             published.clear()
-        return EpisodeRun(sim.outcome, sim.time, robot.frames, robot.ages_ns)
+        return EpisodeRun(sim.outcome, sim.time, camera.frames, camera.drawn, robot.overtaken, tuple(robot.acted))
 
-    def _worker(self, clock: ManualClock, published: list[Message], pace: Pace) -> Worker:
+    def _worker(self, clock: ManualClock, published: list[Message], pace: Pace, draw: Callable[[int], None]) -> Worker:
         def wait(seconds: float) -> None:
             clock.advance_ns(round(seconds * 1e9))
 
-        pacer = Pacer(self._profile.times(self._engine.policy.K), clock, wait)
-        worker = Worker(self._engine, Scheduler(self._limits), clock, published.append, pacer=pacer)
+        scheduler, pacer = _Watched(self._limits, draw), Pacer(self._times, clock, wait)
+        worker = Worker(self._engine, scheduler, clock, published.append, pacer=pacer)
         worker.inbox.put(OpenSession(session=_SESSION, epoch=_EPOCH, pace=pace, unnorm_key=""))
         return worker
+
+
+class _Watched(Scheduler):
+    """A scheduler that announces each frame whose prefill it plans."""
+
+    def __init__(self, limits: SchedulerLimits, announce: Callable[[int], None]) -> None:
+        super().__init__(limits)
+        self._announce = announce
+
+    def plan(self, now_ns: int) -> Pass[FrameRef] | None:
+        planned = super().plan(now_ns)
+        for segment in planned.prefills if planned else ():
+            self._announce(segment.sequence.seq)
+        return planned
+
+
+class _Camera:
+    """Frames as buffers that are filled when, and if, they are needed."""
+
+    def __init__(self, sim: RobotSim) -> None:
+        self.frames = 0
+        self.drawn = 0
+        self._sim = sim
+        self._waiting: dict[int, tuple[Moment, bytearray]] = {}
+
+    def capture(self) -> SubmitFrame:
+        """The next frame, not drawn yet."""
+        self.frames += 1
+        pixels = bytearray(POLICY_SIZE * POLICY_SIZE * 3)
+        self._waiting[self.frames] = self._sim.moment(), pixels
+        return SubmitFrame(
+            session=_SESSION,
+            epoch=_EPOCH,
+            seq=self.frames,
+            height=POLICY_SIZE,
+            width=POLICY_SIZE,
+            instruction=self._sim.instruction,
+            payload=memoryview(pixels),
+        )
+
+    def draw(self, seq: int) -> None:
+        """Fill the buffer of a frame; older ones will not be needed."""
+        moment, pixels = self._waiting[seq]
+        pixels[:] = self._sim.draw(moment).tobytes()
+        self.drawn += 1
+        self._waiting = {later: frame for later, frame in self._waiting.items() if later > seq}
 
 
 class _VirtualRobot:
     """A robot that captures a frame every period and obeys actions as they arrive, in simulated time."""
 
-    def __init__(self, sim: RobotSim, worker: Worker, period_ns: int, anchored: bool) -> None:
+    def __init__(
+        self, sim: RobotSim, worker: Worker, camera: _Camera, period_ns: int, anchored: bool, delay: Delay | None
+    ) -> None:
         self.now_ns = 0
-        self.frames = 0
-        self.ages_ns: list[int] = []
+        self.overtaken = 0
+        self.acted: list[Acted] = []
         self._sim = sim
         self._start_s = sim.time
         self._worker = worker
+        self._camera = camera
         self._period_ns = period_ns
         self._anchored = anchored
+        self._delay = delay
+        self._draws = np.random.default_rng(delay.seed if delay else 0)
         self._poses: dict[int, tuple[int, Pose]] = {}
+        self._late: dict[int, tuple[int, FrameResult]] = {}
         self._capture()
 
     def next_event_ns(self) -> int:
-        """The next event while no pass runs: a frame, or a drain that becomes due."""
+        """The next event while no pass runs: a frame, an action that becomes due, or a drain that does."""
         wake_at_ns = self._worker.wake_at_ns()
-        return self._next_frame_ns if wake_at_ns is None else min(self._next_frame_ns, wake_at_ns)
+        return min(self._own_event_ns, wake_at_ns if wake_at_ns is not None else self._next_frame_ns)
 
     def live_until(self, instant_ns: int) -> None:
-        """Advance physics and camera to an instant."""
-        while self._next_frame_ns <= instant_ns and self._sim.outcome is Outcome.RUNNING:
-            self._move_to(self._next_frame_ns)
-            self._capture()
+        """Advance physics, camera and delayed actions to an instant."""
+        while self._own_event_ns <= instant_ns and self._sim.outcome is Outcome.RUNNING:
+            self._move_to(self._own_event_ns)
+            self._obey_due()
+            if self._next_frame_ns <= self.now_ns:
+                self._capture()
         self._move_to(instant_ns)
 
     def receive(self, message: Message) -> None:
-        """Apply an action that arrives now."""
-        if not isinstance(message, FrameResult):
-            return
+        """Note what became of a frame, now."""
+        if isinstance(message, FrameDropped):
+            self.overtaken += message.reason == Reason.OVERTAKEN
+        elif isinstance(message, FrameResult) and self._delay is None:
+            self._obey(message)
+        elif isinstance(message, FrameResult) and self._delay is not None:
+            jitter_ns = round(self._delay.jitter_ns * self._draws.uniform(-1.0, 1.0))
+            due_ns = self._poses[message.seq][0] + self._delay.mean_ns + jitter_ns
+            self._late[message.seq] = max(due_ns, self.now_ns), message
+
+    def _obey_due(self) -> None:
+        """Obey the newest action that is due, and forget those of older frames."""
+        due = [seq for seq, (due_ns, _) in self._late.items() if due_ns <= self.now_ns]
+        if due:
+            self._obey(self._late[max(due)][1])
+            self._late = {seq: late for seq, late in self._late.items() if seq > max(due)}
+
+    def _obey(self, message: FrameResult) -> None:
         captured_ns, pose = self._poses[message.seq]
         self._poses = {seq: entry for seq, entry in self._poses.items() if seq > message.seq}
-        self.ages_ns.append(self.now_ns - captured_ns)
-        values = np.asarray(message.values)
-        self._sim.command(action_goal(pose if self._anchored else self._sim.pose(), values), float(values[6]))
+        values, sim = np.asarray(message.values), self._sim
+        position, velocity = sim.goal().position, sim.commanded_velocity()
+        sim.command(action_goal(pose if self._anchored else sim.pose(), values), float(values[6]))
+        jump_m = math.dist(sim.goal().position, position)
+        kick_m_s = math.dist(sim.commanded_velocity(), velocity)
+        self.acted.append(Acted(captured_ns, self.now_ns, message.passes, message.settled, jump_m, kick_m_s))
 
     @property
     def _next_frame_ns(self) -> int:
-        return self.frames * self._period_ns
+        return self._camera.frames * self._period_ns
+
+    @property
+    def _own_event_ns(self) -> int:
+        return min([self._next_frame_ns, *(due_ns for due_ns, _ in self._late.values())])
 
     def _move_to(self, instant_ns: int) -> None:
         self._sim.step(max(0.0, self._start_s + instant_ns / 1e9 - self._sim.time))
         self.now_ns = max(self.now_ns, instant_ns)
 
     def _capture(self) -> None:
-        image = self._sim.capture()
-        self.frames += 1
-        self._poses[self.frames] = (self.now_ns, self._sim.pose())
-        height, width, _ = image.shape
-        self._worker.inbox.put(
-            SubmitFrame(
-                session=_SESSION,
-                epoch=_EPOCH,
-                seq=self.frames,
-                height=height,
-                width=width,
-                instruction=self._sim.instruction,
-                payload=image.tobytes(),
-            )
-        )
+        frame = self._camera.capture()
+        self._poses[frame.seq] = (self.now_ns, self._sim.pose())
+        self._worker.inbox.put(frame)

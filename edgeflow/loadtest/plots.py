@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from edgeflow.loadtest.measure import Series, TimeSeries
-from edgeflow.loadtest.report import ModeResult
 
 _COLOURS = ("#3b6fb6", "#d1495b", "#4a9b5f", "#8a6fae")
 _DOTS_PER_INCH = 110
@@ -59,23 +58,6 @@ def plot_ages(path: Path, ages_ms: Mapping[str, Series]) -> None:
     axes.set_xlabel("age of an action when it arrived, ms")
     axes.set_ylabel("actions")
     axes.legend()
-    save(figure, path)
-
-
-def plot_success(path: Path, results: Sequence[ModeResult]) -> None:
-    """Plot success by mode, with its 95 % interval."""
-    figure = figure_of(1.5 + 1.6 * len(results), 3.6)
-    axes = figure.subplots()
-    for index, (colour, result) in enumerate(zip(colours(len(results)), results, strict=True)):
-        success = result.success
-        if result.episodes:
-            value, low, high = 100 * success.value, 100 * success.low, 100 * success.high
-            axes.bar(index, value, color=colour, width=0.6)
-            axes.errorbar(index, value, yerr=[[value - low], [high - value]], color="black", capsize=6)
-    labels = [f"{result.mode}\n{result.successes} of {result.episodes}" for result in results]
-    axes.set_xticks(range(len(results)), labels)
-    axes.set_ylim(0, 105)
-    axes.set_ylabel("success, %")
     save(figure, path)
 
 

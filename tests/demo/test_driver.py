@@ -101,7 +101,7 @@ def acting(seq: int = 1) -> Directive:
         received_ns=7_000_000,
         valid_until_ns=99,
         frame_pose=at(1.0),
-        timings=StageTimings(),
+        timings=StageTimings(passes=3),
         server_ns=0,
     )
     return Directive(Command.ACT, action=action)
@@ -119,6 +119,7 @@ def test_an_action_is_resolved_against_its_frame_or_against_now(anchored, goal):
     assert world.goals == [(pytest.approx(goal), 0.0)], "commanded once, not every tick"
     assert run.summary.actions == 1
     assert run.ages_ms.tolist() == [7.0]
+    assert run.passes.tolist() == [3.0]
 
 
 def test_hold_holds_and_a_long_silence_is_reset():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,9 +34,9 @@ def recorded(interval_ms: int, age_ms: int, seconds: int = 6) -> RunRecorder:
     return recorder
 
 
-def run(mode: Mode, interval_ms: int, age_ms: int) -> RobotRun:
+def run(mode: Mode, interval_ms: int, age_ms: int, successes: int = 9, failures: int = 1) -> RobotRun:
     recorder = recorded(interval_ms, age_ms)
-    outcomes = (Outcome.SUCCESS,) * 9 + (Outcome.TIMEOUT,)
+    outcomes = (Outcome.SUCCESS,) * successes + (Outcome.TIMEOUT,) * failures
     snapshot = Snapshot(np.zeros((96, 96, 3), np.uint8), (0.01, 0.02), "grasp")
     return RobotRun(
         plan=RunPlan(mode=mode, seconds=6.0),
@@ -44,6 +45,7 @@ def run(mode: Mode, interval_ms: int, age_ms: int) -> RobotRun:
         summary=recorder.summary(6 * SECOND),
         series=recorder.series(1.0),
         ages_ms=recorder.ages_ms,
+        passes=np.full(recorder.ages_ms.size, 2.5),
         outcomes=outcomes,
         snapshots=(snapshot,),
         statistics=Flight().statistics(),
@@ -83,7 +85,7 @@ def test_the_folder_has_figures_and_pictures(tmp_path):
     sentence = verdict(RUNS)
     write_folder(folder, RUNS, conditions(RUNS[0], "none"), sentence)
     names = {path.name for path in folder.iterdir()}
-    pictures = {"series.png", "ages.png", "success.png", "frames-serial.png", "frames-pipelined.png"}
+    pictures = {"series.png", "ages.png", "modes.png", "frames-serial.png", "frames-pipelined.png"}
     assert names == pictures | {"report.json"}
     for name in pictures:
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
@@ -91,15 +93,49 @@ def test_the_folder_has_figures_and_pictures(tmp_path):
     assert report["conditions"]["device_profile"] == "none"
     assert report["conditions"]["outcomes"]["serial"] == {"success": 9, "timeout": 1}
     assert report["conditions"]["statistics"]["serial"]["holds"] == 0
+    assert report["conditions"]["passes_per_action"] == {"serial": 2.5, "pipelined": 2.5}
     assert [mode["summary"]["fps"] for mode in report["modes"]] == [25.0, 50.0]
     assert report["verdict"] == sentence
 
 
-def test_the_sentence_names_gain_and_price():
-    sentence = verdict(RUNS)
-    assert "2.00 times as many" in sentence
-    assert "3.33 times as old" in sentence
-    assert "no significant difference" in sentence
+def test_the_best_mode_finished_most_tasks_and_the_sentence_says_how_its_actions_differ():
+    speculative = run(Mode.SPECULATIVE, 30, 48, successes=30, failures=0)
+    sentence = verdict((*RUNS, speculative))
+    assert sentence.startswith("speculative is best here: it finished 30 of 30 tasks in 6 s per mode")
+    assert "serial 9 of 10 tasks, pipelined 9 of 10 tasks" in sentence
+    assert "more frequent and about as old compared with serial's (45 ms old, 25.0 per second)" in sentence
+    assert "younger but less frequent compared with pipelined's (150 ms old, 50.0 per second)" in sentence
+    assert "does not differ significantly from serial's and pipelined's" in sentence
+    assert sentence.count(".") - sentence.count(".0") == 1, "one sentence"
+
+
+def test_speculative_may_lose():
+    runs = (run(Mode.SERIAL, 40, 45, 12, 0), run(Mode.SPECULATIVE, 80, 90, 1, 11))
+    sentence = verdict(runs)
+    assert sentence.startswith("serial is best here: it finished 12 of 12 tasks")
+    assert "younger and more frequent compared with speculative's" in sentence
+    assert "significantly" not in sentence
+
+
+def test_of_as_many_finished_tasks_the_fewest_failures_win():
+    runs = (run(Mode.SERIAL, 40, 45, 9, 3), run(Mode.PIPELINED, 20, 150, 9, 1))
+    assert verdict(runs).startswith("pipelined is best here: it finished 9 of 10 tasks")
+
+
+def test_ties_are_told():
+    assert verdict(RUNS) == "No mode is best here: each finished 9 of 10 tasks in 6 s per mode."
+    three = (*RUNS, run(Mode.SPECULATIVE, 30, 48, successes=2, failures=0))
+    assert verdict(three) == (
+        "serial and pipelined are equally good here: each finished 9 of 10 tasks in 6 s per mode,"
+        " speculative 2 of 2 tasks."
+    )
+
+
+def test_a_mode_without_actions_is_told():
+    silent = run(Mode.PIPELINED, 10_000_000, 45, 0, 1)
+    silent = replace(silent, summary=RunRecorder().summary(0), passes=np.zeros(0))
+    sentence = verdict((RUNS[0], silent))
+    assert "the only ones beside pipelined, which gave none" in sentence
 
 
 def test_the_table_has_a_line_for_each_mode():
@@ -108,6 +144,7 @@ def test_the_table_has_a_line_for_each_mode():
     text = out.getvalue()
     assert text.count("9 of 10") == 2
     assert "pipelined" in text and "60 to 98 %" in text, "an ordinary terminal shows it whole"
+    assert text.count("2.5") == 2
 
 
 @pytest.mark.parametrize(("profile", "packed_s"), [("rtx5090", 0.0514), ("orin", 0.3131)])

@@ -136,7 +136,7 @@ def test_resuming_with_another_seed_is_refused(data, tmp_path):
 
 
 def test_a_tiny_training_run_writes_a_checkpoint_that_can_act(tmp_path):
-    folder = train_demo(tmp_path, minutes=0.02, seed=0, resume=False, device="cpu")
+    folder = train_demo(tmp_path, minutes=0.02, seed=0, resume=False, device="auto")
     config = json.loads((folder / "config.json").read_text())
     weights = load_file(folder / "model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
@@ -147,6 +147,13 @@ def test_a_tiny_training_run_writes_a_checkpoint_that_can_act(tmp_path):
     outcome = run_episode(sim, lambda image, text: policy([image], [text])[0], period=1.0)
     sim.close()
     assert outcome is not Outcome.RUNNING
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_rendered(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device: cuda is not available"):
+        train_demo(tmp_path / "out", minutes=0.02, seed=0, resume=False, device="cuda")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("minutes", [0.0, -1.0])

@@ -20,6 +20,7 @@ from edgeflow.demo.chat.network import ChatNetwork, ChatSize
 from edgeflow.demo.chat.state import MAX_OBJECTS
 from edgeflow.demo.chat.tokenizer import train_tokenizer
 from edgeflow.demo.training_state import read_state, write_state
+from edgeflow.engine.device import choose_device
 from edgeflow.errors import ConfigError
 
 FULL_MINUTES: Final = 47.0  # of one core, what STEPS take; another budget scales them
@@ -154,7 +155,7 @@ def train_chat(out: Path, minutes: float | None, seed: int, resume: bool, device
     """
     plan, state = plan_for(minutes), out / "chat-state.safetensors"
     out.mkdir(parents=True, exist_ok=True)
-    trainer = ChatTrainer(plan, seed, ChatSize(), _device(device))
+    trainer = ChatTrainer(plan, seed, ChatSize(), str(choose_device(device)))
     if resume and state.exists():
         trainer.load(state)
     _train(trainer, plan, state)
@@ -174,7 +175,3 @@ def _train(trainer: ChatTrainer, plan: ChatPlan, state: Path) -> None:
             if time.monotonic() - saved_at > _SAVE_EVERY:
                 trainer.save(state)
                 saved_at = time.monotonic()
-
-
-def _device(name: str) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

@@ -119,7 +119,7 @@ class Studio:
                 break
         labels = label(state)
         return {
-            "images": self._scene.picture(POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE),
+            "images": self._scene.picture(self._scene.moment(), POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE),
             "actions": labels.actions,
             "pixels": labels.pixels,
             "visible": labels.visible,

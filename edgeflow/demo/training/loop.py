@@ -21,6 +21,7 @@ from edgeflow.demo.training.losses import TrainingHeads, language_loss, vision_l
 from edgeflow.demo.training.network import NetworkSize, PolicyNetwork
 from edgeflow.demo.training.tokenizer import train_tokenizer
 from edgeflow.demo.training_state import read_state, write_state
+from edgeflow.engine.device import choose_device
 from edgeflow.errors import ConfigError
 
 FULL_MINUTES: Final = 30.0  # of two cores, what the counts below take; another budget scales them
@@ -135,16 +136,16 @@ def train_demo(out: Path, minutes: float | None, seed: int, resume: bool, device
     """Train the demo policy from scratch; return the checkpoint's folder, `out/policy`.
 
     minutes: budget of two cores, None for the full plan. resume: continue from `out/state.safetensors`.
-    device: a torch device name. Needs about 2 GB under `out` for rendered frames.
+    device: auto, cpu or cuda. Needs about 2 GB under `out` for rendered frames.
     """
-    cpu_before = _cpu_seconds()
+    cpu_before, where = _cpu_seconds(), str(choose_device(device))
     plan, state = plan_for(minutes), out / "state.safetensors"
     out.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[note]}")) as progress:
         bar = progress.add_task("frames", total=plan.states, note="")
         data = make_dataset(out / "data", plan.states, seed, lambda count: progress.advance(bar, count))
-        trainer = Trainer(data, plan, seed, device)
+        trainer = Trainer(data, plan, seed, where)
         if resume and state.exists():
             trainer.load(state)
         cpu_before -= trainer.cpu_seconds
