@@ -102,11 +102,21 @@ async def test_with_one_token_per_action_speculative_is_serial_and_the_robot_is_
         assert "one token per action" in (await robot.notice("mode")).text
 
 
-@pytest.mark.parametrize(("age_ms", "patience_ns"), [(0, 0), (1, 1), (150, 150 * MS - OVERHEAD_NS)])
-async def test_the_worker_hears_how_old_a_frame_may_get(checkpoint, age_ms: int, patience_ns: int):
+@pytest.mark.parametrize(
+    ("mode", "age_ms", "patience_ns"),
+    [
+        (pb.MODE_SPECULATIVE, 0, 0),
+        (pb.MODE_SPECULATIVE, 1, 1),
+        (pb.MODE_SPECULATIVE, 150, 150 * MS - OVERHEAD_NS),
+        (pb.MODE_AUTO, 150, 150 * MS - OVERHEAD_NS),
+        (pb.MODE_PIPELINED, 150, 0),
+    ],
+)
+async def test_where_frames_may_draft_the_worker_hears_how_old_they_may_get(checkpoint, mode, age_ms, patience_ns):
+    """Mode auto may change to it later."""
     script = Script()
     async with serving(checkpoint, script, max_action_age_ms=0) as served:
-        await served.robot().open(mode=pb.MODE_SPECULATIVE, max_action_age_ms=age_ms)
+        await served.robot().open(mode=mode, max_action_age_ms=age_ms)
         assert opened_with(script).patience_ns == patience_ns
 
 
