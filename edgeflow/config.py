@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from edgeflow.errors import ConfigError
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, EMBEDDED_MODEL, resolve_model
+from edgeflow.types import MOST_TOLERANCE_BINS
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -226,10 +227,19 @@ class ServiceConfig(_Section):
     preprocess: Literal["auto", "host", "device"] = Field(
         "auto", description="where frames are resized and normalised, with identical results; auto: device on CUDA"
     )
-    mode: Literal["serial", "pipelined", "depth", "auto"] = Field(
+    mode: Literal["serial", "pipelined", "depth", "speculative", "auto"] = Field(
         "pipelined", description="for sessions that do not choose one"
     )
     depth: int = Field(0, ge=0, le=64, description="ticks a frame takes in mode depth, 1 (serial) to K (pipelined)")
+    tolerance_bins: int = Field(
+        0,
+        ge=0,
+        le=MOST_TOLERANCE_BINS,
+        description="in mode speculative, how far a token may be from its draft and still be settled; 0 = exact tokens",
+    )
+    max_passes: int = Field(
+        0, ge=0, le=64, description="in mode speculative, the most passes of a frame, 1 to K; 0 = K, all tokens settled"
+    )
     max_action_age_ms: int = Field(
         0, ge=0, le=60_000, description="for sessions that set none; 0 = validity plus the age foretold for the session"
     )

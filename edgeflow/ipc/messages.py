@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from edgeflow.types import ActionSchema, Pace, PassTimes
@@ -158,7 +158,8 @@ class WorkerReady:
 
     schema: of the default un-normalisation key. prefill_rows: L_P of a short instruction. pass_times: measured at
     start. operators: implementations in use besides the built-in ones, in one line. memory: the KV memory of the
-    sessions and what was free, in one line.
+    sessions and what was free, in one line. bins: whether there are tokens that are bins of a displacement, for which
+    sessions may set a tolerance or a limit of passes.
     """
 
     model: str
@@ -172,6 +173,7 @@ class WorkerReady:
     pass_times: PassTimes
     operators: str = ""
     memory: str = ""
+    bins: bool = False
 
     @property
     def action_tokens(self) -> int:
@@ -318,7 +320,8 @@ class Pong:
     """Worker → control: answers Ping with the counts since the start and the passes since the last Pong.
 
     pass_ns, pass_prefills, pass_decodes: time, prefills and decode rows per pass. eager_passes: passes without a
-    captured graph, where graphs are replayed.
+    captured graph, where graphs are replayed. settling_bins, settling_passes, settling_done: as SettlingSample
+    (scheduler/settling.py), per frame that drafted and left since the last Pong.
     """
 
     nonce: int
@@ -329,6 +332,9 @@ class Pong:
     pass_prefills: list[int]
     pass_decodes: list[int]
     eager_passes: int = 0
+    settling_bins: list[int] = field(default_factory=list)
+    settling_passes: list[int] = field(default_factory=list)
+    settling_done: list[bool] = field(default_factory=list)
 
 
 Message: TypeAlias = (

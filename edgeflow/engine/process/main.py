@@ -105,4 +105,5 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes, graphs: 
         pass_times=times,
         operators=operators_line(config),
         memory=built.memory,
+        bins=any(policy.near),
     )

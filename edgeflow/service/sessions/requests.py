@@ -13,6 +13,7 @@ class OpenRequest:
     """A validated Open.
 
     cameras: the policy uses the first. mode: None = the service's default. depth: with Mode.DEPTH only.
+    tolerance_bins, max_passes: with Mode.SPECULATIVE only, as in types.Speculation.
     """
 
     cameras: tuple[CameraSpec, ...]
@@ -23,6 +24,8 @@ class OpenRequest:
     mode: Mode | None
     unnorm_key: str
     depth: int = 0
+    tolerance_bins: int = 0
+    max_passes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
