@@ -90,6 +90,8 @@ class ActionSchema:
     names, units, low, high, relative: one entry per dimension; limits in the given units.
     frame: "tool" or "base", the frame in which relative dimensions are expressed.
     rotation: "rotvec" or "euler_xyz", how the three rotation dimensions compose.
+    control_rate_hz: control steps per second of the policy's training data, of which a relative action stands for one;
+    0 = unknown.
     """
 
     names: tuple[str, ...]
@@ -99,6 +101,7 @@ class ActionSchema:
     relative: tuple[bool, ...]
     frame: str = "base"
     rotation: str = "euler_xyz"
+    control_rate_hz: float = 0.0
 
     def __post_init__(self) -> None:
         lengths = {len(self.names), len(self.units), len(self.low), len(self.high), len(self.relative)}
