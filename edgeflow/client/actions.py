@@ -14,7 +14,7 @@ from edgeflow.reasons import Reason
 from edgeflow.types import ActionSchema, Command, StageTimings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """The resolved target of an action.
 
