@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -138,8 +138,9 @@ class PassTimes:
     """Pass times in nanoseconds: on the device where that runs behind the host, else in the worker's loop.
 
     stages: K. prefill_ns: one prefill. two_prefills_ns: the prefills of two sessions. packed_ns: one prefill and K-1
-    decode rows. decode_ns: one decode row. decodes_ns: K-1 decode rows. launch_ns: host time before the device can
-    begin a pass, which is launched while the one before it runs; 0 where launching computes.
+    decode rows. decode_ns: one decode row. decodes_ns: K-1 decode rows. row_ns: each row that a pass has beyond K-1
+    decode rows per prefill. launch_ns: host time before the device can begin a pass, which is launched while the one
+    before it runs; 0 where launching computes.
     """
 
     stages: int
@@ -148,6 +149,7 @@ class PassTimes:
     packed_ns: int
     decode_ns: int
     decodes_ns: int
+    row_ns: int = 0
     launch_ns: int = 0
 
     @property
@@ -156,22 +158,26 @@ class PassTimes:
         return int(self.launch_ns > 0)
 
     def pass_ns(self, prefills: int, decodes: int) -> int:
-        """The time of a pass of any shape: prefills and rows add up at the slopes of the corners, which never fall."""
+        """The time of a pass of any shape, by the slopes of the corners, which never fall; decodes: rows that are not
+        of prompts.
+        """
         others = max(self.stages - 1, 1)
         if prefills == 0:
             slope = max(self.decodes_ns - self.decode_ns, 0)
             return self.decode_ns + slope * (decodes - 1) // max(others - 1, 1)
         more = max(self.two_prefills_ns - self.prefill_ns, 0) * (prefills - 1)
-        return self.prefill_ns + more + max(self.packed_ns - self.prefill_ns, 0) * decodes // others
+        packed = min(decodes, (self.stages - 1) * prefills)
+        rows = max(self.packed_ns - self.prefill_ns, 0) * packed // others
+        return self.prefill_ns + more + rows + self.row_ns * (decodes - packed)
 
     def scaled(self, percent: int) -> PassTimes:
         """The times of all passes multiplied by percent / 100, none below 1 ns; launch_ns stays."""
-        times = {each.name: max(getattr(self, each.name) * percent // 100, 1) for each in fields(self)}
-        return PassTimes(**(times | {"stages": self.stages, "launch_ns": self.launch_ns}))
+        passes = {name: max(getattr(self, name) * percent // 100, 1) for name in (*_WITH_PREFILL, *_WITHOUT)}
+        return replace(self, **passes, row_ns=self.row_ns * percent // 100)
 
     def corrected(self, percent: int, *, with_prefill: bool) -> PassTimes:
         """The times with those of passes with, or without, a prefill multiplied by percent / 100."""
-        moved, names = self.scaled(percent), _WITH_PREFILL if with_prefill else _WITHOUT
+        moved, names = self.scaled(percent), (*_WITH_PREFILL, "row_ns") if with_prefill else _WITHOUT
         return replace(self, **{name: getattr(moved, name) for name in names})
 
 

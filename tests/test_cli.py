@@ -23,6 +23,7 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.types import Mode
 from tests.tiny_checkpoint import write_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -182,6 +183,30 @@ def test_verify_names_what_is_off(tmp_path):
     told = CliRunner().invoke(app, ["verify", str(directory), "--json"])
     rows = json.loads(told.stdout, parse_constant=pytest.fail)
     assert len(rows) == 6 and rows[0]["deviation"] is None and not rows[0]["ok"]
+
+
+@pytest.mark.parametrize(
+    ("command", "target"),
+    [
+        ("serve", "edgeflow.service.run.run_service"),
+        ("robot 127.0.0.1:1", "edgeflow.demo.command.robot_command"),
+        ("loadtest 127.0.0.1:1", "edgeflow.loadtest.command.loadtest_command"),
+    ],
+)
+def test_how_drafts_are_verified_is_an_option(monkeypatch, command: str, target: str):
+    given: list[object] = []
+
+    def take(*arguments: object, **_: object) -> int:
+        given.extend(each for each in arguments if hasattr(each, "mode") or hasattr(each, "session"))
+        return 0
+
+    monkeypatch.setattr(target, take)
+    options = "--mode speculative --tolerance-bins 1 --max-passes 3"
+    result = CliRunner().invoke(app, [*command.split(), *options.split()])
+    assert result.exit_code == 0, result.output
+    (plan,) = given
+    plan = getattr(plan, "session", plan)
+    assert (plan.mode, plan.tolerance_bins, plan.max_passes) == (Mode.SPECULATIVE, 1, 3)
 
 
 def test_doctor_speaks_json():

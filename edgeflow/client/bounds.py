@@ -14,6 +14,7 @@ MAX_DIMENSIONS = 256
 MAX_DECLARED_VALID_MS = 60_000
 MAX_DECLARED_AGE_MS = 60_000  # an action that declares more has this limit
 MAX_FORETOLD_S = 60.0  # a longer forecast of an age is no forecast
+MAX_CONTROL_RATE_HZ = 10_000.0
 MAX_CAPTURED_AGE_NS = 60_000_000_000
 TOLERANCE = 1e-5  # of a dimension's range, for rounding; ten times the service's
 
@@ -42,6 +43,8 @@ def check_schema(schema: ActionSchema) -> None:
         raise _refused(f"the name {name[:32]!r} is repeated")
     for name, low, high in zip(schema.names, schema.low, schema.high, strict=True):
         _check_limits(name[:32], low, high)
+    if not 0.0 <= schema.control_rate_hz <= MAX_CONTROL_RATE_HZ:
+        raise _refused(f"has a control rate of {schema.control_rate_hz:g} Hz; it must be 0 to {MAX_CONTROL_RATE_HZ:g}")
 
 
 def check_validity(valid_for_ms: int) -> None:

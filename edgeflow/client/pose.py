@@ -54,6 +54,15 @@ def to_rotvec(quaternion: Vector) -> Vector:
     return np.asarray(xyz * (2.0 * np.arctan2(sine, w) / sine), dtype=np.float64)
 
 
+def to_euler_xyz(quaternion: Vector) -> Vector:
+    """Roll, pitch and yaw `[..., 3]` of unit quaternions `[..., 4]`, as `from_euler_xyz` takes them."""
+    w, x, y, z = np.moveaxis(np.asarray(quaternion, dtype=np.float64), -1, 0)
+    roll = np.arctan2(2.0 * (w * x + y * z), 1.0 - 2.0 * (x * x + y * y))
+    pitch = np.arcsin(np.clip(2.0 * (w * y - z * x), -1.0, 1.0))
+    yaw = np.arctan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+    return np.stack([roll, pitch, yaw], axis=-1)
+
+
 def multiply(a: Vector, b: Vector) -> Vector:
     """Hamilton product: the rotation b followed by a, both in a's parent frame."""
     aw, ax, ay, az = (float(v) for v in a)

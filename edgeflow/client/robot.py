@@ -20,6 +20,7 @@ from types import TracebackType
 
 from edgeflow.client.actions import Directive
 from edgeflow.client.address import check_address
+from edgeflow.client.aging import OFF, Aging
 from edgeflow.client.credentials import Credentials
 from edgeflow.client.flight import Statistics
 from edgeflow.client.images import Images, encode_images
@@ -52,7 +53,8 @@ class RobotClient:
     (WORKER_LOST), on the same stream; any other silence needs `reset` after 2 s. STOP, and a fault of the service
     (reason FAULT), always need `reset`. on_action: called with every new directive, HOLD and STOP included,
     in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
-    tokens; None = the token in EDGEFLOW_TOKEN, if set.
+    tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
+    (docs/robot.md); None = not at all.
     """
 
     def __init__(
@@ -75,7 +77,9 @@ class RobotClient:
         resume_within_s: float = RESUME_WITHIN_NS / 1e9,
         clock: Clock | None = None,
         credentials: Credentials | None = None,
+        aging: Aging | None = None,
     ) -> None:
+        self._aging = aging or OFF
         self._settings = SessionSettings(
             cameras=tuple(cameras),
             control_period_s=control_period_s,
@@ -97,7 +101,8 @@ class RobotClient:
         self._on_action = on_action
         self._open_timeout_s = open_timeout_s
         self._clock: Clock = clock or MonotonicClock()
-        self._session = Session(self._settings, instruction, self._clock, round(min(resume_within_s, FOREVER_S) * 1e9))
+        patience_ns = round(min(resume_within_s, FOREVER_S) * 1e9)
+        self._session = Session(self._settings, instruction, self._clock, patience_ns, self._aging)
         self._changed = threading.Condition()
         self._published = self._session.directive()
         self._link = Link(address, credentials, self, self._opening, self._clock)
@@ -160,11 +165,12 @@ class RobotClient:
         """Queue the newest frame and return its number; never waits for the network.
 
         pose: of the tool at capture; relative actions are anchored to it. instruction: takes effect with this frame.
-        captured_ns: on the client's clock, default now; the age of its action counts from it. Raises InvalidArgument if
-        images or proprio do not match the session or captured_ns is not of the last 60 s, and the service's refusal if
-        it does not take the session back after a lost stream.
+        captured_ns: the time of capture on the client's clock, from which ages and age limits count; by default now
+        minus `Aging.camera_offset_s`. Raises InvalidArgument if images or proprio do not match the session or
+        captured_ns is not of the last 60 s, and the service's refusal if it does not take the session back after a lost
+        stream.
         """
-        stamp_ns = self._clock.now_ns() if captured_ns is None else captured_ns
+        stamp_ns = self._captured_ns() if captured_ns is None else captured_ns
         data = encode_images(images, self._settings.cameras)
         agreed = len(self._settings.proprio_names)
         if len(proprio) != agreed:
@@ -224,6 +230,10 @@ class RobotClient:
             self._session.stream_ended(error, final)
             self._publish()
             self._changed.notify_all()
+
+    def _captured_ns(self) -> int:
+        """The time at which an image handed over now was captured; not negative, which a message could not carry."""
+        return max(self._clock.now_ns() - round(self._aging.camera_offset_s * 1e9), 0)
 
     def _opening(self) -> pb.Open:
         with self._changed:

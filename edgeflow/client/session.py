@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgeflow.client.actions import Action, Directive
+from edgeflow.client.aging import OFF, Aging
 from edgeflow.client.bounds import check_captured, within_limits
 from edgeflow.client.flight import Flight, Taken
 from edgeflow.client.outgoing import Outgoing
@@ -40,7 +41,14 @@ class Session:
     Every frame carries its instruction, so that a refused frame cannot lose a new one.
     """
 
-    def __init__(self, settings: SessionSettings, instruction: str, clock: Clock, resume_within_ns: int) -> None:
+    def __init__(
+        self,
+        settings: SessionSettings,
+        instruction: str,
+        clock: Clock,
+        resume_within_ns: int,
+        aging: Aging = OFF,
+    ) -> None:
         self.flight = Flight()
         self.opened: Opened | None = None
         self.error: EdgeflowError | None = None
@@ -48,6 +56,7 @@ class Session:
         self._settings = settings
         self._instruction = instruction
         self._clock = clock
+        self._aging = aging
         self._watchdog = Watchdog(clock, resume_within_ns)
         self._outgoing: Outgoing | None = None
         self._first_seq = 0  # wire numbers start at 1 with every stream: seq = wire number + first_seq
@@ -112,8 +121,10 @@ class Session:
     # What the stream does.
 
     def stream_opened(self, message: pb.Opened, outgoing: Outgoing) -> None:
-        """A stream was opened; FailedPrecondition if the answer cannot be interpreted."""
-        self.opened, self.error, self._outgoing = opened_of(message), None, outgoing
+        """A stream was opened; FailedPrecondition if the answer cannot be interpreted or does not suit the robot."""
+        opened = opened_of(message)
+        self._aging.check(opened.schema)
+        self.opened, self.error, self._outgoing = opened, None, outgoing
         self.flight.leave_all()
         self.flight.opens += 1
         self._first_seq = self.flight.last_seq
@@ -198,6 +209,7 @@ class Session:
             settled=message.settled,
             tolerance_bins=message.tolerance_bins,
             max_passes=message.max_passes,
+            aging=self._aging,
         )
 
     def _hear_status(self, message: pb.FrameStatus) -> None:

@@ -17,8 +17,8 @@ from edgeflow.models.llama import LlamaConfig
 
 MOST_SESSIONS = 8
 """Sessions that are reserved where max_sessions is not set, at most."""
-FIXED_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
-"""The fixed part of the reserve by device type. CUDA: about 90 recordings at 8 MiB, 32 MiB of cuBLAS workspace for
+FIXED_BYTES = {"cpu": 256 << 20, "cuda": 7 << 28}
+"""The fixed part of the reserve by device type. CUDA: about 180 recordings at 8 MiB, 32 MiB of cuBLAS workspace for
 each of two streams, split-KV workspaces and allocator fragments; predicted, not measured."""
 RECORDING_BYTES = 8 << 20
 """Memory of one CUDA graph; predicted, not measured."""

@@ -197,7 +197,7 @@ class ShapeClasses:
                 yield self._drafted(rows, segments, GREEDY)
 
     def _all_prefills(self, count: int, beside: int, drafts: int = 0) -> Iterable[tuple[int, ...]]:
-        """What so many prefills of any length are padded to."""
+        """The padded rows of so many prefills, for any length."""
         lengths = range(self.shortest + drafts, self.longest + drafts + 1)
         found = (self._prefill_rows((rows,) * count, beside, drafts) for rows in lengths)
         return dict.fromkeys(rows for rows in found if rows is not None)

@@ -114,7 +114,8 @@ def input_bytes(shape: PassShape, contract: Contract) -> int:
 
 def harmless(shape: PassShape, contract: Contract, slot: int) -> list[int]:
     """Whole numbers of a pass whose segments all lie at the start of one slot."""
-    segments = [_Row(slot, 0, rows, samples) for rows, samples in zip(shape.lengths, shape.samples, strict=True)]
+    lines = zip(shape.lengths, shape.samples, strict=True)
+    segments = [_Numbers(slot=slot, start=0, rows=rows, samples=samples) for rows, samples in lines]
     numbers: list[Sequence[int]] = [[0] * contract.count(rows) for rows in shape.prefills]
     return _filled(shape, contract, segments, [(slot, slot, 0)] * shape.moves, numbers)
 
@@ -133,8 +134,8 @@ def stage(
     scratch: the slot of segments that only pad the pass. Memory of the host is the pass's own: what the device still
     reads is never written over.
     """
-    segments = [_Row.of(each) for each in planned.segments]
-    segments += [_Row(scratch, 0, 1, 1)] * (shape.segments - len(segments))
+    segments = [_Numbers.of(each) for each in planned.segments]
+    segments += [_Numbers(slot=scratch, start=0, rows=1, samples=1)] * (shape.segments - len(segments))
     moves = [(move.source, move.target, move.length) for move in planned.moves]
     moves += [(scratch, scratch, 0)] * (shape.moves - len(moves))
     given = [prompts[segment.sequence] for segment in planned.prefills]
@@ -148,9 +149,9 @@ def stage(
     return [piece.pin_memory() if pinned and piece.is_cpu else piece for piece in pieces]
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A segment's line of whole numbers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Numbers:
+    """The whole numbers of a segment."""
 
     slot: int
     start: int
@@ -160,16 +161,23 @@ class _Row:
     guess: tuple[int, int] = (GUESSLESS, 0)
 
     @classmethod
-    def of(cls, segment: Segment[Any]) -> _Row:
+    def of(cls, segment: Segment[Any]) -> _Numbers:
         start = CONTINUES if segment.stage else segment.start
         guess = (segment.guess.slot, segment.guess.position) if segment.guess else (GUESSLESS, 0)
-        return cls(segment.slot, start, segment.length, segment.samples, segment.tolerance_bins, guess)
+        return cls(
+            slot=segment.slot,
+            start=start,
+            rows=segment.length,
+            samples=segment.samples,
+            tolerance=segment.tolerance_bins,
+            guess=guess,
+        )
 
 
 def _filled(
     shape: PassShape,
     contract: Contract,
-    segments: Sequence[_Row],
+    segments: Sequence[_Numbers],
     moves: Sequence[tuple[int, int, int]],
     numbers: Sequence[Sequence[int]],
 ) -> list[int]:

@@ -10,13 +10,15 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from edgeflow.scheduler.pace import depths_of
-from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Outcome, Pass
+from edgeflow.scheduler.pace import depths_of, pace_of
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Outcome, Pass, Segment
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Pace, PassTimes
+from edgeflow.scheduler.settling import Draws, Settling
+from edgeflow.types import Mode, Pace, PassTimes
 
 MAX_PASSES = 800  # bounds the work of one forecast
 FRAMES = 40  # of the slowest robot, in ticks of its own
+DRAFTED = 500  # frames that a robot begins whose frames draft: so many show their rate within a few per cent
 FEW = 8  # frames in the whole run, fewer than which show no rate in half of it
 
 
@@ -26,7 +28,8 @@ class Robot:
 
     pace: as in Scheduler.open. period_ns: between frames; 0 = a fresh frame is always available.
     rows: L_P, the prefill length. deadline_ns: counted from a frame's arrival. offset_ns: when the first frame arrives.
-    prepare_ns: of the host, before the pass that begins with its frame.
+    prepare_ns: of the host, before the pass that begins with its frame. patience_ns: from a frame's arrival to when it
+    is too old, 0 = never. settling: where frames draft; None = not known, so that each takes K passes.
     """
 
     pace: Pace
@@ -35,25 +38,61 @@ class Robot:
     deadline_ns: int = 0
     offset_ns: int = 0
     prepare_ns: int = 0
+    patience_ns: int = 0
+    settling: Settling | None = None
+
+    @property
+    def assumed(self) -> bool:
+        """True if its frames draft and it is not known in how many passes they settle."""
+        return self.pace.speculation is not None and self.settling is None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Steady state of one robot: `actions` in `span_ns`, and the mean and greatest age of an action when it leaves."""
+    """Steady state of one robot: `actions` in `span_ns`, and the mean and greatest age of an action when it leaves.
+
+    passes: those of all actions. overtaken: frames that drafted and left without an action. assumed: it is not known in
+    how many passes frames settle.
+    """
 
     actions: int
     span_ns: int
     age_ns: int
     worst_age_ns: int
+    passes: int = 0
+    overtaken: int = 0
+    assumed: bool = False
 
     @property
     def fps(self) -> float:
         return self.actions * 1e9 / self.span_ns if self.span_ns else 0.0
 
     @property
+    def begun_fps(self) -> float:
+        """Frames per second that have passes; those that no newer one overtakes give actions."""
+        return (self.actions + self.overtaken) * 1e9 / self.span_ns if self.span_ns else 0.0
+
+    @property
     def period_ns(self) -> int:
         """Mean time between actions; 2**62 for a robot that gets none."""
         return self.span_ns // self.actions if self.actions else 1 << 62
+
+    @property
+    def passes_per_action(self) -> float:
+        return self.passes / self.actions if self.actions else 0.0
+
+    @property
+    def overtaken_share(self) -> float:
+        """The part of the frames begun that newer ones overtook."""
+        return self.overtaken / max(self.actions + self.overtaken, 1)
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A frame that has had a pass. passes: that it had. settles: in its pass of this number."""
+
+    settles: int
+    passes: int = 0
 
 
 class _Feed:
@@ -62,49 +101,93 @@ class _Feed:
     def __init__(self, session: int, robot: Robot) -> None:
         self.session = session
         self.robot = robot
-        self.stamps: dict[int, int] = {}
         self.skipped = 0  # frames before the one offered last that were replaced before a pass could begin
+        self._stamps: dict[int, int] = {}
+        self._begun: dict[int, _Begun] = {}
+        self._draws = Draws(robot.settling, session) if robot.settling else None
         self._seq = 0
         self._next_ns = robot.offset_ns
 
     def due(self, now_ns: int) -> Frame | None:
         if self._next_ns > now_ns:
             return None
-        period = self.robot.period_ns
+        robot, period = self.robot, self.robot.period_ns
         self.skipped = (now_ns - self._next_ns) // period if period else 0
         stamp = now_ns if period == 0 else now_ns - (now_ns - self._next_ns) % period
         self._next_ns = stamp + period if period else now_ns + 1
         self._seq += 1
-        self.stamps[self._seq] = stamp
-        return Frame(FrameRef(self.session, 1, self._seq), self.robot.rows, stamp + self.robot.deadline_ns)
+        self._stamps[self._seq] = stamp
+        expires_ns = stamp + robot.patience_ns if robot.patience_ns else 0
+        return Frame(FrameRef(self.session, 1, self._seq), robot.rows, stamp + robot.deadline_ns, expires_ns)
+
+    def outcome(self, segment: Segment[FrameRef], stages: int) -> Outcome[FrameRef]:
+        """One token of a frame per pass, and all that are left once it settles."""
+        seq = segment.sequence.seq
+        begun = self._begun.get(seq) or self._begin(seq, stages)
+        begun.passes += 1
+        return Outcome(segment.sequence, (0,) * (segment.samples if begun.passes >= begun.settles else 1))
+
+    def leave(self, seq: int) -> tuple[int, int]:
+        """Forget a frame; its arrival and the passes that it had."""
+        begun = self._begun.pop(seq, None)
+        return self._stamps.pop(seq), begun.passes if begun else 0
 
     @property
     def next_ns(self) -> int:
         return self._next_ns
 
+    def _begin(self, seq: int, stages: int) -> _Begun:
+        self._begun[seq] = begun = _Begun(self._draws.take() if self._draws else stages)
+        return begun
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """at_ns: when it left."""
+
+    at_ns: int
+    age_ns: int
+    passes: int
+
 
 @dataclass(slots=True)
 class _Tally:
-    """The actions of one robot, as (time, age), and the number of frames that newer ones replaced."""
+    """The actions of one robot, when frames that had begun were overtaken, and how many newer ones replaced before."""
 
     period_ns: int
-    done: list[tuple[int, int]] = field(default_factory=list)
+    done: list[_Action] = field(default_factory=list)
+    overtaken_ns: list[int] = field(default_factory=list)
     superseded: int = 0
 
     def forecast(self, since_ns: int, until_ns: int) -> Forecast:
-        if self.period_ns and len(self.done) + self.superseded < FEW:
+        if self.period_ns and len(self.done) + len(self.overtaken_ns) + self.superseded < FEW:
             return self._of_few()
-        counted = [(instant, age) for instant, age in self.done if instant > since_ns]
+        counted = [action for action in self.done if action.at_ns > since_ns]
         if len(counted) < 2:
-            return Forecast(len(counted), until_ns - since_ns, *[age for _, age in counted] * 2 or (0, 0))
-        ages = [age for _, age in counted]
-        return Forecast(len(ages) - 1, counted[-1][0] - counted[0][0], sum(ages) // len(ages), max(ages))
+            return _steady(counted, until_ns - since_ns, self._overtaken(since_ns, until_ns))
+        first_ns, last_ns = counted[0].at_ns, counted[-1].at_ns
+        return _steady(counted[1:], last_ns - first_ns, self._overtaken(first_ns, last_ns))
+
+    def _overtaken(self, since_ns: int, until_ns: int) -> int:
+        return sum(since_ns < at_ns <= until_ns for at_ns in self.overtaken_ns)
 
     def _of_few(self) -> Forecast:
         """The forecast of a robot whose period is long beside the run: the share of its frames that were acted on."""
-        ages = [age for _, age in self.done]
-        span_ns = max(len(ages) + self.superseded, 1) * self.period_ns
-        return Forecast(len(ages), span_ns, sum(ages) // max(len(ages), 1), max(ages, default=0))
+        frames = len(self.done) + len(self.overtaken_ns) + self.superseded
+        return _steady(self.done, max(frames, 1) * self.period_ns, len(self.overtaken_ns))
+
+
+def _steady(done: list[_Action], span_ns: int, overtaken: int) -> Forecast:
+    ages = [action.age_ns for action in done]
+    passes = sum(action.passes for action in done)
+    return Forecast(
+        actions=len(done),
+        span_ns=span_ns,
+        age_ns=sum(ages) // max(len(ages), 1),
+        worst_age_ns=max(ages, default=0),
+        passes=passes,
+        overtaken=overtaken,
+    )
 
 
 class _Device:
@@ -124,53 +207,88 @@ class _Device:
         return launched_ns
 
 
+class _Run:
+    """The scheduler, the robots and the device, in virtual time."""
+
+    def __init__(self, times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> None:
+        self.tallies = [_Tally(robot.period_ns) for robot in robots]
+        self.now_ns = 0
+        self._times = times
+        self._scheduler = Scheduler(replace(limits, max_sessions=len(robots)))
+        self._feeds = [_Feed(session, robot) for session, robot in enumerate(robots)]
+        self._device = _Device(times)
+        for feed in self._feeds:
+            self._scheduler.open(feed.session, 1, feed.robot.pace)
+
+    def turn(self) -> bool:
+        """One turn of the worker's loop; True if it launched a pass."""
+        self._offer()
+        self._leave(self._scheduler.expire(self.now_ns))
+        planned = self._scheduler.plan(self.now_ns)
+        if planned is None and not self._device.running:
+            self.now_ns = max(self.now_ns + 1, self._wake_at_ns())
+            return False
+        if planned is not None:
+            prepare_ns = sum(self._feeds[each.sequence.session].robot.prepare_ns for each in planned.prefills)
+            self.now_ns = self._device.launch(planned, self.now_ns + prepare_ns)
+        while len(self._device.running) > (self._times.launch_ahead if planned else 0):
+            self._commit(*self._device.running.popleft())
+        return planned is not None
+
+    def _offer(self) -> None:
+        for feed, tally in zip(self._feeds, self.tallies, strict=True):
+            frame = feed.due(self.now_ns)
+            if frame is not None:
+                tally.superseded += len(self._scheduler.offer(frame)) + feed.skipped
+
+    def _commit(self, ended: Pass[FrameRef], ended_ns: int) -> None:
+        self.now_ns = max(self.now_ns, ended_ns)
+        stages = self._times.stages
+        outcomes = [self._feeds[each.sequence.session].outcome(each, stages) for each in ended.segments]
+        self._leave(self._scheduler.commit(ended.number, outcomes, self.now_ns))
+
+    def _leave(self, departures: list[Departure]) -> None:
+        for departure in departures:
+            session = departure.frame.session
+            stamp_ns, passes = self._feeds[session].leave(departure.frame.seq)
+            if departure.why is Leaving.DONE:
+                self.tallies[session].done.append(_Action(self.now_ns, self.now_ns - stamp_ns, passes))
+            else:
+                self.tallies[session].overtaken_ns.append(self.now_ns)
+
+    def _wake_at_ns(self) -> int:
+        waits, wake_ns = [feed.next_ns for feed in self._feeds], self._scheduler.wake_at_ns()
+        return min(waits if wake_ns is None else [*waits, wake_ns])
+
+
 def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> list[Forecast]:
     """Each robot's steady state when all of them share the device.
 
-    The second half of the run counts, or all of it where the run is short beside a robot's period.
+    The second half of the run counts, where frames draft all but an eighth, and all of it where the run is short beside
+    a robot's period.
     """
-    scheduler = Scheduler(replace(limits, max_sessions=len(robots)))
-    feeds = [_Feed(session, robot) for session, robot in enumerate(robots)]
-    tallies = [_Tally(robot.period_ns) for robot in robots]
-    for feed in feeds:
-        scheduler.open(feed.session, 1, feed.robot.pace)
-    device = _Device(times)
-    now_ns, passes = 0, 0
+    run, passes = _Run(times, limits, robots), 0
     horizon_ns = _horizon_ns(times, robots)
-    while now_ns < horizon_ns and passes < MAX_PASSES:
-        for feed in feeds:
-            frame = feed.due(now_ns)
-            if frame is not None:
-                left = scheduler.offer(frame)
-                tallies[feed.session].superseded += len(left) + feed.skipped
-        planned = scheduler.plan(now_ns)
-        if planned is None and not device.running:
-            waits = [feed.next_ns for feed in feeds]
-            wake_ns = scheduler.wake_at_ns()
-            now_ns = max(now_ns + 1, min(waits if wake_ns is None else [*waits, wake_ns]))
-            continue
-        if planned is not None:
-            passes += 1
-            prepare_ns = sum(robots[segment.sequence.session].prepare_ns for segment in planned.prefills)
-            now_ns = device.launch(planned, now_ns + prepare_ns)
-        while len(device.running) > (times.launch_ahead if planned else 0):
-            ended, ended_ns = device.running.popleft()
-            now_ns = max(now_ns, ended_ns)
-            for departure in scheduler.commit(ended.number, [Outcome(each.sequence, (0,)) for each in ended.segments]):
-                if departure.why is Leaving.DONE:
-                    ref = departure.frame
-                    tallies[ref.session].done.append((now_ns, now_ns - feeds[ref.session].stamps.pop(ref.seq)))
-    return [tally.forecast(now_ns // 2, now_ns) for tally in tallies]
+    while run.now_ns < horizon_ns and passes < MAX_PASSES:
+        passes += run.turn()
+    since_ns = run.now_ns // (8 if any(robot.pace.speculation for robot in robots) else 2)
+    found = [tally.forecast(since_ns, run.now_ns) for tally in run.tallies]
+    return [replace(each, assumed=robot.assumed) for each, robot in zip(found, robots, strict=True)]
 
 
-def by_depth(times: PassTimes, limits: SchedulerLimits, period_ns: int = 0, rows: int = 1) -> dict[int, Forecast]:
-    """One robot alone, at every depth."""
-    return {
-        depth: forecast(times, limits, [Robot(pace=Pace(depth), period_ns=period_ns, rows=rows)])[0]
-        for depth in depths_of(times.stages)
-    }
+def by_mode(times: PassTimes, limits: SchedulerLimits, settling: Settling | None = None) -> dict[str, Forecast]:
+    """One robot alone at full rate, in every mode and at every depth. settling: as of Robot."""
+    stages = times.stages
+    names = {stages: Mode.PIPELINED.value, 1: Mode.SERIAL.value}
+    paces = {names.get(depth, f"depth {depth}"): Pace(depth) for depth in depths_of(stages)}
+    if stages > 1:
+        paces[Mode.SPECULATIVE.value] = pace_of(Mode.SPECULATIVE, stages)
+    robots = {name: Robot(pace=pace, period_ns=0, settling=settling) for name, pace in paces.items()}
+    return {name: forecast(times, limits, [robot])[0] for name, robot in robots.items()}
 
 
 def _horizon_ns(times: PassTimes, robots: Sequence[Robot]) -> int:
-    tick_ns = times.stages * times.pass_ns(len(robots), 0)
-    return FRAMES * max(tick_ns, *(robot.period_ns for robot in robots))
+    pass_ns = times.pass_ns(len(robots), 0)
+    ticks = [FRAMES * max(times.stages * pass_ns, robot.period_ns) for robot in robots]
+    drafts = [DRAFTED * max(pass_ns, robot.period_ns) for robot in robots if robot.pace.speculation]
+    return max(ticks + drafts)

@@ -16,6 +16,7 @@ from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
 from edgeflow.ipc.messages import ChatReady, Message, WarmupProgress, WorkerReady
 from edgeflow.model_paths import is_hub_id, resolve_model
+from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.chat.summary import chat_summary
 from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.family import Family
@@ -185,7 +186,7 @@ class Service:
         self._keep("watch-files", self._watch_files())
         self._loop_watch.start()
         ready = await self._start_processes()
-        forecasts = tuple((mode, seen.fps, seen.age_ns / 1e6) for mode, seen in self.plane.modes.items())
+        forecasts = tuple(_told(mode, seen) for mode, seen in self.plane.modes.items())
         warnings += self.supervisor.warnings
         self._publish(
             Phase.READY,
@@ -336,6 +337,12 @@ class Service:
     def _publish(self, phase: Phase, **changes: object) -> None:
         self._status = replace(self._status, phase=phase, **changes)  # type: ignore[arg-type]
         self._announce(self._status)
+
+
+def _told(mode: str, seen: Forecast) -> tuple[str, float, float]:
+    """A mode for people, its rate and its age."""
+    name = f"{mode} (assuming {seen.passes_per_action:.0f} passes per action)" if seen.assumed else mode
+    return name, seen.fps, seen.age_ns / 1e6
 
 
 def _freeze() -> None:

@@ -51,7 +51,7 @@ from edgeflow.verify.comparison import (
 CPU = torch.device("cpu")
 ACTION_TOLERANCE = 1e-12
 TOWER_KEYS = ("dino_patches", "siglip_patches")
-MODES = (Mode.SERIAL, Mode.PIPELINED)
+MODES = (Mode.SERIAL, Mode.PIPELINED, Mode.SPECULATIVE)
 FP8_BOUNDS = LogitBounds(largest=4.0, mean=0.5, lost=0.75)  # what random weights keep; unrelated logits are 1.1 apart
 PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state, drain
 
@@ -220,14 +220,25 @@ def _check_hidden(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> I
 
 
 def _decode(cases: list[_Case], policy: OpenVLAPolicy, mode: Mode, table: OperatorTable | None) -> list[list[Decoded]]:
-    """Decode every case several times, so that the pipeline fills, runs full and drains; decodings case by case."""
+    """Decode every case several times, so that the pipeline fills, runs full and drains; decodings case by case.
+
+    Where frames draft, they follow each other at once, so that some are overtaken, and then one by one.
+    """
     longest = max(len(case.frame.prompt_ids) for case in cases)
     capacity = policy.image_tokens + longest + policy.K
     engine = PolicyEngine(policy, policy.K, capacity, keep_logits=True, table=table)
     rounds = 1 if mode is Mode.SERIAL else -(-PIPELINE_FILLS * policy.K // len(cases))
     run = OfflineRun(engine, Scheduler(limits_for(policy.K)), [mode])
-    (decoded,) = run.decode([[case.frame for case in cases] * rounds])
-    return [decoded[index :: len(cases)] for index in range(len(cases))]
+    frames = [case.frame for case in cases]
+    if mode is Mode.SPECULATIVE:
+        alone = [(policy.K, frame) for frame in frames]
+        decoded = run.decode_arrivals([(0, frame) for frame in frames * rounds] + alone)
+    else:
+        (decoded,) = run.decode([frames * rounds])
+    of_cases: list[list[Decoded]] = [[] for _ in cases]
+    for each in decoded:
+        of_cases[(each.sampled.frame.seq - 1) % len(cases)].append(each)
+    return of_cases
 
 
 def _check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAPolicy) -> Iterator[CheckResult]:

@@ -14,7 +14,7 @@ from edgeflow.client.outgoing import Outgoing
 from edgeflow.client.wire import age_limit_ns, error_of, open_message, opened_of
 from edgeflow.errors import EdgeflowError, FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow.types import CameraSpec, ImageFormat, Mode
 from tests.client.scripted import opened, session_settings
 
 RGB = CameraSpec("wrist", 4, 3, ImageFormat.RGB8)
@@ -152,6 +152,8 @@ def test_a_status_of_any_shape_is_a_typed_error(failed):
         (lambda message: message.schema.dimensions[0].MergeFrom(pb.ActionDimension(low=math.inf, high=math.inf)), "no"),
         (lambda message: message.schema.dimensions.extend([pb.ActionDimension(name="z")] * 300), "at most 256"),
         (lambda message: message.schema.ClearField("dimensions"), "no dimensions"),
+        (lambda message: setattr(message.schema, "control_rate_hz", -1.0), "control_rate_hz is a rate or 0, got -1"),
+        (lambda message: setattr(message.schema, "control_rate_hz", math.nan), "control_rate_hz"),
         (lambda message: setattr(message, "valid_for_ms", 0), "valid_for_ms"),
         (lambda message: setattr(message, "valid_for_ms", 1 << 31), "valid_for_ms"),
     ],
@@ -161,6 +163,15 @@ def test_an_answer_that_no_robot_can_keep_is_refused(change, told):
     change(message)
     with pytest.raises(FailedPrecondition, match=told):
         opened_of(message)
+
+
+def test_what_was_agreed_about_drafts_and_control_steps_is_kept():
+    message = opened()
+    message.mode, message.tolerance_bins, message.max_passes = pb.MODE_SPECULATIVE, 1, 7
+    message.schema.control_rate_hz = 5.0
+    found = opened_of(message)
+    assert (found.mode, found.depth, found.tolerance_bins, found.max_passes) == (Mode.SPECULATIVE, 0, 1, 7)
+    assert found.schema.control_rate_hz == 5.0
 
 
 def test_limits_may_be_infinite():
@@ -212,7 +223,8 @@ def test_no_limit_and_the_default_leave_the_service_its_own(limit_s, on_the_wire
 @pytest.mark.parametrize(
     "changed", [{"max_action_age_s": math.nan}, {"max_action_age_s": 0.0}, {"max_action_age_s": -1.0}]
     + [{"control_period_s": value} for value in (0.0, -1.0, math.nan, math.inf, 1e12)]
-    + [{"depth": -1}, {"cameras": (CameraSpec("wrist", -4, 3, ImageFormat.RGB8),)}, {"model": 5}],
+    + [{"depth": -1}, {"tolerance_bins": -1}, {"max_passes": 1 << 32}]
+    + [{"cameras": (CameraSpec("wrist", -4, 3, ImageFormat.RGB8),)}, {"model": 5}],
 )  # fmt: skip
 def test_settings_that_cannot_be_sent_are_refused(changed):
     with pytest.raises(InvalidArgument, match="open"):

@@ -40,6 +40,13 @@ def test_open_says_what_was_agreed(serve, connect):
     assert (camera.name, camera.width, camera.height, camera.format) == ("wrist", 8, 6, pb.IMAGE_FORMAT_RGB8)
 
 
+def test_open_says_how_drafts_are_verified(serve, connect):
+    server = serve(answer_all)
+    with connect(server, mode=Mode.SPECULATIVE, tolerance_bins=1, max_passes=3):
+        opening = server.heard.get(timeout=60).open
+    assert (opening.mode, opening.tolerance_bins, opening.max_passes) == (pb.MODE_SPECULATIVE, 1, 3)
+
+
 def test_a_frame_gets_its_action(serve, connect, eventually):
     with connect(serve(answer_all)) as client:
         seq = client.push(IMAGE, pose=identity())

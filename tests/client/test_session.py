@@ -287,6 +287,25 @@ def test_why_a_frame_was_refused_is_kept(robot: Robot):
     assert counts.last_refusal == "INVALID_ARGUMENT IMAGE_WRONG_SIZE: 8x6 agreed"
 
 
+def test_an_action_says_how_its_drafts_were_verified(robot: Robot):
+    robot.push()
+    assert robot.act(robot.write(), token_ids=[5, 6, 7], settled=2, tolerance_bins=1, max_passes=2)
+    action = robot.session.directive().action
+    assert action is not None
+    assert (len(action.token_ids), action.settled, action.tolerance_bins, action.max_passes) == (3, 2, 1, 2)
+
+
+def test_overtaken_frames_are_counted_among_the_superseded(robot: Robot):
+    for _ in range(4):
+        robot.push()
+        robot.write()
+    robot.status(1, pb.DISPOSITION_SUPERSEDED, reason="SUPERSEDED", text="replaced")
+    robot.status(2, pb.DISPOSITION_SUPERSEDED, last_seq=3, reason="OVERTAKEN", text="overtaken")
+    robot.status(3, pb.DISPOSITION_SUPERSEDED, reason="OVERTAKEN", text="told twice")
+    counts = robot.session.flight.statistics()
+    assert (counts.superseded, counts.overtaken, counts.in_flight) == (3, 2, 1)
+
+
 def test_frames_that_are_never_disposed_of_do_not_pile_up(robot: Robot):
     for _ in range(1000):
         robot.push()

@@ -93,7 +93,7 @@ def test_the_24_gb_card_serves_openvla_7b_pipelined():
     """8 sessions, which were reserved whatever was free, never fitted."""
     need = need_of_7b()
     assert need.capacity == 400 and need.position_bytes == GIB // 2048
-    assert need.reserve_bytes == GIB + 1024 * (4 * 4096 + 4 * 4096 + 3 * 11008) * 2
+    assert need.reserve_bytes == 7 * GIB // 4 + 1024 * (4 * 4096 + 4 * 4096 + 3 * 11008) * 2
     assert need.total_bytes(8) > 24 * GIB - WEIGHTS_7B
     for card, sessions in ((24_000_000_000, 4), (24 * GIB, 5), (32 * GIB, 8)):
         free = card - CONTEXT - WEIGHTS_7B
@@ -117,7 +117,7 @@ def test_a_refusal_says_what_would_fit():
     with pytest.raises(ConfigError) as refused:
         choose_sessions(8, need_of_7b(), free)
     assert refused.value.text == (
-        "max_sessions: 8 sessions need 12.3 GiB: 57 slots x 400 positions x 524288 bytes = 11.1 GiB, 1.1 GiB for "
+        "max_sessions: 8 sessions need 13.0 GiB: 57 slots x 400 positions x 524288 bytes = 11.1 GiB, 1.9 GiB for "
         "activations and graphs; 9.4 GiB are free beside the weights: lower max_sessions (5 fit) or max_prompt_tokens"
     )
 

@@ -76,8 +76,9 @@ def test_sections_of_the_policy(tmp_path):
     assert all(each["problems"] == each["tuned"] > 10 for each in found["tune"]["models"])
     assert (tmp_path / "operators-tiny.json").exists() and (tmp_path / "operators-tiny-chat.json").exists()
     systems = {row["system"]: row for row in found["policy"]["systems"]}
-    assert list(systems) == ["serial", "pipelined, rotate", "pipelined, copy", "naive pipe"]
-    assert all(0 < row["share of floor"] < 1 for row in systems.values())
+    assert list(systems) == ["serial", "pipelined, rotate", "pipelined, copy", "speculative", "naive pipe"]
+    floors = [row["share of floor"] for name, row in systems.items() if name != "speculative"]
+    assert all(0 < share < 1 for share in floors) and systems["speculative"]["frames/s"] > 0
     assert found["baseline"]["share of our tokens that differ"] == 0.0 and found["baseline"]["frames/s"] > 0
     assert found["profile"]["steady passes"] == 6 and (tmp_path / found["profile"]["trace"]).exists()
 
@@ -157,7 +158,7 @@ def test_sections_stop_when_their_time_is_over(tmp_path, monkeypatch):
     _, results, _ = run(tmp_path, "--minutes", "60", "--sections", *names)
     found = {name: section["found"] for name, section in results["sections"].items()}
     assert [row["system"] for row in found["policy"]["systems"]] == ["serial"] and found["policy"]["rounds"] == 1
-    assert len(found["policy"][LEFT_OUT]) == 3 and found["baseline"]["frames"] == 3
+    assert len(found["policy"][LEFT_OUT]) == 4 and found["baseline"]["frames"] == 3
     assert found["chat"][LEFT_OUT] == ["tiny-chat"] and found["long-context"][LEFT_OUT] == [
         "64 rows, float32",
         "64 rows, int8",

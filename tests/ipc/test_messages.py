@@ -20,17 +20,25 @@ from edgeflow.ipc.messages import (
     Shutdown,
     SubmitFrame,
 )
-from edgeflow.types import ActionSchema, Pace, PassTimes
+from edgeflow.types import ActionSchema, Pace, PassTimes, Speculation
 
 SCHEMA = ActionSchema(
-    names=("x",), units=("m",), low=(-1.0,), high=(1.0,), relative=(True,), frame="tool", rotation="rotvec"
+    names=("x",),
+    units=("m",),
+    low=(-1.0,),
+    high=(1.0,),
+    relative=(True,),
+    frame="tool",
+    rotation="rotvec",
+    control_rate_hz=5.0,
 )
-SCHEMA_VALUES = [["x"], ["m"], [-1.0], [1.0], [True], "tool", "rotvec"]
+SCHEMA_VALUES = [["x"], ["m"], [-1.0], [1.0], [True], "tool", "rotvec", 5.0]
 TIMES = PassTimes(stages=7, prefill_ns=1, two_prefills_ns=2, packed_ns=3, decode_ns=4, decodes_ns=5)
 MESSAGES: list[Message] = [
     Begin(TIMES),
     SessionOpened(1, SCHEMA),
     OpenSession(session=1, epoch=2, pace=Pace(7), unnorm_key=""),
+    OpenSession(session=1, epoch=2, pace=Pace(0, Speculation(1, 3)), unnorm_key="", patience_ns=5),
     SubmitFrame(session=1, epoch=2, seq=3, height=4, width=5, instruction="pick the cup", payload=bytes(range(60))),
     FrameResult(
         session=1,

@@ -29,7 +29,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def acted(
-    ledger: Ledger, due_ms: float, age_ms: float, valid_ms: int = 250, passes: int = 4, *, max_age_ms: int = 0
+    ledger: Ledger,
+    due_ms: float,
+    age_ms: float,
+    valid_ms: int = 250,
+    passes: int = 4,
+    *,
+    max_age_ms: int = 0,
+    unsettled: int = 0,
 ) -> None:
     """An action whose time in the service is half its age; its passes took 1 ms each."""
     number = ledger.offer(round(due_ms * MS), round(due_ms * MS)).number
@@ -43,6 +50,7 @@ def acted(
         server_ns=round(age_ms * MS) // 2,
         timings=timings,
         max_age_ms=max_age_ms,
+        unsettled=unsettled,
     )
 
 

@@ -151,6 +151,18 @@ async def test_mode_and_depth_are_asked_for_and_the_forecast_is_kept(checkpoint)
         assert prediction.fps > 0 and prediction.age_ms > 0 and prediction.kept
 
 
+async def test_the_passes_of_drafting_frames_are_reported(checkpoint):
+    script = Script(passes=1, settled=2)
+    async with serving(checkpoint, script, **QUICK) as served:
+        session = replace(PLAN.session, mode=Mode.SPECULATIVE)
+        found = await results(plan_for(served, pattern=Fixed(20.0), session=session))
+        frames = found.total.frames
+        assert frames.acted > 0 and frames.unsettled == frames.acted
+        assert (found.total.passes.mean, found.total.passes.max) == (1.0, 1.0)
+        (prediction,) = found.predictions
+        assert prediction is not None and (prediction.mode, prediction.depth) == ("speculative", 0)
+
+
 async def test_the_command_judges(checkpoint, capsys, tmp_path):
     async with serving(checkpoint, **QUICK) as served:
         plan = plan_for(served, pattern=Closed(2), count=10)

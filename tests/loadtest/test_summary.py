@@ -85,6 +85,25 @@ def test_the_limit_that_an_action_carries_comes_before_its_validity():
     assert summarise(measured([ledger]), [ledger]).misses == 1
 
 
+def test_passes_overtaken_frames_and_unsettled_tokens_are_reported():
+    ledger = Ledger(0)
+    for index, passes in enumerate((1, 2, 2, 7)):
+        acted(ledger, 100 * index, 40, passes=passes, unsettled=3 * (passes == 1))
+    for due_ms, reason in ((410, "OVERTAKEN"), (420, "OVERTAKEN"), (430, "SUPERSEDED"), (440, "OVERTAKEN")):
+        disposed(ledger, due_ms, Disposition.SUPERSEDED, reason)
+    run = measured([ledger])
+    total = summarise(run, [ledger])
+    assert (total.passes.mean, total.passes.p50, total.passes.max) == (3.0, 2.0, 7.0)
+    assert (total.frames.superseded, total.frames.overtaken, total.frames.overtaken_share) == (4, 3, 3 / 8)
+    assert (total.frames.unsettled, total.frames.unsettled_share) == (1, 1 / 4)
+    results = results_of(run, {})
+    assert "passes per action: mean 3.00, p50 2.00, max 7.00; frames overtaken: 37.5 %" in shown(results)
+    assert "actions with unsettled tokens: 25.0 %" in shown(results)
+    content = json.loads(results_json(results))["total"]
+    assert (content["passes"]["max"], content["frames"]["overtaken_share"]) == (7.0, 3 / 8)
+    assert (content["frames"]["unsettled"], content["frames"]["unsettled_share"]) == (1, 1 / 4)
+
+
 def test_gaps_reach_to_the_end_of_the_run():
     ledger = Ledger(0)
     for due in (0, 200, 600, 700):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edgeflow.scheduler.cost import CostModel, PassSample
-from edgeflow.scheduler.forecast import Robot, by_depth, forecast
+from edgeflow.scheduler.forecast import Robot, forecast
 from edgeflow.scheduler.pace import depths_of, pace_of, rounds_of
 from edgeflow.scheduler.plan import Frame, FrameRef
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -64,9 +66,37 @@ def test_pass_times_lie_on_lines_between_the_corners():
     assert TIMES.pass_ns(0, 6) == 16 * MS
 
 
+def test_rows_beyond_a_full_packed_pass_cost_what_they_cost():
+    times = replace(TIMES, row_ns=MS // 2)
+    assert [times.pass_ns(1, rows) - times.packed_ns for rows in (6, 7, 11)] == [0, MS // 2, 5 * MS // 2]
+    assert times.pass_ns(2, 12) == TIMES.pass_ns(2, 12)
+    assert times.pass_ns(2, 15) == TIMES.pass_ns(2, 12) + 3 * MS // 2
+    assert times.pass_ns(0, 20) == TIMES.pass_ns(0, 20), "passes without a prefill keep their slope"
+    assert times.pass_ns(1, 12) > TIMES.pass_ns(1, 12) == TIMES.packed_ns
+    assert replace(times, stages=1).pass_ns(1, 4) == times.prefill_ns + 2 * MS
+
+
+def test_a_row_is_scaled_with_the_passes_that_have_a_prefill():
+    times = replace(TIMES, row_ns=MS // 2, launch_ns=5)
+    assert times.scaled(200) == PassTimes(
+        stages=7,
+        prefill_ns=120 * MS,
+        two_prefills_ns=220 * MS,
+        packed_ns=132 * MS,
+        decode_ns=20 * MS,
+        decodes_ns=32 * MS,
+        row_ns=MS,
+        launch_ns=5,
+    )
+    assert times.corrected(200, with_prefill=True).row_ns == MS
+    assert times.corrected(200, with_prefill=False).row_ns == MS // 2
+    assert TIMES.scaled(50).row_ns == 0
+
+
 def test_a_forecast_of_a_lone_robot_is_the_closed_form():
     """Design: r = ceil(K/d) rounds a tick; a frame's last round comes in its tick d."""
-    for depth, seen in by_depth(TIMES, limits()).items():
+    alone = {depth: forecast(TIMES, limits(), [Robot(pace=Pace(depth), period_ns=0)])[0] for depth in depths_of(7)}
+    for depth, seen in alone.items():
         rounds = rounds_of(depth, 7)
         rows = [stage for stage in range(1, 7) if stage % rounds == 0]
         packed = TIMES.pass_ns(1, len(rows))
@@ -75,9 +105,8 @@ def test_a_forecast_of_a_lone_robot_is_the_closed_form():
         )
         assert seen.fps == pytest.approx(1e9 / tick, rel=0.03), depth
         assert (depth - 1) * tick < seen.age_ns <= depth * tick
-    serial, pipelined = by_depth(TIMES, limits())[1], by_depth(TIMES, limits())[7]
-    assert serial.age_ns == 120 * MS
-    assert pipelined.age_ns == 7 * 66 * MS
+    assert alone[1].age_ns == 120 * MS
+    assert alone[7].age_ns == 7 * 66 * MS
 
 
 def test_a_slow_camera_drains_what_is_under_way():

@@ -98,7 +98,7 @@ class OfflineRun:
         """Those behind settled tokens, in the order of the tokens."""
         if launched.logits is None:
             return
-        of_segments = torch.split(launched.logits, launched.samples)  # padded ones last
+        of_segments = torch.split(launched.logits, list(launched.samples))  # padded ones last
         for outcome, rows in zip(outcomes, of_segments, strict=False):
             kept = self._logits.setdefault(outcome.sequence, [])
             kept += rows[: min(len(outcome.tokens), self.engine.policy.K - len(kept))]

@@ -31,6 +31,7 @@ from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
+from edgeflow.scheduler.settling import SettlingSample
 from edgeflow.types import Disposition, Pace
 
 _DEPARTURES = {
@@ -61,15 +62,21 @@ _DEPARTURES = {
     Leaving.CLOSED: (Disposition.DROPPED, "CANCELLED", Reason.SESSION_CLOSED, "the session was closed"),
 }
 KEPT_PASSES = 4096  # between two questions of control
+KEPT_FRAMES = 1024  # likewise, of those that drafted
 
 
 @dataclass(slots=True)
 class _Track:
-    """Times of a frame between its arrival and its action."""
+    """Times of a frame between its arrival and its action.
+
+    passes: that it is part of; committed: of these. tolerance_bins: of its drafts; None = it has none.
+    """
 
     arrived_ns: int
     started_ns: int = 0
     passes: int = 0
+    committed: int = 0
+    tolerance_bins: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,7 @@ class ControlPlane:
         self._tracks: dict[FrameRef, _Track] = {}
         self._answers = Answers(engine.policy.K)
         self._passes: deque[PassSample] = deque(maxlen=KEPT_PASSES)
+        self._settling: deque[SettlingSample] = deque(maxlen=KEPT_FRAMES)
         self._prompt_ids = lru_cache(maxsize=64)(engine.policy.prompt_ids)
 
     def launch(self, turn_ns: int) -> Running[FrameRef] | None:
@@ -120,10 +128,14 @@ class ControlPlane:
         planned = running.ticket.planned
         outcomes = self._engine.collect(running.ticket)
         self._answers.add(outcomes)
+        for segment in planned.segments:
+            if (track := self._tracks.get(segment.sequence)) is not None:
+                track.committed += 1
         left = self._scheduler.commit(planned.number, outcomes, self._clock.now_ns())
         self._leave([departure for departure in left if departure.why is not Leaving.DONE])
         for departure in left:
             if departure.why is Leaving.DONE:
+                self._settle(departure)
                 self._answer(self._answers.take(departure.frame))
         shape = len(planned.prefills), planned.decode_rows
         sample = running.sample(*shape, self._clock.now_ns(), on_device=self.ahead > 0)
@@ -151,6 +163,12 @@ class ControlPlane:
         passes = list(self._passes)
         self._passes.clear()
         return passes
+
+    def take_settling(self) -> list[SettlingSample]:
+        """Every frame that drafted and left since the last call."""
+        samples = list(self._settling)
+        self._settling.clear()
+        return samples
 
     # What control says.
 
@@ -237,7 +255,9 @@ class ControlPlane:
         for segment in planned.prefills:
             observations[segment.sequence] = self._prepare(self._waiting.pop(segment.sequence))
             self._answers.begin(segment.sequence)
-            self._tracks[segment.sequence].started_ns = started_ns
+            track = self._tracks[segment.sequence]
+            track.started_ns = started_ns
+            track.tolerance_bins = segment.tolerance_bins if segment.drafts else None
         for segment in planned.segments:
             self._tracks[segment.sequence].passes += 1
         running = Running.of(self._engine.launch(planned, observations), turn_ns, begun)
@@ -271,10 +291,18 @@ class ControlPlane:
 
     def _leave(self, departures: list[Departure]) -> None:
         for departure in departures:
+            self._settle(departure)
             self._waiting.pop(departure.frame, None)
             self._tracks.pop(departure.frame, None)
             self._answers.drop(departure.frame)
             self._publish(_dropped(departure.frame, *_DEPARTURES[departure.why]))
+
+    def _settle(self, departure: Departure) -> None:
+        """Note the passes that a frame needed to settle its drafts, or that it left before."""
+        track = self._tracks.get(departure.frame)
+        if track is not None and track.committed and track.tolerance_bins is not None:
+            settled = departure.settled >= self._engine.policy.K
+            self._settling.append(SettlingSample(track.tolerance_bins, track.committed, settled))
 
 
 def _ref(message: SubmitFrame) -> FrameRef:

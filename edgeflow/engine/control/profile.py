@@ -5,7 +5,8 @@ makes its passes last as long as theirs, so that rate and age can be seen at the
 
 Published totals, ActionFlow Table 1 (OpenVLA-7B): the baseline's time per frame, T_prefill + 6 T_decode, and
 the pipelined time per frame, T_packed. The split is ours: T_prefill is taken equal to T_packed (a packed pass adds six
-rows to a prefill of about 280), hence T_decode = (baseline - T_packed) / 6.
+rows to a prefill of about 280), hence T_decode = (baseline - T_packed) / 6. Rows beyond a full packed pass, which the
+table has none of, cost what the rows of the prefill do: T_packed / 280 each.
 """
 
 from __future__ import annotations
@@ -22,18 +23,26 @@ from edgeflow.errors import ConfigError
 from edgeflow.scheduler.plan import Pass
 from edgeflow.types import PassTimes
 
+OPENVLA_ROWS = 280  # of the prefill of OpenVLA-7B with a short instruction
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """Pass times of a device, nanoseconds: a prefill alone, a decode-only pass, a full packed pass."""
+    """Pass times of a device, nanoseconds: a prefill alone, a decode-only pass, a full packed pass.
+
+    prefill_rows: of the model whose times these are.
+    """
 
     name: str
     prefill_ns: int
     decode_ns: int
     packed_ns: int
+    prefill_rows: int = OPENVLA_ROWS
 
     def times(self, stages: int) -> PassTimes:
-        """Pass times of any shape there: prefills of several sessions add up, a further decode row is free."""
+        """Pass times of any shape there: prefills of several sessions add up, and decode rows are free, but for those
+        beyond a full packed pass.
+        """
         return PassTimes(
             stages=stages,
             prefill_ns=self.prefill_ns,
@@ -41,6 +50,7 @@ class DeviceProfile:
             packed_ns=self.packed_ns,
             decode_ns=self.decode_ns,
             decodes_ns=self.decode_ns,
+            row_ns=self.packed_ns // self.prefill_rows,
         )
 
 
@@ -50,7 +60,10 @@ def _published(name: str, baseline_s: float, packed_s: float) -> DeviceProfile:
 
 
 def load_profile(name: str) -> DeviceProfile | None:
-    """`none`, `orin`, `rtx5090`, or a JSON file {name, prefill_ms, decode_ms, packed_ms} of measured times."""
+    """`none`, `orin`, `rtx5090`, or a JSON file {name, prefill_ms, decode_ms, packed_ms} of measured times.
+
+    The file may also have prefill_rows, of the model that was measured, instead of OPENVLA_ROWS.
+    """
     match name:
         case "none":
             return None
@@ -60,14 +73,21 @@ def load_profile(name: str) -> DeviceProfile | None:
             return _published("rtx5090", 0.1312, 0.0514)
     try:
         values = json.loads(Path(name).read_text())
-        times = [round(float(values[key]) * 1e6) for key in ("prefill_ms", "decode_ms", "packed_ms")]
-        return DeviceProfile(str(values["name"]), *times)
+        prefill_ns, decode_ns, packed_ns = (
+            round(float(values[key]) * 1e6) for key in ("prefill_ms", "decode_ms", "packed_ms")
+        )
+        rows = values.get("prefill_rows", OPENVLA_ROWS)
+        if type(rows) is not int or rows < 1:
+            raise ConfigError(f"profile: {name} has prefill_rows {rows!r}; it is an integer of at least 1")
+        return DeviceProfile(str(values["name"]), prefill_ns, decode_ns, packed_ns, rows)
     except OSError as error:
         raise ConfigError(
             f"profile: {name!r} is not a readable file; use none, orin, rtx5090 or a JSON file"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"profile: {name} needs name, prefill_ms, decode_ms and packed_ms") from error
+        raise ConfigError(
+            f"profile: {name} needs name, prefill_ms, decode_ms and packed_ms, and may have prefill_rows"
+        ) from error
 
 
 class Pacer:

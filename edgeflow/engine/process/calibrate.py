@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -15,9 +16,10 @@ from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import CloseSession, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Pace, PassTimes
+from edgeflow.types import Pace, PassTimes, Speculation
 
 REPEATS = 5
+DRAFTED = 3  # frames that follow each other in a row, of which all but the first find others under way
 CAMERA = 224  # pixels a side
 
 
@@ -25,7 +27,7 @@ class _Driver:
     """Feeds a worker and collects its pass times."""
 
     def __init__(self, engine: PolicyEngine, row_budget: int, pacer: Pacer | None, clock: Clock, text: str) -> None:
-        self.samples: list[PassSample] = []
+        self._samples: list[PassSample] = []
         self._engine = engine
         self._text = text
         self._seq = 0
@@ -36,13 +38,13 @@ class _Driver:
         pixels = np.random.default_rng(0).integers(0, 256, (CAMERA, CAMERA, 3), np.uint8)
         self._payload = pixels.tobytes()
 
-    def open(self, sessions: int, depth: int) -> None:
+    def open(self, sessions: int, pace: Pace) -> None:
         for session in range(sessions):
             self._worker.inbox.put(
                 OpenSession(
                     session=session,
                     epoch=1,
-                    pace=Pace(depth),
+                    pace=pace,
                     unnorm_key=self._engine.policy.unnorm_keys[0],
                     instruction=self._text,
                 )
@@ -70,12 +72,17 @@ class _Driver:
 
     def step(self) -> bool:
         busy = self._worker.step()
-        self.samples += self._worker.take_passes()
+        self._samples += self._worker.take_passes()
         return busy
 
     def drain(self) -> None:
         while self.step():
             pass
+
+    def take(self) -> list[PassSample]:
+        """The passes since the last call."""
+        samples, self._samples = self._samples, []
+        return samples
 
     def _ignore(self, message: Message) -> None:
         """Discard: nobody waits for these actions."""
@@ -89,22 +96,36 @@ def calibrate(
     clock: Clock | None = None,
     instruction: str = INSTRUCTION,
 ) -> PassTimes:
-    """Measure medians at the corners of the cost model: serial, pipelined and drained, two sessions side by side."""
+    """Measure medians at the corners of the cost model: serial, pipelined and drained, two sessions side by side; then
+    what a row of drafts costs.
+    """
     driver = _Driver(engine, row_budget, pacer, clock or MonotonicClock(), instruction)
     stages = engine.policy.K
     for sessions in range(1, driver.sessions + 1):
-        driver.open(sessions, 1)
+        driver.open(sessions, Pace(1))
         for _ in range(REPEATS):
             driver.offer(sessions)
             driver.drain()
         driver.close(sessions)
-    driver.open(1, stages)
+    driver.open(1, Pace(stages))
     for _ in range(REPEATS):
-        for _ in range(stages):
-            driver.offer(1)
-            driver.step()
-        driver.drain()
-    return _corners(driver.samples, stages)
+        _follow(driver, stages)
+    driver.close(1)
+    times = _corners(driver.take(), stages)
+    if stages > 1:
+        for _ in range(REPEATS):  # a session has no guess for its first frame, which then takes longer
+            driver.open(1, Pace(0, Speculation()))
+            _follow(driver, DRAFTED)
+            driver.close(1)
+    return replace(times, row_ns=_row_ns(driver.take(), times))
+
+
+def _follow(driver: _Driver, frames: int) -> None:
+    """Offer so many frames, each after a pass."""
+    for _ in range(frames):
+        driver.offer(1)
+        driver.step()
+    driver.drain()
 
 
 def _corners(samples: list[PassSample], stages: int) -> PassTimes:
@@ -123,3 +144,11 @@ def _corners(samples: list[PassSample], stages: int) -> PassTimes:
         decodes_ns=typical(0, stages - 1, decode_ns),
         launch_ns=round(median(sample.lead_ns for sample in samples if sample.prefills == 1)),
     )
+
+
+def _row_ns(samples: list[PassSample], times: PassTimes) -> int:
+    """The median time of a row beyond a full packed pass; without such passes as the rows up to there."""
+    full = times.stages - 1
+    beyond = [(sample.ns - times.packed_ns, sample.decodes - full) for sample in samples if sample.prefills == 1]
+    slopes = [ns // rows for ns, rows in beyond if rows > 0] or [(times.packed_ns - times.prefill_ns) // max(full, 1)]
+    return max(round(median(slopes)), 0)

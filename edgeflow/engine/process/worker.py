@@ -206,7 +206,7 @@ class Worker:
 
     def _pong(self, message: Ping) -> None:
         counts = self._control.counts
-        passes = self.take_passes()
+        passes, frames = self.take_passes(), self._control.take_settling()
         self._publish(
             Pong(
                 nonce=message.nonce,
@@ -217,5 +217,8 @@ class Worker:
                 pass_prefills=[sample.prefills for sample in passes],
                 pass_decodes=[sample.decodes for sample in passes],
                 eager_passes=self._control.eager_passes,
+                settling_bins=[sample.tolerance_bins for sample in frames],
+                settling_passes=[sample.passes for sample in frames],
+                settling_done=[sample.settled for sample in frames],
             )
         )

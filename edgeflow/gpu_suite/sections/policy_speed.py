@@ -16,7 +16,7 @@ from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.sections.token_checks import differing
 from edgeflow.gpu_suite.setting import Setting, SkipError
-from edgeflow.gpu_suite.subjects.engines import engine_of, frames_per_s, policy_of
+from edgeflow.gpu_suite.subjects.engines import engine_of, frames_per_s, passes_per_s, policy_of
 from edgeflow.gpu_suite.subjects.floors import pipelined_floor_s, serial_floor_s
 from edgeflow.gpu_suite.subjects.random_policy import PolicySize, random_frames
 from edgeflow.kernels.implementations import Hardware
@@ -31,7 +31,10 @@ Systems = Mapping[str, Callable[[], float]]
 
 
 def policy(setting: Setting) -> Found:
-    """Serial, pipelined with both shifts, and the naive pipe; with graphs and without."""
+    """Serial, pipelined with both shifts, speculative, and the naive pipe; with graphs and without.
+
+    Random weights settle drafts by chance only, so that `speculative` shows the cost of its passes, not their number.
+    """
     size = setting.size
     model = policy_of(setting, size)
     naive = policy_of(setting, size, attention=naive_gather)
@@ -43,6 +46,7 @@ def policy(setting: Setting) -> Found:
         systems[f"serial{kind}"] = _serial(engine, frames)
         for shift in Shift:
             systems[f"pipelined, {shift.value}{kind}"] = _pipelined(engine, frames, shift)
+        systems[f"speculative{kind}"] = _speculative(engine, frames)
     systems["naive pipe"] = _pipelined(engine_of(naive, size, setting, graphs=False), frames, Shift.ROTATE)
     found = _found(setting, size, systems)
     if True in engines and (recorded := engines[True].graphs) is not None:
@@ -102,6 +106,11 @@ def _pipelined(engine: PolicyEngine, frames: list[PreparedFrame], shift: Shift) 
     return lambda: frames_per_s(engine, Mode.PIPELINED, shift, frames)
 
 
+def _speculative(engine: PolicyEngine, frames: list[PreparedFrame]) -> Callable[[], float]:
+    """Passes per second, each of which takes a frame."""
+    return lambda: passes_per_s(engine, Mode.SPECULATIVE, frames)
+
+
 def _found(setting: Setting, size: PolicySize, systems: Systems) -> Found:
     """A row per system, kept after each round."""
     found: Found = {}
@@ -133,10 +142,10 @@ def _warmed(setting: Setting, systems: Systems) -> Systems:
 
 
 def _row(setting: Setting, size: PolicySize, name: str, fps: float, rounds: list[dict[str, float]]) -> Found:
-    """One system; the floor is that of the model's dtype."""
+    """One system; the floor is that of the model's dtype. There is none yet for passes with drafts."""
     rates = [each[name] for each in rounds]
     row = {"system": name, "frames/s": fps, "ms/frame": 1e3 / fps, "least": min(rates), "most": max(rates)}
-    if setting.measured is None or name == "fp8":
+    if setting.measured is None or name == "fp8" or name.startswith("speculative"):
         return row
     floor_s = (serial_floor_s if name.startswith("serial") else pipelined_floor_s)(size, setting.measured)
     return {**row, "floor ms": 1e3 * floor_s, "share of floor": floor_s * fps}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
@@ -47,25 +49,38 @@ def policy_of(setting: Setting, size: PolicySize, **decoder_options: Any) -> Ope
 
 
 def frames_per_s(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[PreparedFrame]) -> float:
-    """Frames per second with one pass launched ahead, as the worker runs; pipelined: while the pipe is full."""
+    """Frames per second with passes launched ahead as the worker does; pipelined: while the pipe is full."""
     stages = engine.policy.K
     finished = finish_times(engine, mode, shift, frames)
     full = finished if mode is Mode.SERIAL else finished[: len(frames) - stages + 1]
     return (len(full) - 1) / (full[-1] - full[0])
 
 
+def passes_per_s(engine: PolicyEngine, mode: Mode, frames: list[PreparedFrame]) -> float:
+    """Passes per second with passes launched ahead as the worker does, while each takes a new frame."""
+    ends = [end for end, _ in _passes(engine, mode, Shift.ROTATE, frames)]
+    full = ends[min(engine.policy.K, len(frames) // 2) : len(frames)]
+    return (len(full) - 1) / (full[-1] - full[0])
+
+
 def finish_times(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[PreparedFrame]) -> list[float]:
     """The seconds at which the tokens of each frame were on the host."""
+    return [end for end, finished in _passes(engine, mode, shift, frames) for _ in range(finished)]
+
+
+def _passes(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[PreparedFrame]) -> Iterator[tuple[float, int]]:
+    """When each pass was collected, and how many frames it finished. A frame is offered as soon as none waits."""
     run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K, shift=shift)), [mode])
     waiting = list(enumerate(frames, start=1))
-    finished: list[float] = []
-    pending: Ticket[FrameRef] | None = None
+    running: deque[Ticket[FrameRef]] = deque()
     while True:
         if waiting and not run.waiting(0):
             run.offer(0, *waiting.pop(0))
         launched = run.step()
-        if pending is not None:
-            finished += [perf_counter()] * len(run.collect(pending))
-        if launched is None:
-            return finished
-        pending = launched
+        if launched is not None:
+            running.append(launched)
+        elif not running:
+            return
+        while len(running) > (engine.launch_ahead if launched else 0):
+            finished = len(run.collect(running.popleft()))
+            yield perf_counter(), finished

@@ -268,7 +268,7 @@ def _check_depth(mode: Mode | None, depth: int) -> None:
 
 
 def _check_speculation(mode: Mode | None, tolerance_bins: int, max_passes: int) -> None:
-    """Check what the model does not decide; the range of max_passes, 1 to K, is checked at admission."""
+    """Check what the model does not decide; that max_passes is at most K is checked at admission."""
     for name, value in (("tolerance_bins", tolerance_bins), ("max_passes", max_passes)):
         if value and mode is not Mode.SPECULATIVE:
             raise InvalidArgument(
@@ -280,6 +280,8 @@ def _check_speculation(mode: Mode | None, tolerance_bins: int, max_passes: int) 
             field="open.tolerance_bins",
             reason=Reason.TOLERANCE_OUT_OF_RANGE,
         )
+    if max_passes < 0:
+        raise InvalidArgument(f"must be 0 to K, got {max_passes}", field="open.max_passes")
 
 
 def _check_age(age_ms: int) -> int | None:

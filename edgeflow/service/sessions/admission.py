@@ -1,8 +1,9 @@
-"""Admission: who may share the device, and at which depth, decided by forecasts before anything is sent.
+"""Admission: who may share the device, and at which pace, decided by forecasts before anything is sent.
 
 Admission keeps a part of the device free (20 % by default, so pass times may grow by a quarter): with such pass times
 every open session must still get its promised rate, and the new one the rate it would have alone. A session that is
-alone is always admitted and gets what the device can do.
+alone is always admitted and gets what the device can do. Where frames draft, the promise is that they have their passes
+at this rate: how many of them are overtaken depends on what the camera sees.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from edgeflow.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidArgument,
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import CostModel, PassSample
-from edgeflow.scheduler.forecast import Forecast, Robot, by_depth, forecast
+from edgeflow.scheduler.forecast import Forecast, Robot, by_mode, forecast
 from edgeflow.scheduler.pace import depths_of, pace_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
+from edgeflow.scheduler.settling import SettlingModel, SettlingSample
 from edgeflow.service.sessions.decoding import Decoders, per_second, prepare_ns
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import CameraSpec, Mode, Pace, PassTimes
+from edgeflow.types import MOST_TOLERANCE_BINS, CameraSpec, Mode, Pace, PassTimes, Speculation
 
 SAME_RATE = 0.98  # this fraction of a promised rate counts as kept
 OVERHEAD_NS = 3_000_000  # what control may add to the age of an action (benchmarks/service_overhead.py)
@@ -45,12 +47,22 @@ class SessionPlan:
     @property
     def worst_age_ns(self) -> int:
         """The greatest age foretold for its actions when they are sent."""
-        return self.forecast.worst_age_ns + self.decode_ns + OVERHEAD_NS
+        return self.forecast.worst_age_ns + self._beside_ns
+
+    @property
+    def mean_age_ns(self) -> int:
+        """The mean age foretold for its actions when they are sent."""
+        return self.forecast.age_ns + self._beside_ns
 
     @property
     def decode_load_ns(self) -> int:
         """The decoders' time that it takes per second."""
         return per_second(self.decode_ns, self.robot.period_ns)
+
+    @property
+    def _beside_ns(self) -> int:
+        """The part of an action's age that no forecast contains."""
+        return self.decode_ns + OVERHEAD_NS
 
 
 class Admission:
@@ -62,6 +74,8 @@ class Admission:
         self._cost: CostModel[PassTimes] | None = None
         self._limits = SchedulerLimits(1, 1, 1, 0)
         self._prefill_rows = 1
+        self._bins = False
+        self._settling = SettlingModel(1)
         self._prepares = False
         self._plans: dict[int, SessionPlan] = {}
         self._forecast = lru_cache(maxsize=256)(forecast)
@@ -71,6 +85,9 @@ class Admission:
         config = self._config
         self._cost = CostModel(ready.pass_times)
         self._prefill_rows = ready.prefill_rows
+        self._bins = ready.bins
+        if ready.action_tokens != self._settling.stages:
+            self._settling = SettlingModel(ready.action_tokens)
         on_cpu = ready.device.startswith("cpu")
         self._prepares = config.preprocess == "host" or (config.preprocess == "auto" and on_cpu)
         self._limits = SchedulerLimits(
@@ -87,17 +104,18 @@ class Admission:
         return self._cost.times if self._cost is not None else None
 
     def observe(self, pong: Pong) -> bool:
-        """Take the worker's latest passes; True if they drifted so far that the forecasts changed."""
+        """Take the worker's latest passes and frames; True if they differ so much that the forecasts changed."""
         if self._cost is None:
             return False
         shapes = zip(pong.pass_prefills, pong.pass_decodes, pong.pass_ns, strict=True)
-        return self._cost.observe(PassSample(*shape) for shape in shapes)
+        frames = zip(pong.settling_bins, pong.settling_passes, pong.settling_done, strict=True)
+        drifted = self._cost.observe(PassSample(*shape) for shape in shapes)
+        settled = self._settling.observe(SettlingSample(*frame) for frame in frames)
+        return drifted or settled
 
     def modes(self) -> dict[str, Forecast]:
         """The forecast per mode for one robot alone at full rate."""
-        stages = self._times.stages
-        names = {1: Mode.SERIAL.value, stages: Mode.PIPELINED.value}
-        return {names.get(depth, f"depth {depth}"): seen for depth, seen in by_depth(self._times, self._limits).items()}
+        return by_mode(self._times, self._limits, self._settling.of(Speculation().tolerance_bins))
 
     def plan(self, request: OpenRequest, others: tuple[SessionPlan, ...]) -> SessionPlan:
         """Plan one more session; a typed RequestError if it cannot be served."""
@@ -111,10 +129,11 @@ class Admission:
             prepare_ns=prepare_ns(camera) if self._prepares else 0,
         )
         self._check_decoding(camera, robot, others)
-        robots = [replace(robot, pace=pace) for pace in self._paces(mode, request)]
+        limit_ns = request.max_action_age_ns
+        robots = [self._at_pace(robot, pace, camera, limit_ns) for pace in self._paces(mode, request)]
         plans = [self._planned(mode, each, camera, others) for each in robots]
         if mode is Mode.AUTO:
-            plans = _by_age(plans, request.max_action_age_ns)
+            plans = self._by_age(plans, limit_ns, others)
         fitting = [plan for plan in plans if self._fits(plan, others)]
         if not fitting:
             raise ResourceExhausted(
@@ -163,11 +182,37 @@ class Admission:
     def _paces(self, mode: Mode, request: OpenRequest) -> Iterable[Pace]:
         stages = self._times.stages
         if mode is Mode.AUTO:
-            return [Pace(depth) for depth in depths_of(stages)]
+            exact = Speculation()
+            known = stages > 1 and self._settling.of(exact.tolerance_bins) is not None
+            return [*map(Pace, depths_of(stages)), *([Pace(0, exact)] if known else [])]
         depth = request.depth if request.mode is Mode.DEPTH else self._config.depth
         if mode is Mode.DEPTH and not 1 <= depth <= stages:
             raise InvalidArgument(f"is {depth}; this model takes 1 to {stages}", field="open.depth")
-        return [pace_of(mode, stages, depth)]
+        speculation = self._speculation(request) if mode is Mode.SPECULATIVE else None
+        return [pace_of(mode, stages, depth, speculation)]
+
+    def _speculation(self, request: OpenRequest) -> Speculation:
+        """As the session asks, or the service for sessions that choose no mode."""
+        stages, asked = self._times.stages, request if request.mode is Mode.SPECULATIVE else self._config
+        found = Speculation(asked.tolerance_bins, asked.max_passes)
+        if found.max_passes > stages:
+            raise InvalidArgument(f"is {found.max_passes}; this model takes 1 to {stages}", field="open.max_passes")
+        for name, most in (("tolerance_bins", MOST_TOLERANCE_BINS), ("max_passes", stages)):
+            value = getattr(found, name)
+            if value and not self._bins:
+                raise InvalidArgument(
+                    f"is {value}; 1 to {most} are for models whose outputs are bins, and this one takes 0",
+                    field=f"open.{name}",
+                )
+        return found
+
+    def _at_pace(self, robot: Robot, pace: Pace, camera: CameraSpec, limit_ns: int | None) -> Robot:
+        """The robot, with what decides when the frames of this pace leave."""
+        if pace.speculation is None:
+            return replace(robot, pace=pace)
+        patience_ns = max(limit_ns - self._decoders.frame_ns(camera) - OVERHEAD_NS, 1) if limit_ns else 0
+        settling = self._settling.of(pace.speculation.tolerance_bins)
+        return replace(robot, pace=pace, patience_ns=patience_ns, settling=settling)
 
     def _planned(self, mode: Mode, robot: Robot, camera: CameraSpec, others: tuple[SessionPlan, ...]) -> SessionPlan:
         robots = (*(plan.robot for plan in others), robot)
@@ -202,10 +247,44 @@ class Admission:
         if not others:
             return True
         alone = self._forecast(self._times, self._limits, (plan.robot,))[0]
-        promised = [*(other.forecast.fps for other in others), alone.fps]
+        promised = [*(other.forecast.begun_fps for other in others), alone.begun_fps]
         slower = self._times.scaled(_slowed_percent(self._config.admission_headroom_percent))
         seen = self._forecast(slower, self._limits, (*(other.robot for other in others), plan.robot))
-        return all(each.fps >= SAME_RATE * fps for each, fps in zip(seen, promised, strict=True))
+        return all(each.begun_fps >= SAME_RATE * fps for each, fps in zip(seen, promised, strict=True))
+
+    def _by_age(
+        self, plans: list[SessionPlan], limit_ns: int | None, others: tuple[SessionPlan, ...]
+    ) -> list[SessionPlan]:
+        """The plans within the age limit: highest rate first, among equal rates the youngest actions first."""
+        allowed = plans
+        if limit_ns is not None:
+            lowest = [self._lowest_age_ns(plan, others) for plan in plans]
+            reached = zip(plans, lowest, strict=True)
+            allowed = [plan for plan, age_ns in reached if max(age_ns, plan.worst_age_ns) <= limit_ns]
+            if not allowed:
+                raise FailedPrecondition(
+                    f"an action age of {limit_ns // 1_000_000} ms cannot be kept; "
+                    f"the lowest possible is {-(-min(lowest) // 1_000_000)} ms",
+                    field="open.max_action_age_ms",
+                    reason=Reason.AGE_UNREACHABLE,
+                )
+        highest = max(plan.forecast.fps for plan in allowed)
+        return sorted(allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, *_youth(plan)))
+
+    def _lowest_age_ns(self, plan: SessionPlan, others: tuple[SessionPlan, ...]) -> int:
+        """The lowest age limit that the pace can keep.
+
+        Where frames draft, older ones leave while a newer one is in flight, so that is the age that without a limit is
+        the mean one: a lower one would cost most of the actions.
+        """
+        if plan.pace.speculation is None:
+            return plan.worst_age_ns
+
+        def with_patience(patience_ns: int) -> SessionPlan:
+            return self._planned(plan.mode, replace(plan.robot, patience_ns=patience_ns), plan.camera, others)
+
+        free = with_patience(0)
+        return max(free.mean_age_ns, with_patience(free.forecast.age_ns).worst_age_ns)
 
 
 def _slowed_percent(headroom_percent: int) -> int:
@@ -214,17 +293,5 @@ def _slowed_percent(headroom_percent: int) -> int:
     return whole * whole // (whole - headroom_percent)
 
 
-def _by_age(plans: list[SessionPlan], limit_ns: int | None) -> list[SessionPlan]:
-    """The plans within the age limit: highest rate first, among equal rates the youngest actions first."""
-    allowed = [plan for plan in plans if limit_ns is None or plan.worst_age_ns <= limit_ns]
-    if not allowed:
-        best_ms = -(-min(plan.worst_age_ns for plan in plans) // 1_000_000)
-        raise FailedPrecondition(
-            f"an action age of {(limit_ns or 0) // 1_000_000} ms cannot be kept; the lowest possible is {best_ms} ms",
-            field="open.max_action_age_ms",
-            reason=Reason.AGE_UNREACHABLE,
-        )
-    highest = max(plan.forecast.fps for plan in allowed)
-    return sorted(
-        allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, plan.forecast.age_ns, plan.pace.depth)
-    )
+def _youth(plan: SessionPlan) -> tuple[int, bool, int]:
+    return plan.forecast.age_ns, plan.pace.speculation is not None, plan.pace.depth

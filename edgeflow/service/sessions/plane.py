@@ -295,9 +295,9 @@ class ControlPlane:
         """Pass times drifted: update the forecasts, and the pace of sessions in mode auto."""
         modes = await asyncio.to_thread(self._admission.modes)
         self._metrics.predict(modes)
-        self._log.event("pass_times_changed", **{mode: f"{seen.fps:.1f} FPS" for mode, seen in modes.items()})
+        self._log.event("forecasts_changed", **{mode: f"{seen.fps:.1f} FPS" for mode, seen in modes.items()})
         for number, runner in list(self._runners.items()):
-            if runner.plan.mode is Mode.AUTO and not runner.session.parked:
+            if runner.plan.mode in (Mode.AUTO, Mode.SPECULATIVE) and not runner.session.parked:
                 await self._replan_one(number, runner)
         self._ages_stale = True
 

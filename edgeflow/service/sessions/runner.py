@@ -25,7 +25,7 @@ from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.events import ActionEvent, End, Event
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import CameraSpec, Command
+from edgeflow.types import CameraSpec, Command, Mode
 
 MAX_ELSEWHERE_NS = 10_000_000_000  # that a frame may have spent in another process of this machine
 
@@ -284,7 +284,6 @@ def open_session(
     number: int, epoch: int, request: OpenRequest, plan: SessionPlan, instruction: str = ""
 ) -> OpenSession:
     """The message that opens a session at the worker. instruction: checked there, not stored."""
-    age_ns = request.max_action_age_ns
     return OpenSession(
         session=number,
         epoch=epoch,
@@ -292,9 +291,16 @@ def open_session(
         unnorm_key=request.unnorm_key,
         instruction=instruction,
         deadline_ns=plan.robot.deadline_ns,
-        patience_ns=max(age_ns - OVERHEAD_NS, 1) if age_ns is not None else 0,
+        patience_ns=_patience_ns(request, plan.mode),
         period_ns=plan.robot.period_ns,
     )
+
+
+def _patience_ns(request: OpenRequest, mode: Mode) -> int:
+    """The age beyond which the worker may give frames that draft up; 0 = none, or there never are any."""
+    if request.max_action_age_ns is None or mode not in (Mode.SPECULATIVE, Mode.AUTO):
+        return 0
+    return max(request.max_action_age_ns - OVERHEAD_NS, 1)
 
 
 def _timed_decode(frame: CheckedFrame, camera: CameraSpec) -> tuple[Payload | RequestError, int, int]:

@@ -28,6 +28,10 @@ def test_published_totals_are_kept(name: str, serial_s: float, packed_s: float):
     assert times.pass_ns(0, 1) == times.pass_ns(0, 6) == profile.decode_ns
     assert times.pass_ns(1, 0) == profile.prefill_ns
     assert times.pass_ns(2, 0) == 2 * profile.prefill_ns
+    row_s = packed_s / 280
+    assert times.pass_ns(1, 6 + 14) == pytest.approx((packed_s + 14 * row_s) * 1e9, rel=1e-6)
+    assert times.pass_ns(2, 12 + 14) == pytest.approx((2 * packed_s + 14 * row_s) * 1e9, rel=1e-6)
+    assert times.pass_ns(0, 20) == profile.decode_ns
 
 
 def test_a_pass_is_held_for_what_is_missing():
@@ -48,6 +52,22 @@ def test_measured_profile_file(tmp_path):
     path.write_text('{"name": "mine", "prefill_ms": 3, "decode_ms": 1, "packed_ms": 3.5}')
     profile = load_profile(str(path))
     assert profile is not None and (profile.name, profile.decode_ns) == ("mine", 1_000_000)
+    assert profile.times(7).row_ns == 3_500_000 // 280
+
+
+def test_a_profile_of_another_model_has_its_own_rows(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text('{"name": "mine", "prefill_ms": 3, "decode_ms": 1, "packed_ms": 3.5, "prefill_rows": 50}')
+    profile = load_profile(str(path))
+    assert profile is not None and profile.times(7).row_ns == 70_000
+
+
+@pytest.mark.parametrize("rows", ["0", "-3", "2.5", '"many"', "null", "true"])
+def test_bad_rows_of_a_prefill_are_named(tmp_path, rows: str):
+    path = tmp_path / "mine.json"
+    path.write_text(f'{{"name": "mine", "prefill_ms": 3, "decode_ms": 1, "packed_ms": 3.5, "prefill_rows": {rows}}}')
+    with pytest.raises(ConfigError, match=r"prefill_rows .*; it is an integer of at least 1"):
+        load_profile(str(path))
 
 
 @pytest.mark.parametrize("text", ['{"name": "x"}', "[]", "not json"])

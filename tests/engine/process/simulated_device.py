@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from edgeflow.engine.process.worker import Worker
 from edgeflow.engine.stamps import Stamp
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.forecast import Robot
-from edgeflow.scheduler.plan import Pass, Ref
+from edgeflow.scheduler.plan import Pass, Ref, Segment
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import PassTimes
 
@@ -25,7 +26,13 @@ ENQUEUEING_NS = 100_000
 LAUNCH_NS = STAGING_NS + ENQUEUEING_NS
 MS = 1_000_000
 TRUTH = PassTimes(
-    stages=7, prefill_ns=10 * MS, two_prefills_ns=20 * MS, packed_ns=12 * MS, decode_ns=5 * MS, decodes_ns=5 * MS
+    stages=7,
+    prefill_ns=10 * MS,
+    two_prefills_ns=20 * MS,
+    packed_ns=12 * MS,
+    decode_ns=5 * MS,
+    decodes_ns=5 * MS,
+    row_ns=MS // 5,
 )
 SIDE = 8
 
@@ -54,6 +61,8 @@ class SimulatedStamp:
 class AsynchronousEngine(PolicyEngine):
     """Launching costs host time; the device runs passes in order, each for the time of its shape. Nothing is computed:
     all tokens are 1.
+
+    settles_in: draws the passes after which a frame that drafts settles; before, it settles a token in each.
     """
 
     def __init__(
@@ -64,9 +73,13 @@ class AsynchronousEngine(PolicyEngine):
         times: PassTimes = TRUTH,
         *,
         capacity: int = 80,
+        settles_in: Callable[[], int] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(policy, slots, capacity, **options)
+        self._settles_in = settles_in or (lambda: policy.K)
+        self._settling: dict[Any, int] = {}
+        self._passes: Counter[Any] = Counter()
         self.launch_ahead = 1
         self.times = times
         self.clock = clock
@@ -82,15 +95,23 @@ class AsynchronousEngine(PolicyEngine):
         self.clock.advance_ns(ENQUEUEING_NS)
         lasts_ns = self.times.pass_ns(len(planned.prefills), planned.decode_rows)
         self._free_ns = max(self._free_ns, self.clock.now_ns()) + lasts_ns
-        ones = torch.ones(len(planned.segments), 2, dtype=torch.long)
+        samples = tuple(segment.samples for segment in planned.segments)
+        most = max(samples)
+        results = torch.ones(len(samples), 2 if most == 1 else 2 + most, dtype=torch.long)
+        if most > 1:
+            results[:, 0] = 3
+            results[:, 1] = torch.tensor([self._settled(segment) for segment in planned.segments])
         return Ticket(
-            planned=planned,
-            samples=(1,) * len(planned.segments),
-            results=ones,
-            logits=ones.float(),
-            started=started,
-            done=self.stamp(),
+            planned=planned, samples=samples, results=results, logits=None, started=started, done=self.stamp()
         )
+
+    def _settled(self, segment: Segment[Ref]) -> int:
+        """Tokens of a segment that settle in this pass."""
+        if segment.drafts and segment.stage == 0:
+            self._settling[segment.sequence] = self._settles_in()
+        self._passes[segment.sequence] += 1
+        passes = self._settling.get(segment.sequence)
+        return segment.samples if passes is not None and self._passes[segment.sequence] >= passes else 1
 
 
 @dataclass
@@ -119,20 +140,30 @@ class Delivered:
 
 
 class ClosedLoop:
-    """A worker on the simulated device and robots that send a frame each period; period 0: one is always at hand."""
+    """A worker on the simulated device and robots that send a frame each period; period 0: one is always at hand.
 
-    def __init__(self, policy: TokenPolicy, robots: Sequence[Robot], times: PassTimes = TRUTH) -> None:
+    others: what the worker said besides actions.
+    """
+
+    def __init__(self, policy: TokenPolicy, robots: Sequence[Robot], times: PassTimes = TRUTH, **options: Any) -> None:
         self.clock = ManualClock()
+        self.others: list[Message] = []
         self.delivered = [Delivered() for _ in robots]
         limits = SchedulerLimits(policy.K, len(robots), row_budget=1000, drain_after_ns=2 * MS)
-        self.engine = AsynchronousEngine(policy, limits.slots, self.clock, times)
+        self.engine = AsynchronousEngine(policy, limits.slots, self.clock, times, **options)
         self.worker = Worker(self.engine, Scheduler(limits), self.clock, self._receive)
         self._robots = robots
         self._next_ns = [robot.offset_ns for robot in robots]
         self._captured: list[list[int]] = [[] for _ in robots]
         for session, robot in enumerate(robots):
             self.worker.inbox.put(
-                OpenSession(session=session, epoch=1, pace=robot.pace, unnorm_key=policy.unnorm_keys[0])
+                OpenSession(
+                    session=session,
+                    epoch=1,
+                    pace=robot.pace,
+                    unnorm_key=policy.unnorm_keys[0],
+                    patience_ns=robot.patience_ns,
+                )
             )
 
     def run(self, actions: int) -> list[Delivered]:
@@ -163,6 +194,7 @@ class ClosedLoop:
                 width=SIDE,
                 instruction="go",
                 payload=bytes(SIDE * SIDE * 3),
+                waited_ns=now_ns - captured_ns,
             )
             self.worker.inbox.put(frame)
 
@@ -171,3 +203,5 @@ class ClosedLoop:
             now_ns = self.clock.now_ns()
             age_ns = now_ns - self._captured[message.session][message.seq - 1]
             self.delivered[message.session].actions.append((now_ns, age_ns))
+        else:
+            self.others.append(message)

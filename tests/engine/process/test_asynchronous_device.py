@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -9,16 +11,17 @@ from edgeflow.clock import ManualClock
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.process.calibrate import calibrate
 from edgeflow.errors import FailedPrecondition, ResourceExhausted
-from edgeflow.ipc.messages import Pong, WorkerReady
+from edgeflow.ipc.messages import Ping, Pong, WorkerReady
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import CostModel
 from edgeflow.scheduler.forecast import Forecast, Robot, forecast
 from edgeflow.scheduler.pace import depths_of
 from edgeflow.scheduler.scheduler import SchedulerLimits
+from edgeflow.scheduler.settling import WHOLE, Settling, SettlingSample, estimate
 from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
 from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, Pace, PassTimes
+from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, Pace, PassTimes, Speculation
 from tests.engine.process.simulated_device import LAUNCH_NS, MS, TRUTH, AsynchronousEngine, ClosedLoop, Delivered
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -39,7 +42,7 @@ def times(policy) -> PassTimes:
 
 
 def test_calibration_measures_the_device(times):
-    names = ("prefill_ns", "two_prefills_ns", "packed_ns", "decode_ns", "decodes_ns")
+    names = ("prefill_ns", "two_prefills_ns", "packed_ns", "decode_ns", "decodes_ns", "row_ns")
     assert [getattr(times, name) for name in names] == pytest.approx([getattr(TRUTH, name) for name in names], rel=0.02)
     assert 0 < times.launch_ns <= LAUNCH_NS
 
@@ -68,6 +71,65 @@ def test_two_robots_get_what_is_foretold(policy, times, depths: tuple[int, int])
     found = ClosedLoop(policy, robots).run(40)
     for foretold, delivered in zip(forecast(times, limits(2), robots), found, strict=True):
         check(foretold, delivered)
+
+
+SHARES = (25, 35, 20, 12, 8)
+
+
+def drafts(period_ms: int = 0, patience_ms: int = 0, max_passes: int = 0) -> Robot:
+    """A robot whose frames draft and settle by SHARES."""
+    shares = [WHOLE * share // 100 for share in SHARES]
+    settling = Settling((WHOLE - sum(shares[1:]), *shares[1:], *[0] * (K - len(shares))))
+    pace = Pace(0, Speculation(max_passes=max_passes))
+    return Robot(pace=pace, period_ns=period_ms * MS, patience_ns=patience_ms * MS, settling=settling)
+
+
+def drafting(policy, robots: list[Robot]) -> ClosedLoop:
+    """A loop whose frames settle by SHARES, drawn at random."""
+    dice = random.Random(5)
+    return ClosedLoop(policy, robots, settles_in=lambda: dice.choices(range(1, len(SHARES) + 1), SHARES)[0])
+
+
+@pytest.mark.parametrize("robot", [drafts(), drafts(33), drafts(150), drafts(7, 30), drafts(0, 0, 1), drafts(20, 0, 3)])
+def test_frames_that_draft_get_what_is_foretold(policy, times, robot: Robot):
+    (delivered,) = drafting(policy, [robot]).run(600)
+    (foretold,) = forecast(times, limits(), [robot])
+    assert foretold.fps == pytest.approx(delivered.fps, rel=CLOSE)
+    assert foretold.age_ns == pytest.approx(delivered.age_ns, rel=CLOSE)
+    if robot.patience_ns:
+        assert delivered.worst_age_ns <= robot.patience_ns
+
+
+def test_frames_that_draft_beside_others_get_what_is_foretold(policy, times):
+    robots = [drafts(70), Robot(pace=Pace(K), period_ns=70 * MS)]
+    found = drafting(policy, robots).run(300)
+    for foretold, delivered in zip(forecast(times, limits(2), robots), found, strict=True):
+        assert foretold.fps == pytest.approx(delivered.fps, rel=CLOSE)
+        assert foretold.age_ns == pytest.approx(delivered.age_ns, rel=CLOSE)
+
+
+def test_the_worker_measures_how_frames_settle_though_slow_ones_are_overtaken(policy):
+    loop = drafting(policy, [drafts()])
+    loop.run(700)
+    loop.worker.inbox.put(Ping(1))
+    loop.worker.step()
+    (pong,) = (message for message in loop.others if isinstance(message, Pong))
+    frames = list(zip(pong.settling_bins, pong.settling_passes, pong.settling_done, strict=True))
+    answered = [passes for _, passes, settled in frames if settled]
+    truth = sum(passes * share for passes, share in enumerate(SHARES, 1)) / 100
+    assert sum(answered) / len(answered) < truth - 0.4, "the slow ones are missing"
+    assert estimate([SettlingSample(*frame) for frame in frames], K).mean_percent == pytest.approx(
+        100 * truth, rel=0.06
+    )
+
+
+def test_frames_that_do_not_draft_tell_nothing(policy):
+    loop = ClosedLoop(policy, [Robot(pace=Pace(K), period_ns=0)])
+    loop.run(10)
+    loop.worker.inbox.put(Ping(1))
+    loop.worker.step()
+    (pong,) = (message for message in loop.others if isinstance(message, Pong))
+    assert pong.pass_ns and (pong.settling_bins, pong.settling_passes, pong.settling_done) == ([], [], [])
 
 
 def test_serial_passes_do_not_run_far_ahead_of_the_device(policy):
@@ -145,8 +207,8 @@ def test_auto_keeps_the_age_and_takes_no_needless_loss_of_rate(policy, times, ag
     limit_ns = age_ms * MS - OVERHEAD_NS
     allowed = {depth: each for depth, each in found.items() if each.worst_age_ns <= limit_ns * (1 - CLOSE)}
     plan = admission(times).plan(request(period_ms, age_ms), ())
-    assert found[plan.depth].worst_age_ns <= limit_ns * (1 + CLOSE)
-    assert found[plan.depth].fps >= max(each.fps for each in allowed.values()) * (1 - CLOSE)
+    assert found[plan.pace.depth].worst_age_ns <= limit_ns * (1 + CLOSE)
+    assert found[plan.pace.depth].fps >= max(each.fps for each in allowed.values()) * (1 - CLOSE)
 
 
 def test_an_age_that_the_device_cannot_keep_is_refused(policy, times):

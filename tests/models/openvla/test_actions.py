@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -97,12 +99,21 @@ def test_schema_of_other_widths_and_of_a_reversed_range():
 
 def test_the_checkpoint_may_name_its_action():
     block = {"names": ["dx", "dy", "grip"], "units": ["m", "m", "1"], "relative": [True, True, False], "frame": "tool"}
-    schema = actions({"a": NARROW}, **block, rotation="rotvec").schema(None)
+    schema = actions({"a": NARROW}, **block, rotation="rotvec", control_rate_hz=5).schema(None)
     assert (schema.names, schema.units) == (("dx", "dy", "grip"), ("m", "m", "1"))
     assert (schema.relative, schema.frame, schema.rotation) == ((True, True, False), "tool", "rotvec")
+    assert (schema.control_rate_hz, actions({"a": NARROW}, **block).schema(None).control_rate_hz) == (5.0, 0.0)
 
 
-@pytest.mark.parametrize("block", [{"names": ["only one"]}, {"frame": "moon"}, {"rotation": "quaternion"}])
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"names": ["only one"]},
+        {"frame": "moon"},
+        {"rotation": "quaternion"},
+        *({"control_rate_hz": rate} for rate in (-1, math.inf, math.nan, "fast", None)),
+    ],
+)
 def test_a_wrong_action_block_is_told(block: dict[str, object]):
     with pytest.raises(CheckpointError, match="edgeflow_action"):
         actions({"a": NARROW}, **block).schema(None)

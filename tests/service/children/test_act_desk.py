@@ -15,7 +15,7 @@ from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
 from edgeflow.service.security.auth import Guard, Role, TokenEntry, digest
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow.types import CameraSpec, ImageFormat, Mode
 from tests.service.harness import eventually, serving
 from tests.service.scripted import Script
 
@@ -96,6 +96,11 @@ async def test_an_observation_becomes_an_action(checkpoint):
         (changed(proprio_names=("a",) * 257), (PIXELS,)),
         (changed(proprio_names=("a" * 65,)), (PIXELS,)),
         (changed(unnorm_key="a" * 65), (PIXELS,)),
+        (changed(depth=2), (PIXELS,)),
+        (changed(max_passes=1), (PIXELS,)),
+        (changed(mode=Mode.SPECULATIVE, tolerance_bins=3), (PIXELS,)),
+        (changed(mode=Mode.SPECULATIVE, tolerance_bins=-1), (PIXELS,)),
+        (changed(mode=Mode.SPECULATIVE, max_passes=-1), (PIXELS,)),
     ],
 )
 async def test_what_no_gateway_sends_ends_it(checkpoint, message: Act, parts: tuple[bytes, ...]):

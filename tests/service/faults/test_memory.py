@@ -9,6 +9,7 @@ import resource
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,7 @@ from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow.service.sessions.session import Session
+from edgeflow.types import Mode, Pace
 from tests.service.harness import config, eventually, frame_message, serving
 from tests.service.processes import Launcher
 from tests.service.scripted import SCHEMA, good_values
@@ -82,7 +84,7 @@ async def test_frames_leave_no_memory_behind(leaks: bool):
         session, port = Session(1, REQUEST, SCHEMA, RULES, 0), Port()
         runner = SessionRunner(
             session,
-            None,  # its plan matters to the worker only
+            SimpleNamespace(mode=Mode.SERIAL, pace=Pace(1)),  # the rest of its plan matters to the worker only
             port=port,
             pool=pool,
             clock=MonotonicClock(),

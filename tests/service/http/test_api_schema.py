@@ -60,7 +60,7 @@ def test_every_operation_keeps_the_document(api: schemathesis.BaseSchema, label:
             "proprio": st.dictionaries(ANY_TEXT, st.floats() | st.integers()),
             "unnorm_key": ANY_TEXT,
             "model": ANY_TEXT,
-            "mode": st.sampled_from(["", "serial", "pipelined", "auto"]),
+            "mode": st.sampled_from(["", "serial", "pipelined", "speculative", "auto"]),
             "width": st.integers(),
             "height": st.integers(),
         },

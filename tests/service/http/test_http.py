@@ -10,6 +10,8 @@ import httpx
 import msgpack
 import pytest
 
+from edgeflow.ipc.messages import OpenSession
+from edgeflow.types import Pace, Speculation
 from tests.service.harness import HEIGHT, JPEG, WIDTH, scraped, serving
 from tests.service.scripted import Script
 
@@ -111,12 +113,20 @@ async def test_states_metrics_and_models(checkpoint):
         assert 'edgeflow_health_state{state="ready"} 1.0' in text
 
 
+async def test_a_single_action_may_draft_its_tokens(checkpoint):
+    async with client(checkpoint) as (http, served):
+        answer = await http.post("/v1/act", json=JSON_BODY | {"mode": "speculative"})
+        assert answer.status_code == 200 and answer.json()["schema"]["control_rate_hz"] == 0.0
+        opened = [message.pace for message in served.script.worker.seen if isinstance(message, OpenSession)]
+        assert opened == [Pace(0, Speculation())]
+
+
 EXPECTED = """
 frames_total actions_total sessions sessions_opened_total sessions_closed_total admission_rejected_total
 observation_age_seconds decode_seconds queue_seconds inference_seconds encode_seconds frame_e2e_seconds
 deadline_missed_total mailbox_superseded_total ingress_gap_seconds safe_action_total watchdog_fired_total rpc_total
 limit_rejections_total health_state draining worker_last_progress_timestamp_seconds worker_restarts_total
-event_loop_lag_seconds gc_pause_seconds build_info
+event_loop_lag_seconds gc_pause_seconds build_info action_passes actions_unsettled_total
 """
 
 

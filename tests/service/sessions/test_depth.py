@@ -41,6 +41,13 @@ async def test_the_worker_runs_the_depth_that_was_told(checkpoint, asked, depth:
         assert served.metric("edgeflow_predicted_age_seconds", mode="serial") == pytest.approx(0.018, rel=0.05)
 
 
+async def test_the_start_tells_what_is_assumed_of_frames_that_draft(checkpoint):
+    async with serving(checkpoint, Script(pass_ns=PASSES)) as served:
+        names = [name for name, _, _ in served.service.status.forecasts]
+        assert names == ["serial", "depth 2", "pipelined", "speculative (assuming 3 passes per action)"]
+        assert served.metric("edgeflow_predicted_age_seconds", mode="speculative") == pytest.approx(0.036, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("asked", "code", "said"),
     [

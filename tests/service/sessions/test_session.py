@@ -12,7 +12,7 @@ from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import ActionEvent, End, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import BURST, CHANGE_PERIOD_NS, CHANGES, SECOND_NS, Session
-from edgeflow.types import Disposition
+from edgeflow.types import Disposition, Speculation
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
 
@@ -88,6 +88,48 @@ def test_two_instructions_that_do_not_fit_are_both_taken_back():
     assert submit(session, 3).instruction == "first"
     dispositions = [e.disposition for e in session.take(9) if isinstance(e, StatusEvent)]
     assert dispositions == [Disposition.DROPPED, Disposition.REJECTED]
+
+
+def give_up(session: Session, frame: SubmitFrame, reason: Reason) -> None:
+    session.dropped(
+        FrameDropped(
+            session=1,
+            epoch=frame.epoch,
+            seq=frame.seq,
+            disposition=Disposition.SUPERSEDED.value,
+            code="",
+            reason=reason,
+            text=f"because of {reason}",
+        )
+    )
+
+
+def test_frames_superseded_for_the_same_reason_share_a_status():
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    frames = [submit(session, seq) for seq in range(1, 6)]
+    for frame, reason in zip(frames, [Reason.SUPERSEDED] * 2 + [Reason.OVERTAKEN] * 3, strict=True):
+        give_up(session, frame, reason)
+    told = [event for event in session.take(9) if isinstance(event, StatusEvent)]
+    assert [(event.seq, event.frames, event.disposition, event.reason) for event in told] == [
+        (1, 2, Disposition.SUPERSEDED, Reason.SUPERSEDED),
+        (3, 3, Disposition.SUPERSEDED, Reason.OVERTAKEN),
+    ]
+    assert told[1].text == "because of OVERTAKEN"
+
+
+def test_an_action_says_how_its_frame_was_verified_whatever_came_later():
+    """The pace changes while a frame is with the worker: the frame keeps its own."""
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    session.speculation = Speculation(1)
+    first = submit(session, 1)
+    session.speculation = None
+    second = submit(session, 2)
+    seen = []
+    for frame in (first, second):
+        answer(session, frame)
+        seen += [event for event in session.take(9) if isinstance(event, ActionEvent)]
+    assert [(event.seq, event.tolerance_bins, event.max_passes) for event in seen] == [(1, 1, 3), (2, 0, 0)]
+    assert [(event.settled, event.unsettled) for event in seen] == [(3, 0)] * 2
 
 
 def offer(session: Session, seq: int, now_ns: int, instruction: str | None = None) -> None:

@@ -41,6 +41,11 @@ REQUEST = OpenRequest(
     mode=None,
     unnorm_key="",
 )
+LEFT = {
+    "superseded": (Disposition.SUPERSEDED, Reason.SUPERSEDED),
+    "overtaken": (Disposition.SUPERSEDED, Reason.OVERTAKEN),
+    "dropped": (Disposition.DROPPED, Reason.EPOCH_CHANGED),
+}
 
 
 class SessionMachine(RuleBasedStateMachine):
@@ -115,18 +120,19 @@ class SessionMachine(RuleBasedStateMachine):
             self.submitted.append(frame)
 
     @precondition(lambda self: self.submitted)
-    @rule(index=st.integers(0, 3), what=st.sampled_from(["act", "act", "nan", "limit", "superseded", "dropped"]))
+    @rule(index=st.integers(0, 3), what=st.sampled_from(["act", "act", "nan", "limit", *LEFT]))
     def answer(self, index: int, what: str) -> None:
         frame = self.submitted.pop(min(index, len(self.submitted) - 1))
-        if what in ("superseded", "dropped"):
+        if what in LEFT:
+            disposition, reason = LEFT[what]
             self.tell(
                 FrameDropped(
                     session=1,
                     epoch=frame.epoch,
                     seq=frame.seq,
-                    disposition=what,
+                    disposition=disposition.value,
                     code="ABORTED",
-                    reason=Reason.EPOCH_CHANGED,
+                    reason=reason,
                     text="",
                 )
             )

@@ -46,3 +46,22 @@ async def test_actions_before_and_after_a_kill(tiny: Path, tmp_path: Path, monke
         assert [(event["cause"], event["ended"]) for event in lost] == [("eof", "signal SIGKILL")]
     assert [event["ended"] for event in served.events("worker_stopped")] == ["exit code 0"]
     assert not ours()
+
+
+async def test_drafts_give_the_tokens_of_serial_decoding_in_fewer_passes(tiny: Path):
+    async with serving(tiny, OWN, mode="speculative", max_sessions=2, chat__enabled=False) as served:
+        robot, serial = served.robot(), served.robot()
+        opened = await robot.open(control_period_ms=5000)
+        assert served.service.plane.worker is not None and served.service.plane.worker.bins
+        assert (opened.mode, opened.max_passes, opened.action_tokens) == (pb.MODE_SPECULATIVE, 7, 7)
+        await serial.open(mode=pb.MODE_SERIAL, control_period_ms=5000)
+        await serial.frame(1)
+        expected = await serial.action(1)
+        actions = []
+        for seq in (1, 2):
+            await robot.frame(seq)
+            actions.append(await robot.action(seq))
+        assert [list(action.token_ids) for action in actions] == [list(expected.token_ids)] * 2
+        assert (expected.timings.passes, expected.settled, expected.max_passes) == (7, 7, 0)
+        assert [(action.settled, action.max_passes) for action in actions] == [(7, 7)] * 2
+        assert actions[1].timings.passes == 1, "the same picture again: every guess is right"

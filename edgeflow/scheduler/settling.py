@@ -1,0 +1,109 @@
+"""In how many passes the frames of sessions that draft settle: measured while they run. Integers only.
+
+A frame that leaves before it is settled would have needed more passes than it had. Newer frames overtake the slow ones,
+so the mean of those that settle is too small. The distribution is estimated from the share of the frames still in
+flight at a pass that settle in it, multiplied from pass to pass (Kaplan and Meier, 1958).
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+
+WHOLE = 1 << 20  # what shares add up to
+LEAST_SAMPLES = 50
+KEPT_SAMPLES = 500  # of each tolerance, so that what is measured follows the scene
+CHANGED_PERCENT = 10  # of the mean, by which forecasts change
+STRATA = 64  # that draws come from in turn
+
+
+@dataclass(frozen=True, slots=True)
+class SettlingSample:
+    """A frame that left. passes: that it had. settled: in the last of them; False = it left before."""
+
+    tolerance_bins: int
+    passes: int
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """In how many passes frames settle. shares: of those that do in their first, second, ... pass, of WHOLE."""
+
+    shares: tuple[int, ...]
+
+    @property
+    def mean_percent(self) -> int:
+        """The mean number of passes, times 100."""
+        return 100 * sum(passes * share for passes, share in enumerate(self.shares, start=1)) // WHOLE
+
+
+class Draws:
+    """The passes of one frame after another, the same for the same seed.
+
+    STRATA in a row have the shares as they are, in an order without a pattern: it decides which frames are overtaken.
+    """
+
+    def __init__(self, settling: Settling, seed: int) -> None:
+        self._below = tuple(accumulate(settling.shares))
+        self._dice = random.Random(seed)
+        self._strata: list[int] = []
+
+    def take(self) -> int:
+        """The passes of the next frame."""
+        if not self._strata:
+            self._strata = self._dice.sample(range(STRATA), STRATA)
+        middle = (2 * self._strata.pop() + 1) * WHOLE // (2 * STRATA)
+        return bisect_right(self._below, middle) + 1
+
+
+def estimate(samples: Iterable[SettlingSample], stages: int) -> Settling:
+    """The estimate from frames of one tolerance; frames that outlast every sample take K passes."""
+    events, leaving = Counter[int](), Counter[int]()
+    for sample in samples:
+        leaving[sample.passes] += 1
+        events[sample.passes] += sample.settled
+    at_risk, remain, shares = leaving.total(), WHOLE, []
+    for passes in range(1, stages):
+        left = remain - remain * events[passes] // at_risk if at_risk else remain
+        shares.append(remain - left)
+        remain = left
+        at_risk -= leaving[passes]
+    return Settling((*shares, remain))
+
+
+class SettlingModel:
+    """The latest frames of each tolerance. A frame has at least one pass and at most `stages`."""
+
+    def __init__(self, stages: int) -> None:
+        self.stages = stages
+        self._samples: dict[int, deque[SettlingSample]] = {}
+        self._told: dict[int, int] = {}
+
+    def observe(self, samples: Iterable[SettlingSample]) -> bool:
+        """Take frames that left; True when forecasts change, since the mean of some tolerance is known or another."""
+        seen = list(samples)
+        for sample in seen:
+            kept = self._samples.setdefault(sample.tolerance_bins, deque(maxlen=KEPT_SAMPLES))
+            kept.append(sample)
+        changed = [self._changed(tolerance_bins) for tolerance_bins in {sample.tolerance_bins for sample in seen}]
+        return any(changed)
+
+    def of(self, tolerance_bins: int) -> Settling | None:
+        """The estimate for a tolerance; None before there are enough frames."""
+        kept = self._samples.get(tolerance_bins, ())
+        return estimate(kept, self.stages) if len(kept) >= LEAST_SAMPLES else None
+
+    def _changed(self, tolerance_bins: int) -> bool:
+        found = self.of(tolerance_bins)
+        if found is None:
+            return False
+        told = self._told.get(tolerance_bins, 0)
+        if 100 * abs(found.mean_percent - told) <= CHANGED_PERCENT * told:
+            return False
+        self._told[tolerance_bins] = found.mean_percent
+        return True
