@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.control.agreement import deviations, nudged
+from edgeflow.engine.control.agreement import Deviations, deviations, nudged
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import INSTRUCTION, PreparedFrame
 from edgeflow.errors import ConfigError, WorkerError
@@ -35,29 +35,34 @@ def warm_up(engine: PolicyEngine, shift: Shift, progress: Progress) -> None:
     steps = 1 + len(SHARED)
     progress(Mode.SERIAL.value, 0, steps + 1)
     engine.keep_logits = True
-    right = {each.sampled.frame: each for each in decode_serially(engine, frames)}
+    right = decode_serially(engine, frames)
+    allowed = _rounding(engine, frames, right)
     for step, mode in enumerate(SHARED, start=1):
         progress(mode.value, step, steps + 1)
         scheduler = Scheduler(limits_for(engine.policy.K, shift=shift))
         found = OfflineRun(engine, scheduler, [mode]).decode([frames])[0]
-        if not all(decoded.sampled.finite for decoded in (*right.values(), *found)):
+        if not all(decoded.sampled.finite for decoded in (*right, *found)):
             raise WorkerError("the warm-up pass gave logits that are not finite: the checkpoint is damaged")
-        fault = _objection(engine, frames, [right[each.sampled.frame] for each in found], found)
+        same = [right[each.sampled.frame.seq - 1] for each in found]  # frames that draft may overtake others
+        fault = _objection(same, found, allowed, engine.kv.dtype)
         if fault:
             raise WorkerError(f"the warm-up pass gave other tokens when {mode.value} than when serial: {fault}")
     engine.keep_logits = False
     progress("timing", steps, steps + 1)
 
 
-def _objection(engine: PolicyEngine, frames: list[PreparedFrame], right: list[Decoded], found: list[Decoded]) -> str:
-    """How the pipeline differs from serial decoding by more than it may; "" where it does not."""
+def _rounding(engine: PolicyEngine, frames: list[PreparedFrame], right: list[Decoded]) -> Deviations | None:
+    """How far rounding moves the logits of these frames; None in float32, where tokens must be equal."""
     dtype = engine.kv.dtype
-    if dtype == torch.float32:
-        pairs = zip(right, found, strict=True)
-        wrong = sum(one.sampled.token_ids != other.sampled.token_ids for one, other in pairs)
-        return f"{wrong} of {len(found)} frames" if wrong else ""
-    rounding = deviations(right, decode_serially(engine, nudged(frames, dtype)))
-    return deviations(right, found).objection(rounding, dtype)
+    return None if dtype == torch.float32 else deviations(right, decode_serially(engine, nudged(frames, dtype)))
+
+
+def _objection(right: list[Decoded], found: list[Decoded], allowed: Deviations | None, dtype: torch.dtype) -> str:
+    """How these frames differ from serial decoding by more than they may; "" where they do not."""
+    if allowed is not None:
+        return deviations(right, found).objection(allowed, dtype)
+    wrong = sum(one.sampled.token_ids != other.sampled.token_ids for one, other in zip(right, found, strict=True))
+    return f"{wrong} of {len(found)} frames" if wrong else ""
 
 
 def record_passes(engine: PolicyEngine, progress: Progress, *, required: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from time import monotonic
 from typing import Any
 
@@ -51,11 +52,12 @@ SHAPES = {"tiny": SIZES["tiny"], "medium": MEDIUM}
 FAULTS = ("position", "slot", "key", "nan")
 
 
-def lone_rows(layout: PackedLayout) -> list[int]:
+def decode_rows(layout: PackedLayout) -> list[int]:
     """Decode rows of packed passes; serial passes, which hold one span, stay right."""
     if len(layout.lengths) == 1:
         return []
-    return [int(last) for last, length in zip(layout.sampled_rows, layout.lengths, strict=True) if length == 1]
+    firsts = list(accumulate(layout.lengths, initial=0))
+    return [row for first, end in pairwise(firsts) for row in range(first, end) if int(layout.row_position[first]) > 0]
 
 
 class Faulty:
@@ -65,7 +67,7 @@ class Faulty:
         self.fault = fault
 
     def __call__(self, layout: PackedLayout, kv: KVSlots) -> Any:
-        rows = lone_rows(layout)
+        rows = decode_rows(layout)
         slot, position = layout.row_slot.clone(), layout.row_position.clone()
         if self.fault == "slot":
             slot[rows] = (slot[rows] + 1) % 7
