@@ -28,7 +28,7 @@ class PassOutputs:
     """The results of a pass on the device; None where nothing is sampled.
 
     results int64, a line for each segment that samples: 1 where the logits behind its tokens were finite, then its
-    token; or, where segments have drafts: 1 where those behind settled tokens were finite, plus 2 where all were; the
+    token. Or, where segments have drafts: 1 where those behind settled tokens were finite, plus 2 where all were; the
     number of tokens that are settled; R tokens. With log probabilities
     there follow that of the token, and the ids and log probabilities of the best, as the bits of float64.
     logits [n, V] of the sampled rows.
@@ -85,6 +85,8 @@ class PassProgram:
         """Write where each row enters; returns where each segment does [N]."""
         layout, length = inputs.layout, self._state.length.index_select(0, inputs.slots)
         base = length if shape.continues else torch.where(inputs.starts < 0, length, inputs.starts)
+        if shape.decodes and self._contract.drafting is not None:
+            base = base.clamp(max=self._kv.capacity - 1)  # a sequence that is settled may ride one pass more
         if shape.single_rows:
             layout.row_position.copy_(base)
         else:

@@ -73,7 +73,7 @@ class PassShape:
     @cached_property
     def drafts(self) -> int:
         """Draft rows behind each prompt."""
-        return max(1, *self.samples[: len(self.prefills)], 1) - 1
+        return max((1, *self.samples[: len(self.prefills)])) - 1
 
     @cached_property
     def samples_each(self) -> bool:

@@ -149,7 +149,7 @@ class Leaving(Enum):
 class Departure:
     """A frame that leaves the scheduler, and why. Each offered frame leaves exactly once.
 
-    passes: in which it took part. settled: its tokens that are settled, at most K.
+    passes: in which it took part, as far as they are committed. settled: its tokens that are settled, at most K.
     """
 
     frame: FrameRef

@@ -23,7 +23,7 @@ class Shift(str, Enum):
     COPY = "copy"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Flight:
     """A frame in flight.
 
@@ -50,7 +50,7 @@ class Flight:
 
     def leaves_after(self, stages: int) -> int:
         """Passes after which it leaves even if tokens are not settled."""
-        return (self.speculation.max_passes if self.speculation else 0) or stages
+        return self.speculation.most_passes(stages) if self.speculation else stages
 
 
 class Ring(Protocol):

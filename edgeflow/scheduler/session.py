@@ -102,7 +102,7 @@ class SessionQueue:
     def commit(self, flight: Flight, segment: Segment[FrameRef], outcome: Outcome[FrameRef]) -> None:
         """Record what a segment gave; `departures` follows when all those of a pass are recorded."""
         beyond = len(outcome.tokens) - 1
-        flight.settled = min(flight.settled + 1 + beyond, self._stages)
+        flight.settled = min(flight.settled + len(outcome.tokens), self._stages)
         flight.stage += beyond
         flight.length += beyond
         flight.slack -= segment.samples - 1
@@ -110,18 +110,19 @@ class SessionQueue:
         self._land()
 
     def departures(self, now_ns: int) -> list[Departure]:
-        """The frames that leave now that a pass is committed, oldest first. Where frames draft, the newest that is
-        done overtakes those before it.
+        """The frames that leave now that a pass is committed, oldest first.
+
+        Where frames draft, the newest that is done overtakes those before it.
         """
         under_way = sorted((*self._landing, *self._flights), key=lambda flight: flight.frame)
         done = [flight for flight in under_way if self._done(flight)]
         newest = done[-1] if done else None
         left: list[Departure] = []
         for flight in under_way:
+            late = self._too_old(flight, now_ns)
             if newest is not None and newest.speculation and flight.frame < newest.frame:
-                left.append(self._departure(flight, Leaving.OVERTAKEN))
+                left.append(self._departure(flight, Leaving.EXPIRED if late else Leaving.OVERTAKEN))
             elif flight in done:
-                late = self._too_old(flight, now_ns)
                 left.append(self._departure(flight, Leaving.EXPIRED if late else Leaving.DONE))
         self._forget(left)
         return left
@@ -137,12 +138,12 @@ class SessionQueue:
         return flight.settled >= self._stages or flight.committed >= flight.leaves_after(self._stages)
 
     def _too_old(self, flight: Flight, now_ns: int) -> bool:
-        """True for a frame that drafts, is past its age, and is not the newest in flight."""
+        """True for a frame that drafts, is past its age, and is not the newest that has begun."""
         newer = self._newest is not None and flight.frame < self._newest.frame
         return bool(flight.speculation and newer and 0 < flight.expires_ns <= now_ns)
 
     def _departure(self, flight: Flight, why: Leaving) -> Departure:
-        return Departure(flight.frame, why, flight.passes, flight.settled)
+        return Departure(flight.frame, why, flight.committed, flight.settled)
 
     def _forget(self, left: list[Departure]) -> None:
         if left:

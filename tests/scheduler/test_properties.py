@@ -138,9 +138,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 settled = self.known[frame] >= STAGES
                 assert settled or self.passes[frame] == most, "a frame leaves when its tokens are settled"
                 assert departure.settled == min(self.known[frame], STAGES)
-                assert departure.passes >= self.passes[frame]
+                assert departure.passes == self.passes[frame]
             elif departure.why is Leaving.OVERTAKEN:
-                assert any(other.session == frame.session and other > frame for other in done)
+                gone = [other.frame for other in left if other.frame.session == frame.session]
+                assert any(other > frame for other in gone)
             else:
                 assert departure.why is Leaving.EXPIRED and speculation
                 assert self.newest[frame.session] > frame

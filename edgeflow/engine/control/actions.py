@@ -41,6 +41,9 @@ class Answers:
         self._count = count
         self._outcomes: dict[FrameRef, list[Outcome[FrameRef]]] = {}
 
+    def __contains__(self, frame: FrameRef) -> bool:
+        return frame in self._outcomes
+
     def begin(self, frame: FrameRef) -> None:
         self._outcomes[frame] = []
 

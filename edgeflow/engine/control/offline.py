@@ -100,6 +100,8 @@ class OfflineRun:
             return
         of_segments = torch.split(launched.logits, list(launched.samples))  # padded ones last
         for outcome, rows in zip(outcomes, of_segments, strict=False):
+            if outcome.sequence not in self._answers:
+                continue  # it has left
             kept = self._logits.setdefault(outcome.sequence, [])
             kept += rows[: min(len(outcome.tokens), self.engine.policy.K - len(kept))]
 

@@ -50,7 +50,7 @@ _DEPARTURES = {
     Leaving.EXPIRED: (
         Disposition.SUPERSEDED,
         "",
-        Reason.OVERTAKEN,
+        Reason.ACTION_TOO_OLD,
         "it was too old to be answered, and a newer frame is in flight",
     ),
     Leaving.EPOCH_CHANGED: (
@@ -67,15 +67,10 @@ KEPT_FRAMES = 1024  # likewise, of those that drafted
 
 @dataclass(slots=True)
 class _Track:
-    """Times of a frame between its arrival and its action.
-
-    passes: that it is part of; committed: of these. tolerance_bins: of its drafts; None = it has none.
-    """
+    """Times of a frame between its arrival and its action. tolerance_bins: of its drafts; None = it has none."""
 
     arrived_ns: int
     started_ns: int = 0
-    passes: int = 0
-    committed: int = 0
     tolerance_bins: int | None = None
 
 
@@ -128,15 +123,12 @@ class ControlPlane:
         planned = running.ticket.planned
         outcomes = self._engine.collect(running.ticket)
         self._answers.add(outcomes)
-        for segment in planned.segments:
-            if (track := self._tracks.get(segment.sequence)) is not None:
-                track.committed += 1
         left = self._scheduler.commit(planned.number, outcomes, self._clock.now_ns())
         self._leave([departure for departure in left if departure.why is not Leaving.DONE])
         for departure in left:
             if departure.why is Leaving.DONE:
                 self._settle(departure)
-                self._answer(self._answers.take(departure.frame))
+                self._answer(self._answers.take(departure.frame), departure.passes)
         shape = len(planned.prefills), planned.decode_rows
         sample = running.sample(*shape, self._clock.now_ns(), on_device=self.ahead > 0)
         self._passes.append(sample)
@@ -258,8 +250,6 @@ class ControlPlane:
             track = self._tracks[segment.sequence]
             track.started_ns = started_ns
             track.tolerance_bins = segment.tolerance_bins if segment.drafts else None
-        for segment in planned.segments:
-            self._tracks[segment.sequence].passes += 1
         running = Running.of(self._engine.launch(planned, observations), turn_ns, begun)
         if self._pacer:
             self._pacer.hold(planned, started_ns)
@@ -269,10 +259,11 @@ class ControlPlane:
         pixels = np.frombuffer(message.payload, np.uint8).reshape(message.height, message.width, 3)
         return PreparedFrame(self._engine.policy.preprocess(pixels), self._prompt_ids(message.instruction))
 
-    def _answer(self, sampled: Answer) -> None:
-        ref = sampled.frame
+    def _answer(self, sampled: Answer, passes: int) -> None:
+        ref, tokens = sampled.frame, sampled.token_ids
         track, opened = self._tracks.pop(ref), self._opened[ref.session]
-        tokens = opened.steady.of(ref.epoch, sampled.token_ids, sampled.settled)
+        if sampled.finite:
+            tokens = opened.steady.of(ref.epoch, tokens, sampled.settled)
         values = self._engine.policy.decode_actions(tokens, opened.unnorm_key)
         self._publish(
             FrameResult(
@@ -284,7 +275,7 @@ class ControlPlane:
                 valid=sampled.finite and bool(np.isfinite(values).all()),
                 queue_ns=track.started_ns - track.arrived_ns,
                 inference_ns=self._clock.now_ns() - track.started_ns,
-                passes=track.passes,
+                passes=passes,
                 settled=sampled.settled,
             )
         )
@@ -300,9 +291,9 @@ class ControlPlane:
     def _settle(self, departure: Departure) -> None:
         """Note the passes that a frame needed to settle its drafts, or that it left before."""
         track = self._tracks.get(departure.frame)
-        if track is not None and track.committed and track.tolerance_bins is not None:
+        if track is not None and departure.passes and track.tolerance_bins is not None:
             settled = departure.settled >= self._engine.policy.K
-            self._settling.append(SettlingSample(track.tolerance_bins, track.committed, settled))
+            self._settling.append(SettlingSample(track.tolerance_bins, departure.passes, settled))
 
 
 def _ref(message: SubmitFrame) -> FrameRef:

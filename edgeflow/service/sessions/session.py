@@ -62,6 +62,7 @@ FASTER_PERCENT = 5  # that a robot may send faster than it declared, as clocks a
 IN_FLIGHT = 3  # times K: more than twice the frames that are in flight or wait
 CHANGES = 10  # of instruction or episode, at once
 CHANGE_PERIOD_NS = SECOND_NS // 5
+LATE_IN_A_ROW = 3
 RESTARTING = ("UNAVAILABLE", Reason.WORKER_RESTARTING, "the worker is restarting")
 
 
@@ -107,6 +108,7 @@ class Session:
         self.instruction = self._proven_instruction = request.instruction
         self.ended: End | None = None
         self.speculation: Speculation | None = None
+        self._late_in_a_row = 0
         self.commands: deque[ResetSession | CloseSession] = deque()
         self.valid_for_ms = rules.action_ttl_ms
         times = FrameTimes(IN_FLIGHT * len(schema.names)) if times is None else times
@@ -318,6 +320,8 @@ class Session:
             self._frames.supersede(track)
         else:
             self._frames.leave(track, disposition, message.code, message.reason, message.text)
+        if message.reason == Reason.ACTION_TOO_OLD:
+            self._count_late()
         if message.reason == Reason.INSTRUCTION_TOO_LONG and self.instruction != self._proven_instruction:
             self.reset(self._proven_instruction)
         self._finish_if_idle()
@@ -456,6 +460,7 @@ class Session:
         events = self._outbox.take()
         ready = self._frames.take_ready()
         if ready is not None:
+            self._late_in_a_row = 0
             delay_ns = self._order.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
             events += ready.events(now_ns, delay_ns, self.valid_for_ms, -(-self.age_limit.ns // 1_000_000))
         self._finish_if_idle()
@@ -469,7 +474,17 @@ class Session:
         if now_ns - track.received_ns + self._order.delay_ns(track.frame.stamp_ns, track.received_ns) > limit_ns:
             self._frames.take_ready()
             text = f"the action is older than {limit_ns // 1_000_000} ms"
-            self._frames.leave(track, Disposition.DROPPED, "DEADLINE_EXCEEDED", Reason.ACTION_TOO_OLD, text)
+            if track.speculation is not None and self._frames.with_worker:
+                self._frames.leave(track, Disposition.SUPERSEDED, "", Reason.ACTION_TOO_OLD, text)
+                self._count_late()
+            else:
+                self._frames.leave(track, Disposition.DROPPED, "DEADLINE_EXCEEDED", Reason.ACTION_TOO_OLD, text)
+                self.hold(Reason.ACTION_TOO_OLD)
+
+    def _count_late(self) -> None:
+        """A frame that drafted was too old to be answered, and a newer one is in flight; several in a row mean HOLD."""
+        self._late_in_a_row += 1
+        if self._late_in_a_row >= LATE_IN_A_ROW:
             self.hold(Reason.ACTION_TOO_OLD)
 
     def _count_refusal(self, now_ns: int) -> None:

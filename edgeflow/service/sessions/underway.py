@@ -31,6 +31,11 @@ class UnderWay:
         """The action waiting for the stream."""
         return self._ready
 
+    @property
+    def with_worker(self) -> bool:
+        """True if frames are with the worker."""
+        return bool(self._sent)
+
     def arrive(self, track: Track) -> None:
         """Put a frame before the decoder, superseding one that waits there."""
         self.supersede(self._arrived)
