@@ -9,8 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from edgeflow.client.actions import POSITION, ROTATION, Action, Directive
+from edgeflow.client.actions import Action, Directive
 from edgeflow.client.credentials import Credentials
+from edgeflow.client.displacement import POSITION, ROTATION
 from edgeflow.client.flight import Statistics
 from edgeflow.client.robot import RobotClient
 from edgeflow.clock import Clock, MonotonicClock
