@@ -208,6 +208,15 @@ class OperatorTable:
         reference = self.implementation(context.op_name, REFERENCE, context.kv)
         return Choice(reference, {}, "no entry serves here", tuple(passed_over))
 
+    def reads_places(self, model_name: str, kv: str, hardware: Hardware, dtype: torch.dtype) -> bool:
+        """True when attention over a KV format reads on the host where rows are placed."""
+        op_name, layer_role = "packed_attention", "self_attention"
+        keys = (
+            OperatorKey(op_name=op_name, model_name=model_name, layer_role=layer_role, stage=stage, kv=kv)
+            for stage in STAGES
+        )
+        return any(not self.choose(key, hardware, dtype).implementation.replayable for key in keys)
+
     def unmatched(self, contexts: Iterable[OperatorKey], hardware: Hardware) -> list[Entry]:
         """Entries that serve none of these contexts, whatever may run there."""
         wanted = [known(context, hardware) for context in contexts]

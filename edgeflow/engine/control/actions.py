@@ -14,9 +14,11 @@ from edgeflow.engine.contract import Drafting
 from edgeflow.engine.executor import Executor
 from edgeflow.engine.policy import Decoder, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
+from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.kv import rounded_capacity
 from edgeflow.kernels.kv_formats import DENSE, KVFormat
 from edgeflow.kernels.layout import on_device
+from edgeflow.kernels.table import built_in_table
 from edgeflow.scheduler.plan import FrameRef, Outcome
 from edgeflow.scheduler.ring import Shift
 
@@ -105,7 +107,8 @@ class PolicyEngine(Executor):
     """The executor of a policy, with slots for whole rings of K.
 
     capacity: positions that a frame may use of its slot: prompt and action. graphs: replay recordings of passes; shift:
-    how rings rotate then. kv_format: how keys and values are stored. Other options: as of Executor.
+    how rings rotate then. kv_format: how keys and values are stored. Other options: as of Executor. Without graphs, and
+    with attention that reads places on the host, nothing is launched ahead: they follow from what drafts settle.
     """
 
     def __init__(
@@ -125,3 +128,7 @@ class PolicyEngine(Executor):
         super().__init__(ActionTokens(policy, kv.data.device), kv, classes=classes, **options)
         self.policy = policy
         self.capacity = capacity
+        table = options.get("table") or built_in_table()
+        if self.launch_ahead and not graphs:
+            hardware = Hardware.of(kv.data.device)
+            self.launch_ahead = int(not table.reads_places(policy.decoder.name, kv.format.name, hardware, kv.dtype))

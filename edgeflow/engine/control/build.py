@@ -116,6 +116,7 @@ def _reserve(
         raise ConfigError(
             f"max_prompt_tokens: {limit} is too few, a short instruction takes {shortest} with this model"
         )
+    _check_speculation(config, policy)
     free = free_bytes(device)
     sessions = choose_sessions(config.max_sessions, need, free)
     limits = SchedulerLimits(
@@ -134,6 +135,14 @@ def _reserve(
             f"max_sessions: {memory} cannot be reserved; lower max_sessions or max_prompt_tokens"
         ) from error
     return engine, limits, memory
+
+
+def _check_speculation(config: ServiceConfig, policy: OpenVLAPolicy) -> None:
+    """Refuse a default that no session of this model could have."""
+    if config.max_passes > policy.K:
+        raise ConfigError(f"max_passes: is {config.max_passes}; this model takes 1 to {policy.K}")
+    if config.tolerance_bins and not any(policy.near):
+        raise ConfigError("tolerance_bins: this model has no displacements, which alone may settle within bins")
 
 
 def choose_preprocess(name: str, device: torch.device) -> bool:

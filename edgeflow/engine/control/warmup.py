@@ -78,6 +78,7 @@ def record_passes(engine: PolicyEngine, progress: Progress, *, required: bool) -
         if required:
             raise ConfigError(f"graphs: {error}") from error
         engine.graphs = None
+        engine.launch_ahead = 0  # the operator at fault reads places on the host, and drafts decide them
         return f"no graphs: {error}"
     return f"{len(engine.graphs)} graphs"
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
+from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.table import built_in_table
 from edgeflow.models.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.plan import FrameRef, Leaving, Place
+from edgeflow.scheduler.plan import FrameRef, Leaving, Pass, Place, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode, Speculation
@@ -228,3 +229,26 @@ def test_weights_of_eight_bits_meet_all_rows_alike(checkpoint):
         (torch.stack(right[ref].logits[:1]) - torch.stack(floats[ref].logits[:1])).abs().max() > 10 * LOGITS_TOLERANCE
         for ref in right
     ), "these are not the numbers of float weights"
+
+
+def test_attention_that_reads_places_is_known(policy):
+    """Nothing is launched ahead of it without graphs: where rows enter follows from what drafts settle."""
+    hardware, name = Hardware.of(CPU), policy.decoder.name
+    assert built_in_table().reads_places(name, "dense", hardware, torch.float32)
+    masked = built_in_table().forcing(packed_attention="masked")
+    assert not masked.reads_places(name, "dense", hardware, torch.float32)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 6])
+def test_a_settled_frame_that_rides_one_pass_more_stays_in_its_slot(checkpoint, samples: int):
+    """It was launched before the host knew. With the longest prompt its rows lie behind the last position."""
+    table = built_in_table().forcing(packed_attention="masked")
+    policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table)
+    engine = PolicyEngine(policy, policy.K, 64, table=table)
+    engine.state.length[0] = engine.kv.capacity
+    others = engine.kv.data[:, :, 1:].clone(), engine.state.ids[1:].clone()
+    ref, start = FrameRef(0, 1, 1), engine.kv.capacity
+    segment = Segment(sequence=ref, slot=0, start=start, length=samples, stage=1, samples=samples, certain=False)
+    (outcome,) = engine.collect(engine.launch(Pass(0, (segment,)), {}))
+    assert len(outcome.tokens) + len(outcome.guesses) == samples
+    assert torch.equal(engine.kv.data[:, :, 1:], others[0]) and torch.equal(engine.state.ids[1:], others[1])
