@@ -182,7 +182,7 @@ def test_verify_names_what_is_off(tmp_path):
     assert "2 of 3 comparisons are off" in result.stdout
     told = CliRunner().invoke(app, ["verify", str(directory), "--json"])
     rows = json.loads(told.stdout, parse_constant=pytest.fail)
-    assert len(rows) == 6 and rows[0]["deviation"] is None and not rows[0]["ok"]
+    assert len(rows) == 9 and rows[0]["deviation"] is None and not rows[0]["ok"]
 
 
 @pytest.mark.parametrize(

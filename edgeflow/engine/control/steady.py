@@ -10,8 +10,8 @@ AGREEMENT_BINS = 2
 class SteadyTokens:
     """The last such tokens of one session. One that is not settled changes only when two frames in a row agree on it.
 
-    near [K]: True for displacements, which are passed on as they are. Frames agree within AGREEMENT_BINS. The first
-    frame of an epoch has none to agree with, and its tokens are taken.
+    near [K]: True for displacements, which are passed on as they are. Frames agree within AGREEMENT_BINS; only those
+    that are answered count. The first one of an epoch has none to agree with, and its tokens are taken.
     """
 
     def __init__(self, near: Sequence[bool]) -> None:

@@ -11,7 +11,7 @@ from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, Reset
 from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import ActionEvent, End, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame
-from edgeflow.service.sessions.session import BURST, CHANGE_PERIOD_NS, CHANGES, SECOND_NS, Session
+from edgeflow.service.sessions.session import BURST, CHANGE_PERIOD_NS, CHANGES, LATE_IN_A_ROW, SECOND_NS, Session
 from edgeflow.types import Disposition, Speculation
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
@@ -102,6 +102,45 @@ def give_up(session: Session, frame: SubmitFrame, reason: Reason) -> None:
             text=f"because of {reason}",
         )
     )
+
+
+def drafting(max_age_ms: int | None = None) -> Session:
+    age_ns = max_age_ms * MS if max_age_ms else None
+    session = Session(1, replace(REQUEST, max_action_age_ns=age_ns), SCHEMA, RULES, 0)
+    session.speculation = Speculation()
+    return session
+
+
+def commands(session: Session, now_ns: int = 9) -> list[str]:
+    return [event.command.value for event in session.take(now_ns) if isinstance(event, ActionEvent)]
+
+
+def test_frames_too_old_while_newer_ones_are_in_flight_mean_hold_only_in_a_row():
+    session = drafting()
+    for seq in range(1, LATE_IN_A_ROW):
+        give_up(session, submit(session, seq), Reason.ACTION_TOO_OLD)
+        assert commands(session) == []
+    answer(session, submit(session, 10))
+    assert commands(session) == ["act"]
+    for seq in range(11, 11 + LATE_IN_A_ROW):
+        give_up(session, submit(session, seq), Reason.ACTION_TOO_OLD)
+    assert commands(session) == ["hold"], "a robot whose frames are all too late has no action"
+    answer(session, submit(session, 20))
+    assert commands(session) == ["act"]
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_an_action_too_old_gives_way_to_a_newer_frame_in_flight(newer: bool):
+    session = drafting(max_age_ms=50)
+    first = submit(session, 1)
+    if newer:
+        submit(session, 2)
+    answer(session, first)
+    told = session.take(60 * MS)
+    (left,) = [event for event in told if isinstance(event, StatusEvent)]
+    assert (left.seq, left.reason) == (1, Reason.ACTION_TOO_OLD)
+    assert left.disposition is (Disposition.SUPERSEDED if newer else Disposition.DROPPED)
+    assert [event.command.value for event in told if isinstance(event, ActionEvent)] == ([] if newer else ["hold"])
 
 
 def test_frames_superseded_for_the_same_reason_share_a_status():
