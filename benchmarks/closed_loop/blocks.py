@@ -24,12 +24,12 @@ from edgeflow.types import PassTimes
 
 
 def run_all(cells: Sequence[Cell], folder: Path, pool: Executor, commit: str) -> None:
-    """Run the blocks of all cells that have no file in the folder yet, the longest first.
+    """Run the blocks of all cells that have no file in the folder yet, by rank, the longest first.
 
     ConfigError when the folder holds results of another commit.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    every = sorted((block for cell in cells for block in blocks(cell)), key=lambda block: -block.cost)
+    every = sorted((block for cell in cells for block in blocks(cell)), key=lambda block: (block.rank, -block.cost))
     missing = [block for block in every if not (folder / block.name).exists()]
     console = Console(stderr=True)
     with reporting(console) as report:

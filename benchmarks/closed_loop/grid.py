@@ -23,9 +23,9 @@ SPEEDS = (0.0, 0.05, 0.1)  # of the objects, m/s
 MOVING = 0.05
 ORIN, RTX5090 = "orin", "rtx5090"
 AT_ONCE = "at once"  # passes that take no time, under an injected delay
-GRID_EPISODES, COMPARED_EPISODES, ASIDE_EPISODES, DELAYED_EPISODES = 100, 200, 50, 40
+GRID_EPISODES, COMPARED_EPISODES, ASIDE_EPISODES, DELAYED_EPISODES = 100, 200, 50, 20
 COMPARED = (SERIAL, PIPELINED, EXACT, ONE_BIN, ONE_PASS)
-DELAYS_MS = ((0, 0), (100, 0), (200, 0), (300, 0), (400, 0), (100, 100), (200, 100), (300, 100))  # mean, jitter
+DELAYS_MS = ((0, 0), (100, 0), (200, 0), (300, 0), (400, 0), (200, 100))  # mean, jitter
 BLOCK = 50  # episodes that one process runs before their results are stored
 
 
@@ -61,6 +61,16 @@ class Block:
             f"{self.first} to {self.first + self.count}",
         )
         return "-".join(re.sub(r"[^\w.]+", "_", part).strip("_") for part in parts if part) + ".json"
+
+    @property
+    def rank(self) -> int:
+        """Its place in the run: first the modes compared on one device, last what only figures show."""
+        condition = self.cell.condition
+        if condition.delay is not None:
+            return 3
+        if condition.profile == ORIN:
+            return 2
+        return int(self.cell.policy != EMBEDDED_MODEL)
 
     @property
     def cost(self) -> float:
