@@ -3,8 +3,9 @@
     .venv/bin/python -m benchmarks.closed_loop --json benchmarks/results/closed-loop-cpu.json
 
 Episodes run in simulated time with the real scheduler and engine, so only "this machine" depends on how fast this
-machine is. All conditions run the same episodes. The grid takes most of an hour on 2 idle cores; finished blocks of
-episodes are stored in --runs, and a run that was interrupted goes on there. Writes FILE, a picture of it beside it, and
+machine is. All conditions run the same episodes. Finished blocks of episodes are stored in --runs, and a run that was
+interrupted goes on there. What --minutes do not suffice for is left out: each condition says how many episodes it has.
+Writes FILE, a picture of it beside it, and
 with `-figures` in their names the distributions behind five further figures, and these: success against delay, age in
 force, reaction latency, ticks without a new action, seams.
 """
@@ -36,10 +37,17 @@ def main() -> None:
     facts, began_s = machine_facts(), time.monotonic()
     pool = ProcessPoolExecutor(arguments.workers, get_context("spawn"))
     try:
-        run_all(every, arguments.runs, pool, str(facts["commit"]))
+        run_all(every, arguments.runs, pool, str(facts["commit"]), arguments.minutes)
     finally:
         pool.shutdown(cancel_futures=True)
-    facts |= {"model": "demo", "frame_hz": 1 / PERIOD_S, "minutes_of_this_run": (time.monotonic() - began_s) / 60}
+    wanted = sum(cell.episodes for cell in every)
+    every = [cell for cell in every if stored(cell, arguments.runs)]
+    facts |= {
+        "episodes_wanted": wanted,
+        "model": "demo",
+        "frame_hz": 1 / PERIOD_S,
+        "minutes_of_this_run": (time.monotonic() - began_s) / 60,
+    }
     rows = [_row(cell, arguments.runs) for cell in every]
     for row in rows:
         print(_line(row), flush=True)
@@ -95,6 +103,7 @@ def _arguments() -> argparse.Namespace:
     parser = options(__doc__)
     parser.add_argument("--policy", action="append", default=[], help="directory of a policy of another training seed")
     parser.add_argument("--runs", type=Path, default=Path("closed-loop-runs"), help="directory of finished blocks")
+    parser.add_argument("--minutes", type=float, default=60, help="begin no further block of episodes after so many")
     parser.add_argument("--workers", type=int, default=2, help="processes, with one thread each")
     parser.add_argument("--most", type=int, help="episodes per condition, to try it out")
     return parser.parse_args()

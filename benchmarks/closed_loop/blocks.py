@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import asdict
@@ -23,12 +24,14 @@ from edgeflow.model_paths import EMBEDDED_MODEL
 from edgeflow.types import PassTimes
 
 
-def run_all(cells: Sequence[Cell], folder: Path, pool: Executor, commit: str) -> None:
+def run_all(cells: Sequence[Cell], folder: Path, pool: Executor, commit: str, minutes: float) -> None:
     """Run the blocks of all cells that have no file in the folder yet, by rank, the longest first.
 
+    minutes: after which no further block begins.
     ConfigError when the folder holds results of another commit.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    ends_s = time.monotonic() + 60 * minutes
     every = sorted((block for cell in cells for block in blocks(cell)), key=lambda block: (block.rank, -block.cost))
     missing = [block for block in every if not (folder / block.name).exists()]
     console = Console(stderr=True)
@@ -38,13 +41,20 @@ def run_all(cells: Sequence[Cell], folder: Path, pool: Executor, commit: str) ->
         before = len(every) - len(missing)
         report("blocks of episodes", before, len(every))
         running = {
-            pool.submit(run_block, block, times[block.cell.condition.profile], folder): block for block in missing
+            pool.submit(run_block, block, times[block.cell.condition.profile], folder): block
+            for block in (missing if minutes > 0 else [])
         }
-        for done, future in enumerate(as_completed(running), before + 1):
-            future.result()
-            report("blocks of episodes", done, len(every))
-            if not console.is_terminal:
-                console.print(f"{done} of {len(every)}: {running[future].name}", highlight=False)
+        done = before
+        for future in as_completed(running):
+            if not future.cancelled():
+                future.result()
+                done += 1
+                report("blocks of episodes", done, len(every))
+                if not console.is_terminal:
+                    console.print(f"{done} of {len(every)}: {running[future].name}", highlight=False)
+            if time.monotonic() > ends_s:
+                for each in running:
+                    each.cancel()
 
 
 def run_block(block: Block, times: PassTimes, folder: Path) -> None:
@@ -57,8 +67,9 @@ def run_block(block: Block, times: PassTimes, folder: Path) -> None:
 
 
 def stored(cell: Cell, folder: Path) -> list[EpisodeRun]:
-    """All runs of a cell, in order."""
-    every = [run for block in blocks(cell) for run in json.loads((folder / block.name).read_text())]
+    """The runs of a cell, in order, as far as its blocks have been run."""
+    files = [folder / block.name for block in blocks(cell)]
+    every = [run for file in files if file.exists() for run in json.loads(file.read_text())]
     return [EpisodeRun.from_json(run) for run in every]
 
 

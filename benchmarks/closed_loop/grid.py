@@ -69,7 +69,7 @@ class Block:
         if condition.delay is not None:
             return 3
         if condition.profile == ORIN:
-            return 2
+            return 4 if self.first else 2
         return int(self.cell.policy != EMBEDDED_MODEL)
 
     @property

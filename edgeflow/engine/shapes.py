@@ -175,7 +175,10 @@ class ShapeClasses:
         if not fits or segments is None or max(shape.decodes, default=0) > self.drafts:
             return None
         rows = self._prefill_rows(longest, segments * self.drafts, self.drafts)
-        return None if rows is None else self._drafted(rows, segments, shape.sampling)
+        if rows is None:
+            return None
+        fitted = self._drafted(rows, segments, shape.sampling)
+        return replace(fitted, moves=fitted.segments) if shape.moves else fitted
 
     def all(self, samplings: Iterable[tuple[int, SamplingKind | None]] = ((1, GREEDY),)) -> list[PassShape]:
         """Every shape that `fit` returns. samplings: sampled rows per segment, and how they are sampled."""

@@ -141,14 +141,14 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(stores, "run_block", noted)
     monkeypatch.setattr(stores, "measured_times", lambda: AT_ONCE)
     with ThreadPoolExecutor(1) as pool:
-        stores.run_all(every, tmp_path, pool, "abc")
+        stores.run_all(every, tmp_path, pool, "abc", 60)
         assert len(ran) == 4
         (tmp_path / blocks(every[0])[1].name).unlink()
-        stores.run_all(every, tmp_path, pool, "abc")
+        stores.run_all(every, tmp_path, pool, "abc", 60)
         assert ran[4:] == [blocks(every[0])[1]]
         assert stored(every[0], tmp_path) == [RUN] * 120
         with pytest.raises(ConfigError, match="runs of commit abc; this is def"):
-            stores.run_all(every, tmp_path, pool, "def")
+            stores.run_all(every, tmp_path, pool, "def", 60)
 
 
 def test_a_block_runs_its_episodes_and_stores_them(tmp_path):
@@ -158,3 +158,14 @@ def test_a_block_runs_its_episodes_and_stores_them(tmp_path):
     found = stored(cell, tmp_path)
     assert len(found) == 2 and all(episode.actions > 5 for episode in found)
     assert {action.passes for episode in found for action in episode.acted} == {1}
+
+
+def test_no_block_begins_when_the_time_is_over(tmp_path, monkeypatch):
+    """What was run is told; a cell without any episode has no row."""
+    every = [Cell(condition(EXACT, MOVING, RTX5090), 100), Cell(condition(EXACT, 0.0, ORIN), 50)]
+    monkeypatch.setattr(stores, "measured_times", lambda: AT_ONCE)
+    monkeypatch.setattr(stores, "run_block", lambda *_: pytest.fail("a block began"))
+    with ThreadPoolExecutor(1) as pool:
+        stores.run_all(every, tmp_path, pool, "abc", 0)
+    (tmp_path / blocks(every[0])[1].name).write_text(json.dumps([RUN.as_json()] * 50))
+    assert [len(stored(cell, tmp_path)) for cell in every] == [50, 0]

@@ -44,6 +44,7 @@ def test_replayed_tokens_are_compared_with_those_of_passes_run(setting):
     ways = {(row["way"], row["graphs"]) for row in rows}
     assert ways == {
         *((f"pipelined, {shift}", graphs) for shift in ("rotate", "copy") for graphs in (False, True)),
+        *((f"speculative, {shift}", graphs) for shift in ("rotate", "copy") for graphs in (False, True)),
         ("serial", True),
     }
     assert {row["share"] for row in rows} == {0.0}
@@ -52,10 +53,11 @@ def test_replayed_tokens_are_compared_with_those_of_passes_run(setting):
 def test_a_policy_is_timed_with_graphs_and_without(setting):
     found = policy(setting)
     rates = {row["system"]: row["frames/s"] for row in found["systems"]}
-    assert len(rates) == 7 and {name for name in rates if name.endswith("graphs")} == {
+    assert len(rates) == 9 and {name for name in rates if name.endswith("graphs")} == {
         "serial, graphs",
         "pipelined, rotate, graphs",
         "pipelined, copy, graphs",
+        "speculative, graphs",
     }
     assert found["recordings"] > 0 and found["passes without a recording"] == 0
     (row,) = [
