@@ -80,7 +80,6 @@ class Script:
     settled: int = 3  # of its three tokens
     stages: int = 3  # K, as told at start
     hold: bool = False  # frames wait until `release`
-    deaf: bool = False  # nothing is answered, not even pings
     never_ready: bool = False
     pass_ns: Sequence[int] = QUICK_NS  # prefill, two prefills, packed, decode, decodes: as measured at start
     max_sessions: int = 8  # rings that a worker says it has
@@ -109,6 +108,7 @@ class ScriptedWorker:
         self.seen: list[Message] = []
         self.held: deque[SubmitFrame] = deque()
         self.epochs: dict[int, int] = {}
+        self.deaf = False  # nothing is answered, not even pings
         self._script = script
         self._channel = BlockingChannel(sock)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -163,7 +163,7 @@ class ScriptedWorker:
 
     def _handle(self, message: Message) -> bool:
         self.seen.append(message)
-        if self._script.deaf:
+        if self.deaf:
             return True
         match message:
             case Ping():

@@ -83,9 +83,8 @@ async def test_a_hung_worker_is_replaced(checkpoint, monkeypatch):
     async with serving(checkpoint, script, timing__worker_progress_ms=150) as served:
         robot = served.robot()
         await robot.open()
-        script.deaf = True
+        script.worker.deaf = True
         await robot.notice("worker_lost")
-        script.deaf = False
         await robot.notice("worker_ready")
         assert served.metric("edgeflow_worker_restarts_total", cause="hung") >= 1
         assert served.metric("edgeflow_watchdog_fired_total", which="worker") >= 1
@@ -129,11 +128,10 @@ async def test_a_refused_session_is_told_why(checkpoint):
 async def test_a_worker_lost_while_a_session_opens(checkpoint):
     script = Script()
     async with serving(checkpoint, script) as served:
-        script.deaf = True
+        script.worker.deaf = True
         robot = served.robot()
         opening = asyncio.create_task(robot.open())
         await eventually(lambda: any(isinstance(m, OpenSession) for m in script.worker.seen))
-        script.deaf = False
         script.worker.kill()
         with pytest.raises(AssertionError, match="UNAVAILABLE"):
             await opening
