@@ -18,12 +18,12 @@ from rich.console import Console
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import serving
-from edgeflow.client.credentials import Credentials
+from edgeflow.client.connection.credentials import Credentials
 from edgeflow.errors import StartError
 from edgeflow.loadtest.chat import ChatPlan
 from edgeflow.loadtest.command import measured
-from edgeflow.loadtest.plan import Fixed, LoadPlan, Session, parse_size
 from edgeflow.loadtest.results import results_json
+from edgeflow.loadtest.robots.plan import Fixed, LoadPlan, Session, parse_size
 from edgeflow.loadtest.tables import print_results
 from edgeflow.loadtest.verdict import RATIO
 from edgeflow.types import CameraSpec, ImageFormat, Mode

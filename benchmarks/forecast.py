@@ -25,12 +25,12 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import serving
 from edgeflow.demo.evaluate import run_episode
-from edgeflow.demo.expert import Expert
-from edgeflow.demo.sim import RobotSim
+from edgeflow.demo.world.expert import Expert
+from edgeflow.demo.world.sim import RobotSim
 from edgeflow.loadtest.command import run_plan
-from edgeflow.loadtest.frames import frames_for
-from edgeflow.loadtest.plan import Fixed, LoadPlan, Session
 from edgeflow.loadtest.results import results_of
+from edgeflow.loadtest.robots.frames import frames_for
+from edgeflow.loadtest.robots.plan import Fixed, LoadPlan, Session
 from edgeflow.loadtest.summary import Prediction
 from edgeflow.types import CameraSpec, ImageFormat, Mode
 

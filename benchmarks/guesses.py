@@ -17,9 +17,9 @@ from benchmarks.machine import machine_facts
 from edgeflow.config import ServiceConfig
 from edgeflow.demo.episodes import EpisodeRun
 from edgeflow.demo.measure import FRESH_SEEDS
-from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.task import Outcome
 from edgeflow.demo.virtual import VirtualService
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.build import build_engine
 from edgeflow.engine.control.profile import load_profile

@@ -29,7 +29,7 @@ from edgeflow.gpu_suite.subjects.floors import (
 )
 from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize
-from edgeflow.kernels.layout import Span
+from edgeflow.kernels.kv.layout import Span
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 OPENVLA = SIZES["openvla-7b"]

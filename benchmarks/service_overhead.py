@@ -18,10 +18,10 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import serving
 from edgeflow.loadtest.command import run_plan
-from edgeflow.loadtest.frames import frames_for
-from edgeflow.loadtest.ledger import FrameRecord
-from edgeflow.loadtest.plan import Closed, LoadPlan, Session, parse_size
 from edgeflow.loadtest.results import results_of
+from edgeflow.loadtest.robots.frames import frames_for
+from edgeflow.loadtest.robots.ledger import FrameRecord
+from edgeflow.loadtest.robots.plan import Closed, LoadPlan, Session, parse_size
 from edgeflow.loadtest.summary import received_of
 from edgeflow.types import CameraSpec, ImageFormat, Mode
 

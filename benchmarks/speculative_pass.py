@@ -19,10 +19,10 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.config import ServiceConfig
 from edgeflow.demo.evaluate import apply_action
-from edgeflow.demo.expert import Expert
 from edgeflow.demo.measure import FRESH_SEEDS
-from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.task import Outcome
+from edgeflow.demo.world.expert import Expert
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.build import build_engine
 from edgeflow.engine.control.offline import OfflineRun, limits_for

@@ -212,7 +212,7 @@ def _flashinfer() -> list[Finding]:
 
 def _rendering() -> list[Finding]:
     """A frame of the simulated robot, in a separate process, which a bad driver may crash."""
-    code = "from edgeflow.demo.sim import RobotSim; RobotSim(0).capture()"
+    code = "from edgeflow.demo.world.sim import RobotSim; RobotSim(0).capture()"
     return [_run_apart("headless rendering", code, RENDER_TIMEOUT_S, "a frame was drawn", RENDER_ADVICE)]
 
 

@@ -39,7 +39,7 @@ from benchmarks.chat.systems import SHAPE, Answer, Ours, Peer, transformers_eage
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.console import table_console
-from edgeflow.kernels.timing import median_us
+from edgeflow.kernels.trials.timing import median_us
 
 JITTER_TOKENS, JITTER_RUNS = 256, 3
 PREFIX_SHARE = 480 / 512

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import PackedLayout, Span
-from edgeflow.kernels.shapes import stage_of
-from edgeflow.kernels.table import OperatorTable, built_in_table
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
+from edgeflow.kernels.table.shapes import stage_of
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.decoder_config import decoder_config
 from edgeflow.models.llama import LlamaDecoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from edgeflow.client.bounds import MAX_CONTROL_RATE_HZ
+from edgeflow.client.connection.bounds import MAX_CONTROL_RATE_HZ
 from edgeflow.errors import FailedPrecondition, InvalidArgument
 from edgeflow.types import ActionSchema
 

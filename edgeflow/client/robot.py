@@ -19,17 +19,17 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from edgeflow.client.actions import Directive
-from edgeflow.client.address import check_address
 from edgeflow.client.aging import OFF, Aging
-from edgeflow.client.credentials import Credentials
+from edgeflow.client.connection.address import check_address
+from edgeflow.client.connection.credentials import Credentials
+from edgeflow.client.connection.link import Link
+from edgeflow.client.connection.outgoing import Outgoing
+from edgeflow.client.connection.wire import Opened, SessionSettings, check_text, open_message
 from edgeflow.client.flight import Statistics
 from edgeflow.client.images import Images, encode_images
-from edgeflow.client.link import Link
-from edgeflow.client.outgoing import Outgoing
 from edgeflow.client.pose import Pose
 from edgeflow.client.session import Session
 from edgeflow.client.watchdog import RESUME_WITHIN_NS, WatchdogThread
-from edgeflow.client.wire import Opened, SessionSettings, check_text, open_message
 from edgeflow.clock import Clock, MonotonicClock
 from edgeflow.errors import EdgeflowError, FailedPrecondition, InvalidArgument, Unavailable
 from edgeflow.rpc import control_pb2 as pb

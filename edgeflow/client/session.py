@@ -9,12 +9,9 @@ import numpy as np
 
 from edgeflow.client.actions import Action, Directive
 from edgeflow.client.aging import OFF, Aging
-from edgeflow.client.bounds import check_captured, within_limits
-from edgeflow.client.flight import Flight, Taken
-from edgeflow.client.outgoing import Outgoing
-from edgeflow.client.pose import Pose
-from edgeflow.client.watchdog import Watchdog
-from edgeflow.client.wire import (
+from edgeflow.client.connection.bounds import check_captured, within_limits
+from edgeflow.client.connection.outgoing import Outgoing
+from edgeflow.client.connection.wire import (
     COMMANDS,
     DISPOSITIONS,
     Opened,
@@ -25,6 +22,9 @@ from edgeflow.client.wire import (
     opened_of,
     timings_of,
 )
+from edgeflow.client.flight import Flight, Taken
+from edgeflow.client.pose import Pose
+from edgeflow.client.watchdog import Watchdog
 from edgeflow.clock import Clock
 from edgeflow.errors import EdgeflowError, FailedPrecondition
 from edgeflow.reasons import Reason

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from edgeflow.client.actions import Action, Directive
-from edgeflow.client.incidents import Incidents
+from edgeflow.client.connection.incidents import Incidents
 from edgeflow.clock import Clock
 from edgeflow.errors import FailedPrecondition
 from edgeflow.reasons import Reason

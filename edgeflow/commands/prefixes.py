@@ -89,8 +89,8 @@ def _call(
     path: str,
     body: Mapping[str, Any] | None = None,
 ) -> Any:
-    from edgeflow.client.credentials import Credentials
-    from edgeflow.client.http import HttpService
+    from edgeflow.client.connection.credentials import Credentials
+    from edgeflow.client.connection.http import HttpService
 
     return HttpService.of(address, Credentials.of(*files)).call(method, path, body, CHANGE_S)
 

@@ -159,7 +159,7 @@ def robot(
     as_json: Json = False,
 ) -> None:
     """Run the simulated robot against a service."""
-    from edgeflow.client.credentials import Credentials
+    from edgeflow.client.connection.credentials import Credentials
     from edgeflow.demo.command import robot_command
     from edgeflow.demo.driver import FRAME_HZ, RunPlan
     from edgeflow.demo.measure import FRESH_SEEDS

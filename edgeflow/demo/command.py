@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edgeflow.client.credentials import Credentials
+from edgeflow.client.connection.credentials import Credentials
 from edgeflow.console import reporting, table_console
 from edgeflow.demo.driver import FRAME_HZ, RobotRun, RunPlan, run_robot
 from edgeflow.demo.live import RunView

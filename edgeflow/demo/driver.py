@@ -10,14 +10,14 @@ from typing import Final
 import numpy as np
 
 from edgeflow.client.actions import Action, Directive
-from edgeflow.client.credentials import Credentials
+from edgeflow.client.connection.credentials import Credentials
 from edgeflow.client.displacement import POSITION, ROTATION
 from edgeflow.client.flight import Statistics
 from edgeflow.client.robot import RobotClient
 from edgeflow.clock import Clock, MonotonicClock
-from edgeflow.demo.scene import POLICY_CAMERA, POLICY_SIZE, Image
-from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.task import Outcome
+from edgeflow.demo.world.scene import POLICY_CAMERA, POLICY_SIZE, Image
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import Outcome
 from edgeflow.errors import FailedPrecondition
 from edgeflow.loadtest.measure import RunRecorder, RunSummary, Series, TimeSeries
 from edgeflow.loadtest.plots import Snapshot

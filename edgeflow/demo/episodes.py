@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
-from edgeflow.demo.task import Outcome
+from edgeflow.demo.world.task import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

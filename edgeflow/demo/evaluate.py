@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.client.pose import Pose
-from edgeflow.demo.expert import action_goal
-from edgeflow.demo.scene import Image
-from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.task import Outcome
+from edgeflow.demo.world.expert import action_goal
+from edgeflow.demo.world.scene import Image
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import Outcome
 from edgeflow.loadtest.intervals import wilson
 
 Policy = Callable[[Image, str], NDArray[np.floating]]

@@ -19,8 +19,8 @@ from edgeflow.config import ServiceConfig
 from edgeflow.demo.episodes import EpisodeRun
 from edgeflow.demo.evaluate import SuccessRate, success_rate
 from edgeflow.demo.measure import FRESH_SEEDS
-from edgeflow.demo.sim import RobotSim
 from edgeflow.demo.virtual import Delay, VirtualService
+from edgeflow.demo.world.sim import RobotSim
 from edgeflow.engine.control.build import BuiltEngine, build_engine
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.engine.control.warmup import warm_up

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.demo.evaluate import BatchPolicy, SuccessRate, Timing, run_together, success_rate
-from edgeflow.demo.scene import Image
-from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.task import Outcome
+from edgeflow.demo.world.scene import Image
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import Outcome
 
 FRESH_SEEDS: Final = 1_000_000  # episodes counted from here were never trained on
 _TOGETHER: Final = 25  # simulations in lockstep

@@ -16,10 +16,10 @@ import numpy as np
 from edgeflow.client.pose import Pose
 from edgeflow.clock import ManualClock
 from edgeflow.demo.episodes import Acted, EpisodeRun
-from edgeflow.demo.expert import action_goal
-from edgeflow.demo.scene import POLICY_SIZE, Moment
-from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.task import Outcome
+from edgeflow.demo.world.expert import action_goal
+from edgeflow.demo.world.scene import POLICY_SIZE, Moment
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.process.worker import Worker

@@ -23,9 +23,9 @@ from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs, harmless, input_bytes, stage
 from edgeflow.engine.stamps import CudaStamp, Stamp
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import Span, on_device
-from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.kv.layout import Span, on_device
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.scheduler.plan import Outcome, Pass, Ref, Segment
 
 

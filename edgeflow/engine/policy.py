@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import KVFormat
-from edgeflow.kernels.layout import PackedLayout
+from edgeflow.kernels.kv.formats import KVFormat
+from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.types import ActionSchema
 
 INSTRUCTION = "warm up"

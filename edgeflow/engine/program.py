@@ -19,8 +19,8 @@ from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs
 from edgeflow.kernels.greedy import Greedy
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.shift_kv import ShiftKVChain
+from edgeflow.kernels.kv.shift_kv import ShiftKVChain
+from edgeflow.kernels.kv.slots import KVSlots
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.sampling.sample import SamplingState
-from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv.slots import KVSlots
 
 
 class SlotState:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgeflow.engine.contract import Contract
 from edgeflow.engine.shapes import PassShape
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.scheduler.plan import Pass, Segment
 
 CONTINUES = -1

@@ -8,9 +8,9 @@ import torch
 
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.implementations import Hardware
-from edgeflow.kernels.overlay import load_entries, read_overlay
-from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.overlay import load_entries, read_overlay
 
 
 def operator_table(

@@ -10,8 +10,8 @@ import torch
 
 from edgeflow.gpu_suite.order import Found
 from edgeflow.gpu_suite.setting import Setting, named
-from edgeflow.kernels.implementations import Hardware
-from edgeflow.kernels.timing import median_us
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.trials.timing import median_us
 
 SAMPLES = 15
 TIMEOUT_S = 10

@@ -13,7 +13,7 @@ import torch
 from edgeflow.gpu_suite.order import Found, Order
 from edgeflow.gpu_suite.subjects.floors import Ceilings
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize
-from edgeflow.kernels.table import OperatorTable, built_in_table
+from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 
 CLOSING_S = 5.0
 """Seconds before a section's process is killed at which it should stop: for its last result, and for its exit."""
@@ -90,7 +90,9 @@ class Setting:
         path = self.overlay(model)
         if not path.exists():
             return table
-        from edgeflow.kernels.overlay import load_entries  # its schema needs pydantic, which a GPU machine may lack
+        from edgeflow.kernels.table.overlay import (
+            load_entries,  # its schema needs pydantic, which a GPU machine may lack
+        )
 
         entries = load_entries(path, self.device, self.dtype)
         return table.overlaid(*(each for each in entries if weights == "float" or each.key.op_name != "linear"))

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from edgeflow.kernels import rope_write_kv
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import DenseLayer, Int8Layer, Pair
-from edgeflow.kernels.layout import PackedLayout
+from edgeflow.kernels.kv.formats import DenseLayer, Int8Layer, Pair
+from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.packed_attention import Attend
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RowPlaces
 from edgeflow.kernels.slots_in_place import slots_in_place

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import KVLayer, Places
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.kv.formats import KVLayer, Places
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.slots import KVSlots
 
 Attend = Callable[[Tensor, Any], Tensor]
 """(q, layer of the KV format) → rows"""

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv_formats import DenseLayer
-from edgeflow.kernels.layout import PackedLayout
+from edgeflow.kernels.kv.formats import DenseLayer
+from edgeflow.kernels.kv.layout import PackedLayout
 
 Made = TypeVar("Made")
 

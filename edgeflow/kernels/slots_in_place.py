@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import DenseLayer, Places
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.kv.formats import DenseLayer, Places
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.packed_attention import Attend, attend_one, causal_mask, visible
 
 # Decode rows whose slots lie at most this far apart run as one batch: computing an idle slot between two busy

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels.layout import on_device
+from edgeflow.kernels.kv.layout import on_device
 
 
 @dataclass(frozen=True, slots=True)

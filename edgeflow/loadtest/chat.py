@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import IO, cast
 
-from edgeflow.client.credentials import Credentials
-from edgeflow.client.http import HTTP_PORT
+from edgeflow.client.connection.credentials import Credentials
+from edgeflow.client.connection.http import HTTP_PORT
 from edgeflow.errors import RequestError, StartError
 from edgeflow.loadtest.chat_clients import Asked, Job
 from edgeflow.loadtest.measure import Distribution, distribution

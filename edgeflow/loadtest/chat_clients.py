@@ -18,8 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from edgeflow.client.credentials import Credentials
-from edgeflow.client.http import BROKEN, Connection, HttpService, Response
+from edgeflow.client.connection.credentials import Credentials
+from edgeflow.client.connection.http import BROKEN, Connection, HttpService, Response
 
 NICENESS = 10  # chat users sit at other machines: they must not take a robot's share of this one
 ANSWER_S = 120.0

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edgeflow.client.credentials import Credentials
+from edgeflow.client.connection.credentials import Credentials
 from edgeflow.errors import ConfigError, InvalidArgument
 from edgeflow.loadtest.chat import Beside, ChatClients, ChatPlan, chat_summary
-from edgeflow.loadtest.frames import frames_for
 from edgeflow.loadtest.live import LiveView
-from edgeflow.loadtest.plan import LoadPlan
 from edgeflow.loadtest.results import Results, results_json, results_of, write_csv
+from edgeflow.loadtest.robots.frames import frames_for
+from edgeflow.loadtest.robots.plan import LoadPlan
 from edgeflow.loadtest.run import LoadRun, Measurement
 from edgeflow.loadtest.summary import summarise
 from edgeflow.loadtest.tables import print_results

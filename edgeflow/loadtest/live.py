@@ -9,8 +9,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from edgeflow.loadtest.ledger import Fate, Ledger
-from edgeflow.loadtest.plan import LoadPlan, Ramp
+from edgeflow.loadtest.robots.ledger import Fate, Ledger
+from edgeflow.loadtest.robots.plan import LoadPlan, Ramp
 from edgeflow.loadtest.run import Measurement
 
 WINDOW_NS = 1_000_000_000

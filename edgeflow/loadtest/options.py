@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from edgeflow.errors import ConfigError
-from edgeflow.loadtest.plan import LoadPlan, Session, parse_duration, parse_size, pattern_of, period_s_of
+from edgeflow.loadtest.robots.plan import LoadPlan, Session, parse_duration, parse_size, pattern_of, period_s_of
 from edgeflow.types import CameraSpec, ImageFormat, Mode
 
 PACE, FRAMES, RUN, LINK = "Sending pattern", "Frames and session", "Robots and duration", "Connection and report"

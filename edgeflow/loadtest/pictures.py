@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from edgeflow.loadtest.ledger import Fate
 from edgeflow.loadtest.plots import colours, figure_of, save
+from edgeflow.loadtest.robots.ledger import Fate
 from edgeflow.loadtest.run import Measurement
 from edgeflow.loadtest.summary import received_of
 

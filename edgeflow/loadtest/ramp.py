@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeflow.loadtest.ledger import Fate, Ledger
 from edgeflow.loadtest.measure import Distribution, distribution
-from edgeflow.loadtest.plan import Ramp
+from edgeflow.loadtest.robots.ledger import Fate, Ledger
+from edgeflow.loadtest.robots.plan import Ramp
 
 FOLLOWS = 0.95  # share of the offered rate that must be acted on
 

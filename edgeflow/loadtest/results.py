@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from edgeflow.loadtest.chat import Beside
-from edgeflow.loadtest.plan import LoadPlan, Ramp
 from edgeflow.loadtest.ramp import StepResult, knee, step_of, step_result
 from edgeflow.loadtest.report import json_text
+from edgeflow.loadtest.robots.plan import LoadPlan, Ramp
 from edgeflow.loadtest.run import Measurement
 from edgeflow.loadtest.summary import (
     Generator,

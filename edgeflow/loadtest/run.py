@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from edgeflow.client.credentials import Credentials, channel
+from edgeflow.client.connection.credentials import Credentials, channel
 from edgeflow.clock import Clock, MonotonicClock
 from edgeflow.errors import InvalidArgument, StartError
-from edgeflow.loadtest.ledger import Ledger
-from edgeflow.loadtest.plan import Fixed, LoadPlan, Pattern, Ramp
 from edgeflow.loadtest.ramp import follows, step_of
-from edgeflow.loadtest.robot import LoadRobot
+from edgeflow.loadtest.robots.ledger import Ledger
+from edgeflow.loadtest.robots.plan import Fixed, LoadPlan, Pattern, Ramp
+from edgeflow.loadtest.robots.robot import LoadRobot
 
 TICK_S = 0.1
 CLOSE_S = 1.0

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from edgeflow.loadtest.ledger import Fate, FrameRecord, Ledger
 from edgeflow.loadtest.measure import Distribution, distribution
-from edgeflow.loadtest.plan import Fixed, LoadPlan
+from edgeflow.loadtest.robots.ledger import Fate, FrameRecord, Ledger
+from edgeflow.loadtest.robots.plan import Fixed, LoadPlan
 from edgeflow.loadtest.run import Forecast, Measurement
 from edgeflow.reasons import Reason
 

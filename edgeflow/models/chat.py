@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError, InvalidArgument
-from edgeflow.kernels.table import OperatorTable
+from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.decoder_config import FAMILIES, decoder_config
 from edgeflow.models.generation_config import GenerationConfig

@@ -16,17 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels.bind_linear import bind_linear
-from edgeflow.kernels.dimensions import STAGES
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import DENSE, KVFormat, KVLayer
-from edgeflow.kernels.layout import PackedLayout
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVLayer
+from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.shift_kv import ShiftKV
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.packed_attention import PackedAttention
 from edgeflow.kernels.rope_write_kv import RotaryTable
-from edgeflow.kernels.shapes import stage_of
-from edgeflow.kernels.shift_kv import ShiftKV
-from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.bind_linear import bind_linear
+from edgeflow.kernels.table.dimensions import STAGES
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.shapes import stage_of
 from edgeflow.kernels.weights import FloatWeight, Weight
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama_operators import Operators, PassOperators

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from edgeflow.kernels.dimensions import KV_FORMATS, OVER_KV
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import PackedLayout
+from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.packed_attention import PackedAttention
 from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RowPlaces
 from edgeflow.kernels.swiglu import SwiGLU
-from edgeflow.kernels.table import OperatorKey
+from edgeflow.kernels.table.dimensions import KV_FORMATS, OVER_KV
+from edgeflow.kernels.table.operator_table import OperatorKey
 
 CALLS = {
     "input_norm": ("rms_norm", "input"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.model_cases import ModelShape
+from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.models.decoder_config import family_of
 from edgeflow.text.checkpoint_json import read_json
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.layer_norm import AddLayerNorm
 from edgeflow.kernels.linear import Gemm, Linear
-from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention
 from edgeflow.kernels.weights import FloatWeight
 from edgeflow.models.checkpoint import Weights

@@ -14,7 +14,7 @@ from rich.table import Table
 from edgeflow.console import reporting, table_console
 from edgeflow.engine.device import choose_device
 from edgeflow.engine.table import absent_line
-from edgeflow.kernels.implementations import Hardware
+from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.tuning.operators import dtype_named, model_shape, regress, serving, tune, unmatched
 
 DEFAULT_OUT = "operators-{profile}.json"

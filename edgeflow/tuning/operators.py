@@ -11,10 +11,11 @@ import torch
 from edgeflow.engine.device import DTYPES
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.dimensions import kv_formats, only_role
-from edgeflow.kernels.implementations import Hardware
-from edgeflow.kernels.model_cases import ModelShape, model_cases, preset, staged_cases
-from edgeflow.kernels.overlay import (
+from edgeflow.kernels.table.dimensions import kv_formats, only_role
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.model_shape import ModelShape
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table, known
+from edgeflow.kernels.table.overlay import (
     Overlay,
     OverlayEntry,
     Shape,
@@ -25,8 +26,8 @@ from edgeflow.kernels.overlay import (
     refuse_stale,
     write_overlay,
 )
-from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table, known
-from edgeflow.kernels.tune import Tuned, Tuner, Verdict
+from edgeflow.kernels.trials.model_cases import model_cases, preset, staged_cases
+from edgeflow.kernels.trials.tune import Tuned, Tuner, Verdict
 from edgeflow.model_paths import EMBEDDED_MODEL, resolve_model
 from edgeflow.models.shape import checkpoint_shape
 

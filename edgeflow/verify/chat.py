@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.table import operator_table
-from edgeflow.kernels.kv_formats import DENSE, INT8, KVFormat
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
+from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 from edgeflow.verify.chat_bundle import ChatCase, read_chat_bundle

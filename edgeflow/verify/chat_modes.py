@@ -10,8 +10,8 @@ from torch import Tensor
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import DENSE, KVFormat
+from edgeflow.kernels.kv.formats import DENSE, KVFormat
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 

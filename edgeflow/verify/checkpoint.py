@@ -25,9 +25,9 @@ from edgeflow.engine.device import choose_device
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv_formats import CONFIGURED, DENSE, KVFormat
-from edgeflow.kernels.layout import PackedLayout, Span
-from edgeflow.kernels.table import OperatorTable
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.decoder_config import FAMILIES
 from edgeflow.models.openvla.config import RESIZE_STRATEGIES
 from edgeflow.models.openvla.policy import OpenVLAPolicy

@@ -32,9 +32,9 @@ ALLOWED = {
         "gpu_suite/sections/served.py",
         "http.client",
     ): "the service that this section of the GPU suite has started itself",
-    ("client/http.py", "http.client"): "the service whose address a person gave on the command line",
+    ("client/connection/http.py", "http.client"): "the service whose address a person gave on the command line",
     ("commands/chatting.py", "input"): "the person at the terminal of `edgeflow chat`",
-    ("kernels/implementations.py", "importlib.import_module"): "modules that the package's own catalogue names",
+    ("kernels/table/implementations.py", "importlib.import_module"): "modules that the package's own catalogue names",
 }
 
 

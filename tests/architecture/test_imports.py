@@ -51,8 +51,14 @@ ALLOWED: dict[str, set[str]] = {
 }
 ROOMS_INSIDE = {"engine": {"sampling", "control", "chat", "process"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
+LAYERS = {
+    "kernels": ("kv", "", "triton", "flashinfer", "table", "trials"),
+    "client": ("connection", ""),
+    "loadtest": ("robots", ""),
+    "demo": ("world", "", "training", "chat"),
+}
+"""Folders of a room; each imports only what stands before it. "": the modules beside them."""
 MOST_MODULES = 16
-SMALL_ROOMS = ("scheduler", "verify", "tuning", "gpu_suite")
 NO_TORCH = {
     "types",
     "errors",
@@ -106,9 +112,26 @@ def test_a_room_imports_only_what_it_may(path: Path):
         assert not {name.split(".")[0] for name in imported(path)} & HEAVY
 
 
-@pytest.mark.parametrize("folder", [room for room in ALLOWED if room.split("/")[0] in ("engine", *SMALL_ROOMS)])
-def test_a_folder_can_be_seen_at_a_glance(folder: str):
-    assert len(list((PACKAGE / folder).glob("*.py"))) <= MOST_MODULES
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_folders_of_a_room_are_layers(name: str):
+    layers = LAYERS[name]
+    for path in (PACKAGE / name).rglob("*.py"):
+        here = layers.index(folder_of(path.relative_to(PACKAGE / name).parts, layers))
+        used = {
+            folder_of(module.split(".")[2:], layers)
+            for module in imported(path)
+            if module.startswith(f"edgeflow.{name}.")
+        }
+        assert used <= set(layers[: here + 1]), f"{path} imports a folder above its own"
+
+
+def folder_of(parts: Sequence[str], layers: Sequence[str]) -> str:
+    return parts[0] if parts[0] in layers else ""
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in sources()}), ids=lambda path: path.name)
+def test_a_folder_can_be_seen_at_a_glance(folder: Path):
+    assert len(list(folder.glob("*.py"))) <= MOST_MODULES
 
 
 def test_subpackages_are_namespaces():
@@ -124,12 +147,12 @@ def test_the_root_shows_the_system(name: str):
 
 
 def test_no_import_of_ours_loads_torch_in_the_front():
+    front = ("service", "scheduler", "ipc", "client", "loadtest", "rpc")
+    paths = [path.relative_to(ROOT).with_suffix("") for name in front for path in (PACKAGE / name).rglob("*.py")]
     code = (
-        "import sys, pkgutil, importlib, edgeflow\n"
-        "for room in ('service', 'scheduler', 'ipc', 'client', 'loadtest', 'rpc'):\n"
-        "    package = importlib.import_module(f'edgeflow.{room}')\n"
-        "    for module in pkgutil.iter_modules(package.__path__, f'edgeflow.{room}.'):\n"
-        "        importlib.import_module(module.name)\n"
+        "import sys, importlib\n"
+        f"for name in {['.'.join(path.parts) for path in paths]}:\n"
+        "    importlib.import_module(name)\n"
         "bad = {'torch', 'transformers'} & set(sys.modules)\n"
         "sys.exit(f'the front loads {bad}' if bad else 0)\n"
     )

@@ -18,7 +18,7 @@ from benchmarks.closed_loop.success import plot_success
 from benchmarks.closed_loop.targets import targets
 from edgeflow.demo.episodes import Acted, EpisodeRun
 from edgeflow.demo.evaluation import THIS_MACHINE, pace_name, result_of
-from edgeflow.demo.task import Outcome
+from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.errors import ConfigError
 from edgeflow.types import PassTimes

@@ -12,7 +12,7 @@ from edgeflow.gpu_suite.subjects.floors import (
     pipelined_spans,
     text_work,
 )
-from edgeflow.kernels.layout import Span
+from edgeflow.kernels.kv.layout import Span
 
 
 def test_the_page_shows_what_the_code_computes():

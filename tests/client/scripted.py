@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from edgeflow.client.wire import SessionSettings
+from edgeflow.client.connection.wire import SessionSettings
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.rpc.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 from edgeflow.types import CameraSpec, ImageFormat, Mode

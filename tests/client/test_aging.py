@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgeflow.client.actions import Action, Directive, resolve
 from edgeflow.client.aging import Aging
-from edgeflow.client.bounds import check_schema
+from edgeflow.client.connection.bounds import check_schema
 from edgeflow.client.pose import Pose, from_rotvec, identity
 from edgeflow.client.session import Session
 from edgeflow.clock import ManualClock

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import trustme
 
-from edgeflow.client import credentials as module
-from edgeflow.client.credentials import TOKEN_VARIABLE, Credentials
+from edgeflow.client.connection import credentials as module
+from edgeflow.client.connection.credentials import TOKEN_VARIABLE, Credentials
 from edgeflow.errors import InvalidArgument, PermissionDenied, Unauthenticated, Unavailable
 from tests.client.scripted import CAMERA, Refuse, Talk, answer_all
 

@@ -7,11 +7,11 @@ import grpc
 import numpy as np
 import pytest
 
-from edgeflow.client.address import check_address
-from edgeflow.client.backoff import LONGEST_S, SHORTEST_S, Backoff
+from edgeflow.client.connection.address import check_address
+from edgeflow.client.connection.backoff import LONGEST_S, SHORTEST_S, Backoff
+from edgeflow.client.connection.outgoing import Outgoing
+from edgeflow.client.connection.wire import age_limit_ns, error_of, open_message, opened_of
 from edgeflow.client.images import encode_images
-from edgeflow.client.outgoing import Outgoing
-from edgeflow.client.wire import age_limit_ns, error_of, open_message, opened_of
 from edgeflow.errors import EdgeflowError, FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import CameraSpec, ImageFormat, Mode

@@ -12,8 +12,8 @@ import grpc
 import numpy as np
 import pytest
 
-from edgeflow.client.link import Link
-from edgeflow.client.outgoing import Outgoing
+from edgeflow.client.connection.link import Link
+from edgeflow.client.connection.outgoing import Outgoing
 from edgeflow.client.pose import identity
 from edgeflow.client.robot import RobotClient
 from edgeflow.client.session import Session

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.client.outgoing import Outgoing
+from edgeflow.client.connection.outgoing import Outgoing
 from edgeflow.client.pose import Pose, identity
 from edgeflow.client.session import Session
 from edgeflow.clock import ManualClock

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from edgeflow.demo.scene import Image
 from edgeflow.demo.training.actions import NAMES, unscaled, values_of
 from edgeflow.demo.training.network import NetworkSize, PolicyNetwork, TowerSize
 from edgeflow.demo.training.tokenizer import prompt_ids
+from edgeflow.demo.world.scene import Image
 from edgeflow.errors import CheckpointError
 
 

@@ -9,9 +9,9 @@ from edgeflow.client.actions import Action, Directive
 from edgeflow.client.pose import Pose, identity
 from edgeflow.clock import ManualClock
 from edgeflow.demo.driver import Robot, RunPlan, run_robot
-from edgeflow.demo.expert import expert_action
-from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.task import Outcome
+from edgeflow.demo.world.expert import expert_action
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import Outcome
 from edgeflow.errors import FailedPrecondition
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import ActionSchema, Command, Mode, StageTimings

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from edgeflow.demo.evaluate import SuccessRate, Timing, run_episode, run_together, success_rate
-from edgeflow.demo.expert import Expert
-from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.task import Outcome
+from edgeflow.demo.world.expert import Expert
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import Outcome
 
 
 @pytest.fixture(autouse=True)

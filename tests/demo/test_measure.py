@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from edgeflow.demo.evaluate import Timing
-from edgeflow.demo.expert import expert_action
 from edgeflow.demo.measure import Condition, measure, without
-from edgeflow.demo.sim import RobotSim
+from edgeflow.demo.world.expert import expert_action
+from edgeflow.demo.world.sim import RobotSim
 
 
 class SeenThroughSims:

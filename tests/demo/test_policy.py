@@ -1,21 +1,20 @@
 """The policy that is shipped."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 
-from edgeflow.demo import task
-from edgeflow.demo.expert import expert_action
 from edgeflow.demo.measure import FRESH_SEEDS, Condition, measure
-from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.task import PHRASES
+from edgeflow.demo.world.expert import expert_action
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import PHRASES
+from edgeflow.model_paths import EMBEDDED_POLICY
 from tests.demo.reference_policy import read_policy
 
-FOLDER = Path(task.__file__).parent / "policy"
+FOLDER = EMBEDDED_POLICY
 
 
 @pytest.fixture(scope="module")

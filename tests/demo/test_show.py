@@ -16,7 +16,7 @@ from edgeflow.demo.driver import FRAME_HZ, Progress, RobotRun, RunPlan
 from edgeflow.demo.live import RunView
 from edgeflow.demo.report import conditions, result_table, verdict, write_folder
 from edgeflow.demo.service_process import ServiceProcess
-from edgeflow.demo.task import Outcome
+from edgeflow.demo.world.task import Outcome
 from edgeflow.errors import StartError
 from edgeflow.loadtest.measure import RunRecorder
 from edgeflow.loadtest.plots import Snapshot

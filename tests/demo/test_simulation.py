@@ -3,11 +3,11 @@ import pytest
 
 from edgeflow.client.pose import Pose, relative
 from edgeflow.demo.evaluate import run_episode
-from edgeflow.demo.expert import Expert, action_goal, expert_action
-from edgeflow.demo.layout import HANDLES, sample_layout
-from edgeflow.demo.robot import MAX_SPEED
-from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.task import REACH, TIME_LIMIT, Outcome, Task, judge_closing, names_of
+from edgeflow.demo.world.expert import Expert, action_goal, expert_action
+from edgeflow.demo.world.layout import HANDLES, sample_layout
+from edgeflow.demo.world.robot import MAX_SPEED
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import REACH, TIME_LIMIT, Outcome, Task, judge_closing, names_of
 
 
 @pytest.fixture

@@ -6,9 +6,6 @@ import torch
 from safetensors.torch import load_file
 
 from edgeflow.demo.evaluate import run_episode
-from edgeflow.demo.layout import COLOURS, HANDLES
-from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.task import Outcome
 from edgeflow.demo.training.actions import bin_centres, ids_of, scaled, soft_targets, unscaled, values_of
 from edgeflow.demo.training.batches import BRANCHES, draw_batch, make_prompts
 from edgeflow.demo.training.data import CHUNK, make_dataset
@@ -17,6 +14,9 @@ from edgeflow.demo.training.losses import TrainingHeads, block_mask, language_lo
 from edgeflow.demo.training.network import NetworkSize, PolicyNetwork
 from edgeflow.demo.training.states import label, sample_state
 from edgeflow.demo.training.tokenizer import train_tokenizer
+from edgeflow.demo.world.layout import COLOURS, HANDLES
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import Outcome
 from edgeflow.errors import ConfigError
 from tests.demo.reference_policy import read_policy
 

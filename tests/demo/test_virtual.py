@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from edgeflow.demo.episodes import EpisodeRun
-from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.task import Outcome
 from edgeflow.demo.virtual import Delay, VirtualService
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.models.openvla.policy import OpenVLAPolicy

@@ -30,9 +30,9 @@ from edgeflow.engine.staging import PassInputs, input_bytes
 from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, random_chat
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_policy
 from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import DENSE, INT8, KVFormat
-from edgeflow.kernels.table import OperatorKey
+from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.operator_table import OperatorKey
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.plan import Pass, Ref, Segment

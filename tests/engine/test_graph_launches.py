@@ -20,8 +20,8 @@ from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs, input_bytes
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_policy
 from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
-from edgeflow.kernels.layout import Span
-from edgeflow.kernels.table import OperatorKey
+from edgeflow.kernels.kv.layout import Span
+from edgeflow.kernels.table.operator_table import OperatorKey
 from tests.engine.on_the_device import OnTheDevice
 from tests.kernels.interpreted_engine import in_triton
 

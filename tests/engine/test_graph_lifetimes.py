@@ -21,11 +21,11 @@ from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.graphs import CudaRecord, Graphs
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels import packed_attention
-from edgeflow.kernels.implementations import Implementation
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import KVLayer
-from edgeflow.kernels.layout import PackedLayout
-from edgeflow.kernels.table import OperatorTable, built_in_table
+from edgeflow.kernels.kv.formats import KVLayer
+from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.implementations import Implementation
+from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from tests.chat_checkpoint import write_chat_checkpoint

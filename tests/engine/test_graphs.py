@@ -10,7 +10,7 @@ from edgeflow.engine.control.offline import OfflineRun, decode_serially, limits_
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.graphs import Graphs
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler

@@ -17,7 +17,7 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.executor import Executor
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift

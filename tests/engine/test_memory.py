@@ -27,8 +27,8 @@ from edgeflow.engine.memory import (
     sessions_that_fit,
 )
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv import rounded_capacity
-from edgeflow.kernels.kv_formats import DENSE
+from edgeflow.kernels.kv.formats import DENSE
+from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.openvla.config import load_config

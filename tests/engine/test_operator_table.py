@@ -22,11 +22,11 @@ from edgeflow.engine.table import operators_line
 from edgeflow.errors import ConfigError
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_frames, random_policy
 from edgeflow.kernels import fp8, rms_norm
-from edgeflow.kernels.dimensions import ROLES, STAGES
 from edgeflow.kernels.fp8_linear import Emulated
-from edgeflow.kernels.implementations import BUILT_IN, Hardware, Implementation
-from edgeflow.kernels.overlay import Overlay, OverlayEntry, current_stamp, write_overlay
-from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.dimensions import ROLES, STAGES
+from edgeflow.kernels.table.implementations import BUILT_IN, Hardware, Implementation
+from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.overlay import Overlay, OverlayEntry, current_stamp, write_overlay
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.service.observe.status import Phase, ServiceStatus

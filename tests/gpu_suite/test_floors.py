@@ -21,8 +21,8 @@ from edgeflow.gpu_suite.subjects.floors import (
     vision_work,
 )
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_frames, random_policy
-from edgeflow.kernels.layout import PackedLayout, Span
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.llama import LlamaConfig
 
 CPU = torch.device("cpu")

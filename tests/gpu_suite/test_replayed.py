@@ -23,7 +23,7 @@ from edgeflow.gpu_suite.sections.policy_speed import policy
 from edgeflow.gpu_suite.sections.token_checks import tokens
 from edgeflow.gpu_suite.setting import Setting
 from edgeflow.gpu_suite.subjects.edgefm import DECODE_STEPS
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.table.operator_table import built_in_table
 from tests.engine.recorded import record
 
 REPLAYABLE = built_in_table().forcing(packed_attention="masked", shift_kv_chain="indexed", linear="gemm")

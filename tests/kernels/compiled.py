@@ -22,11 +22,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from edgeflow.kernels import cases
-from edgeflow.kernels.cases import Case, Heads
-from edgeflow.kernels.layout import Span
-from edgeflow.kernels.sees import Sees, causal, tree_of_drafts, window
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.kv.layout import Span
+from edgeflow.kernels.kv.sees import Sees, causal, tree_of_drafts, window
+from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.kernels.trials import cases
+from edgeflow.kernels.trials.cases import Case, Heads
 
 CPU = torch.device("cpu")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

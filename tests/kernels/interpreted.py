@@ -8,11 +8,11 @@ import sys
 
 import torch
 
-from edgeflow.kernels.catalogue import small_cases
-from edgeflow.kernels.compare import deviation, tolerance
-from edgeflow.kernels.dimensions import kv_formats
-from edgeflow.kernels.implementations import REFERENCE
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.table.dimensions import kv_formats
+from edgeflow.kernels.table.implementations import REFERENCE
+from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.kernels.trials.catalogue import small_cases
+from edgeflow.kernels.trials.compare import deviation, tolerance
 
 CPU = torch.device("cpu")
 SPARSE = {"packed_attention"}  # slow to interpret: half types run every third case

@@ -1,13 +1,13 @@
-"""A naive twin of `kernels/sees.py`: the places that rows see as sets; and random passes of any kind."""
+"""A naive twin of `kernels/kv/sees.py`: the places that rows see as sets; and random passes of any kind."""
 
 from __future__ import annotations
 
 import torch
 from hypothesis import strategies as st
 
-from edgeflow.kernels import sees
-from edgeflow.kernels.layout import Span
-from edgeflow.kernels.sees import Sees
+from edgeflow.kernels.kv import sees
+from edgeflow.kernels.kv.layout import Span
+from edgeflow.kernels.kv.sees import Sees
 
 Places = list[set[int]]
 """Of each row of a span."""

@@ -8,28 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgeflow.kernels import (
-    cases,
-    greedy,
-    int8_kv,
-    layer_norm,
-    linear,
-    packed_attention,
-    rms_norm,
-    rope_write_kv,
-    shift_kv,
-    swiglu,
-)
+from edgeflow.kernels import greedy, int8_kv, layer_norm, linear, packed_attention, rms_norm, rope_write_kv, swiglu
 from edgeflow.kernels import varlen_attention as varlen
-from edgeflow.kernels.cases import Case, Heads
-from edgeflow.kernels.catalogue import small_cases
-from edgeflow.kernels.compare import deviation, tolerance
-from edgeflow.kernels.dimensions import kv_formats
 from edgeflow.kernels.fp8_linear import Emulated
-from edgeflow.kernels.implementations import Hardware
-from edgeflow.kernels.layout import PackedLayout, Span
-from edgeflow.kernels.sees import Sees
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.kv import shift_kv
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.sees import Sees
+from edgeflow.kernels.table.dimensions import kv_formats
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.kernels.trials import cases
+from edgeflow.kernels.trials.cases import Case, Heads
+from edgeflow.kernels.trials.catalogue import small_cases
+from edgeflow.kernels.trials.compare import deviation, tolerance
 from edgeflow.kernels.weights import Fp8Weight, Int8Weight
 
 CPU = torch.device("cpu")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.kernels.dimensions import KINDS, ROLES, covers, read_model, read_role, read_signature
-from edgeflow.kernels.shapes import SIGNATURES
+from edgeflow.kernels.table.dimensions import KINDS, ROLES, covers, read_model, read_role, read_signature
+from edgeflow.kernels.table.shapes import SIGNATURES
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels import cases
-from edgeflow.kernels.cases import Heads
-from edgeflow.kernels.catalogue import small_cases
-from edgeflow.kernels.compare import deviation, tolerance
-from edgeflow.kernels.implementations import REFERENCE
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import DenseLayer
-from edgeflow.kernels.layout import PackedLayout, Span
-from edgeflow.kernels.sees import window
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.kv.formats import DenseLayer
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.sees import window
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.implementations import REFERENCE
+from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.kernels.trials import cases
+from edgeflow.kernels.trials.cases import Heads
+from edgeflow.kernels.trials.catalogue import small_cases
+from edgeflow.kernels.trials.compare import deviation, tolerance
 from tests.kernels.flashinfer_double import flashinfer
 from tests.kernels.flashinfer_signatures import USED, read, recorded
 

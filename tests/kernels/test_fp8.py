@@ -8,11 +8,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
-from edgeflow.kernels import cases, fp8
-from edgeflow.kernels.compare import deviation, tolerance
+from edgeflow.kernels import fp8
 from edgeflow.kernels.fp8_linear import Fp8
-from edgeflow.kernels.implementations import REFERENCE, Hardware
-from edgeflow.kernels.table import OperatorKey, built_in_table
+from edgeflow.kernels.table.implementations import REFERENCE, Hardware
+from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
+from edgeflow.kernels.trials import cases
+from edgeflow.kernels.trials.compare import deviation, tolerance
 from edgeflow.kernels.weights import Fp8Weight
 from tests.kernels.subprocesses import run
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.kernels.bind_linear import bind_linear
-from edgeflow.kernels.implementations import Implementation
 from edgeflow.kernels.linear import ByRows, Gemm, Int8, Linear, Packed, Reference, packed_dtypes
-from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.bind_linear import bind_linear
+from edgeflow.kernels.table.implementations import Implementation
+from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.weights import FloatWeight, Int8Weight, Weight
 
 

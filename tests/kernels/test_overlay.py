@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.implementations import Hardware
-from edgeflow.kernels.overlay import Overlay, current_stamp, load_entries, read_overlay, schema, write_overlay
-from edgeflow.kernels.table import OperatorKey, built_in_table
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
+from edgeflow.kernels.table.overlay import Overlay, current_stamp, load_entries, read_overlay, schema, write_overlay
 
 CPU = torch.device("cpu")
 HARDWARE = Hardware("cpu")

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.slots_in_place import slots_in_place
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.table.operator_table import built_in_table
 
 CPU = torch.device("cpu")
 SLOTS, CAPACITY, HEAD_DIM = 9, 24, 8

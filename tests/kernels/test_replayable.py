@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels import cases
-from edgeflow.kernels.cases import Case, Heads
-from edgeflow.kernels.implementations import BUILT_IN, Hardware, Implementation
-from edgeflow.kernels.layout import Span
-from edgeflow.kernels.sees import causal, tree_of_drafts, window
-from edgeflow.kernels.table import OperatorKey, built_in_table
-from edgeflow.kernels.tune import Tuner
+from edgeflow.kernels.kv.layout import Span
+from edgeflow.kernels.kv.sees import causal, tree_of_drafts, window
+from edgeflow.kernels.table.implementations import BUILT_IN, Hardware, Implementation
+from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
+from edgeflow.kernels.trials import cases
+from edgeflow.kernels.trials.cases import Case, Heads
+from edgeflow.kernels.trials.tune import Tuner
 
 CPU = torch.device("cpu")
 SPANS = [Span(0, 4, 1), Span(1, 0, 3)]

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.kernels.implementations import Hardware
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.rope_write_kv import RotaryTable
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.operator_table import built_in_table
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}

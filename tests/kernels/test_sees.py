@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.kernels import sees
 from edgeflow.kernels.int8_kv import quantised
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import DENSE, INT8
-from edgeflow.kernels.layout import PackedLayout, Span
-from edgeflow.kernels.sees import Sees
+from edgeflow.kernels.kv import sees
+from edgeflow.kernels.kv.formats import DENSE, INT8
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.sees import Sees
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.slots_in_place import slots_in_place
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.table.operator_table import built_in_table
 from tests.kernels.seen import seen_spans
 
 CPU = torch.device("cpu")

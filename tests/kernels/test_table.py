@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.dimensions import KINDS, KV_FORMATS, kv_formats
-from edgeflow.kernels.implementations import Hardware, Implementation
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import CONFIGURED
-from edgeflow.kernels.layout import PackedLayout, Span
-from edgeflow.kernels.table import Choice, Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.kv.formats import CONFIGURED
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.dimensions import KINDS, KV_FORMATS, kv_formats
+from edgeflow.kernels.table.implementations import Hardware, Implementation
+from edgeflow.kernels.table.operator_table import Choice, Entry, OperatorKey, OperatorTable, built_in_table
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.triton.tile_list import SMALL, TILE_FIELDS, Tiles, parts_of
 
 CPU = torch.device("cpu")

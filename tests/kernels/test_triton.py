@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from edgeflow.kernels.catalogue import small_cases
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.kernels.trials.catalogue import small_cases
 from tests.kernels.subprocesses import run
 
 DTYPES = ("float32", "float16", "bfloat16")

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels import fp8
-from edgeflow.kernels.bind_linear import bind_linear
 from edgeflow.kernels.fp8_linear import Emulated
-from edgeflow.kernels.implementations import BUILT_IN
 from edgeflow.kernels.linear import ByRows, Int8, Reference
-from edgeflow.kernels.overlay import OverlayEntry
-from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.bind_linear import bind_linear
+from edgeflow.kernels.table.implementations import BUILT_IN
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.overlay import OverlayEntry
 from edgeflow.kernels.weights import CONVERSIONS, FloatWeight, Fp8Weight, Int8Weight, Weight, converted
 
 LINEAR = OperatorKey(op_name="linear", model_name="llama")

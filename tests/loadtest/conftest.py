@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.loadtest.ledger import Ledger
-from edgeflow.loadtest.plan import Closed, LoadPlan, Session
+from edgeflow.loadtest.robots.ledger import Ledger
+from edgeflow.loadtest.robots.plan import Closed, LoadPlan, Session
 from edgeflow.loadtest.run import Measurement
 from edgeflow.types import CameraSpec, Disposition, ImageFormat, StageTimings
 from tests.service.conftest import no_collecting, write_fake_checkpoint

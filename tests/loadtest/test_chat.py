@@ -12,15 +12,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.client.credentials import Credentials
-from edgeflow.client.http import HttpService
+from edgeflow.client.connection.credentials import Credentials
+from edgeflow.client.connection.http import HttpService
 from edgeflow.errors import InvalidArgument, StartError
 from edgeflow.loadtest.chat import Beside, ChatClients, ChatPlan, chat_summary, default_address
 from edgeflow.loadtest.chat_clients import Asked
 from edgeflow.loadtest.command import measured
-from edgeflow.loadtest.ledger import Ledger
-from edgeflow.loadtest.plan import Fixed
 from edgeflow.loadtest.results import results_json, results_of
+from edgeflow.loadtest.robots.ledger import Ledger
+from edgeflow.loadtest.robots.plan import Fixed
 from edgeflow.loadtest.summary import summarise
 from edgeflow.loadtest.tables import print_results
 from edgeflow.loadtest.verdict import RATIO

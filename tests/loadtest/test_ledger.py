@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.loadtest.hearing import hear
-from edgeflow.loadtest.ledger import DISCONNECTED, STREAM_LOST, UNANSWERED, Fate, Ledger
+from edgeflow.loadtest.robots.hearing import hear
+from edgeflow.loadtest.robots.ledger import DISCONNECTED, STREAM_LOST, UNANSWERED, Fate, Ledger
 from edgeflow.loadtest.summary import summarise
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import Disposition

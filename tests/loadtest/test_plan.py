@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from edgeflow.errors import ConfigError
-from edgeflow.loadtest.frames import frames_for
-from edgeflow.loadtest.pacing import SECOND_NS, instants
-from edgeflow.loadtest.plan import (
+from edgeflow.loadtest.robots.frames import frames_for
+from edgeflow.loadtest.robots.pacing import SECOND_NS, instants
+from edgeflow.loadtest.robots.plan import (
     Bursts,
     Closed,
     Fixed,

@@ -10,10 +10,10 @@ import pytest
 
 from edgeflow.errors import StartError
 from edgeflow.loadtest.command import loadtest_command
-from edgeflow.loadtest.frames import frames_for
-from edgeflow.loadtest.ledger import DISCONNECTED, STREAM_LOST, UNANSWERED
-from edgeflow.loadtest.plan import Bursts, Closed, Fixed, Ramp
 from edgeflow.loadtest.results import Results, results_of
+from edgeflow.loadtest.robots.frames import frames_for
+from edgeflow.loadtest.robots.ledger import DISCONNECTED, STREAM_LOST, UNANSWERED
+from edgeflow.loadtest.robots.plan import Bursts, Closed, Fixed, Ramp
 from edgeflow.loadtest.run import LoadRun
 from edgeflow.types import Mode
 from tests.loadtest.conftest import CAMERA, PLAN

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from edgeflow.loadtest.command import write_folder
-from edgeflow.loadtest.ledger import Ledger
 from edgeflow.loadtest.live import recent
-from edgeflow.loadtest.plan import Fixed, Ramp
 from edgeflow.loadtest.results import results_json, results_of
+from edgeflow.loadtest.robots.ledger import Ledger
+from edgeflow.loadtest.robots.plan import Fixed, Ramp
 from edgeflow.loadtest.run import Forecast
 from edgeflow.loadtest.summary import generator_of, summarise
 from edgeflow.loadtest.tables import print_results

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 from tests.chat_checkpoint import IMAGE_TOKEN, VOCAB, write_chat_checkpoint

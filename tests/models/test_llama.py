@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgeflow.errors import CheckpointError
-from edgeflow.kernels.dimensions import ROLES, STAGES, kv_formats, only_role
-from edgeflow.kernels.implementations import BUILT_IN, Hardware, Implementation
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import DENSE, INT8, KVFormat
-from edgeflow.kernels.layout import PackedLayout, Span
-from edgeflow.kernels.model_cases import ModelShape, passes, staged_cases
-from edgeflow.kernels.sees import before
-from edgeflow.kernels.shapes import SIGNATURES, stage_of
-from edgeflow.kernels.table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.sees import before
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.dimensions import ROLES, STAGES, kv_formats, only_role
+from edgeflow.kernels.table.implementations import BUILT_IN, Hardware, Implementation
+from edgeflow.kernels.table.model_shape import ModelShape
+from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.shapes import SIGNATURES, stage_of
+from edgeflow.kernels.trials.model_cases import passes, staged_cases
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 

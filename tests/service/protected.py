@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import trustme
 
-from edgeflow.client.credentials import Credentials, channel
+from edgeflow.client.connection.credentials import Credentials, channel
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow.service.security.auth import digest
 from tests.service.harness import WAIT_S, Robot, Served

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.errors import CheckpointError, ConfigError
-from edgeflow.kernels.kv_formats import INT8
+from edgeflow.kernels.kv.formats import INT8
 from edgeflow.types import Mode
 from edgeflow.verify.chat import verify_chat, verify_kv
 from edgeflow.verify.chat_modes import Ways

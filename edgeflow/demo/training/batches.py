@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from edgeflow.demo.layout import COLOURS, HANDLES
-from edgeflow.demo.task import PHRASES
 from edgeflow.demo.training.actions import scaled
 from edgeflow.demo.training.data import Dataset
 from edgeflow.demo.training.tokenizer import PLACES, prompt_ids
+from edgeflow.demo.world.layout import COLOURS, HANDLES
+from edgeflow.demo.world.task import PHRASES
 
 BRANCHES: Final = 3  # instructions an image
 _NAMES: Final = (*COLOURS, *PLACES)

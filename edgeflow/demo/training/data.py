@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.demo.layout import COLOURS, HANDLES
-from edgeflow.demo.robot import Arm
-from edgeflow.demo.scene import POLICY_CAMERA, POLICY_SIZE, Scene
 from edgeflow.demo.training.states import label, sample_state
+from edgeflow.demo.world.layout import COLOURS, HANDLES
+from edgeflow.demo.world.robot import Arm
+from edgeflow.demo.world.scene import POLICY_CAMERA, POLICY_SIZE, Scene
 
 CHUNK: Final = 250  # states a work item
 ACTION_DIM: Final = 7

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeflow.demo.layout import COLOURS
 from edgeflow.demo.training.actions import ids_of, soft_targets
 from edgeflow.demo.training.batches import Batch, Prompts
 from edgeflow.demo.training.data import ACTION_DIM
 from edgeflow.demo.training.network import Layer, NetworkSize, PolicyNetwork, TowerSize
+from edgeflow.demo.world.layout import COLOURS
 
 _FINE: Final = 0.02  # of the scaled range: below it the regression loss turns quadratic
 _POINTER_WIDTH: Final = 64

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.client.pose import Pose, Vector, compose, from_rotvec, relative, to_rotvec
-from edgeflow.demo.expert import expert_action
-from edgeflow.demo.layout import HANDLES, Handle, sample_layout
-from edgeflow.demo.robot import REACH_HIGH, REACH_LOW
-from edgeflow.demo.sim import sample_start
+from edgeflow.demo.world.expert import expert_action
+from edgeflow.demo.world.layout import HANDLES, Handle, sample_layout
+from edgeflow.demo.world.robot import REACH_HIGH, REACH_LOW
+from edgeflow.demo.world.sim import sample_start
 
 FOCAL: Final = 48.0 / np.tan(np.deg2rad(42.5))  # pixels: 96 pixels over 85 degrees
 CAMERA_BEHIND: Final = 0.11  # metres from the camera to the tool centre point, along the tool

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from edgeflow.demo.layout import COLOURS
-from edgeflow.demo.task import PHRASES
+from edgeflow.demo.world.layout import COLOURS
+from edgeflow.demo.world.task import PHRASES
 
 PROMPT: Final = "In: What action should the robot take to {}?\nOut:"
 SPACE: Final = "▁"

@@ -24,9 +24,9 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.messages import ChatReady, Message
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import CONFIGURED, DENSE, KVFormat
-from edgeflow.kernels.table import OperatorTable
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.chat import ChatModel, load_chat_model, read_published
 from edgeflow.models.checkpoint import fingerprint

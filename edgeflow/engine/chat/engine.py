@@ -18,8 +18,8 @@ from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.stamps import Stamp
 from edgeflow.errors import WorkerError
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.table import OperatorTable
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.chat import ChatModel, PromptRows
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.plan import Pass, Segment

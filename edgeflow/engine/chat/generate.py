@@ -14,7 +14,7 @@ from edgeflow.engine.chat.engine import ChatEngine, Source
 from edgeflow.engine.executor import Sampled, Ticket
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import InvalidArgument
-from edgeflow.kernels.kv import KVSlots
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.prompt import Prompt
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.plan import Pass

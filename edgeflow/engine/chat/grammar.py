@@ -37,7 +37,7 @@ from edgeflow.engine.chat.grammar_child import (
     NEXT,
 )
 from edgeflow.errors import RETRY_AFTER_MS, InvalidArgument, RequestError, Unavailable
-from edgeflow.kernels.layout import uploaded
+from edgeflow.kernels.kv.layout import uploaded
 from edgeflow.reasons import Reason
 from edgeflow.text.tokenizer import TextTokenizer
 

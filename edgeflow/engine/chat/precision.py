@@ -15,14 +15,15 @@ from torch import Tensor
 from edgeflow.config import ChatConfig
 from edgeflow.engine.device import choose_dtype
 from edgeflow.engine.table import operator_table
-from edgeflow.kernels.cases import Case
-from edgeflow.kernels.implementations import Hardware
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import PackedLayout, Span
-from edgeflow.kernels.model_cases import ModelShape, linear_cases
-from edgeflow.kernels.shapes import stage_of
-from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.timing import last_level_cache, median_us, ring_size, rotating
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.model_shape import ModelShape
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.shapes import stage_of
+from edgeflow.kernels.trials.cases import Case
+from edgeflow.kernels.trials.model_cases import linear_cases
+from edgeflow.kernels.trials.timing import last_level_cache, median_us, ring_size, rotating
 from edgeflow.models.chat import ChatModel, read_published
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.models.prompt import Prompt

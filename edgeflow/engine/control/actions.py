@@ -14,11 +14,11 @@ from edgeflow.engine.contract import Drafting
 from edgeflow.engine.executor import Executor
 from edgeflow.engine.policy import Decoder, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
-from edgeflow.kernels.implementations import Hardware
-from edgeflow.kernels.kv import rounded_capacity
-from edgeflow.kernels.kv_formats import DENSE, KVFormat
-from edgeflow.kernels.layout import on_device
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.kv.formats import DENSE, KVFormat
+from edgeflow.kernels.kv.layout import on_device
+from edgeflow.kernels.kv.slots import rounded_capacity
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.scheduler.plan import FrameRef, Outcome
 from edgeflow.scheduler.ring import Shift
 

@@ -14,9 +14,9 @@ from edgeflow.engine.memory import FIXED_BYTES, KVNeed, activation_bytes, choose
 from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv import rounded_capacity
-from edgeflow.kernels.kv_formats import DENSE
-from edgeflow.kernels.table import OperatorTable
+from edgeflow.kernels.kv.formats import DENSE
+from edgeflow.kernels.kv.slots import rounded_capacity
+from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.openvla.config import OpenVLAConfig, load_config
 from edgeflow.models.openvla.footprint import Footprint, read_footprint

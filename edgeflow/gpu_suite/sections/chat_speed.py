@@ -22,7 +22,7 @@ from edgeflow.gpu_suite.setting import Setting
 from edgeflow.gpu_suite.subjects.edgefm import DECODE_STEPS, PREFILL_ROWS, scaled_ms
 from edgeflow.gpu_suite.subjects.floors import text_work
 from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, random_chat, random_request
-from edgeflow.kernels.layout import Span
+from edgeflow.kernels.kv.layout import Span
 from edgeflow.models.chat import ChatModel
 
 REQUESTS = 5

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgeflow.gpu_suite.order import Found
 from edgeflow.gpu_suite.setting import OffError, Setting
-from edgeflow.kernels.timing import median_us
+from edgeflow.kernels.trials.timing import median_us
 from edgeflow.models.openvla.config import ImageConfig, TowerImage
 from edgeflow.models.openvla.device_preprocess import DevicePreprocessor
 from edgeflow.models.openvla.preprocess import Preprocessor

@@ -14,12 +14,13 @@ import torch
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.setting import OffError, Setting, named
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize
-from edgeflow.kernels.cases import Case
-from edgeflow.kernels.catalogue import small_cases
-from edgeflow.kernels.compare import Expected, tolerance
-from edgeflow.kernels.implementations import REFERENCE, Hardware
-from edgeflow.kernels.model_cases import ModelShape, model_cases
-from edgeflow.kernels.table import OperatorTable, built_in_table
+from edgeflow.kernels.table.implementations import REFERENCE, Hardware
+from edgeflow.kernels.table.model_shape import ModelShape
+from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
+from edgeflow.kernels.trials.cases import Case
+from edgeflow.kernels.trials.catalogue import small_cases
+from edgeflow.kernels.trials.compare import Expected, tolerance
+from edgeflow.kernels.trials.model_cases import model_cases
 from edgeflow.models.llama import LlamaConfig
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -9,8 +9,8 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.setting import Setting, named
 from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import DENSE, INT8
+from edgeflow.kernels.kv.formats import DENSE, INT8
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel
 
 MODEL = "qwen2.5-7b"

@@ -9,13 +9,13 @@ import torch
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.sections.kernel_checks import policy_shape
 from edgeflow.gpu_suite.setting import Setting
-from edgeflow.kernels import cases
-from edgeflow.kernels.cases import Case, Heads
-from edgeflow.kernels.implementations import REFERENCE, Hardware
-from edgeflow.kernels.layout import Span
-from edgeflow.kernels.model_cases import model_cases
-from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.timing import last_level_cache, median_us, rotating
+from edgeflow.kernels.kv.layout import Span
+from edgeflow.kernels.table.implementations import REFERENCE, Hardware
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.trials import cases
+from edgeflow.kernels.trials.cases import Case, Heads
+from edgeflow.kernels.trials.model_cases import model_cases
+from edgeflow.kernels.trials.timing import last_level_cache, median_us, rotating
 
 SAMPLES = 9
 CONTEXTS = (2048, 8192, 32768)

@@ -19,9 +19,9 @@ from edgeflow.gpu_suite.setting import Setting, SkipError
 from edgeflow.gpu_suite.subjects.engines import engine_of, frames_per_s, passes_per_s, policy_of
 from edgeflow.gpu_suite.subjects.floors import pipelined_floor_s, serial_floor_s
 from edgeflow.gpu_suite.subjects.random_policy import PolicySize, random_frames
-from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.packed_attention import naive_gather
-from edgeflow.kernels.table import OperatorKey, OperatorTable
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
 from edgeflow.scheduler.ring import Shift
 from edgeflow.types import Mode
 

@@ -15,7 +15,7 @@ from edgeflow.gpu_suite.order import Found
 from edgeflow.gpu_suite.setting import OffError, Setting, named
 from edgeflow.gpu_suite.subjects.engines import engine_of, policy_of
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_frames
-from edgeflow.kernels.table import OperatorTable, built_in_table
+from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode

@@ -17,7 +17,7 @@ from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.setting import Setting
 from edgeflow.gpu_suite.subjects.engines import policy_of
 from edgeflow.gpu_suite.subjects.floors import tower_work
-from edgeflow.kernels.timing import median_us
+from edgeflow.kernels.trials.timing import median_us
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 
 SAMPLES = 15

@@ -11,7 +11,8 @@ from edgeflow.gpu_suite.sections.chat_speed import models
 from edgeflow.gpu_suite.sections.kernel_checks import model_shape, policy_shape
 from edgeflow.gpu_suite.setting import Setting, SkipError
 from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES
-from edgeflow.kernels.model_cases import ModelShape, model_cases
+from edgeflow.kernels.table.model_shape import ModelShape
+from edgeflow.kernels.trials.model_cases import model_cases
 
 POLICY_SHARE = 0.5  # of the time; the chat models share the rest
 SAMPLES = 9
@@ -65,7 +66,7 @@ def _shapes(setting: Setting) -> dict[str, ModelShape]:
 
 
 def _tuned(setting: Setting, name: str) -> list[Found]:
-    from edgeflow.kernels.overlay import read_overlay
+    from edgeflow.kernels.table.overlay import read_overlay
 
     path = setting.overlay(name)
     entries = read_overlay(path).entries if path.exists() else []

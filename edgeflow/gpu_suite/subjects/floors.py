@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeflow.gpu_suite.subjects.random_policy import PolicySize, TowerSize
-from edgeflow.kernels.layout import Span
+from edgeflow.kernels.kv.layout import Span
 from edgeflow.models.llama import LlamaConfig
 
 NUMBER_BYTES = 2

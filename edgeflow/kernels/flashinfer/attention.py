@@ -21,9 +21,9 @@ from torch import Tensor
 
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.flashinfer.pages import PageTable, as_pages, page_size
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import DenseLayer
-from edgeflow.kernels.layout import PackedLayout, Span, on_device
+from edgeflow.kernels.kv.formats import DenseLayer
+from edgeflow.kernels.kv.layout import PackedLayout, Span, on_device
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.packed_attention import Attend
 
 WORKSPACE_BYTES = 128 << 20  # for parts of divided slots, as FlashInfer recommends

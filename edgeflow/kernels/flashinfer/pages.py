@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgeflow.kernels.kv import PAGE_ROWS
-from edgeflow.kernels.layout import Span
+from edgeflow.kernels.kv.layout import Span
+from edgeflow.kernels.kv.slots import PAGE_ROWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import flashinfer
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv_formats import DenseLayer
+from edgeflow.kernels.kv.formats import DenseLayer
 from edgeflow.kernels.rope_write_kv import RowPlaces
 
 

@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import DenseLayer, Int8Layer, Pair
-from edgeflow.kernels.layout import PackedLayout
+from edgeflow.kernels.kv.formats import DenseLayer, Int8Layer, Pair
+from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.packed_attention import Attend
 from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_tile
 from edgeflow.kernels.triton.launch import INTERPRETED, multiprocessors, power_of_two, warps_of

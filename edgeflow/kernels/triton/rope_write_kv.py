@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeflow.kernels.kv_formats import DenseLayer, Int8Layer, Pair
+from edgeflow.kernels.kv.formats import DenseLayer, Int8Layer, Pair
 from edgeflow.kernels.rope_write_kv import RowPlaces
 from edgeflow.kernels.triton.launch import cdiv, power_of_two
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeflow.kernels.layout import on_device
+from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.triton.launch import cdiv
 
 BLOCK = 2048

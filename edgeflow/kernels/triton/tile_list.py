@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.layout import PackedLayout, on_device
+from edgeflow.kernels.kv.layout import PackedLayout, on_device
 from edgeflow.kernels.triton.launch import cdiv
 
 SMALL = 16  # queries: the fewest rows that a tensor core multiplies

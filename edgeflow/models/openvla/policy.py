@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
-from edgeflow.kernels.layout import on_device
+from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.linear import Gemm, Linear
 from edgeflow.kernels.side_stream import SideStream
-from edgeflow.kernels.table import OperatorTable
+from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.models.openvla.actions import ActionDecoder

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels.dimensions import ROLES
-from edgeflow.kernels.layout import uploaded
+from edgeflow.kernels.kv.layout import uploaded
 from edgeflow.kernels.linear import Gemm, Linear
 from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
-from edgeflow.kernels.table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.dimensions import ROLES
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.qwen2_5_vl.config import VisionConfig

@@ -15,8 +15,8 @@ from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate, run
 from edgeflow.engine.chat.text import Chunk
 from edgeflow.engine.sampling.params import MAX_LOGPROBS, SamplingParams
 from edgeflow.errors import InvalidArgument, WorkerError
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.plan import Pass, Segment

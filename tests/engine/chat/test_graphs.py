@@ -16,8 +16,8 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.engine.shapes import PassShape
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.layout import PackedLayout
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_generate import CAPACITY, CPU, engine_of, prompt_of

@@ -33,8 +33,8 @@ from edgeflow.ipc.messages import (
     SetPrefix,
     SubmitFrame,
 )
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import ChunkTimes

@@ -14,9 +14,9 @@ from edgeflow.engine.chat import precision as chat_numbers
 from edgeflow.engine.chat.build import build_chat, kv_bytes, load_chat
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.implementations import BUILT_IN
-from edgeflow.kernels.kv_formats import DENSE, INT8
-from edgeflow.kernels.table import OperatorTable, built_in_table
+from edgeflow.kernels.kv.formats import DENSE, INT8
+from edgeflow.kernels.table.implementations import BUILT_IN
+from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.tuning.operators import model_shape
 from edgeflow.verify.chat_modes import Asked, Ways

@@ -21,11 +21,11 @@ from edgeflow.gpu_suite.sections.token_checks import compared, tokens
 from edgeflow.gpu_suite.setting import OffError, Setting
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize, TowerSize, random_policy
 from edgeflow.kernels import packed_attention
-from edgeflow.kernels.implementations import Implementation
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import DenseLayer
-from edgeflow.kernels.layout import PackedLayout
-from edgeflow.kernels.table import OperatorTable, built_in_table
+from edgeflow.kernels.kv.formats import DenseLayer
+from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.implementations import Implementation
+from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.scheduler.ring import Shift
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.kernels.kv_formats import INT8
+from edgeflow.kernels.kv.formats import INT8
 from edgeflow.kernels.packed_attention import naive_gather, reference
 from edgeflow.kernels.slots_in_place import slots_in_place
 from edgeflow.models.openvla.policy import OpenVLAPolicy

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.kernels.implementations import Hardware
-from edgeflow.kernels.table import built_in_table
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.plan import FrameRef, Leaving, Pass, Place, Segment
 from edgeflow.scheduler.ring import Shift

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from edgeflow.errors import CheckpointError
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.models.checkpoint import INDEX_FILE, SINGLE_FILE, read_tensors
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.openvla.config import load_config

@@ -14,7 +14,7 @@ import grpc
 import httpx
 import pytest
 
-from edgeflow.client.credentials import Credentials
+from edgeflow.client.connection.credentials import Credentials
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.children import act_desk
 from edgeflow.service.grpc import server as grpc_server

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from edgeflow.client.credentials import Credentials, channel
+from edgeflow.client.connection.credentials import Credentials, channel
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import TlsConfig, load_config
 from edgeflow.errors import ConfigError

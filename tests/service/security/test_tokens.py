@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from edgeflow.client.credentials import Credentials, channel
+from edgeflow.client.connection.credentials import Credentials, channel
 from edgeflow.errors import ConfigError
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.gateway import gateway as gateway_module

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from edgeflow.kernels.implementations import Hardware
 from edgeflow.kernels.linear import ByRows, Linear
-from edgeflow.kernels.shapes import SIGNATURES
-from edgeflow.kernels.table import OperatorKey, OperatorTable
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
+from edgeflow.kernels.table.shapes import SIGNATURES
 from edgeflow.kernels.weights import Weight
 
 ROW_CLASSES = tuple(1 << power for power in range(14))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from edgeflow.kernels.shapes import Signed
+from edgeflow.kernels.table.shapes import Signed
 
 Find = Callable[[str, str], Callable[..., Any]]
 """(stage, shape signature) → the function that serves"""

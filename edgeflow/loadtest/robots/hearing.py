@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgeflow.client.wire import COMMANDS, DISPOSITIONS, timings_of
-from edgeflow.loadtest.ledger import Ledger
+from edgeflow.client.connection.wire import COMMANDS, DISPOSITIONS, timings_of
+from edgeflow.loadtest.robots.ledger import Ledger
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import Command, Disposition

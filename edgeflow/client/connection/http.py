@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from edgeflow.client.credentials import Credentials
+from edgeflow.client.connection.credentials import Credentials
 from edgeflow.errors import InvalidArgument, RequestError, Unavailable
 
 HTTP_PORT = 8000  # the default of a service

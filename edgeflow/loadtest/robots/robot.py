@@ -10,15 +10,15 @@ from typing import Any, Protocol
 
 import grpc
 
-from edgeflow.client.backoff import Backoff
-from edgeflow.client.link import STREAM
-from edgeflow.client.wire import Opened, SessionSettings, error_of, open_message, opened_of
+from edgeflow.client.connection.backoff import Backoff
+from edgeflow.client.connection.link import STREAM
+from edgeflow.client.connection.wire import Opened, SessionSettings, error_of, open_message, opened_of
 from edgeflow.clock import Clock
 from edgeflow.errors import DeadlineExceeded, EdgeflowError, FailedPrecondition, Unavailable
-from edgeflow.loadtest.hearing import hear
-from edgeflow.loadtest.ledger import Ledger
-from edgeflow.loadtest.pacing import instants
-from edgeflow.loadtest.plan import Closed, Pattern, Session
+from edgeflow.loadtest.robots.hearing import hear
+from edgeflow.loadtest.robots.ledger import Ledger
+from edgeflow.loadtest.robots.pacing import instants
+from edgeflow.loadtest.robots.plan import Closed, Pattern, Session
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 

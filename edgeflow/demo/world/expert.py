@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from edgeflow.client.pose import Pose, Vector, compose, from_rotvec, relative, to_rotvec
-from edgeflow.demo.sim import RobotSim
-from edgeflow.demo.task import distances
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import distances
 
 CLOSE_WITHIN: Final = 0.008  # metres; tighter than what counts as a grasp, so that small errors are forgiven
 CLOSE_ALIGNED: Final = np.deg2rad(8.0)

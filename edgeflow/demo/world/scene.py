@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.client.pose import Vector
-from edgeflow.demo.gl import load_mujoco, open_context
-from edgeflow.demo.layout import COLOURS, Handle
+from edgeflow.demo.world.gl import load_mujoco, open_context
+from edgeflow.demo.world.layout import COLOURS, Handle
 
 Image = NDArray[np.uint8]
 

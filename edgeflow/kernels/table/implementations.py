@@ -20,12 +20,12 @@ from edgeflow.kernels import (
     packed_attention,
     rms_norm,
     rope_write_kv,
-    shift_kv,
     slots_in_place,
     swiglu,
     varlen_attention,
 )
-from edgeflow.kernels.dimensions import KINDS
+from edgeflow.kernels.kv import shift_kv
+from edgeflow.kernels.table.dimensions import KINDS
 from edgeflow.kernels.weights import FLOAT, Weight, converted
 
 REFERENCE = "reference"

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from edgeflow.client.pose import Pose, relative, to_rotvec
-from edgeflow.demo.layout import Handle
+from edgeflow.demo.world.layout import Handle
 
 PHRASES: Final = (
     "grasp the {} handle",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
-from edgeflow.loadtest.plan import Bursts, Fixed, Ramp
+from edgeflow.loadtest.robots.plan import Bursts, Fixed, Ramp
 
 SECOND_NS = 1_000_000_000
 

@@ -7,71 +7,24 @@ what decodes, then norms, activations and the choice of tokens. What only other 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels import cases
-from edgeflow.kernels.cases import Case, Heads
-from edgeflow.kernels.dimensions import KINDS
-from edgeflow.kernels.layout import Span
-from edgeflow.kernels.shapes import stage_of
+from edgeflow.kernels.kv.layout import Span
+from edgeflow.kernels.table.dimensions import KINDS
+from edgeflow.kernels.table.model_shape import ModelShape
+from edgeflow.kernels.table.shapes import stage_of
+from edgeflow.kernels.trials import cases
+from edgeflow.kernels.trials.cases import Case, Heads
 
-MAX_SIZE = 1 << 20
 COPIED_LAYERS = 2  # of a cache that is shifted; time grows with them alike for every candidate
-NAMES = {
-    "hidden": "hidden_size",
-    "inner": "intermediate_size",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "vocabulary": "vocab_size",
-}
-"""Fields as a checkpoint's config.json names them."""
-
 HEAD_NORMS = ("qwen3",)
 """Families that normalise each head's query and key."""
 
 ATTENTION = ("attention", "rope", "kv_cache")
 Staged = tuple[str, Case]
 """(stage of the pass, case)"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """Sizes of a model and of its passes. family: the model_name by which its operators are looked up.
-
-    rows: rows of a prefill; stages: K, action tokens per frame.
-    """
-
-    family: str = "llama"
-    hidden: int = 4096
-    inner: int = 11008
-    heads: int = 32
-    kv_heads: int = 32
-    head_dim: int = 128
-    vocabulary: int = 32064
-    rows: int = 280
-    stages: int = 7
-
-    def __post_init__(self) -> None:
-        for name in (each.name for each in fields(self) if each.name != "family"):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= MAX_SIZE:
-                raise ConfigError(f"model shape: {name} must be a whole number from 1 to {MAX_SIZE}, got {value!r}")
-        if self.heads % self.kv_heads or self.head_dim % 2:
-            raise ConfigError("model shape: kv_heads must divide heads, and head_dim must be even")
-
-    @classmethod
-    def of_config(cls, config: Mapping[str, Any], rows: int, stages: int = 7, family: str = "llama") -> ModelShape:
-        """The shape in the decoder's part of a config.json; what it leaves out is as in Llama 7B."""
-        given = {mine: config[theirs] for mine, theirs in NAMES.items() if config.get(theirs) is not None}
-        plain = {"kv_heads": given.get("heads", 32), **given}
-        if "head_dim" not in plain and isinstance(plain.get("heads"), int) and plain["heads"] > 0:
-            plain["head_dim"] = plain.get("hidden", 4096) // plain["heads"]
-        return cls(**plain, rows=rows, stages=stages, family=family)
-
 
 PRESETS = {
     "openvla-7b": ModelShape(),

@@ -2,7 +2,7 @@
 
 m: rows (of varlen_attention, of the longest sequence), n: outputs of a linear, or sequences, e: hidden size, or inputs
 of a linear, f: intermediate size, v: vocabulary, t: positions of a slot, h: heads, kv: KV heads, d: head width. m and t
-change from call to call and count as the next power of two. kernels/dimensions.py has the long names.
+change from call to call and count as the next power of two. kernels/table/dimensions.py has the long names.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from edgeflow.kernels.dimensions import signature
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.layout import PackedLayout
+from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.dimensions import signature
 from edgeflow.kernels.varlen_attention import Sequences
 from edgeflow.kernels.weights import Weight
 

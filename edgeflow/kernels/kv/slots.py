@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from edgeflow.kernels.kv_formats import DENSE, KVFormat
-from edgeflow.kernels.shift_kv import ShiftKV, strided
+from edgeflow.kernels.kv.formats import DENSE, KVFormat
+from edgeflow.kernels.kv.shift_kv import ShiftKV, strided
 
 Kept = TypeVar("Kept")
 PAGE_ROWS = 16  # rows of the longest page that a slot divides into

@@ -12,7 +12,7 @@ STAGES = ("prefill", "decode", "packed")
 """A pass of longer spans alone, of single rows alone, of both."""
 
 KV_FORMATS = ("dense", "int8")
-"""Names of the KV formats (kernels/kv_formats.py). A lookup that names none is for the first."""
+"""Names of the KV formats (kernels/kv/formats.py). A lookup that names none is for the first."""
 
 OVER_KV = ("rope_write_kv", "packed_attention")
 """Operators that write or read KV in a format."""

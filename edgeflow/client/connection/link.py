@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import grpc
 
-from edgeflow.client.backoff import Backoff
-from edgeflow.client.credentials import Credentials, channel
-from edgeflow.client.incidents import Incidents
-from edgeflow.client.outgoing import Outgoing
-from edgeflow.client.wire import error_of
+from edgeflow.client.connection.backoff import Backoff
+from edgeflow.client.connection.credentials import Credentials, channel
+from edgeflow.client.connection.incidents import Incidents
+from edgeflow.client.connection.outgoing import Outgoing
+from edgeflow.client.connection.wire import error_of
 from edgeflow.clock import Clock
 from edgeflow.errors import EdgeflowError, InvalidArgument, RequestError, Unavailable
 from edgeflow.reasons import Reason

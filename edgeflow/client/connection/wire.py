@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeflow.client.bounds import MAX_DECLARED_AGE_MS, check_schema, check_validity, foretold_s
+from edgeflow.client.connection.bounds import MAX_DECLARED_AGE_MS, check_schema, check_validity, foretold_s
 from edgeflow.errors import REQUEST_ERRORS, EdgeflowError, FailedPrecondition, InvalidArgument
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import ActionSchema, CameraSpec, Command, Disposition, ImageFormat, Mode, StageTimings

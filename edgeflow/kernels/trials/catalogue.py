@@ -8,10 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from edgeflow.kernels import cases
-from edgeflow.kernels.cases import Case, Heads
-from edgeflow.kernels.layout import Span
-from edgeflow.kernels.sees import (
+from edgeflow.kernels.kv.layout import Span
+from edgeflow.kernels.kv.sees import (
     Sees,
     before,
     bidirectional_prefix,
@@ -20,6 +18,8 @@ from edgeflow.kernels.sees import (
     tree_of_drafts,
     window,
 )
+from edgeflow.kernels.trials import cases
+from edgeflow.kernels.trials.cases import Case, Heads
 
 Proofs = dict[str, Callable[[], list[Case]]]
 

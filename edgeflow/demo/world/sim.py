@@ -1,7 +1,7 @@
 """A simulated arm with a wrist camera, whose time is advanced by the caller.
 
 Grasping is kinematic: no contact is simulated, an episode succeeds when the gripper closes at the named
-handle's pin, near enough and well enough aligned (edgeflow/demo/task.py).
+handle's pin, near enough and well enough aligned (edgeflow/demo/world/task.py).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 
 from edgeflow.client.pose import Pose, Vector, from_rotvec, multiply
-from edgeflow.demo.layout import TOOL_DOWN, Handle, sample_layout
-from edgeflow.demo.robot import Arm
-from edgeflow.demo.scene import POLICY_CAMERA, POLICY_SIZE, SCENE_CAMERA, Image, Moment, Scene
-from edgeflow.demo.task import TIME_LIMIT, Outcome, Task, judge_closing, sample_task
+from edgeflow.demo.world.layout import TOOL_DOWN, Handle, sample_layout
+from edgeflow.demo.world.robot import Arm
+from edgeflow.demo.world.scene import POLICY_CAMERA, POLICY_SIZE, SCENE_CAMERA, Image, Moment, Scene
+from edgeflow.demo.world.task import TIME_LIMIT, Outcome, Task, judge_closing, sample_task
 
 START_LOW: Final = np.array([0.37, -0.07, 0.28])  # metres, where the tool starts
 START_HIGH: Final = np.array([0.47, 0.07, 0.36])

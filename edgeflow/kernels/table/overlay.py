@@ -2,7 +2,7 @@
 
 A file that the tuner wrote carries the stamp of the machine it was measured on, and elsewhere it is refused; a file
 without a stamp, written by hand, serves everywhere. Names may be spelled as in EdgeFM's table 1
-(kernels/dimensions.py).
+(kernels/table/dimensions.py).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from edgeflow import __version__
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.dimensions import read_kind, read_kv, read_model, read_operator, read_role, read_signature
-from edgeflow.kernels.implementations import Hardware
-from edgeflow.kernels.model_cases import ModelShape
-from edgeflow.kernels.table import Entry, OperatorKey
+from edgeflow.kernels.table.dimensions import read_kind, read_kv, read_model, read_operator, read_role, read_signature
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.model_shape import ModelShape
+from edgeflow.kernels.table.operator_table import Entry, OperatorKey
 
 DRIVER_TIMEOUT_S = 10
 

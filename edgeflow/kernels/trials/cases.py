@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from edgeflow.kernels.int8_kv import quantised
-from edgeflow.kernels.kv import KVSlots
-from edgeflow.kernels.kv_formats import DENSE, INT8, DenseLayer, KVFormat
-from edgeflow.kernels.layout import PackedLayout, Span
+from edgeflow.kernels.kv.formats import DENSE, INT8, DenseLayer, KVFormat
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.sees import Sees
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.rope_write_kv import RotaryTable, RowPlaces
-from edgeflow.kernels.sees import Sees
-from edgeflow.kernels.shapes import SIGNATURES, Signed
-from edgeflow.kernels.timing import ring_size
+from edgeflow.kernels.table.shapes import SIGNATURES, Signed
+from edgeflow.kernels.trials.timing import ring_size
 from edgeflow.kernels.varlen_attention import Sequences
 from edgeflow.kernels.weights import FloatWeight
 
@@ -105,7 +105,7 @@ class Case:
         return self.build(Numbers.of(device, dtype, rounded or dtype))
 
     def ring(self, device: torch.device, dtype: torch.dtype, cache_bytes: int) -> list[Problem]:
-        """Problems of this shape to time in turns: as many as do not stay in a cache (kernels/timing.py)."""
+        """Problems of this shape to time in turns: as many as do not stay in a cache (kernels/trials/timing.py)."""
         first = self._to_time(device, dtype)
         others = range(1, ring_size(first.cold_bytes, cache_bytes))
         return [first, *(self._to_time(device, dtype) for _ in others)]

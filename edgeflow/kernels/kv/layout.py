@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.sees import Sees
+from edgeflow.kernels.kv.sees import Sees
 
 Made = TypeVar("Made")
 

@@ -1,0 +1,55 @@
+"""The sizes of a model and of its passes, from which the problems of its operators follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from edgeflow.errors import ConfigError
+
+MAX_SIZE = 1 << 20
+NAMES = {
+    "hidden": "hidden_size",
+    "inner": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocabulary": "vocab_size",
+}
+"""Fields as a checkpoint's config.json names them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Sizes of a model and of its passes. family: the model_name by which its operators are looked up.
+
+    rows: rows of a prefill; stages: K, action tokens per frame.
+    """
+
+    family: str = "llama"
+    hidden: int = 4096
+    inner: int = 11008
+    heads: int = 32
+    kv_heads: int = 32
+    head_dim: int = 128
+    vocabulary: int = 32064
+    rows: int = 280
+    stages: int = 7
+
+    def __post_init__(self) -> None:
+        for name in (each.name for each in fields(self) if each.name != "family"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= MAX_SIZE:
+                raise ConfigError(f"model shape: {name} must be a whole number from 1 to {MAX_SIZE}, got {value!r}")
+        if self.heads % self.kv_heads or self.head_dim % 2:
+            raise ConfigError("model shape: kv_heads must divide heads, and head_dim must be even")
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any], rows: int, stages: int = 7, family: str = "llama") -> ModelShape:
+        """The shape in the decoder's part of a config.json; what it leaves out is as in Llama 7B."""
+        given = {mine: config[theirs] for mine, theirs in NAMES.items() if config.get(theirs) is not None}
+        plain = {"kv_heads": given.get("heads", 32), **given}
+        if "head_dim" not in plain and isinstance(plain.get("heads"), int) and plain["heads"] > 0:
+            plain["head_dim"] = plain.get("hidden", 4096) // plain["heads"]
+        return cls(**plain, rows=rows, stages=stages, family=family)
