@@ -35,9 +35,10 @@ from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.events import End
 from edgeflow.service.sessions.gate import FrameTimes
 from edgeflow.service.sessions.places import Places
+from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session, start_threads
-from edgeflow.service.sessions.session import Session, SessionRules
+from edgeflow.service.sessions.session import Session
 from edgeflow.types import Command, Mode, PassTimes
 
 TICK_S = 0.02

@@ -1,6 +1,42 @@
-"""Token buckets of a session. Pure integers; callers pass the time."""
+"""How often a robot may send, and how long it may be silent. Pure integers; callers pass the time."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeflow.errors import ResourceExhausted
+from edgeflow.reasons import Reason
+from edgeflow.service.sessions.decoding import DecodeBudget
+from edgeflow.service.sessions.events import End
+from edgeflow.service.sessions.ordering import RollingCount
+
+PERIODS_SILENT = 5
+SECOND_NS = 1_000_000_000
+BURST = 3  # frames at once, at the declared rate
+ROUNDING_NS = 500_000  # a period is declared in whole milliseconds
+FASTER_PERCENT = 5  # that a robot may send faster than it declared, as clocks and timers do
+CHANGES = 10  # of instruction or episode, at once
+CHANGE_PERIOD_NS = SECOND_NS // 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRules:
+    """The limits and time limits of the configuration that a session applies."""
+
+    action_ttl_ms: int
+    silent_hold_ns: int
+    silent_free_ns: int
+    silent_end_ns: int
+    rate_hz: float
+    rate_factor: float
+    rejected_frames: int
+    session_age_ns: int
+
+    def permitted(self, period_ns: int, now_ns: int) -> TokenBucket:
+        """The frames that a session may send: one second's worth at once, so that a stalled network is forgiven."""
+        period_hz = SECOND_NS / period_ns
+        permitted_hz = min(self.rate_factor * period_hz, max(self.rate_hz, period_hz))
+        return TokenBucket(int(SECOND_NS / permitted_hz), max(int(permitted_hz), 4), now_ns)
 
 
 class TokenBucket:
@@ -28,3 +64,96 @@ class TokenBucket:
     def _earn(self, now_ns: int) -> None:
         self._earned_ns = min(self._earned_ns + max(now_ns - self._then_ns, 0), self._most_ns)
         self._then_ns = now_ns
+
+
+class Rates:
+    """The rates of a session: frames, changes, decoding, refusals. period_ns: between frames, as declared."""
+
+    def __init__(self, rules: SessionRules, period_ns: int, now_ns: int) -> None:
+        turn_ns = max(period_ns - max(ROUNDING_NS, period_ns * FASTER_PERCENT // 100), 1)
+        self._turns = TokenBucket(turn_ns, BURST, now_ns)
+        self._permitted = rules.permitted(period_ns, now_ns)
+        self._changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, now_ns)
+        self._decoding = DecodeBudget()
+        self._refusals = RollingCount(rules.rejected_frames)
+        self._most_refusals = rules.rejected_frames
+
+    def permit_frame(self, now_ns: int) -> bool:
+        """Count a frame; False if it exceeds the permitted rate."""
+        return self._permitted.take(now_ns)
+
+    def permit_change(self, now_ns: int) -> bool:
+        """Count a change of instruction or episode; False if it comes too soon."""
+        return self._changes.take(now_ns)
+
+    def turn_ns(self, now_ns: int) -> int:
+        """When the next frame may be decoded, beside other sessions; `now_ns` or earlier if it may be now."""
+        return max(self._turns.ready_at_ns(now_ns), self._decoding.ready_at_ns(now_ns))
+
+    def take_turn(self, now_ns: int) -> None:
+        """Count a frame that is being decoded."""
+        self._turns.take(now_ns)
+
+    def decoding_took(self, took_ns: int, allowance_ns: int | None, now_ns: int) -> None:
+        """Pay for a decoded frame. allowance_ns: per second from now on; None = no limit."""
+        self._decoding.spend(took_ns, allowance_ns, now_ns)
+
+    def refused(self, now_ns: int) -> End | None:
+        """Count a refusal; the end of the session if there are too many."""
+        if not self._refusals.exceeded(now_ns):
+            return None
+        return End("ABORTED", Reason.TOO_MANY_REJECTED, f"more than {self._most_refusals} refused frames in 10 s")
+
+
+class Silence:
+    """How long a robot has been silent, and what follows from it.
+
+    A robot that never sent a frame cannot lengthen the silence that is permitted. held: it was ordered to hold.
+    """
+
+    def __init__(self, rules: SessionRules, period_ns: int, now_ns: int) -> None:
+        self.held = False
+        self._rules = rules
+        self._hold_after_ns = max(PERIODS_SILENT * period_ns, rules.silent_hold_ns)
+        self._begun = False
+        self._opened_ns = self._heard_ns = self._used_ns = now_ns
+
+    def heard(self, now_ns: int) -> None:
+        """A frame arrived, whatever its contents."""
+        self._heard_ns = now_ns
+
+    def broken(self) -> None:
+        """A frame with a valid header arrived."""
+        self.held, self._begun = False, True
+
+    def used(self, now_ns: int) -> None:
+        """The robot sent something usable."""
+        self._used_ns = max(self._used_ns, now_ns)
+
+    def end(self, now_ns: int) -> End | None:
+        """The end of the session, if it is too old or the robot has been silent for too long."""
+        if now_ns - self._opened_ns > self._rules.session_age_ns:
+            return End("DEADLINE_EXCEEDED", Reason.SESSION_AGE, "the session reached its maximum age")
+        if now_ns - self._heard_ns > self._rules.silent_end_ns:
+            seconds = self._rules.silent_end_ns / 1e9
+            return End("DEADLINE_EXCEEDED", Reason.SILENT, f"no frame for {seconds:g} s")
+        return None
+
+    def hold_due(self, now_ns: int) -> bool:
+        """True if the robot has to hold."""
+        most_ns = self._hold_after_ns if self._begun else min(self._hold_after_ns, self._rules.silent_free_ns)
+        return not self.held and now_ns - self._heard_ns > most_ns
+
+    def place_is_free(self, now_ns: int) -> bool:
+        """True if the robot has sent nothing usable for so long that others may have its place."""
+        free_ns = self._rules.silent_free_ns
+        return now_ns - self._used_ns > (max(self._hold_after_ns, free_ns) if self._begun else free_ns)
+
+
+def changes_too_often(field: str, over_rate: bool) -> ResourceExhausted:
+    """The refusal of a change. over_rate: because the frame that brings it exceeds the permitted rate."""
+    if over_rate:
+        text = "the frame rate exceeds the permitted one, and this frame would change the instruction"
+    else:
+        text = f"instruction or episode may change {SECOND_NS // CHANGE_PERIOD_NS} times per second, {CHANGES} at once"
+    return ResourceExhausted(text, field=field, reason=Reason.RATE_EXCEEDED)

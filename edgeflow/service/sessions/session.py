@@ -31,9 +31,8 @@ Rules beyond the protocol:
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
-from edgeflow.errors import RequestError, ResourceExhausted
+from edgeflow.errors import RequestError
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -43,47 +42,19 @@ from edgeflow.ipc.messages import (
     SubmitFrame,
 )
 from edgeflow.reasons import Reason
-from edgeflow.service.sessions.decoding import DecodeBudget
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, within_limits
-from edgeflow.service.sessions.ordering import FrameOrder, RollingCount
+from edgeflow.service.sessions.ordering import FrameOrder
 from edgeflow.service.sessions.outbox import Outbox
-from edgeflow.service.sessions.rates import TokenBucket
+from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, changes_too_often
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, Track
 from edgeflow.service.sessions.underway import UnderWay
 from edgeflow.types import ActionSchema, Command, Disposition, Speculation, StageTimings
 
-PERIODS_SILENT = 5
-SECOND_NS = 1_000_000_000
-BURST = 3  # frames at once, at the declared rate
-ROUNDING_NS = 500_000  # a period is declared in whole milliseconds
-FASTER_PERCENT = 5  # that a robot may send faster than it declared, as clocks and timers do
 IN_FLIGHT = 3  # times K: more than twice the frames that are in flight or wait
-CHANGES = 10  # of instruction or episode, at once
-CHANGE_PERIOD_NS = SECOND_NS // 5
 LATE_IN_A_ROW = 3
 RESTARTING = ("UNAVAILABLE", Reason.WORKER_RESTARTING, "the worker is restarting")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRules:
-    """The limits and time limits of the configuration that a session applies."""
-
-    action_ttl_ms: int
-    silent_hold_ns: int
-    silent_free_ns: int
-    silent_end_ns: int
-    rate_hz: float
-    rate_factor: float
-    rejected_frames: int
-    session_age_ns: int
-
-    def permitted(self, period_ns: int, now_ns: int) -> TokenBucket:
-        """The frames that a session may send: one second's worth at once, so that a stalled network is forgiven."""
-        period_hz = SECOND_NS / period_ns
-        permitted_hz = min(self.rate_factor * period_hz, max(self.rate_hz, period_hz))
-        return TokenBucket(int(SECOND_NS / permitted_hz), max(int(permitted_hz), 4), now_ns)
 
 
 class Session:
@@ -113,18 +84,10 @@ class Session:
         self.valid_for_ms = rules.action_ttl_ms
         times = FrameTimes(IN_FLIGHT * len(schema.names)) if times is None else times
         self.age_limit = AgeLimit(request.max_action_age_ns, rules.action_ttl_ms * 1_000_000, times)
-        self._decode_budget = DecodeBudget()
-        self._rules = rules
         self._order = FrameOrder()
-        self._declared = TokenBucket(_turn_period_ns(request.control_period_ns), BURST, now_ns)
-        self._permitted = rules.permitted(request.control_period_ns, now_ns)
-        self._changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, now_ns)
-        self._refusals = RollingCount(rules.rejected_frames)
-        self._hold_after_ns = max(PERIODS_SILENT * request.control_period_ns, rules.silent_hold_ns)
-        self._free_after_ns = max(self._hold_after_ns, rules.silent_free_ns)
-        self._begun = False
-        self._opened_ns = self._heard_ns = self._used_ns = now_ns
-        self._silent = self._draining = self._input_ended = self._lost = False
+        self._rates = Rates(rules, request.control_period_ns, now_ns)
+        self._silence = Silence(rules, request.control_period_ns, now_ns)
+        self._draining = self._input_ended = self._lost = False
         self._stamps_slow = False
         self._ring = Ring.HELD
         self._guard = OutputGuard()
@@ -135,7 +98,7 @@ class Session:
 
     def admit(self, seq: int, stamp_ns: int, now_ns: int, received_ns: int | None = None) -> None:
         """A frame arrived, whatever its contents; OutOfRange if it is out of order. received_ns: as of `offer`."""
-        self._heard_ns = now_ns
+        self._silence.heard(now_ns)
         self._order.admit(seq, stamp_ns, now_ns if received_ns is None else received_ns)
         if self._order.stamps_slow and not self._stamps_slow:
             self._stamps_slow = True
@@ -157,9 +120,9 @@ class Session:
 
         received_ns: from when its age counts; None = now.
         """
-        self._silent, self._begun = False, True
+        self._silence.broken()
         if self._guard.fault:
-            self._used_ns = now_ns
+            self._silence.used(now_ns)
             refused = Disposition.REJECTED
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
             self._outbox.note(
@@ -168,10 +131,10 @@ class Session:
                 )
             )
             return
-        over_rate = not self._permitted.take(now_ns)
+        over_rate = not self._rates.permit_frame(now_ns)
         if frame.instruction is not None and frame.instruction != self.instruction:
-            if over_rate or not self._changes.take(now_ns):
-                self.refuse(frame.seq, _too_often("frame.instruction", over_rate), now_ns)
+            if over_rate or not self._rates.permit_change(now_ns):
+                self.refuse(frame.seq, changes_too_often("frame.instruction", over_rate), now_ns)
                 return
             self.reset(frame.instruction)
         since_ns = now_ns if received_ns is None else received_ns
@@ -187,10 +150,10 @@ class Session:
 
     def request_reset(self, instruction: str, now_ns: int) -> None:
         """The robot asks for a new epoch: `reset`, or a refusal where it asks too often."""
-        if self._changes.take(now_ns):
+        if self._rates.permit_change(now_ns):
             self.reset(instruction)
         else:
-            self.reject_message(_too_often("reset", False), now_ns)
+            self.reject_message(changes_too_often("reset", False), now_ns)
 
     def reset(self, instruction: str = "") -> None:
         """Start a new epoch: all frames in flight leave and none of their actions is sent. Ends a fault."""
@@ -231,7 +194,7 @@ class Session:
             self._frames.turn_too_late()
             self._finish_if_idle()
             return None
-        self._declared.take(now_ns)
+        self._rates.take_turn(now_ns)
         return self._frames.start_decoding()
 
     @property
@@ -243,17 +206,17 @@ class Session:
         """When the frame that waits for the decoder has its turn; None if there is none, or the decoder is busy."""
         if not self._frames.may_decode:
             return None
-        return max(self._declared.ready_at_ns(now_ns), self._decode_budget.ready_at_ns(now_ns))
+        return self._rates.turn_ns(now_ns)
 
     def decoding_took(self, took_ns: int, allowance_ns: int | None, now_ns: int) -> None:
         """The decoder was busy with a frame for so long. allowance_ns: per second from now on; None = no limit."""
-        self._decode_budget.spend(took_ns, allowance_ns, now_ns)
+        self._rates.decoding_took(took_ns, allowance_ns, now_ns)
 
     def decoded(self, payload: Payload, decode_ns: int) -> None:
         """The frame in the decoder is decoded to RGB and waits for the worker's socket."""
         track = self._frames.finish_decoding()
         if track is not None:
-            self._used_ns = max(self._used_ns, track.received_ns)
+            self._silence.used(track.received_ns)
             self._frames.decoded(track, payload, decode_ns)
 
     def decode_failed(self, error: RequestError, now_ns: int) -> None:
@@ -376,39 +339,26 @@ class Session:
     @property
     def active(self) -> bool:
         """True while frames of this robot are expected."""
-        return self.ended is None and not self._silent and not self.parked
+        return self.ended is None and not self._silence.held and not self.parked
 
     def tick(self, now_ns: int) -> None:
         """Check for silence and for the maximum age."""
         if self.ended is not None:
             return
-        silence_ns = now_ns - self._heard_ns
-        hold_after_ns, free_after_ns = self._patience_ns
-        if now_ns - self._opened_ns > self._rules.session_age_ns:
-            self.end(End("DEADLINE_EXCEEDED", Reason.SESSION_AGE, "the session reached its maximum age"))
-        elif silence_ns > self._rules.silent_end_ns:
-            seconds = self._rules.silent_end_ns / 1e9
-            self.end(End("DEADLINE_EXCEEDED", Reason.SILENT, f"no frame for {seconds:g} s"))
-        elif silence_ns > hold_after_ns and not self._silent and not self._input_ended:
-            self._silent = True
-            self.hold(Reason.INGRESS_SILENT)
-        elif now_ns - self._used_ns > free_after_ns and self._ring is Ring.HELD and not self._frames:
-            self._park()
+        end = self._silence.end(now_ns)
+        if end is not None:
+            self.end(end)
+        elif self._silence.hold_due(now_ns) and not self._input_ended:
+            self._hold_silent()
+        elif self._silence.place_is_free(now_ns) and self._ring is Ring.HELD and not self._frames:
+            self._ring = Ring.FREED
+            self.commands.append(CloseSession(self.number))
+            self._hold_silent()
 
-    def _park(self) -> None:
-        self._ring = Ring.FREED
-        self.commands.append(CloseSession(self.number))
-        if not self._silent and not self._input_ended:
-            self._silent = True
+    def _hold_silent(self) -> None:
+        if not self._silence.held and not self._input_ended:
+            self._silence.held = True
             self.hold(Reason.INGRESS_SILENT)
-
-    @property
-    def _patience_ns(self) -> tuple[int, int]:
-        """Silence before HOLD, and before the place is free; a robot that never sent a frame cannot lengthen them."""
-        if self._begun:
-            return self._hold_after_ns, self._free_after_ns
-        free_ns = self._rules.silent_free_ns
-        return min(self._hold_after_ns, free_ns), free_ns
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
         """Order the robot to stop moving; an action not yet taken is withdrawn. A fault's STOP stays in force."""
@@ -488,9 +438,9 @@ class Session:
             self.hold(Reason.ACTION_TOO_OLD)
 
     def _count_refusal(self, now_ns: int) -> None:
-        if self._refusals.exceeded(now_ns):
-            limit = self._rules.rejected_frames
-            self.end(End("ABORTED", Reason.TOO_MANY_REJECTED, f"more than {limit} refused frames in 10 s"))
+        end = self._rates.refused(now_ns)
+        if end is not None:
+            self.end(end)
 
     def _fault(self) -> None:
         text = f"{INVALID_IN_A_ROW} invalid outputs in a row"
@@ -506,15 +456,3 @@ class Session:
             self.end(End("UNAVAILABLE", Reason.DRAINING, "the service is stopping"))
         elif self._input_ended:
             self.end(End("OK", Reason.CLIENT_CLOSED))
-
-
-def _turn_period_ns(period_ns: int) -> int:
-    return max(period_ns - max(ROUNDING_NS, period_ns * FASTER_PERCENT // 100), 1)
-
-
-def _too_often(field: str, over_rate: bool) -> ResourceExhausted:
-    if over_rate:
-        text = "the frame rate exceeds the permitted one, and this frame would change the instruction"
-    else:
-        text = f"instruction or episode may change {SECOND_NS // CHANGE_PERIOD_NS} times per second, {CHANGES} at once"
-    return ResourceExhausted(text, field=field, reason=Reason.RATE_EXCEEDED)

@@ -11,7 +11,7 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import UNPARSABLE
 from edgeflow.service.sessions import runner
 from edgeflow.service.sessions.outbox import MOST_NOTES
-from edgeflow.service.sessions.session import BURST
+from edgeflow.service.sessions.rates import BURST
 from edgeflow.service.worker import supervisor
 from tests.service.harness import JPEG, eventually, open_message, serving
 from tests.service.scripted import Script

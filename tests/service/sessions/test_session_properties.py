@@ -16,8 +16,9 @@ from edgeflow.errors import REQUEST_ERRORS, InvalidArgument, RequestError, Resou
 from edgeflow.ipc.messages import FrameDropped, FrameResult, SubmitFrame
 from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import ActionEvent, End, Event, StatusEvent
+from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.service.sessions.session import Session, SessionRules
+from edgeflow.service.sessions.session import Session
 from edgeflow.types import CameraSpec, Command, Disposition, ImageFormat
 from tests.service.scripted import SCHEMA
 
