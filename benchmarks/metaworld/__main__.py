@@ -45,7 +45,14 @@ def _measure(arguments: argparse.Namespace, modes: list[ages.AgedMode], motions:
     from benchmarks.metaworld.report import as_json, as_text, plot
     from benchmarks.metaworld.table import measure
 
-    rows = measure(modes, motions, arguments.task or TASKS, arguments.episodes, arguments.seed)
+    rows = measure(
+        modes,
+        motions,
+        arguments.task or TASKS,
+        episodes=arguments.episodes,
+        seed=arguments.seed,
+        workers=arguments.workers,
+    )
     print(as_text(rows))
     settings = {"episodes": arguments.episodes, "seed": arguments.seed, "look_ahead_ms": 1000 * LOOK_AHEAD_S}
     keep(arguments.out, {**machine_facts(), **settings, "conditions": as_json(rows)})
@@ -72,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--episodes", type=int, choices=range(1, MOST_EPISODES + 1), default=MOST_EPISODES, metavar="1..50")
     add("--seed", type=int, default=3, help="draws the goals")
     add("--step-limits", action="store_true", help="also look ahead within the limits of one step")
+    add("--workers", type=int, default=2, help="processes, each with a task at a time")
     add("--out", type=Path, help="write the figures here")
     add("--png", type=Path, help="draw the picture here")
     return parser
