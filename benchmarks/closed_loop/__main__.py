@@ -4,10 +4,11 @@
 
 Episodes run in simulated time with the real scheduler and engine, so only "this machine" depends on how fast this
 machine is. All conditions run the same episodes. Finished blocks of episodes are stored in --runs, and a run that was
-interrupted goes on there. What --minutes do not suffice for is left out: each condition says how many episodes it has.
-Writes FILE, a picture of it beside it, and
-with `-figures` in their names the distributions behind five further figures, and these: success against delay, age in
-force, reaction latency, ticks without a new action, seams.
+interrupted goes on there. Blocks that do not begin within --minutes are left out: each condition says how many episodes
+it has.
+
+Writes FILE and a picture beside it. Two more files, with `-figures` in their names, hold distributions and their
+picture: success against delay, age in force, reaction latency, ticks without a new action, seams.
 """
 
 from __future__ import annotations

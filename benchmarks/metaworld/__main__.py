@@ -9,7 +9,6 @@ benchmarks/metaworld/README.md explains conditions and figures.
 from __future__ import annotations
 
 import argparse
-import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ def main() -> None:
         parser.error(str(error))
     if find_spec("metaworld") is None:
         parser.error("no simulator here: run benchmarks/metaworld/setup, then .venv-metaworld/bin/python")
-    warnings.filterwarnings("ignore", message="Constant")  # outputs beyond 1, which are clipped
     motions = (PRESENT, ANCHORED, LOOKING_AHEAD, *([WITHIN_A_STEP] if arguments.step_limits else []))
     _measure(arguments, modes, motions)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -39,6 +40,7 @@ def measure(
 
 def _cells(conditions: Sequence[Condition], episodes: int, seed: int, task: str) -> list[Cell]:
     """The task under every condition. Modes of the same age in steps share their episodes."""
+    warnings.filterwarnings("ignore", message="Constant")  # outputs beyond 1, which are clipped
     begun, simulator = time.monotonic(), TaskEpisodes(task, seed)
     cells: dict[tuple[int, str], Cell] = {}
     for mode, motion in conditions:

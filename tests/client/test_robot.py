@@ -2,49 +2,23 @@
 
 import contextlib
 import importlib.util
-import math
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
-from edgeflow.client.connection.link import Link
-from edgeflow.client.connection.outgoing import Outgoing
 from edgeflow.client.pose import identity
-from edgeflow.client.robot import RobotClient
-from edgeflow.client.session import Session
 from edgeflow.clock import ManualClock
-from edgeflow.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from edgeflow.errors import FailedPrecondition, InvalidArgument
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import CameraSpec, Command, ImageFormat, Mode
+from edgeflow.types import CameraSpec, Command, ImageFormat
 from tests.client.conftest import IMAGE
-from tests.client.scripted import CAMERA, Refuse, Talk, answer_all, opened
+from tests.client.scripted import Talk, answer_all
 
 ROOT = Path(__file__).parents[2]
-MANY = 100  # frames pushed at once, most of which are superseded
-
-
-def test_open_says_what_was_agreed(serve, connect):
-    server = serve(answer_all)
-    with connect(server, mode=Mode.SERIAL, proprio_names=("a",), max_action_age_s=0.7) as client:
-        assert client.opened.action_tokens == 7
-        assert client.opened.schema.frame == "tool"
-        opening = server.heard.get(timeout=60).open
-    assert (opening.instruction, opening.control_period_ms, opening.max_action_age_ms) == ("grasp", 20, 700)
-    assert (opening.mode, list(opening.proprio_names)) == (pb.MODE_SERIAL, ["a"])
-    camera = opening.cameras[0]
-    assert (camera.name, camera.width, camera.height, camera.format) == ("wrist", 8, 6, pb.IMAGE_FORMAT_RGB8)
-
-
-def test_open_says_how_drafts_are_verified(serve, connect):
-    server = serve(answer_all)
-    with connect(server, mode=Mode.SPECULATIVE, tolerance_bins=1, max_passes=3):
-        opening = server.heard.get(timeout=60).open
-    assert (opening.mode, opening.tolerance_bins, opening.max_passes) == (pb.MODE_SPECULATIVE, 1, 3)
 
 
 def test_a_frame_gets_its_action(serve, connect, eventually):
@@ -57,42 +31,6 @@ def test_a_frame_gets_its_action(serve, connect, eventually):
         assert directive.target.values == {"gripper": 1.0}
         eventually(lambda: client.statistics().acted == 1)
         assert client.statistics().age_max_ns > 0
-
-
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        (grpc.StatusCode.NOT_FOUND, NotFound),
-        (grpc.StatusCode.INVALID_ARGUMENT, InvalidArgument),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhausted),
-    ],
-)
-def test_a_refused_open_is_a_typed_error(serve, connect, code, kind):
-    def refuse(talk: Talk) -> None:
-        raise Refuse(code, "open.model: there is none of that name", edgeflow_reason="MODEL_UNKNOWN")
-
-    server = serve(refuse)
-    with pytest.raises(kind, match="none of that name") as caught, connect(server):
-        raise AssertionError("must not be entered")
-    assert caught.value.reason == "MODEL_UNKNOWN"
-    assert server.streams == 1
-
-
-def test_nobody_at_the_address_is_unavailable(serve, connect):
-    server = serve(answer_all)
-    server.stop()
-    with pytest.raises(Unavailable, match=server.address), connect(server, open_timeout_s=0.3):
-        raise AssertionError("must not be entered")
-
-
-def test_a_service_that_starts_late_is_waited_for(serve, connect):
-    gone = serve(answer_all)
-    gone.stop()
-    late = threading.Timer(0.2, lambda: serve(answer_all, gone.port))
-    late.start()
-    with connect(gone, open_timeout_s=10) as client:
-        assert client.opened.model == "scripted"
-    late.join()
 
 
 @contextlib.contextmanager
@@ -187,99 +125,6 @@ def test_results_of_an_old_epoch_are_never_given_out(serve, connect, eventually)
     assert [directive.action.seq for directive in seen if directive.action] == [1, 3]
 
 
-def test_a_lost_stream_is_followed_by_a_new_one(serve, connect, eventually):
-    first = serve(answer_all)
-    with connect(first) as client:
-        for _ in range(MANY):
-            client.push(IMAGE, pose=identity())
-        eventually(lambda: client.latest().command is Command.ACT)
-        first.stop()
-        eventually(lambda: client.latest().reason == "DISCONNECTED")
-        second = serve(answer_all, first.port)
-
-        pushed = 0
-
-        def resumed() -> bool:
-            nonlocal pushed
-            pushed += 1
-            if client.latest().needs_reset:  # this machine took longer than 2 s
-                client.reset()
-            client.push(IMAGE, pose=identity())
-            return client.latest().command is Command.ACT
-
-        eventually(resumed)
-        counts = client.statistics()
-        assert counts.reconnects == 1
-        assert counts.actions >= 2
-    opening = second.heard.get(timeout=60)
-    assert opening.HasField("open")
-    assert second.heard.get(timeout=60).frame.seq <= min(pushed, MANY)  # a new stream counts from the start
-
-
-def test_a_service_that_no_longer_says_anything_is_given_up(serve, connect, eventually):
-    def deaf(talk: Talk) -> None:
-        talk.open()
-        talk.stall()
-
-    clock, server = ManualClock(1), serve(deaf)
-    with connect(server, clock=clock) as client:
-        for _ in range(10):
-            client.push(IMAGE)
-        clock.advance_ns(5_100_000_000)
-        eventually(lambda: client.latest().reason == "DISCONNECTED")
-        client.push(IMAGE)
-        eventually(lambda: server.streams == 2)
-
-
-def test_an_epoch_that_cannot_be_ends_the_stream_and_another_follows(serve, connect, eventually):
-    def wrong(talk: Talk) -> None:
-        talk.open()
-        if talk.number == 1:
-            talk.say(notice=pb.Notice(kind="epoch", epoch=2**63))
-        for frame in talk.frames():
-            talk.act(frame)
-
-    with connect(serve(wrong)) as client:
-        eventually(lambda: client.latest().reason == "DISCONNECTED")
-
-        def acts() -> bool:
-            client.push(IMAGE)
-            return client.latest().command is Command.ACT
-
-        eventually(acts)
-
-
-def test_a_service_that_never_answers_open_is_unavailable(serve, connect):
-    clock, server = ManualClock(1), serve(lambda talk: talk.stall())
-    later = threading.Timer(0.2, lambda: clock.advance_ns(5_100_000_000))
-    later.start()
-    with pytest.raises(Unavailable, match="stopped answering"), connect(server, clock=clock, open_timeout_s=0.6):
-        raise AssertionError("must not be entered")
-    later.join()
-
-
-def test_a_silent_robot_does_not_reconnect_until_it_has_something_to_say(serve, connect, eventually):
-    ends = threading.Event()
-
-    def hang_up(talk: Talk) -> None:
-        talk.open()
-        ends.set()
-
-    server, control = serve(hang_up), serve(hang_up)
-    with connect(server) as client, connect(control) as talkative:
-        assert ends.wait(60)
-        eventually(lambda: client.latest().reason == "DISCONNECTED")
-
-        def comes_back() -> bool:
-            talkative.push(IMAGE)
-            return control.streams == 3
-
-        eventually(comes_back)
-        assert server.streams == 1
-        client.push(IMAGE)
-        eventually(lambda: server.streams == 2)
-
-
 def test_reset_starts_an_episode_and_lets_the_robot_move_again(serve, connect, eventually):
     def stop_first(talk: Talk) -> None:
         talk.open()
@@ -333,126 +178,6 @@ def test_misuse_is_told(serve, connect):
         client.push(IMAGE)
     assert client.latest().command is Command.HOLD
     client.close()
-
-
-@pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:0", "http://127.0.0.1:50051"])
-def test_an_address_that_is_none_is_refused_at_once(address):
-    with pytest.raises(InvalidArgument, match="address"):
-        RobotClient(address, cameras=[CAMERA], instruction="grasp", control_period_s=0.05)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"control_period_s": 0.0}, {"max_action_age_s": -1.0}, {"resume_within_s": math.nan}]
-)
-def test_settings_that_make_no_sense_are_refused_at_once(serve, connect, wrong):
-    with pytest.raises(InvalidArgument):
-        connect(serve(answer_all), **wrong)
-
-
-def test_a_schema_that_nobody_can_keep_is_refused(serve, connect):
-    def contradict(talk: Talk) -> None:
-        talk.hear()
-        answer = opened()
-        answer.schema.dimensions[0].low = math.nan
-        talk.say(opened=answer)
-        talk.stall()
-
-    with pytest.raises(FailedPrecondition, match="NaN"), connect(serve(contradict)):
-        raise AssertionError("must not be entered")
-
-
-@pytest.mark.parametrize("wait", ["1.5", "abc"])
-def test_a_trailer_that_is_no_number_does_not_end_the_link(serve, connect, eventually, wait):
-    def busy_once(talk: Talk) -> None:
-        if talk.number == 1:
-            raise Refuse(grpc.StatusCode.UNAVAILABLE, "starting", retry_after_ms=wait)
-        if talk.number == 2:
-            talk.open()
-            talk.act(next(talk.frames()))
-            raise Refuse(grpc.StatusCode.UNAVAILABLE, "draining", retry_after_ms=wait)
-        answer_all(talk)
-
-    server = serve(busy_once)
-    with connect(server) as client:
-
-        def comes_back() -> bool:
-            client.push(IMAGE)
-            return server.streams == 3 and client.statistics().reconnects == 1
-
-        eventually(comes_back)
-
-
-@pytest.mark.parametrize("broken", ["stream_opened", "stream_said", "stream_ended"])
-def test_a_mistake_in_the_links_thread_means_hold_and_another_attempt(
-    serve, connect, eventually, monkeypatch, caplog, broken
-):
-    works, breaks = getattr(Session, broken), iter([None])
-
-    def once(session: Session, *arguments) -> object:
-        if next(breaks, "no more") is None:
-            raise RuntimeError("a mistake of ours")
-        return works(session, *arguments)
-
-    monkeypatch.setattr(Session, broken, once)
-
-    def end_first(talk: Talk) -> None:
-        if talk.number == 1 and broken == "stream_ended":
-            talk.open()
-        else:
-            answer_all(talk)
-
-    server = serve(end_first)
-    with connect(server) as client:
-
-        def acts() -> bool:
-            client.push(IMAGE)
-            return server.streams == 2 and client.latest().command is Command.ACT
-
-        eventually(acts)
-        assert client.statistics().reconnects == (0 if broken == "stream_opened" else 1)
-    assert caplog.text.count("RuntimeError: a mistake of ours") == 1
-    assert "unexpected RuntimeError in the link" in caplog.text
-
-
-def test_a_mistake_while_writing_means_hold_and_another_attempt(serve, connect, eventually, monkeypatch, caplog):
-    works, breaks = Outgoing._take, iter([False, True])
-
-    def second_time(outgoing: Outgoing) -> object:
-        if next(breaks, False):
-            raise RuntimeError("a mistake of ours")
-        return works(outgoing)
-
-    monkeypatch.setattr(Outgoing, "_take", second_time)
-    server = serve(answer_all)
-    with connect(server) as client:
-
-        def acts() -> bool:
-            client.push(IMAGE)
-            return server.streams == 2 and client.latest().command is Command.ACT
-
-        eventually(acts)
-    assert caplog.text.count("RuntimeError: a mistake of ours") == 1
-
-
-def test_a_mistake_in_the_watchdog_does_not_end_it(serve, connect, eventually, monkeypatch, caplog):
-    works, breaks = Link.check, iter([None])
-
-    def once(link: Link) -> None:
-        if next(breaks, "no more") is None:
-            raise RuntimeError("a mistake of ours")
-        works(link)
-
-    def act_once(talk: Talk) -> None:
-        talk.open()
-        talk.act(next(talk.frames()))
-        talk.stall()
-
-    monkeypatch.setattr(Link, "check", once)
-    seen = []
-    with connect(serve(act_once), on_action=seen.append) as client:
-        client.push(IMAGE)
-        eventually(lambda: any(directive.reason == "SILENCE" for directive in seen))
-    assert "unexpected RuntimeError in the watchdog" in caplog.text
 
 
 def test_an_old_frames_action_is_never_given_out(serve, connect, eventually):

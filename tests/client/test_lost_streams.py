@@ -1,0 +1,196 @@
+"""The client after a lost stream, a service that goes wrong, and its own mistakes."""
+
+import threading
+
+import grpc
+import pytest
+
+from edgeflow.client.connection.link import Link
+from edgeflow.client.connection.outgoing import Outgoing
+from edgeflow.client.pose import identity
+from edgeflow.client.session import Session
+from edgeflow.clock import ManualClock
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.types import Command
+from tests.client.conftest import IMAGE
+from tests.client.scripted import Refuse, Talk, answer_all
+
+MANY = 100  # frames pushed at once, most of which are superseded
+
+
+def test_a_lost_stream_is_followed_by_a_new_one(serve, connect, eventually):
+    first = serve(answer_all)
+    with connect(first) as client:
+        for _ in range(MANY):
+            client.push(IMAGE, pose=identity())
+        eventually(lambda: client.latest().command is Command.ACT)
+        first.stop()
+        eventually(lambda: client.latest().reason == "DISCONNECTED")
+        second = serve(answer_all, first.port)
+
+        pushed = 0
+
+        def resumed() -> bool:
+            nonlocal pushed
+            pushed += 1
+            if client.latest().needs_reset:  # this machine took longer than 2 s
+                client.reset()
+            client.push(IMAGE, pose=identity())
+            return client.latest().command is Command.ACT
+
+        eventually(resumed)
+        counts = client.statistics()
+        assert counts.reconnects == 1
+        assert counts.actions >= 2
+    opening = second.heard.get(timeout=60)
+    assert opening.HasField("open")
+    assert second.heard.get(timeout=60).frame.seq <= min(pushed, MANY)  # a new stream counts from the start
+
+
+def test_a_service_that_no_longer_says_anything_is_given_up(serve, connect, eventually):
+    def deaf(talk: Talk) -> None:
+        talk.open()
+        talk.stall()
+
+    clock, server = ManualClock(1), serve(deaf)
+    with connect(server, clock=clock) as client:
+        for _ in range(10):
+            client.push(IMAGE)
+        clock.advance_ns(5_100_000_000)
+        eventually(lambda: client.latest().reason == "DISCONNECTED")
+        client.push(IMAGE)
+        eventually(lambda: server.streams == 2)
+
+
+def test_an_epoch_that_cannot_be_ends_the_stream_and_another_follows(serve, connect, eventually):
+    def wrong(talk: Talk) -> None:
+        talk.open()
+        if talk.number == 1:
+            talk.say(notice=pb.Notice(kind="epoch", epoch=2**63))
+        for frame in talk.frames():
+            talk.act(frame)
+
+    with connect(serve(wrong)) as client:
+        eventually(lambda: client.latest().reason == "DISCONNECTED")
+
+        def acts() -> bool:
+            client.push(IMAGE)
+            return client.latest().command is Command.ACT
+
+        eventually(acts)
+
+
+def test_a_silent_robot_does_not_reconnect_until_it_has_something_to_say(serve, connect, eventually):
+    ends = threading.Event()
+
+    def hang_up(talk: Talk) -> None:
+        talk.open()
+        ends.set()
+
+    server, control = serve(hang_up), serve(hang_up)
+    with connect(server) as client, connect(control) as talkative:
+        assert ends.wait(60)
+        eventually(lambda: client.latest().reason == "DISCONNECTED")
+
+        def comes_back() -> bool:
+            talkative.push(IMAGE)
+            return control.streams == 3
+
+        eventually(comes_back)
+        assert server.streams == 1
+        client.push(IMAGE)
+        eventually(lambda: server.streams == 2)
+
+
+@pytest.mark.parametrize("wait", ["1.5", "abc"])
+def test_a_trailer_that_is_no_number_does_not_end_the_link(serve, connect, eventually, wait):
+    def busy_once(talk: Talk) -> None:
+        if talk.number == 1:
+            raise Refuse(grpc.StatusCode.UNAVAILABLE, "starting", retry_after_ms=wait)
+        if talk.number == 2:
+            talk.open()
+            talk.act(next(talk.frames()))
+            raise Refuse(grpc.StatusCode.UNAVAILABLE, "draining", retry_after_ms=wait)
+        answer_all(talk)
+
+    server = serve(busy_once)
+    with connect(server) as client:
+
+        def comes_back() -> bool:
+            client.push(IMAGE)
+            return server.streams == 3 and client.statistics().reconnects == 1
+
+        eventually(comes_back)
+
+
+@pytest.mark.parametrize("broken", ["stream_opened", "stream_said", "stream_ended"])
+def test_a_mistake_in_the_links_thread_means_hold_and_another_attempt(
+    serve, connect, eventually, monkeypatch, caplog, broken
+):
+    works, breaks = getattr(Session, broken), iter([None])
+
+    def once(session: Session, *arguments) -> object:
+        if next(breaks, "no more") is None:
+            raise RuntimeError("a mistake of ours")
+        return works(session, *arguments)
+
+    monkeypatch.setattr(Session, broken, once)
+
+    def end_first(talk: Talk) -> None:
+        if talk.number == 1 and broken == "stream_ended":
+            talk.open()
+        else:
+            answer_all(talk)
+
+    server = serve(end_first)
+    with connect(server) as client:
+
+        def acts() -> bool:
+            client.push(IMAGE)
+            return server.streams == 2 and client.latest().command is Command.ACT
+
+        eventually(acts)
+        assert client.statistics().reconnects == (0 if broken == "stream_opened" else 1)
+    assert caplog.text.count("RuntimeError: a mistake of ours") == 1
+    assert "unexpected RuntimeError in the link" in caplog.text
+
+
+def test_a_mistake_while_writing_means_hold_and_another_attempt(serve, connect, eventually, monkeypatch, caplog):
+    works, breaks = Outgoing._take, iter([False, True])
+
+    def second_time(outgoing: Outgoing) -> object:
+        if next(breaks, False):
+            raise RuntimeError("a mistake of ours")
+        return works(outgoing)
+
+    monkeypatch.setattr(Outgoing, "_take", second_time)
+    server = serve(answer_all)
+    with connect(server) as client:
+
+        def acts() -> bool:
+            client.push(IMAGE)
+            return server.streams == 2 and client.latest().command is Command.ACT
+
+        eventually(acts)
+    assert caplog.text.count("RuntimeError: a mistake of ours") == 1
+
+
+def test_a_mistake_in_the_watchdog_does_not_end_it(serve, connect, eventually, monkeypatch, caplog):
+    works, breaks = Link.check, iter([None])
+
+    def once(link: Link) -> None:
+        if next(breaks, "no more") is None:
+            raise RuntimeError("a mistake of ours")
+        works(link)
+
+    def act_once(talk: Talk) -> None:
+        talk.open()
+        talk.act(next(talk.frames()))
+        talk.stall()
+
+    monkeypatch.setattr(Link, "check", once)
+    seen = []
+    with connect(serve(act_once), on_action=seen.append) as client:
+        client.push(IMAGE)
+        eventually(lambda: any(directive.reason == "SILENCE" for directive in seen))
+    assert "unexpected RuntimeError in the watchdog" in caplog.text

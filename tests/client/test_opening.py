@@ -1,0 +1,104 @@
+"""Opening a session through a real gRPC server: what is agreed, refused, or never answered."""
+
+import math
+import threading
+
+import grpc
+import pytest
+
+from edgeflow.client.robot import RobotClient
+from edgeflow.clock import ManualClock
+from edgeflow.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.types import Mode
+from tests.client.scripted import CAMERA, Refuse, Talk, answer_all, opened
+
+
+def test_open_says_what_was_agreed(serve, connect):
+    server = serve(answer_all)
+    with connect(server, mode=Mode.SERIAL, proprio_names=("a",), max_action_age_s=0.7) as client:
+        assert client.opened.action_tokens == 7
+        assert client.opened.schema.frame == "tool"
+        opening = server.heard.get(timeout=60).open
+    assert (opening.instruction, opening.control_period_ms, opening.max_action_age_ms) == ("grasp", 20, 700)
+    assert (opening.mode, list(opening.proprio_names)) == (pb.MODE_SERIAL, ["a"])
+    camera = opening.cameras[0]
+    assert (camera.name, camera.width, camera.height, camera.format) == ("wrist", 8, 6, pb.IMAGE_FORMAT_RGB8)
+
+
+def test_open_says_how_drafts_are_verified(serve, connect):
+    server = serve(answer_all)
+    with connect(server, mode=Mode.SPECULATIVE, tolerance_bins=1, max_passes=3):
+        opening = server.heard.get(timeout=60).open
+    assert (opening.mode, opening.tolerance_bins, opening.max_passes) == (pb.MODE_SPECULATIVE, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.NOT_FOUND, NotFound),
+        (grpc.StatusCode.INVALID_ARGUMENT, InvalidArgument),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhausted),
+    ],
+)
+def test_a_refused_open_is_a_typed_error(serve, connect, code, kind):
+    def refuse(talk: Talk) -> None:
+        raise Refuse(code, "open.model: there is none of that name", edgeflow_reason="MODEL_UNKNOWN")
+
+    server = serve(refuse)
+    with pytest.raises(kind, match="none of that name") as caught, connect(server):
+        raise AssertionError("must not be entered")
+    assert caught.value.reason == "MODEL_UNKNOWN"
+    assert server.streams == 1
+
+
+def test_nobody_at_the_address_is_unavailable(serve, connect):
+    server = serve(answer_all)
+    server.stop()
+    with pytest.raises(Unavailable, match=server.address), connect(server, open_timeout_s=0.3):
+        raise AssertionError("must not be entered")
+
+
+def test_a_service_that_starts_late_is_waited_for(serve, connect):
+    gone = serve(answer_all)
+    gone.stop()
+    late = threading.Timer(0.2, lambda: serve(answer_all, gone.port))
+    late.start()
+    with connect(gone, open_timeout_s=10) as client:
+        assert client.opened.model == "scripted"
+    late.join()
+
+
+def test_a_service_that_never_answers_open_is_unavailable(serve, connect):
+    clock, server = ManualClock(1), serve(lambda talk: talk.stall())
+    later = threading.Timer(0.2, lambda: clock.advance_ns(5_100_000_000))
+    later.start()
+    with pytest.raises(Unavailable, match="stopped answering"), connect(server, clock=clock, open_timeout_s=0.6):
+        raise AssertionError("must not be entered")
+    later.join()
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:0", "http://127.0.0.1:50051"])
+def test_an_address_that_is_none_is_refused_at_once(address):
+    with pytest.raises(InvalidArgument, match="address"):
+        RobotClient(address, cameras=[CAMERA], instruction="grasp", control_period_s=0.05)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"control_period_s": 0.0}, {"max_action_age_s": -1.0}, {"resume_within_s": math.nan}]
+)
+def test_settings_that_make_no_sense_are_refused_at_once(serve, connect, wrong):
+    with pytest.raises(InvalidArgument):
+        connect(serve(answer_all), **wrong)
+
+
+def test_a_schema_that_nobody_can_keep_is_refused(serve, connect):
+    def contradict(talk: Talk) -> None:
+        talk.hear()
+        answer = opened()
+        answer.schema.dimensions[0].low = math.nan
+        talk.say(opened=answer)
+        talk.stall()
+
+    with pytest.raises(FailedPrecondition, match="NaN"), connect(serve(contradict)):
+        raise AssertionError("must not be entered")
