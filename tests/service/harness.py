@@ -57,10 +57,12 @@ class Robot:
     def __init__(self, stream: grpc.aio.StreamStreamMultiCallable) -> None:
         self._stream = stream
         self.seen: list[pb.ServerMessage] = []
+        self.streams = 0  # begun so far
         self.connect()
 
     def connect(self) -> None:
         """Begin a stream, instead of the one there was."""
+        self.streams += 1
         self.call = self._stream()
 
     async def send(self, message: pb.ClientMessage | bytes) -> None:

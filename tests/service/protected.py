@@ -73,11 +73,15 @@ async def outcome(robot: Robot, **changes) -> str:
             return "OK"
 
 
-async def call(opened: grpc.aio.Channel, method: str, request: bytes = b"") -> grpc.StatusCode:
-    """The status of a call, whatever its kind: on the wire all look alike."""
+async def call(
+    opened: grpc.aio.Channel, method: str, request: bytes = b"", attempts: list[str] | None = None
+) -> grpc.StatusCode:
+    """The status of a call, whatever its kind: on the wire all look alike. attempts: takes the method of each try."""
     begin = opened.stream_stream(method, request_serializer=bytes, response_deserializer=bytes)
     while True:
         stream = begin(timeout=WAIT_S)
+        if attempts is not None:
+            attempts.append(method)
         with contextlib.suppress(grpc.aio.AioRpcError):
             await stream.write(request)
             await stream.done_writing()
