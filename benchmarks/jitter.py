@@ -14,7 +14,7 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
-from edgeflow.engine.control.build import build_engine
+from edgeflow.engine.process.build import build_engine
 from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.scheduler import Scheduler
@@ -61,8 +61,7 @@ def measure(passes: int, warm_up: int, threads: int) -> list[float]:
                 session=1,
                 epoch=1,
                 seq=seq,
-                height=CAMERA,
-                width=CAMERA,
+                sizes=[CAMERA, CAMERA],
                 instruction="grasp the red handle",
                 payload=images[seq % 32].tobytes(),
             )

@@ -36,7 +36,7 @@ from edgeflow.kernels.packed_attention import naive_gather
 from edgeflow.kernels.slots_in_place import slots_in_place
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode, PassTimes

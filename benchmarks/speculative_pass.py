@@ -24,9 +24,9 @@ from edgeflow.demo.world.expert import Expert
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.control.build import build_engine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.process.build import build_engine
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 

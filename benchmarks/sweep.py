@@ -26,7 +26,7 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.model_paths import resolve_model
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 
@@ -89,13 +90,113 @@ class CameraSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """A proprioceptive state vector, as a robot declares it at open or as a policy needs it.
+
+    size: its numbers. elements, units: one entry per number where they are stated, else empty.
+    """
+
+    name: str
+    size: int
+    elements: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for kind, given in (("elements", self.elements), ("units", self.units)):
+            if len(given) not in (0, self.size):
+                raise ValueError(f"state {self.name!r} has {self.size} numbers and {len(given)} {kind}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CameraNeed:
+    """A camera that a policy needs. width, height: the pixels that it takes; 0 = any size.
+
+    named: the checkpoint gives it this name. False = any camera may stand for it: without a configured or equal name
+    it is the robot's first.
+    """
+
+    name: str
+    width: int = 0
+    height: int = 0
+    named: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyInputs:
+    """What a policy needs of every observation, in the order in which it gets it."""
+
+    cameras: tuple[CameraNeed, ...]
+    state: tuple[StateSpec, ...] = ()
+
+    @property
+    def numbers(self) -> int:
+        """The numbers of all state vectors together."""
+        return sum(each.size for each in self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Pixels of one camera. data: height*width*3 RGB bytes, row by row."""
+
+    height: int
+    width: int
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What a policy sees at one moment, by the policy's own names.
+
+    images: by camera. state: vectors by name, in the policy's units. stamp_ns: capture time on the robot's clock.
+    """
+
+    images: Mapping[str, Image]
+    instruction: str
+    state: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    stamp_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The answer of a policy: `horizon` actions for consecutive moments. A single action is a chunk of horizon 1.
+
+    values: [horizon, dims], row by row, in the units of the schema. step_ms: row i is meant for the moment i * step_ms
+    after the capture of the frame; 0 where the horizon is 1.
+    """
+
+    values: tuple[float, ...]
+    horizon: int = 1
+    step_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.horizon < 1 or len(self.values) % self.horizon:
+            raise ValueError(f"{len(self.values)} numbers are no chunk of {self.horizon} actions")
+
+    @property
+    def dims(self) -> int:
+        """Numbers of one action."""
+        return len(self.values) // self.horizon
+
+    def row(self, index: int) -> tuple[float, ...]:
+        """The action for one moment."""
+        return self.values[index * self.dims : (index + 1) * self.dims]
+
+    def step_at(self, age_ms: float) -> int:
+        """The row meant for the moment at which the frame is so old; the last one once the chunk is over."""
+        if self.horizon == 1:
+            return 0
+        return max(0, min(int(age_ms / self.step_ms), self.horizon - 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionSchema:
-    """The meaning of an action's numbers.
+    """The meaning of an action's numbers, and how many actions one answer has.
 
     names, units, low, high, relative: one entry per dimension; limits in the given units.
     frame: "tool" or "base", the frame in which relative dimensions are expressed.
     rotation: "rotvec" or "euler_xyz", how the three rotation dimensions compose.
     control_rate_hz: relative dimensions stand for one control step at this rate; 0 = not stated.
+    horizon, step_ms: as of the chunks that answer frames; a chunk of several actions has a step.
     """
 
     names: tuple[str, ...]
@@ -106,6 +207,8 @@ class ActionSchema:
     frame: str = "base"
     rotation: str = "euler_xyz"
     control_rate_hz: float = 0.0
+    horizon: int = 1
+    step_ms: float = 0.0
 
     def __post_init__(self) -> None:
         lengths = {len(self.names), len(self.units), len(self.low), len(self.high), len(self.relative)}
@@ -117,6 +220,62 @@ class ActionSchema:
             raise ValueError(f"action schema rotation is 'rotvec' or 'euler_xyz', got {self.rotation!r}")
         if not 0.0 <= self.control_rate_hz < math.inf:
             raise ValueError(f"action schema control_rate_hz is a rate or 0, got {self.control_rate_hz!r}")
+        if self.horizon < 1 or not 0.0 <= self.step_ms < math.inf or (self.horizon > 1 and not self.step_ms):
+            raise ValueError(f"an action schema of horizon {self.horizon} has no step of {self.step_ms!r} ms")
+
+
+PROMPT = 0
+"""Rows of a stage that takes as many as the frame's prompt has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A part of a policy's answer to a frame, in integers.
+
+    rows: of each of its passes; PROMPT = those of the frame's prompt. repeats: how often it runs. group: the weights
+    that its rows use. advances: each pass enters the slot behind the one before (tokens); otherwise all of them enter
+    at the place where the stage began and overwrite each other (denoising).
+    """
+
+    rows: int
+    repeats: int = 1
+    group: int = 0
+    advances: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rows < PROMPT or self.repeats < 1 or self.group < 0:
+            raise ValueError(f"no stage has {self.rows} rows, {self.repeats} times, in group {self.group}")
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgram:
+    """The stages of a policy's answer, in order. The first is the prompt, and no other one is."""
+
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        prompts = [stage.rows == PROMPT for stage in self.stages]
+        if not prompts or not prompts[0] or any(prompts[1:]) or self.stages[0].repeats != 1:
+            raise ValueError("a stage program begins with the prompt, once")
+
+    @classmethod
+    def tokens(cls, count: int) -> StageProgram:
+        """The program of an answer of `count` tokens: the prompt gives the first, each further row the next."""
+        decode = (Stage(rows=1, repeats=count - 1),) if count > 1 else ()
+        return cls((Stage(rows=PROMPT), *decode))
+
+    @property
+    def passes(self) -> int:
+        """Passes of a frame, K for K tokens."""
+        return sum(stage.repeats for stage in self.stages)
+
+    def at(self, index: int) -> Stage:
+        """The stage of pass `index`."""
+        return self._unrolled[index]
+
+    @property
+    def _unrolled(self) -> tuple[Stage, ...]:
+        return tuple(stage for stage in self.stages for _ in range(stage.repeats))
 
 
 @dataclass(frozen=True, slots=True)

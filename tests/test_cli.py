@@ -22,7 +22,7 @@ from edgeflow.doctor import Verdict
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.types import Mode
 from tests.tiny_checkpoint import write_checkpoint
 

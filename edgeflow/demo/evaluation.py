@@ -21,9 +21,9 @@ from edgeflow.demo.evaluate import SuccessRate, success_rate
 from edgeflow.demo.measure import FRESH_SEEDS
 from edgeflow.demo.virtual import Delay, VirtualService
 from edgeflow.demo.world.sim import RobotSim
-from edgeflow.engine.control.build import BuiltEngine, build_engine
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.engine.control.warmup import warm_up
+from edgeflow.engine.process.build import BuiltEngine, build_engine
 from edgeflow.engine.process.calibrate import calibrate
 from edgeflow.errors import ConfigError
 from edgeflow.scheduler.pace import pace_of

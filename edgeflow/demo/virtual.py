@@ -120,8 +120,7 @@ class _Camera:
             session=_SESSION,
             epoch=_EPOCH,
             seq=self.frames,
-            height=POLICY_SIZE,
-            width=POLICY_SIZE,
+            sizes=[POLICY_SIZE, POLICY_SIZE],
             instruction=self._sim.instruction,
             payload=memoryview(pixels),
         )
@@ -190,7 +189,7 @@ class _VirtualRobot:
     def _obey(self, message: FrameResult) -> None:
         captured_ns, pose = self._poses[message.seq]
         self._poses = {seq: entry for seq, entry in self._poses.items() if seq > message.seq}
-        values, sim = np.asarray(message.values), self._sim
+        values, sim = np.asarray(message.chunk.values), self._sim
         position, velocity = sim.goal().position, sim.commanded_velocity()
         sim.command(action_goal(pose if self._anchored else sim.pose(), values), float(values[6]))
         acted = Acted(

@@ -1,32 +1,24 @@
-"""The interface between engine and policy: the token-generation contract (docs/architecture.md)."""
+"""The interfaces between engine and policies: answers token by token, or in one pass (docs/architecture.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.kernels.kv.formats import KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.types import ActionSchema
+from edgeflow.kernels.table.operator_table import OperatorTable
+from edgeflow.types import ActionSchema, Observation, PolicyInputs, StageProgram
 
 INSTRUCTION = "warm up"
 """The instruction of the frames that a worker runs before it is ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedFrame:
-    """Inputs of a prefill. pixel_values: [C, h, w] float32, on the host or on the device. prompt_ids: text tokens, BOS
-    first.
-    """
-
-    pixel_values: Tensor
-    prompt_ids: tuple[int, ...]
 
 
 class Decoder(Protocol):
@@ -55,7 +47,50 @@ class Decoder(Protocol):
         ...
 
 
-class TokenPolicy(Protocol):
+@dataclass(frozen=True, slots=True)
+class PreparedFrame:
+    """Inputs of a prefill. pixel_values: [C, h, w] float32, on the host or on the device. prompt_ids: text tokens, BOS
+    first.
+    """
+
+    pixel_values: Tensor
+    prompt_ids: tuple[int, ...]
+
+
+class Policy(Protocol):
+    """What every policy states: what it needs, how its answers come about in integers, and what they mean.
+
+    fixed_rows: rows of a prompt besides those of its text.
+    """
+
+    fixed_rows: int
+
+    @property
+    def inputs(self) -> PolicyInputs:
+        """What it needs of every observation."""
+        ...
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]: ...
+
+    def program(self, unnorm_key: str | None = None) -> StageProgram:
+        """The stages of an answer."""
+        ...
+
+    def text_rows(self, instruction: str) -> int:
+        """Rows of the prompt that the instruction takes."""
+        ...
+
+    def prepare(self, observation: Observation) -> Any:
+        """The inputs of a prompt's pass, on the host, or on the device without waiting for it."""
+        ...
+
+    def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
+        """The meaning of an action's numbers, the horizon of a chunk and its step."""
+        ...
+
+
+class TokenPolicy(Policy, Protocol):
     """A vision-language-action model that answers a frame with K action tokens."""
 
     K: int
@@ -73,14 +108,9 @@ class TokenPolicy(Protocol):
         """C, h, w of a frame's pixel values."""
         ...
 
-    @property
-    def unnorm_keys(self) -> tuple[str, ...]: ...
-
     def prompt_ids(self, instruction: str) -> tuple[int, ...]: ...
 
-    def preprocess(self, image: NDArray[np.uint8]) -> Tensor:
-        """[H, W, 3] RGB → [C, h, w] float32, on the host, or on the device without waiting for it."""
-        ...
+    def prepare(self, observation: Observation) -> PreparedFrame: ...
 
     def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
         """[B, C, h, w] and B prompts [t] on the device → B tensors [L_P, E], without reading anything on the host."""
@@ -90,4 +120,64 @@ class TokenPolicy(Protocol):
         """[K] token ids → [K] numbers in the schema's units."""
         ...
 
-    def action_schema(self, unnorm_key: str | None = None) -> ActionSchema: ...
+
+class OnePassPolicy(Policy, Protocol):
+    """A policy that answers in one pass, without anything kept between passes; frames of several robots are a batch."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def run(self, frames: Sequence[Any]) -> Tensor:
+        """Prepared frames [B] → normalised actions [B, horizon, D] float32 on the device, not read on the host."""
+        ...
+
+    def actions(self, values: NDArray[np.float64], unnorm_key: str | None = None) -> NDArray[np.float64]:
+        """[horizon, D] of `run` → [horizon, D] in the schema's units."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """What the service's configuration says about any checkpoint. center_crop: crop images to 0.9 of their area."""
+
+    center_crop: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where and how a policy is loaded. preprocess_on_device: frames are resized and normalised there."""
+
+    dtype: torch.dtype
+    device: torch.device
+    table: OperatorTable
+    preprocess_on_device: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Memory that a policy takes, known before it is loaded.
+
+    decoder: weights that may be converted to another precision, in numbers; other: all other weights. slots: KV slots
+    per session. position_bytes: of one position of a slot, in every layer. positions: of a slot besides those of the
+    text. row_bytes: activations per row of a pass.
+    """
+
+    decoder: int
+    other: int
+    slots: int
+    position_bytes: int
+    positions: int
+    row_bytes: int
+
+
+class Published(Protocol):
+    """A checkpoint whose configuration has been read and whose weights have not."""
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]: ...
+
+    def footprint(self, dtype: torch.dtype) -> Footprint: ...
+
+    def load(self, placement: Placement) -> Policy:
+        """Read the weights; CheckpointError says what is wrong with them."""
+        ...

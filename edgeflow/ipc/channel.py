@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.coding import decode, encode
-from edgeflow.ipc.messages import Message, Payload
+from edgeflow.ipc.messages import Message
 
 PREFIX = struct.Struct("<II")
 MAX_HEADER_BYTES = 1 << 20
@@ -30,10 +30,11 @@ def check_lengths(header_bytes: int, payload_bytes: int) -> None:
         raise WorkerError(f"message of {header_bytes}+{payload_bytes} bytes between control and worker")
 
 
-def pack(message: Message) -> list[Payload]:
+def pack(message: Message) -> list[bytes | memoryview]:
     """The buffers to send for a message, in order."""
     header, payload = encode(message)
-    return [PREFIX.pack(len(header), len(payload)) + header, payload]
+    buffers = payload if isinstance(payload, tuple) else (payload,)
+    return [PREFIX.pack(len(header), sum(map(len, buffers))) + header, *buffers]
 
 
 class BlockingChannel:

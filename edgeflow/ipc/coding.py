@@ -17,9 +17,10 @@ from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_origin, get_t
 import msgpack
 
 from edgeflow.errors import WorkerError
-from edgeflow.ipc.messages import Message, Payload
+from edgeflow.ipc.messages import Message, Payload, Payloads
 
 Kind = TypeVar("Kind")
+_PAYLOADS = (Payload, Payloads)
 Check: TypeAlias = Callable[[Any], bool]
 Build: TypeAlias = Callable[[Any], Any]
 
@@ -99,7 +100,7 @@ class Coding(Generic[Kind]):
         self._builds = [{name: each.build for name, each in header.items() if each.build} for header in types]
         self._payloads = [_payload_field(kind) for kind in kinds]
 
-    def encode(self, message: Kind) -> tuple[bytes, Payload]:
+    def encode(self, message: Kind) -> tuple[bytes, Payloads]:
         """The header and the payload of a message."""
         code = self._codes[type(message)]
         values = [getattr(message, name) for name in self._checks[code]]
@@ -132,12 +133,12 @@ class Coding(Generic[Kind]):
 
 
 def _header(kind: type) -> dict[str, _Type]:
-    return {name: _type_of(wanted) for name, wanted in get_type_hints(kind).items() if wanted != Payload}
+    return {name: _type_of(wanted) for name, wanted in get_type_hints(kind).items() if wanted not in _PAYLOADS}
 
 
 def _payload_field(kind: type) -> str:
     """The name of the field that follows the header, or ""."""
-    return next((name for name, wanted in get_type_hints(kind).items() if wanted == Payload), "")
+    return next((name for name, wanted in get_type_hints(kind).items() if wanted in _PAYLOADS), "")
 
 
 _WORKER: Coding[Message] = Coding(Message.__args__)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TypeAlias
 
-from edgeflow.types import ActionSchema, Pace, PassTimes
+from edgeflow.errors import WorkerError
+from edgeflow.types import ActionSchema, Chunk, Image, Pace, PassTimes, PolicyInputs, StageProgram
 
 Payload: TypeAlias = bytes | memoryview
 """Raw bytes that follow a header: sent from any buffer without a copy, received as bytes."""
+Payloads: TypeAlias = Payload | tuple[Payload, ...]
+"""The same from several buffers, which are received as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +56,36 @@ class ChangePace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitFrame:
-    """Control → worker: one checked observation. Payload: height*width*3 RGB bytes of the policy's camera.
+    """Control → worker: one checked observation. Payload: height*width*3 RGB bytes of each camera of the policy.
 
-    waited_ns: time since control received it.
+    sizes: height and width of each image, flattened. state: the numbers of all state vectors. Both in the order of the
+    policy's inputs. waited_ns: time since control received it.
     Answered by exactly one FrameResult or FrameDropped.
     """
 
     session: int
     epoch: int
     seq: int
-    height: int
-    width: int
+    sizes: list[int]
     instruction: str
-    payload: Payload
+    payload: Payloads
+    state: list[float] = field(default_factory=list)
     waited_ns: int = 0
+
+    def images(self) -> list[Image]:
+        """The images, as views of the payload; WorkerError unless it has as many bytes as the sizes say."""
+        sizes = list(zip(self.sizes[::2], self.sizes[1::2], strict=True))
+        lengths = [height * width * 3 for height, width in sizes]
+        if isinstance(self.payload, tuple):
+            parts = list(self.payload)
+        else:
+            view, ends = memoryview(self.payload), list(accumulate(lengths))
+            parts = [view[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        bytes_of = [len(part) for part in parts]
+        whole = sum(bytes_of) if isinstance(self.payload, tuple) else len(self.payload)
+        if bytes_of != lengths or whole != sum(lengths):
+            raise WorkerError(f"a frame of sizes {self.sizes} has {whole} bytes of pixels, in parts {bytes_of}")
+        return [Image(*size, part) for size, part in zip(sizes, parts, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +179,8 @@ class WorkerReady:
     schema: of the default un-normalisation key. prefill_rows: L_P of a short instruction. pass_times: measured at
     start. operators: implementations in use besides the built-in ones, in one line. memory: the KV memory of the
     sessions and what was free, in one line. bins: whether there are tokens that are bins of a displacement, for which
-    sessions may set a tolerance or a limit of passes.
+    sessions may set a tolerance or a limit of passes. inputs: what the policy needs of each observation. programs: by
+    un-normalisation key, in the order of unnorm_keys.
     """
 
     model: str
@@ -171,6 +192,8 @@ class WorkerReady:
     kv_bytes: int
     prefill_rows: int
     pass_times: PassTimes
+    inputs: PolicyInputs
+    programs: list[StageProgram]
     operators: str = ""
     memory: str = ""
     bins: bool = False
@@ -285,7 +308,7 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameResult:
-    """Worker → control: the action of a frame. `valid` is False if logits or action were not finite.
+    """Worker → control: the answer to a frame. `valid` is False if logits or actions were not finite.
 
     settled: tokens that are settled, K but where a session limits passes.
     """
@@ -293,7 +316,7 @@ class FrameResult:
     session: int
     epoch: int
     seq: int
-    values: list[float]
+    chunk: Chunk
     token_ids: list[int]
     valid: bool
     queue_ns: int

@@ -90,8 +90,20 @@ class Camera(_message.Message):
     format: ImageFormat
     def __init__(self, name: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., format: _Optional[_Union[ImageFormat, str]] = ...) -> None: ...
 
+class StateVector(_message.Message):
+    __slots__ = ("name", "size", "elements", "units")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size: int
+    elements: _containers.RepeatedScalarFieldContainer[str]
+    units: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., elements: _Optional[_Iterable[str]] = ..., units: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Open(_message.Message):
-    __slots__ = ("model", "cameras", "proprio_names", "instruction", "control_period_ms", "max_action_age_ms", "mode", "unnorm_key", "depth", "tolerance_bins", "max_passes")
+    __slots__ = ("model", "cameras", "proprio_names", "instruction", "control_period_ms", "max_action_age_ms", "mode", "unnorm_key", "depth", "tolerance_bins", "max_passes", "state", "chunks")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CAMERAS_FIELD_NUMBER: _ClassVar[int]
     PROPRIO_NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +115,8 @@ class Open(_message.Message):
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     TOLERANCE_BINS_FIELD_NUMBER: _ClassVar[int]
     MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     model: str
     cameras: _containers.RepeatedCompositeFieldContainer[Camera]
     proprio_names: _containers.RepeatedScalarFieldContainer[str]
@@ -114,7 +128,9 @@ class Open(_message.Message):
     depth: int
     tolerance_bins: int
     max_passes: int
-    def __init__(self, model: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., proprio_names: _Optional[_Iterable[str]] = ..., instruction: _Optional[str] = ..., control_period_ms: _Optional[int] = ..., max_action_age_ms: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., unnorm_key: _Optional[str] = ..., depth: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ...) -> None: ...
+    state: _containers.RepeatedCompositeFieldContainer[StateVector]
+    chunks: bool
+    def __init__(self, model: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., proprio_names: _Optional[_Iterable[str]] = ..., instruction: _Optional[str] = ..., control_period_ms: _Optional[int] = ..., max_action_age_ms: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., unnorm_key: _Optional[str] = ..., depth: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., state: _Optional[_Iterable[_Union[StateVector, _Mapping]]] = ..., chunks: bool = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("camera", "data")
@@ -125,20 +141,30 @@ class Image(_message.Message):
     def __init__(self, camera: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("seq", "stamp_ns", "images", "proprio", "instruction", "crc32c")
+    __slots__ = ("seq", "stamp_ns", "images", "proprio", "instruction", "crc32c", "playing")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     STAMP_NS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     PROPRIO_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
+    PLAYING_FIELD_NUMBER: _ClassVar[int]
     seq: int
     stamp_ns: int
     images: _containers.RepeatedCompositeFieldContainer[Image]
     proprio: _containers.RepeatedScalarFieldContainer[float]
     instruction: str
     crc32c: int
-    def __init__(self, seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., proprio: _Optional[_Iterable[float]] = ..., instruction: _Optional[str] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    playing: Playing
+    def __init__(self, seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., proprio: _Optional[_Iterable[float]] = ..., instruction: _Optional[str] = ..., crc32c: _Optional[int] = ..., playing: _Optional[_Union[Playing, _Mapping]] = ...) -> None: ...
+
+class Playing(_message.Message):
+    __slots__ = ("seq", "step")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    step: int
+    def __init__(self, seq: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Reset(_message.Message):
     __slots__ = ("instruction",)
@@ -165,16 +191,20 @@ class ActionDimension(_message.Message):
     def __init__(self, name: _Optional[str] = ..., unit: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., relative: bool = ...) -> None: ...
 
 class ActionSchema(_message.Message):
-    __slots__ = ("dimensions", "frame", "rotation", "control_rate_hz")
+    __slots__ = ("dimensions", "frame", "rotation", "control_rate_hz", "horizon", "step_ms")
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     ROTATION_FIELD_NUMBER: _ClassVar[int]
     CONTROL_RATE_HZ_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
     dimensions: _containers.RepeatedCompositeFieldContainer[ActionDimension]
     frame: str
     rotation: str
     control_rate_hz: float
-    def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ..., control_rate_hz: _Optional[float] = ...) -> None: ...
+    horizon: int
+    step_ms: float
+    def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ..., control_rate_hz: _Optional[float] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes")
@@ -219,7 +249,7 @@ class Timings(_message.Message):
     def __init__(self, decode_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., inference_ns: _Optional[int] = ..., passes: _Optional[int] = ..., server_ns: _Optional[int] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("epoch", "seq", "stamp_ns", "command", "reason", "valid_for_ms", "values", "token_ids", "timings", "max_age_ms", "settled", "tolerance_bins", "max_passes")
+    __slots__ = ("epoch", "seq", "stamp_ns", "command", "reason", "valid_for_ms", "values", "token_ids", "timings", "max_age_ms", "settled", "tolerance_bins", "max_passes", "horizon", "step_ms")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     STAMP_NS_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +263,8 @@ class Action(_message.Message):
     SETTLED_FIELD_NUMBER: _ClassVar[int]
     TOLERANCE_BINS_FIELD_NUMBER: _ClassVar[int]
     MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     seq: int
     stamp_ns: int
@@ -246,7 +278,9 @@ class Action(_message.Message):
     settled: int
     tolerance_bins: int
     max_passes: int
-    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., command: _Optional[_Union[Command, str]] = ..., reason: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., token_ids: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., max_age_ms: _Optional[int] = ..., settled: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ...) -> None: ...
+    horizon: int
+    step_ms: float
+    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., command: _Optional[_Union[Command, str]] = ..., reason: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., token_ids: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., max_age_ms: _Optional[int] = ..., settled: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class FrameStatus(_message.Message):
     __slots__ = ("seq", "last_seq", "disposition", "code", "reason", "text")

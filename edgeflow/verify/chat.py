@@ -24,7 +24,7 @@ from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 from edgeflow.verify.chat_bundle import ChatCase, read_chat_bundle
 from edgeflow.verify.chat_modes import Asked, Ways
-from edgeflow.verify.comparison import (
+from edgeflow.verify.recorded.comparison import (
     FEATURE_TOLERANCE,
     PIXEL_TOLERANCE,
     CheckResult,

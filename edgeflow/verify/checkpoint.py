@@ -29,15 +29,15 @@ from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.decoder_config import FAMILIES
-from edgeflow.models.openvla.config import RESIZE_STRATEGIES
-from edgeflow.models.openvla.policy import OpenVLAPolicy
-from edgeflow.models.openvla.preprocess import Preprocessor
+from edgeflow.policies.openvla.config import RESIZE_STRATEGIES
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.preprocess import Preprocessor
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.types import Mode
-from edgeflow.verify.bundle import Case, read_bundle
 from edgeflow.verify.chat import verify_chat, verify_chat_weights, verify_kv
-from edgeflow.verify.comparison import (
+from edgeflow.verify.recorded.bundle import Case, read_bundle
+from edgeflow.verify.recorded.comparison import (
     FEATURE_TOLERANCE,
     PIXEL_TOLERANCE,
     CheckResult,

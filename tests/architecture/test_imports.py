@@ -34,22 +34,26 @@ ALLOWED: dict[str, set[str]] = {
     "engine": ENGINE - {"ipc"} | {"engine/sampling"},
     "engine/control": ENGINE | {"engine"},
     "engine/chat": ENGINE | {"engine", "engine/sampling"},
-    "engine/process": ENGINE | {"engine", "engine/control", "engine/chat"},
-    "verify": MEASURING | {"engine/control", "engine/chat", "engine/sampling"},
+    "engine/process": ENGINE | {"engine", "engine/control", "engine/chat", "policies"},
+    "verify/recorded": LEAVES | {"models", "text"},
+    "policies": LEAVES
+    | {"client", "engine", "engine/control", "kernels", "models", "scheduler", "text", "verify/recorded"},
+    "verify": MEASURING | {"engine/control", "engine/chat", "engine/sampling", "policies", "verify/recorded"},
     "tuning": MEASURING,
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
-    "service": LEAVES | {"config", "model_paths", "rpc", "ipc", "scheduler", "text"},
+    "service": LEAVES | {"config", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
     "demo": LEAVES
-    | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "ipc"}
+    | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "policies", "ipc"}
     | {"engine", "engine/control", "engine/chat", "engine/sampling", "engine/process"},
-    "gpu_suite": MEASURING | {"engine/control", "engine/chat", "engine/sampling", "tuning", "verify"},
+    "gpu_suite": MEASURING
+    | {"engine/control", "engine/chat", "engine/sampling", "policies", "tuning", "verify", "verify/recorded"},
     "commands": LEAVES
     | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}
     | {"engine/chat", "tuning", "verify"},
     "cli": LEAVES | {"commands", "console", "loadtest"},
 }
-ROOMS_INSIDE = {"engine": {"sampling", "control", "chat", "process"}}
+ROOMS_INSIDE = {"engine": {"sampling", "control", "chat", "process"}, "verify": {"recorded"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
 LAYERS = {
     "kernels": ("kv", "", "triton", "flashinfer", "table", "trials"),

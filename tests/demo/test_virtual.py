@@ -13,7 +13,7 @@ from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.types import Pace, PassTimes, Speculation
 from tests.tiny_checkpoint import write_checkpoint

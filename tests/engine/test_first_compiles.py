@@ -33,8 +33,8 @@ from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
 from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey
-from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.models.prompt import Prompt
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.plan import Pass, Ref, Segment
 from edgeflow.scheduler.ring import Shift
 from tests.engine.process.simulated_device import AsynchronousEngine

@@ -27,7 +27,7 @@ from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.implementations import Implementation
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.models.chat import load_chat_model
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.control.test_lossless import make_engine, make_frames
 from tests.engine.recorded import FreedMemoryError, record

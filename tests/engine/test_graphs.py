@@ -11,7 +11,7 @@ from edgeflow.engine.executor import Ticket
 from edgeflow.engine.graphs import Graphs
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode

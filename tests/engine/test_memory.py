@@ -16,7 +16,6 @@ from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import chat_bytes, load_chat
 from edgeflow.engine.control import build
-from edgeflow.engine.control.build import build_engine
 from edgeflow.engine.memory import (
     FIXED_BYTES,
     MOST_SESSIONS,
@@ -26,14 +25,15 @@ from edgeflow.engine.memory import (
     describe,
     sessions_that_fit,
 )
+from edgeflow.engine.process.build import build_engine
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.openvla.config import load_config
-from edgeflow.models.openvla.footprint import read_footprint
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.config import load_config
+from edgeflow.policies.openvla.footprint import read_footprint
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.service.observe.status import Phase, ServiceStatus
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.tiny_checkpoint import write_checkpoint

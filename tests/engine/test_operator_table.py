@@ -16,8 +16,8 @@ from edgeflow.config import load_config
 from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat.precision import choose_weights
 from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.control.build import build_engine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
+from edgeflow.engine.process.build import build_engine
 from edgeflow.engine.table import operators_line
 from edgeflow.errors import ConfigError
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_frames, random_policy

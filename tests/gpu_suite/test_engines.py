@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from edgeflow.config import ServiceConfig
-from edgeflow.engine.control.build import kv_need
+from edgeflow.engine.process.build import kv_need
 from edgeflow.gpu_suite.order import Order
 from edgeflow.gpu_suite.setting import Setting
 from edgeflow.gpu_suite.subjects.engines import engine_of, policy_of

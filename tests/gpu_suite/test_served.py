@@ -17,7 +17,7 @@ from edgeflow.gpu_suite.sections import recorded_outputs, served
 from edgeflow.gpu_suite.setting import OffError, Setting, SkipError
 from edgeflow.gpu_suite.subjects.random_checkpoint import SERVED, write_checkpoint
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, policy_tensors, random_frames, random_policy
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from tests.verify.test_checkpoint import recorded  # noqa: F401 - a fixture
 
 CPU = torch.device("cpu")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.coding import decode, encode
 from edgeflow.ipc.messages import FrameResult, Message, Ping, Pong, SubmitFrame, WarmupProgress
+from edgeflow.types import Chunk
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(LEAVES, inner), max_leaves=6)
@@ -20,7 +21,7 @@ RESULT = FrameResult(
     session=1,
     epoch=2,
     seq=3,
-    values=[0.5, -1.0],
+    chunk=Chunk((0.5, -1.0)),
     token_ids=[511, 300],
     valid=True,
     queue_ns=1,
@@ -76,7 +77,7 @@ def test_a_field_of_another_type(position: int, value: object):
             session=1,
             epoch=2,
             seq=3,
-            values="0.5",
+            chunk="0.5",
             token_ids=[1],
             valid=True,
             queue_ns=1,
@@ -88,7 +89,7 @@ def test_a_field_of_another_type(position: int, value: object):
             session=1,
             epoch=2,
             seq=3,
-            values=[0.5, "1"],
+            chunk=Chunk((0.5, "1")),
             token_ids=[1],
             valid=True,
             queue_ns=1,
@@ -100,7 +101,7 @@ def test_a_field_of_another_type(position: int, value: object):
             session=1,
             epoch=2,
             seq=3,
-            values=[0.5, True],
+            chunk=Chunk((0.5, True)),
             token_ids=[1],
             valid=True,
             queue_ns=1,
@@ -112,7 +113,7 @@ def test_a_field_of_another_type(position: int, value: object):
             session=1,
             epoch=2,
             seq=3,
-            values=[0.5],
+            chunk=Chunk((0.5,)),
             token_ids=[1.5],
             valid=True,
             queue_ns=1,
@@ -124,7 +125,7 @@ def test_a_field_of_another_type(position: int, value: object):
             session=1,
             epoch=2,
             seq=3,
-            values=[0.5],
+            chunk=Chunk((0.5,)),
             token_ids=[1],
             valid=1,
             queue_ns=1,
@@ -133,7 +134,7 @@ def test_a_field_of_another_type(position: int, value: object):
             settled=7,
         ),
         WarmupProgress(b"step", 1, 1),
-        SubmitFrame(session=1, epoch=2, seq=3, height=None, width=5, instruction="x", payload=b""),
+        SubmitFrame(session=1, epoch=2, seq=3, sizes=None, instruction="x", payload=b""),
     ],
     ids=lambda message: repr(message)[:50],
 )
@@ -159,7 +160,7 @@ def test_numbers_that_a_gate_judges_later_pass(values: list[float]):
         session=1,
         epoch=2,
         seq=3,
-        values=values,
+        chunk=Chunk(tuple(values)),
         token_ids=[],
         valid=False,
         queue_ns=1,

@@ -20,7 +20,7 @@ from edgeflow.ipc.messages import (
     Shutdown,
     SubmitFrame,
 )
-from edgeflow.types import ActionSchema, Pace, PassTimes, Speculation
+from edgeflow.types import ActionSchema, Chunk, Pace, PassTimes, Speculation
 
 SCHEMA = ActionSchema(
     names=("x",),
@@ -39,12 +39,12 @@ MESSAGES: list[Message] = [
     SessionOpened(1, SCHEMA),
     OpenSession(session=1, epoch=2, pace=Pace(7), unnorm_key=""),
     OpenSession(session=1, epoch=2, pace=Pace(0, Speculation(1, 3)), unnorm_key="", patience_ns=5),
-    SubmitFrame(session=1, epoch=2, seq=3, height=4, width=5, instruction="pick the cup", payload=bytes(range(60))),
+    SubmitFrame(session=1, epoch=2, seq=3, sizes=[4, 5], instruction="pick the cup", payload=bytes(range(60))),
     FrameResult(
         session=1,
         epoch=2,
         seq=3,
-        values=[0.5, -1.0],
+        chunk=Chunk((0.5, -1.0)),
         token_ids=[511, 300],
         valid=True,
         queue_ns=1,

@@ -24,6 +24,7 @@ from edgeflow.ipc.messages import (
     SubmitFrame,
     WarmupProgress,
 )
+from edgeflow.types import Chunk
 from tests.service.scripted import SCHEMA, good_values, ready_message
 
 FOREVER_S = 3600
@@ -58,7 +59,7 @@ def answer(message: Message, channel: BlockingChannel) -> None:
                     session=message.session,
                     epoch=message.epoch,
                     seq=message.seq,
-                    values=values,
+                    chunk=Chunk(tuple(values)),
                     token_ids=[1],
                     valid=True,
                     queue_ns=1,

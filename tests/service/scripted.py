@@ -28,7 +28,7 @@ from edgeflow.ipc.messages import (
     WorkerReady,
 )
 from edgeflow.service.worker.process import Launched
-from edgeflow.types import ActionSchema, PassTimes
+from edgeflow.types import ActionSchema, CameraNeed, Chunk, PassTimes, PolicyInputs, StageProgram
 
 SCHEMA = ActionSchema(
     names=("x", "y", "grip"),
@@ -62,6 +62,8 @@ def ready_message(pass_ns: Sequence[int] = QUICK_NS, stages: int = 3) -> WorkerR
         kv_bytes=0,
         prefill_rows=10,
         pass_times=times,
+        inputs=PolicyInputs(cameras=(CameraNeed(name="image", named=False),)),
+        programs=[StageProgram.tokens(times.stages)],
         bins=True,
     )
 
@@ -210,7 +212,7 @@ class ScriptedWorker:
             session=frame.session,
             epoch=frame.epoch,
             seq=frame.seq,
-            values=values,
+            chunk=Chunk(tuple(values)),
             token_ids=[7, 8, 9],
             valid=self._script.valid,
             queue_ns=10,

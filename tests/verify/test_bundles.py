@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.models.openvla.policy import OpenVLAPolicy
-from edgeflow.models.openvla.preprocess import Preprocessor
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.preprocess import Preprocessor
 from edgeflow.types import Mode
 from edgeflow.verify.checkpoint import verify_bundle
 from tests.tiny_checkpoint import TinySize, write_checkpoint

@@ -19,7 +19,7 @@ from edgeflow.types import Mode
 from edgeflow.verify.chat import verify_chat, verify_kv
 from edgeflow.verify.chat_modes import Ways
 from edgeflow.verify.checkpoint import verify_checkpoint
-from edgeflow.verify.comparison import exact_float32
+from edgeflow.verify.recorded.comparison import exact_float32
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.other_device import OTHER, other_device
 from tests.oracles import ORACLES

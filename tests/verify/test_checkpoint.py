@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from edgeflow.cli import app
 from edgeflow.demo.training import network
 from edgeflow.errors import CheckpointError, ConfigError
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.types import Mode
 from edgeflow.verify.checkpoint import verify_bundle, verify_checkpoint, verify_weights
-from edgeflow.verify.comparison import exact_float32
+from edgeflow.verify.recorded.comparison import exact_float32
 from tests.engine.other_device import OTHER, other_device
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import TinySize, write_checkpoint

@@ -32,7 +32,7 @@ from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
 from edgeflow.scheduler.settling import SettlingSample
-from edgeflow.types import Disposition, Pace
+from edgeflow.types import Chunk, Disposition, Pace
 
 _DEPARTURES = {
     Leaving.SUPERSEDED: (
@@ -256,7 +256,8 @@ class ControlPlane:
         return running
 
     def _prepare(self, message: SubmitFrame) -> PreparedFrame:
-        pixels = np.frombuffer(message.payload, np.uint8).reshape(message.height, message.width, 3)
+        (image,) = message.images()
+        pixels = np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
         return PreparedFrame(self._engine.policy.preprocess(pixels), self._prompt_ids(message.instruction))
 
     def _answer(self, sampled: Answer, passes: int) -> None:
@@ -270,7 +271,7 @@ class ControlPlane:
                 session=ref.session,
                 epoch=ref.epoch,
                 seq=ref.seq,
-                values=values.tolist(),
+                chunk=Chunk(tuple(values.tolist())),
                 token_ids=list(tokens),
                 valid=sampled.finite and bool(np.isfinite(values).all()),
                 queue_ns=track.started_ns - track.arrived_ns,

@@ -63,8 +63,7 @@ class _Driver:
                     session=session,
                     epoch=1,
                     seq=self._seq,
-                    height=CAMERA,
-                    width=CAMERA,
+                    sizes=[CAMERA, CAMERA],
                     instruction=self._text,
                     payload=self._payload,
                 )

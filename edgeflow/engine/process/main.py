@@ -16,10 +16,10 @@ import torch
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
 from edgeflow.engine.chat.build import chat_bytes, load_chat
-from edgeflow.engine.control.build import BuiltEngine, build_engine
 from edgeflow.engine.control.profile import Pacer, load_profile
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.policy import INSTRUCTION
+from edgeflow.engine.process.build import BuiltEngine, build_engine
 from edgeflow.engine.process.calibrate import calibrate
 from edgeflow.engine.process.chat_link import ChatLink
 from edgeflow.engine.process.worker import Worker
@@ -103,6 +103,8 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes, graphs: 
         kv_bytes=built.engine.kv.nbytes,
         prefill_rows=policy.image_tokens + len(policy.prompt_ids(INSTRUCTION)),
         pass_times=times,
+        inputs=policy.inputs,
+        programs=[policy.program(each) for each in policy.unnorm_keys],
         operators=operators_line(config),
         memory=built.memory,
         bins=any(policy.near),

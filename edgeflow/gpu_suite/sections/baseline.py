@@ -21,7 +21,7 @@ from edgeflow.gpu_suite.setting import Setting, SkipError
 from edgeflow.gpu_suite.subjects.engines import engine_of, policy_of
 from edgeflow.gpu_suite.subjects.random_policy import PolicySize, policy_tensors, random_frames
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 
 FEWEST = 3
 PREFIX = "language_model."

@@ -12,9 +12,9 @@ from torch import Tensor
 from edgeflow.gpu_suite.order import Found
 from edgeflow.gpu_suite.setting import OffError, Setting
 from edgeflow.kernels.trials.timing import median_us
-from edgeflow.models.openvla.config import ImageConfig, TowerImage
-from edgeflow.models.openvla.device_preprocess import DevicePreprocessor
-from edgeflow.models.openvla.preprocess import Preprocessor
+from edgeflow.policies.openvla.config import ImageConfig, TowerImage
+from edgeflow.policies.openvla.device_preprocess import DevicePreprocessor
+from edgeflow.policies.openvla.preprocess import Preprocessor
 
 CAMERAS = ((224, 224), (480, 640), (720, 1280), (1280, 720))
 SMALL_CAMERAS = ((20, 30), (60, 24))

@@ -18,7 +18,7 @@ from edgeflow.gpu_suite.setting import Setting
 from edgeflow.gpu_suite.subjects.engines import policy_of
 from edgeflow.gpu_suite.subjects.floors import tower_work
 from edgeflow.kernels.trials.timing import median_us
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 
 SAMPLES = 15
 Features = Callable[[], list[Tensor]]

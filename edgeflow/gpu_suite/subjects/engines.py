@@ -14,7 +14,7 @@ from edgeflow.engine.graphs import Record
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.gpu_suite.setting import Setting
 from edgeflow.gpu_suite.subjects.random_policy import PolicySize, random_policy
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler

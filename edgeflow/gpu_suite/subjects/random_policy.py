@@ -13,8 +13,8 @@ from edgeflow.engine.policy import PreparedFrame
 from edgeflow.gpu_suite.subjects.random_weights import RandomTensors, llama_shapes
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.openvla.config import ActionStatistics, ImageConfig, OpenVLAConfig, TowerImage
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.config import ActionStatistics, ImageConfig, OpenVLAConfig, TowerImage
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 
 BINS = 256
 PADDING = 64

@@ -236,14 +236,13 @@ class Session:
         if track is None:
             return None
         track.speculation = self.speculation
-        camera = self.request.cameras[0]
+        camera = self.request.cameras[0]  # of a policy with one camera
         payload, track.payload = track.payload, b""
         return SubmitFrame(
             session=self.number,
             epoch=track.epoch,
             seq=track.frame.seq,
-            height=camera.height,
-            width=camera.width,
+            sizes=[camera.height, camera.width],
             instruction=self.instruction,
             payload=payload,
             waited_ns=now_ns - track.received_ns,
@@ -256,7 +255,7 @@ class Session:
             return
         self._proven_instruction = self.instruction
         self.age_limit.times.observe(track.decode_ns + message.queue_ns + message.inference_ns)
-        if not message.valid or not within_limits(message.values, self.schema):
+        if not message.valid or not within_limits(message.chunk.values, self.schema):
             text = "the policy's output was not finite or outside the action limits"
             self._frames.leave(track, Disposition.DROPPED, "INTERNAL", Reason.POLICY_OUTPUT_INVALID, text)
             self.hold(Reason.POLICY_OUTPUT_INVALID)
@@ -268,7 +267,7 @@ class Session:
             timings = StageTimings(
                 track.decode_ns, message.queue_ns + max(front_wait_ns, 0), message.inference_ns, message.passes
             )
-            values, token_ids = tuple(message.values), tuple(message.token_ids)
+            values, token_ids = message.chunk.values, tuple(message.token_ids)
             self._frames.act(Ready(track, values, token_ids, timings, message.settled))
             self._outbox.safe = None
         self._finish_if_idle()

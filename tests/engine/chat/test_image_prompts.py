@@ -15,8 +15,8 @@ from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken, FrameResult, OpenSession
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.models.openvla.policy import OpenVLAPolicy
 from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.types import Pace
 from tests.chat_checkpoint import IMAGE_TOKEN, write_chat_checkpoint
 from tests.engine.chat.test_plane import CPU, Bench, K, built, frame, request_of

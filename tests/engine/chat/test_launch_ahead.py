@@ -22,7 +22,7 @@ from edgeflow.engine.stamps import Stamp
 from edgeflow.ipc.messages import ChatDone, ChatStart, ChatStop, ChatToken, Message, PrefixSet, SetPrefix
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.scheduler.requests import Finish
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits

@@ -36,7 +36,7 @@ from edgeflow.ipc.messages import (
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import Pace
@@ -133,7 +133,7 @@ def request_of(ids: list[int], request: int = 1) -> ChatStart:
 
 def frame(seq: int) -> SubmitFrame:
     pixels = np.random.default_rng(seq).integers(0, 256, (8, 10, 3), np.uint8)
-    return SubmitFrame(session=1, epoch=1, seq=seq, height=8, width=10, instruction="go", payload=pixels.tobytes())
+    return SubmitFrame(session=1, epoch=1, seq=seq, sizes=[8, 10], instruction="go", payload=pixels.tobytes())
 
 
 def alone(model: ChatModel, text: str = PROMPT, **params: object) -> list[int]:

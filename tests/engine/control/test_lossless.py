@@ -14,7 +14,7 @@ from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.kv.formats import INT8
 from edgeflow.kernels.packed_attention import naive_gather, reference
 from edgeflow.kernels.slots_in_place import slots_in_place
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode

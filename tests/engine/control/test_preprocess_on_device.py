@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from edgeflow.config import ServiceConfig
-from edgeflow.engine.control.build import build_engine, choose_preprocess
 from edgeflow.engine.control.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.models.openvla.config import ImageConfig
-from edgeflow.models.openvla.device_preprocess import DevicePreprocessor
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.engine.process.build import build_engine, choose_preprocess
+from edgeflow.policies.openvla.config import ImageConfig
+from edgeflow.policies.openvla.device_preprocess import DevicePreprocessor
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 from tests.engine.control.test_lossless import make_engine
 from tests.engine.test_graph_launches import META, OnTheDevice
 from tests.engine.test_graphs import CPU, ON_THE_DEVICE, replaying, tokens
-from tests.models.openvla.test_preprocess import DINO, SIGLIP, picture
+from tests.policies.openvla.test_preprocess import DINO, SIGLIP, picture
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 SIZES = [(48, 64), (28, 28), (90, 40), (3000, 2)]  # the last one is too long for the device

@@ -15,7 +15,7 @@ from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.plan import FrameRef, Leaving, Pass, Place, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler

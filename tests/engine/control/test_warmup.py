@@ -9,13 +9,13 @@ import torch
 
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.control.build import build_engine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.control.warmup import record_passes
 from edgeflow.engine.device import choose_graphs
 from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.process.build import build_engine
 from edgeflow.errors import ConfigError
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode

@@ -12,7 +12,7 @@ from edgeflow.config import ServiceConfig
 from edgeflow.engine.process.calibrate import calibrate
 from edgeflow.errors import FailedPrecondition, ResourceExhausted
 from edgeflow.ipc.messages import Ping, Pong, WorkerReady
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import CostModel
 from edgeflow.scheduler.forecast import Forecast, Robot, forecast
 from edgeflow.scheduler.pace import depths_of
@@ -21,7 +21,18 @@ from edgeflow.scheduler.settling import WHOLE, Settling, SettlingSample, estimat
 from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
 from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, Pace, PassTimes, Speculation
+from edgeflow.types import (
+    ActionSchema,
+    CameraNeed,
+    CameraSpec,
+    ImageFormat,
+    Mode,
+    Pace,
+    PassTimes,
+    PolicyInputs,
+    Speculation,
+    StageProgram,
+)
 from tests.engine.process.simulated_device import LAUNCH_NS, MS, TRUTH, AsynchronousEngine, ClosedLoop, Delivered
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -179,6 +190,8 @@ def admission(times: PassTimes, mode: Mode = Mode.AUTO) -> Admission:
         kv_bytes=0,
         prefill_rows=55,
         pass_times=times,
+        inputs=PolicyInputs(cameras=(CameraNeed(name="image", named=False),)),
+        programs=[StageProgram.tokens(times.stages)],
     )
     made.worker_ready(ready)
     return made

@@ -8,7 +8,7 @@ from edgeflow.ipc.messages import CloseSession, Ping, SubmitFrame
 
 
 def frame(session: int, seq: int) -> SubmitFrame:
-    return SubmitFrame(session=session, epoch=1, seq=seq, height=1, width=1, instruction="go", payload=b"abc")
+    return SubmitFrame(session=session, epoch=1, seq=seq, sizes=[1, 1], instruction="go", payload=b"abc")
 
 
 def test_only_the_newest_frame_of_a_session_is_kept():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgeflow.config import load_config
-from edgeflow.engine.control.build import build_engine
+from edgeflow.engine.process.build import build_engine
 from edgeflow.errors import ConfigError
 from edgeflow.ipc.channel import BlockingChannel
 from edgeflow.ipc.messages import (
@@ -77,7 +77,7 @@ def test_it_proves_itself_serves_and_leaves(start, tmp_path):
     channel.send(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""))
     assert isinstance(channel.receive(), SessionOpened)
     image = np.zeros((4, 4, 3), np.uint8)
-    channel.send(SubmitFrame(session=1, epoch=1, seq=1, height=4, width=4, instruction="go", payload=image.tobytes()))
+    channel.send(SubmitFrame(session=1, epoch=1, seq=1, sizes=[4, 4], instruction="go", payload=image.tobytes()))
     result = channel.receive()
     assert isinstance(result, FrameResult) and result.valid
     channel.send(Shutdown())

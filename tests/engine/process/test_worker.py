@@ -26,7 +26,7 @@ from edgeflow.ipc.messages import (
     Shutdown,
     SubmitFrame,
 )
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.pace import rounds_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -84,8 +84,7 @@ def frame(seq: int, *, session: int = 1, epoch: int = 1, instruction: str = "go"
         session=session,
         epoch=epoch,
         seq=seq,
-        height=image.shape[0],
-        width=image.shape[1],
+        sizes=[image.shape[0], image.shape[1]],
         instruction=instruction,
         payload=image.tobytes(),
     )
@@ -134,7 +133,7 @@ def test_the_action_of_a_frame_is_that_of_serial_decoding(policy, depth: int):
     assert [tuple(result.token_ids) for result in results(said)] == expected
     for result in results(said):
         assert result.valid and result.passes == policy.K
-        assert result.values == policy.decode_actions(result.token_ids).tolist()
+        assert list(result.chunk.values) == policy.decode_actions(result.token_ids).tolist()
 
 
 def test_times_are_those_of_the_passes(policy):

@@ -23,7 +23,7 @@ from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.worker.process import Launched

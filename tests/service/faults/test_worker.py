@@ -263,7 +263,7 @@ async def test_a_worker_whose_front_has_gone_leaves(tmp_path: Path, monkeypatch,
     if phase == "in a pass":
         channel.send(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""))
         assert isinstance(channel.receive(), SessionOpened)
-        channel.send(SubmitFrame(session=1, epoch=1, seq=1, height=1, width=1, instruction="hang", payload=b"rgb"))
+        channel.send(SubmitFrame(session=1, epoch=1, seq=1, sizes=[1, 1], instruction="hang", payload=b"rgb"))
     channel.close()
     until_gone(process.pid)
     assert await process.wait(60) == "exit code 0"

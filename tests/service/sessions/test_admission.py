@@ -12,7 +12,16 @@ from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import ActionSchema, CameraSpec, ImageFormat, Mode, PassTimes
+from edgeflow.types import (
+    ActionSchema,
+    CameraNeed,
+    CameraSpec,
+    ImageFormat,
+    Mode,
+    PassTimes,
+    PolicyInputs,
+    StageProgram,
+)
 
 MS = 1_000_000
 SCHEMA = ActionSchema(names=(), units=(), low=(), high=(), relative=())
@@ -38,6 +47,8 @@ def ready(percent: int = 100) -> WorkerReady:
         kv_bytes=0,
         prefill_rows=55,
         pass_times=times.scaled(percent),
+        inputs=PolicyInputs(cameras=(CameraNeed(name="image", named=False),)),
+        programs=[StageProgram.tokens(times.stages)],
     )
 
 

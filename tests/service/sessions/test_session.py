@@ -13,7 +13,7 @@ from edgeflow.service.sessions.events import ActionEvent, End, NoticeEvent, Stat
 from edgeflow.service.sessions.rates import BURST, CHANGE_PERIOD_NS, CHANGES, SECOND_NS
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import LATE_IN_A_ROW, Session
-from edgeflow.types import Disposition, Speculation
+from edgeflow.types import Chunk, Disposition, Speculation
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
 
@@ -35,7 +35,7 @@ def answer(session: Session, frame: SubmitFrame, took_ns: int = 1) -> None:
             session=1,
             epoch=frame.epoch,
             seq=frame.seq,
-            values=[0.0, 0.0, 0.5],
+            chunk=Chunk((0.0, 0.0, 0.5)),
             token_ids=[7, 8, 9],
             valid=True,
             queue_ns=1,

@@ -19,7 +19,7 @@ from edgeflow.service.sessions.events import ActionEvent, End, Event, StatusEven
 from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import CameraSpec, Command, Disposition, ImageFormat
+from edgeflow.types import CameraSpec, Chunk, Command, Disposition, ImageFormat
 from tests.service.scripted import SCHEMA
 
 MS = 1_000_000
@@ -144,7 +144,7 @@ class SessionMachine(RuleBasedStateMachine):
                 session=1,
                 epoch=frame.epoch,
                 seq=frame.seq,
-                values=values,
+                chunk=Chunk(tuple(values)),
                 token_ids=[1, 2, 3],
                 valid=True,
                 queue_ns=1,

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from edgeflow.errors import CheckpointError
-from edgeflow.models.openvla.prompt import Prompter
+from edgeflow.policies.openvla.prompt import Prompter
 from tests.tiny_checkpoint import write_checkpoint
 
 

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.models.openvla.config import ImageConfig
-from edgeflow.models.openvla.preprocess import (
+from edgeflow.policies.openvla.config import ImageConfig
+from edgeflow.policies.openvla.preprocess import (
     crop_places,
     kinds,
     letterbox_fill,

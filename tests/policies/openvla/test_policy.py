@@ -16,8 +16,8 @@ from edgeflow.errors import CheckpointError
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.models.checkpoint import INDEX_FILE, SINGLE_FILE, read_tensors
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.openvla.config import load_config
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.config import load_config
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.errors import CheckpointError
-from edgeflow.models.openvla.config import ActionStatistics, OpenVLAConfig
+from edgeflow.policies.openvla.config import ActionStatistics, OpenVLAConfig
 from edgeflow.types import ActionSchema
 
 _SEVEN = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgeflow.errors import CheckpointError
 from edgeflow.models.checkpoint import tensor_shapes
-from edgeflow.models.openvla.config import OpenVLAConfig
+from edgeflow.policies.openvla.config import OpenVLAConfig
 
 _BLOCKS = ("vision_backbone.featurizer.blocks.", "vision_backbone.fused_featurizer.blocks.")
 _PATCH = "vision_backbone.featurizer.patch_embed.proj.weight"

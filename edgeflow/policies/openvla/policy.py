@@ -24,13 +24,13 @@ from edgeflow.kernels.side_stream import SideStream
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
-from edgeflow.models.openvla.actions import ActionDecoder
-from edgeflow.models.openvla.config import OpenVLAConfig, load_config
-from edgeflow.models.openvla.device_preprocess import DevicePreprocessor
-from edgeflow.models.openvla.preprocess import Preprocessor
-from edgeflow.models.openvla.prompt import Prompter
 from edgeflow.models.vit import VisionTower
-from edgeflow.types import ActionSchema
+from edgeflow.policies.openvla.actions import ActionDecoder
+from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
+from edgeflow.policies.openvla.device_preprocess import DevicePreprocessor
+from edgeflow.policies.openvla.preprocess import Preprocessor
+from edgeflow.policies.openvla.prompt import Prompter
+from edgeflow.types import ActionSchema, CameraNeed, PolicyInputs, StageProgram
 
 _TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
 
@@ -73,6 +73,15 @@ class OpenVLAPolicy:
         self.near = tuple(
             all(index < len(each.relative) and each.relative[index] for each in schemas) for index in range(self.K)
         )
+
+    @property
+    def inputs(self) -> PolicyInputs:
+        """One camera, which the checkpoint does not name."""
+        return PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
+
+    def program(self, unnorm_key: str | None = None) -> StageProgram:
+        """The stages of an answer: as many tokens as the actions of a dataset have numbers."""
+        return StageProgram.tokens(len(self._actions.statistics(unnorm_key).q01))
 
     @classmethod
     def load(

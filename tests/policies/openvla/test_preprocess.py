@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from edgeflow.models.openvla.config import ImageConfig, TowerImage
-from edgeflow.models.openvla.preprocess import Preprocessor, center_crop
+from edgeflow.policies.openvla.config import ImageConfig, TowerImage
+from edgeflow.policies.openvla.preprocess import Preprocessor, center_crop
 
 DINO = TowerImage((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bicubic")
 SIGLIP = TowerImage((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")

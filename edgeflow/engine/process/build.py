@@ -18,9 +18,9 @@ from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import fingerprint
-from edgeflow.models.openvla.config import OpenVLAConfig, load_config
-from edgeflow.models.openvla.footprint import Footprint, read_footprint
-from edgeflow.models.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
+from edgeflow.policies.openvla.footprint import Footprint, read_footprint
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 

@@ -9,8 +9,8 @@ import pytest
 
 from edgeflow.errors import CheckpointError
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.openvla.actions import ActionDecoder
-from edgeflow.models.openvla.config import ActionStatistics, ImageConfig, OpenVLAConfig
+from edgeflow.policies.openvla.actions import ActionDecoder
+from edgeflow.policies.openvla.config import ActionStatistics, ImageConfig, OpenVLAConfig
 
 NARROW = ActionStatistics((-1.0, 0.0, 5.0), (1.0, 4.0, 5.0), (True, True, True))
 MASKED = ActionStatistics((-1.0,) * 7, (3.0,) * 7, (True,) * 6 + (False,))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from edgeflow.models.openvla.config import ImageConfig, TowerImage
+from edgeflow.policies.openvla.config import ImageConfig, TowerImage
 
 CROP_AREA = 0.9
 _RESAMPLING = {

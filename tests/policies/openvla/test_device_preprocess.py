@@ -8,10 +8,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgeflow.models.openvla.config import ImageConfig, TowerImage
-from edgeflow.models.openvla.device_preprocess import DevicePreprocessor
-from edgeflow.models.openvla.preprocess import Preprocessor
-from tests.models.openvla.test_preprocess import DINO, SIGLIP, picture
+from edgeflow.policies.openvla.config import ImageConfig, TowerImage
+from edgeflow.policies.openvla.device_preprocess import DevicePreprocessor
+from edgeflow.policies.openvla.preprocess import Preprocessor
+from tests.policies.openvla.test_preprocess import DINO, SIGLIP, picture
 
 CPU = torch.device("cpu")
 

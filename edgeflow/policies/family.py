@@ -1,0 +1,64 @@
+"""The entry of a family of policies in the registry (policies/registry.py).
+
+Control reads it too, so nothing here imports torch; `load`, `prepare` and `verify` import theirs when they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from edgeflow.engine.control.engine import EngineOptions, PassEngine
+    from edgeflow.engine.policy import LoadOptions, Policy, Published
+    from edgeflow.types import Mode
+    from edgeflow.verify.recorded.comparison import CheckResult
+
+Progress = Callable[[str, int, int], None]
+Settings = Mapping[str, Any]
+"""The keys of the configuration's section `policy`, but `family`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The JSON files of a checkpoint that tell its family: config.json, and cases.json where recordings are verified."""
+
+    config: Mapping[str, Any]
+    cases: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What `edgeflow verify` was asked for.
+
+    modes: empty for all that the family has. weights: the precision whose cost is measured; float = compare with the
+    recorded outputs. operators: an overlay of the operator table.
+    """
+
+    modes: Sequence[Mode]
+    progress: Progress
+    weights: str
+    operators: Path | None
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How policies of one architecture are recognised, checked, loaded, served and verified.
+
+    name: as in `policy.family`. detect: True for a checkpoint of the family. check: CheckpointError or ConfigError for
+    a directory or settings that could not be served, without reading weights. load: the checkpoint's configuration,
+    from which the policy is loaded. prepare: the engine that serves a loaded policy. verify: every comparison of a
+    bundle of recordings, with the mode that it was made in.
+    """
+
+    name: str
+    detect: Callable[[Files], bool]
+    check: Callable[[Path, Settings], None]
+    load: Callable[[Path, Settings, LoadOptions], Published]
+    prepare: Callable[[Policy, EngineOptions], PassEngine]
+    verify: Callable[[Path, Verification], list[tuple[str, CheckResult]]]

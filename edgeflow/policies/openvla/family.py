@@ -1,0 +1,50 @@
+"""OpenVLA in the registry of policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.policies.family import Family, Files, Settings, Verification
+
+if TYPE_CHECKING:
+    from edgeflow.engine.control.engine import EngineOptions, PassEngine
+    from edgeflow.engine.policy import LoadOptions, Policy, Published
+    from edgeflow.verify.recorded.comparison import CheckResult
+
+REQUIRED = ("preprocessor_config.json", "tokenizer.json")
+
+
+def _detect(files: Files) -> bool:
+    return files.config.get("model_type") == "openvla"
+
+
+def _check(directory: Path, settings: Settings) -> None:
+    if settings:
+        raise ConfigError(f"policy.{min(settings)}: this family, openvla, has no such setting")
+    for name in REQUIRED:
+        if not (directory / name).is_file():
+            raise CheckpointError(f"model: {directory} has no {name}: fetch the checkpoint again")
+
+
+def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
+    from edgeflow.policies.openvla.published import PublishedOpenVLA
+
+    _check(directory, settings)
+    return PublishedOpenVLA(directory, center_crop=options.center_crop)
+
+
+def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
+    from edgeflow.engine.control.actions import token_engine
+
+    return token_engine(policy, options)
+
+
+def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
+    from edgeflow.policies.openvla.verify import verify
+
+    return verify(directory, asked)
+
+
+OPENVLA = Family(name="openvla", detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify)

@@ -1,0 +1,33 @@
+"""The families of policies that are served: one line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.policies.family import Family, Files
+from edgeflow.policies.openvla.family import OPENVLA
+from edgeflow.text.checkpoint_json import read_json
+
+FAMILIES: tuple[Family, ...] = (OPENVLA,)
+"""The first that recognises a checkpoint serves it."""
+
+
+def family_of(directory: Path, configured: str = "", *, recorded: bool = False) -> Family:
+    """The family of a checkpoint: as configured, or as its files say. recorded: cases.json is one of them.
+
+    ConfigError for a name that is not served, CheckpointError for a checkpoint that no family recognises.
+    """
+    names = ", ".join(family.name for family in FAMILIES)
+    if configured:
+        found = next((family for family in FAMILIES if family.name == configured), None)
+        if found is None:
+            raise ConfigError(f"policy.family: {configured!r} is not served; served: {names}")
+        return found
+    config = read_json(directory / "config.json")
+    files = Files(config, read_json(directory / "cases.json", required=False) if recorded else None)
+    found = next((family for family in FAMILIES if family.detect(files)), None)
+    if found is None:
+        kind = f"model_type {config['model_type']!r}" if "model_type" in config else f"type {config.get('type')!r}"
+        raise CheckpointError(f"model: {directory} has {kind}; served: {names}")
+    return found
