@@ -201,6 +201,19 @@ class ChatConfig(_Section):
         return self.alias or Path(self.model).name
 
 
+class PolicyConfig(BaseModel):
+    """The policy's family and its own settings, which the family checks."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+
+    family: str = Field("", max_length=64, description="family of the policy; empty = as the checkpoint says")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keys besides `family`."""
+        return dict(self.model_extra or {})
+
+
 class ServiceConfig(_Section):
     """Configuration of the service; every key has a default."""
 
@@ -213,6 +226,7 @@ class ServiceConfig(_Section):
         max_length=128,
         description="model name for clients; default: the last part of model",
     )
+    policy: PolicyConfig = PolicyConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["float", "fp8"] = Field(

@@ -123,7 +123,7 @@ class CameraNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInputs:
-    """What a policy needs of every observation, in the order in which it gets it."""
+    """The needs of a policy, in the order in which it gets them with every observation."""
 
     cameras: tuple[CameraNeed, ...]
     state: tuple[StateSpec, ...] = ()
@@ -145,7 +145,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What a policy sees at one moment, by the policy's own names.
+    """The inputs of a policy at one moment, by the policy's own names.
 
     images: by camera. state: vectors by name, in the policy's units. stamp_ns: capture time on the robot's clock.
     """
@@ -170,7 +170,7 @@ class Chunk:
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or len(self.values) % self.horizon:
-            raise ValueError(f"{len(self.values)} numbers are no chunk of {self.horizon} actions")
+            raise ValueError(f"{len(self.values)} numbers cannot be {self.horizon} actions")
 
     @property
     def dims(self) -> int:

@@ -32,6 +32,7 @@ def verify(
     ] = "float",
     operators: Annotated[OptionalPath, typer.Option(help="Operator overlay for a control policy.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
+    family: Annotated[str, typer.Option(help="Family of a policy; default: as the bundle says.")] = "",
     as_json: Json = False,
 ) -> None:
     """Compare a checkpoint's outputs with recordings of the original implementation, in float32.
@@ -40,7 +41,7 @@ def verify(
     checked in their own modes. Tolerances are the same on every device: on CUDA neither matrices nor attention use
     TF32.
     """
-    from edgeflow.verify.checkpoint import verify_checkpoint, verify_weights
+    from edgeflow.verify.checkpoint import verify_checkpoint
 
     if kv not in ("model", "int8"):
         raise ConfigError(f"kv: must be model or int8, got {kv!r}")
@@ -51,11 +52,10 @@ def verify(
     if mode not in (None, *ENDS):
         raise ConfigError("mode: verify supports serial and pipelined")
     with reporting(Console(stderr=True)) as report:
-        if weights != "float":
-            results = verify_weights(directory, weights, device)
-        else:
-            modes = [mode] if mode else []
-            results = verify_checkpoint(directory, modes, report, kv=kv, overlay=operators, device=device)
+        modes = [mode] if mode else []
+        results = verify_checkpoint(
+            directory, modes, report, kv=kv, weights=weights, overlay=operators, device=device, family=family
+        )
     off = sum(not result.ok for _, result in results)
     if as_json:
         rows = [

@@ -123,7 +123,7 @@ class EvaluationPlan:
 def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) -> Iterator[ConditionResult]:
     """Run the grid, one condition at a time."""
     built = load_policy(plan.model)
-    stages = built.engine.policy.K
+    stages = built.limits.stages
     if plan.speculation.max_passes > stages:
         raise ConfigError(f"max_passes: must be 1 to {stages}, got {plan.speculation.max_passes}")
     paces = [pace_of(mode, stages, plan.depth, plan.speculation) for mode in plan.modes]
@@ -189,7 +189,7 @@ def _times(name: str, built: BuiltEngine) -> tuple[str, PassTimes]:
     profile = load_profile(name)
     if profile is None:
         return THIS_MACHINE, calibrate(built.engine)
-    return profile.name, profile.times(built.engine.policy.K)
+    return profile.name, profile.times(built.limits.stages)
 
 
 def _of_seed(

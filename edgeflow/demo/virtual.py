@@ -20,7 +20,7 @@ from edgeflow.demo.world.expert import action_goal
 from edgeflow.demo.world.scene import POLICY_SIZE, Moment
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SubmitFrame
@@ -45,7 +45,7 @@ class Delay:
 class VirtualService:
     """A worker whose passes take given times."""
 
-    def __init__(self, engine: PolicyEngine, limits: SchedulerLimits, times: PassTimes) -> None:
+    def __init__(self, engine: PassEngine, limits: SchedulerLimits, times: PassTimes) -> None:
         self._engine = engine
         self._limits = limits
         self._times = times

@@ -50,8 +50,8 @@ class KVNeed:
 
 def sessions_that_fit(need: KVNeed, free_bytes: int, most: int = MOST_SESSIONS) -> int:
     """The number of sessions whose KV fits beside the reserve and chat: 0 to `most`."""
-    left = free_bytes - need.total_bytes(0)
-    return max(0, min(most, left // (need.kv_bytes(1) - need.kv_bytes(0))))
+    left, each = free_bytes - need.total_bytes(0), need.kv_bytes(1) - need.kv_bytes(0)
+    return max(0, min(most, left // each)) if each else most
 
 
 def choose_sessions(wanted: int | None, need: KVNeed, free_bytes: int) -> int:
@@ -69,6 +69,8 @@ def choose_sessions(wanted: int | None, need: KVNeed, free_bytes: int) -> int:
 
 def describe(sessions: int, need: KVNeed, free_bytes: int) -> str:
     """The line shown at start: `KV: 3 sessions x 7 slots x 400 positions = 4.1 GiB of 6.8 GiB free`."""
+    if not need.ring:
+        return f"{sessions} session{'s' * (sessions > 1)}, no KV between passes"
     spare = f" + {need.spare} spare slot" if need.spare else ""
     plural = "s" if sessions > 1 else ""
     return (

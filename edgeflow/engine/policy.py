@@ -58,7 +58,7 @@ class PreparedFrame:
 
 
 class Policy(Protocol):
-    """What every policy states: what it needs, how its answers come about in integers, and what they mean.
+    """The part common to all policies: their inputs, the stages of their answers in integers, the actions' meaning.
 
     fixed_rows: rows of a prompt besides those of its text.
     """
@@ -67,7 +67,7 @@ class Policy(Protocol):
 
     @property
     def inputs(self) -> PolicyInputs:
-        """What it needs of every observation."""
+        """Its needs of every observation."""
         ...
 
     @property
@@ -138,7 +138,7 @@ class OnePassPolicy(Policy, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """What the service's configuration says about any checkpoint. center_crop: crop images to 0.9 of their area."""
+    """Settings of the service for checkpoints of every family. center_crop: crop images to 0.9 of their area."""
 
     center_crop: bool = False
 

@@ -25,7 +25,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The JSON files of a checkpoint that tell its family: config.json, and cases.json where recordings are verified."""
+    """The JSON files that tell a checkpoint's family: config.json, and cases.json where recordings are verified."""
 
     config: Mapping[str, Any]
     cases: Mapping[str, Any] | None = None
@@ -33,7 +33,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What `edgeflow verify` was asked for.
+    """A request of `edgeflow verify`.
 
     modes: empty for all that the family has. weights: the precision whose cost is measured; float = compare with the
     recorded outputs. operators: an overlay of the operator table.

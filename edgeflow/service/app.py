@@ -230,7 +230,7 @@ class Service:
         """Checks that need neither worker nor log, so that mistakes are reported at once."""
         config = self._config
         if not is_hub_id(config.model):  # the worker fetches hub models
-            check_model_directory(resolve_model(config.model))
+            check_model_directory(resolve_model(config.model), config.policy)
 
     async def _listen(self) -> None:
         """Bind every port, before any child starts."""

@@ -15,7 +15,6 @@ from edgeflow.config import ChatConfig, ServiceConfig
 from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import chat_bytes, load_chat
-from edgeflow.engine.control import build
 from edgeflow.engine.memory import (
     FIXED_BYTES,
     MOST_SESSIONS,
@@ -25,6 +24,7 @@ from edgeflow.engine.memory import (
     describe,
     sessions_that_fit,
 )
+from edgeflow.engine.process import build
 from edgeflow.engine.process.build import build_engine
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import DENSE
@@ -34,6 +34,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.policies.openvla.config import load_config
 from edgeflow.policies.openvla.footprint import read_footprint
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.published import PublishedOpenVLA
 from edgeflow.service.observe.status import Phase, ServiceStatus
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.tiny_checkpoint import write_checkpoint
@@ -134,8 +135,8 @@ def test_slots_are_sized_from_what_is_free(checkpoint: str, monkeypatch: pytest.
     assert plenty.engine.capacity == 4 + 128 + 7, "an instruction has no more tokens than it may"
     assert plenty.engine.kv.capacity == rounded_capacity(4 + 128 + 7) > plenty.engine.capacity
     assert plenty.memory.startswith("KV: 8 sessions x 7 slots x 144 positions = ")
-    published = load_config(Path(checkpoint))
-    need = build.kv_need(config, published, 4, torch.float32, CPU)
+    footprint = PublishedOpenVLA(Path(checkpoint), center_crop=False).footprint(torch.float32)
+    need = build.kv_need(config, footprint, CPU)
     monkeypatch.setattr(build, "free_bytes", lambda device: need.total_bytes(4) - 1)
     assert build_engine(config).limits.max_sessions == 3
     assert build_engine(config, chat_bytes=need.kv_bytes(2)).limits.max_sessions == 1

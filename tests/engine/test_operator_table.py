@@ -31,7 +31,7 @@ from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.types import Mode
-from edgeflow.verify.checkpoint import verify_weights
+from edgeflow.verify.checkpoint import verify_checkpoint
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -175,7 +175,7 @@ def test_verify_tells_what_fp8_costs(name, monkeypatch):
     assert {row["quantity"] for row in rows} == {"largest logit error", "mean logit error", "tokens that differ, share"}
     assert all(row["deviation"] > 0.01 for row in rows if row["quantity"] == "mean logit error")
     monkeypatch.setattr(fp8, "dequantised", lambda numbers, scale: numbers.float() * scale.mean())
-    assert not all(check.ok for _, check in verify_weights(ORACLES / name, "fp8"))
+    assert not all(check.ok for _, check in verify_checkpoint(ORACLES / name, [], lambda *_: None, weights="fp8"))
 
 
 @pytest.mark.oracle("openvla-tiny")

@@ -8,6 +8,7 @@ from time import monotonic
 import pytest
 
 from edgeflow.config import ServiceConfig
+from edgeflow.engine.policy import Footprint
 from edgeflow.engine.process.build import kv_need
 from edgeflow.gpu_suite.order import Order
 from edgeflow.gpu_suite.setting import Setting
@@ -24,6 +25,8 @@ def setting(tmp_path: Path) -> Setting:
 def test_a_slot_has_the_positions_that_the_service_gives_it(setting):
     policy = policy_of(setting, setting.size)
     engine = engine_of(policy, setting.size, setting, graphs=True, record=record)
-    need = kv_need(ServiceConfig(), policy.config, policy.image_tokens, setting.dtype, setting.device)
+    positions = policy.image_tokens + policy.K
+    footprint = Footprint(decoder=0, other=0, slots=policy.K, position_bytes=1, positions=positions, row_bytes=1)
+    need = kv_need(ServiceConfig(), footprint, setting.device)
     assert (engine.kv.capacity, engine.record) == (need.capacity, record)
     assert engine.capacity == policy.image_tokens + ServiceConfig().max_prompt_tokens + policy.K

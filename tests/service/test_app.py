@@ -76,7 +76,7 @@ def lie(path: Path) -> None:
     [
         (lambda path: (path / "config.json").unlink(), "no config.json"),
         (lambda path: (path / "config.json").write_text("{"), "not readable JSON"),
-        (lambda path: (path / "config.json").write_text('{"model_type": "llama"}'), "'llama'; supported: openvla"),
+        (lambda path: (path / "config.json").write_text('{"model_type": "llama"}'), "'llama'; served: "),
         (lambda path: (path / "config.json").write_text("[]"), "not a JSON object"),
         (lambda path: (path / "tokenizer.json").unlink(), "no tokenizer.json"),
         (lambda path: (path / "preprocessor_config.json").unlink(), "no preprocessor_config.json"),

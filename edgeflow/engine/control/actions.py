@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.contract import Drafting
+from edgeflow.engine.control.engine import Answer, EngineOptions
 from edgeflow.engine.executor import Executor
-from edgeflow.engine.policy import Decoder, PreparedFrame, TokenPolicy
+from edgeflow.engine.policy import Decoder, Policy, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import on_device
@@ -21,52 +23,37 @@ from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.scheduler.plan import FrameRef, Outcome
 from edgeflow.scheduler.ring import Shift
+from edgeflow.types import StageProgram
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The K action tokens of a finished frame; finite is False when any logit behind them was not.
+class TokenAnswers:
+    """The tokens of frames in flight, as their passes settle them (engine/control/engine.AnswerBook)."""
 
-    settled: the first of them that are settled; the others are what its last pass gave behind wrong drafts.
-    """
-
-    frame: FrameRef
-    token_ids: tuple[int, ...]
-    finite: bool
-    settled: int
-
-
-class Answers:
-    """The tokens of frames in flight, as their passes settle them. Frames that were not begun are ignored."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._outcomes: dict[FrameRef, list[Outcome[FrameRef]]] = {}
+    def __init__(self) -> None:
+        self._frames: dict[FrameRef, tuple[int, list[Outcome[FrameRef]]]] = {}
 
     def __contains__(self, frame: FrameRef) -> bool:
-        return frame in self._outcomes
+        return frame in self._frames
 
-    def begin(self, frame: FrameRef) -> None:
-        self._outcomes[frame] = []
+    def begin(self, frame: FrameRef, program: StageProgram) -> None:
+        self._frames[frame] = (program.passes, [])
 
     def add(self, outcomes: Iterable[Outcome[FrameRef]]) -> None:
-        """Note what a pass gave."""
         for outcome in outcomes:
-            if outcome.sequence in self._outcomes:
-                self._outcomes[outcome.sequence].append(outcome)
+            if outcome.sequence in self._frames:
+                self._frames[outcome.sequence][1].append(outcome)
 
     def take(self, frame: FrameRef) -> Answer:
-        """The whole answer of a frame that is done, which is forgotten."""
-        parts = self._outcomes.pop(frame)
-        tokens = [token for part in parts for token in part.tokens][: self._count]
-        finite, guesses = all(part.finite for part in parts), self._count - len(tokens)
+        count, parts = self._frames.pop(frame)
+        tokens = [token for part in parts for token in part.tokens][:count]
+        finite, guesses = all(part.finite for part in parts), count - len(tokens)
         if guesses:
             finite = finite and parts[-1].guesses_finite
-        return Answer(frame, (*tokens, *parts[-1].guesses[:guesses]), finite, len(tokens))
+        ids = (*tokens, *parts[-1].guesses[:guesses])
+        return Answer(frame=frame, finite=finite, token_ids=ids, settled=len(tokens))
 
     def drop(self, frame: FrameRef) -> None:
-        """Forget a frame that left without an answer."""
-        self._outcomes.pop(frame, None)
+        self._frames.pop(frame, None)
 
 
 class ActionTokens:
@@ -127,8 +114,34 @@ class PolicyEngine(Executor):
         kv = policy.decoder.kv_slots(slots + graphs, rounded_capacity(capacity), kv_format)
         super().__init__(ActionTokens(policy, kv.data.device), kv, classes=classes, **options)
         self.policy = policy
+        self.near = policy.near
+        self.sessions = slots // policy.K
         self.capacity = capacity
+        self.text_rows = capacity - policy.image_tokens - policy.K
         table = options.get("table") or built_in_table()
         if self.launch_ahead and not graphs:
             hardware = Hardware.of(kv.data.device)
             self.launch_ahead = int(not table.reads_places(policy.decoder.name, kv.format.name, hardware, kv.dtype))
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.kv.nbytes
+
+    def answers(self) -> TokenAnswers:
+        return TokenAnswers()
+
+    def actions(self, answer: Answer, unnorm_key: str | None) -> NDArray[np.float64]:
+        return self.policy.decode_actions(answer.token_ids, unnorm_key)[None]
+
+
+def token_engine(policy: Policy, options: EngineOptions) -> PolicyEngine:
+    """The engine of a token policy, with a ring of K slots for each session."""
+    served = cast("TokenPolicy", policy)
+    return PolicyEngine(
+        served,
+        options.sessions * served.K,
+        served.image_tokens + options.text_rows + served.K,
+        table=options.table,
+        graphs=options.graphs,
+        shift=options.shift,
+    )

@@ -17,11 +17,12 @@ from edgeflow.engine.stamps import Stamp
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.scheduler.plan import FrameRef, Outcome, Pass
 from edgeflow.scheduler.ring import Shift
+from edgeflow.types import StageProgram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """What an engine is built for. text_rows: the most rows of an instruction. graphs: replay recordings of passes."""
+    """Options of an engine. text_rows: the most rows of an instruction. graphs: replay recordings of passes."""
 
     sessions: int
     text_rows: int
@@ -50,7 +51,7 @@ class AnswerBook(Protocol):
 
     def __contains__(self, frame: FrameRef) -> bool: ...
 
-    def begin(self, frame: FrameRef) -> None: ...
+    def begin(self, frame: FrameRef, program: StageProgram) -> None: ...
 
     def add(self, outcomes: Iterable[Outcome[FrameRef]]) -> None:
         """Note what a pass gave."""
@@ -68,10 +69,12 @@ class AnswerBook(Protocol):
 class PassEngine(Protocol):
     """Runs the passes of a policy. One device, one caller, passes in order.
 
-    launch_ahead, graphs, record: as of Executor. text_rows: the most rows of an instruction. kv_bytes: memory of the
-    slots.
+    sessions: that it has room for. near: as of TokenPolicy, empty where answers have no tokens. launch_ahead, graphs,
+    record: as of Executor. text_rows: the most rows of an instruction. kv_bytes: memory of the slots.
     """
 
+    sessions: int
+    near: tuple[bool, ...]
     launch_ahead: int
     graphs: Graphs[PassOutputs] | None
     record: Record | None

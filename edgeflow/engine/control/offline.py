@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.engine.control.actions import Answer, Answers, PolicyEngine
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import Answer
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.scheduler.pace import pace_of
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Outcome
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Mode, Speculation
+from edgeflow.types import Mode, Speculation, StageProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class OfflineRun:
     ) -> None:
         self.engine = engine
         self.scheduler = scheduler
-        self._answers = Answers(engine.policy.K)
+        self._answers = engine.answers()
+        self._program = StageProgram.tokens(engine.policy.K)
         self._logits: dict[FrameRef, list[Tensor]] = {}
         self._observations: dict[FrameRef, PreparedFrame] = {}
         self._waiting: set[int] = set()
@@ -113,7 +115,7 @@ class OfflineRun:
         launched = self.engine.launch(planned, self._observations)
         for segment in planned.prefills:
             del self._observations[segment.sequence]
-            self._answers.begin(segment.sequence)
+            self._answers.begin(segment.sequence, self._program)
             self._waiting.discard(segment.sequence.session)
         return launched
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
 from edgeflow.clock import Clock
-from edgeflow.engine.control.actions import Answer, Answers, PolicyEngine
+from edgeflow.engine.control.engine import Answer, PassEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.control.steady import SteadyTokens
-from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.running import Running
-from edgeflow.errors import InvalidArgument, RequestError
+from edgeflow.errors import InvalidArgument, RequestError, WorkerError
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -32,7 +32,7 @@ from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
 from edgeflow.scheduler.settling import SettlingSample
-from edgeflow.types import Chunk, Disposition, Pace
+from edgeflow.types import ActionSchema, Chunk, Disposition, Observation, Pace, PolicyInputs, StageProgram
 
 _DEPARTURES = {
     Leaving.SUPERSEDED: (
@@ -74,11 +74,16 @@ class _Track:
     tolerance_bins: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """The parameters of a session, as in OpenSession, and the tokens that must not waver."""
+    """The parameters of a session, as in OpenSession, and what they mean with this policy.
+
+    steady: the tokens that must not waver.
+    """
 
     unnorm_key: str | None
+    schema: ActionSchema
+    program: StageProgram
     deadline_ns: int
     patience_ns: int
     steady: SteadyTokens
@@ -89,7 +94,7 @@ class ControlPlane:
 
     def __init__(
         self,
-        engine: PolicyEngine,
+        engine: PassEngine,
         scheduler: Scheduler,
         clock: Clock,
         publish: Callable[[Message], None],
@@ -106,10 +111,9 @@ class ControlPlane:
         self._opened: dict[int, _Opened] = {}
         self._waiting: dict[FrameRef, SubmitFrame] = {}
         self._tracks: dict[FrameRef, _Track] = {}
-        self._answers = Answers(engine.policy.K)
+        self._answers = engine.answers()
         self._passes: deque[PassSample] = deque(maxlen=KEPT_PASSES)
         self._settling: deque[SettlingSample] = deque(maxlen=KEPT_FRAMES)
-        self._prompt_ids = lru_cache(maxsize=64)(engine.policy.prompt_ids)
 
     def launch(self, turn_ns: int) -> Running[FrameRef] | None:
         """Plan the next pass and start it; None when there is none. turn_ns: when this turn of the loop began."""
@@ -170,13 +174,18 @@ class ControlPlane:
         try:
             self._check_unnorm_key(key)
             self._rows(message.instruction)
-            schema = self._engine.policy.action_schema(key)
+            schema, program = self._engine.policy.action_schema(key), self._engine.policy.program(key)
             self._scheduler.open(message.session, message.epoch, message.pace)
         except RequestError as error:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return False
         self._opened[message.session] = _Opened(
-            key, message.deadline_ns, message.patience_ns, SteadyTokens(self._engine.policy.near)
+            unnorm_key=key,
+            schema=schema,
+            program=program,
+            deadline_ns=message.deadline_ns,
+            patience_ns=message.patience_ns,
+            steady=SteadyTokens(self._engine.near[: program.passes]),
         )
         self._publish(SessionOpened(message.session, schema))
         return True
@@ -224,16 +233,14 @@ class ControlPlane:
             raise InvalidArgument(f"unknown; choose one of {', '.join(known)}", field="unnorm_key")
 
     def _rows(self, instruction: str) -> int:
-        policy = self._engine.policy
-        tokens = len(self._prompt_ids(instruction))
-        limit = self._engine.capacity - policy.image_tokens - policy.K
+        tokens, limit = self._engine.policy.text_rows(instruction), self._engine.text_rows
         if tokens > limit:
             raise InvalidArgument(
                 f"has {tokens} prompt tokens; the limit is {limit}",
                 field="instruction",
                 reason=Reason.INSTRUCTION_TOO_LONG,
             )
-        return policy.image_tokens + tokens
+        return self._engine.policy.fixed_rows + tokens
 
     @property
     def ahead(self) -> int:
@@ -245,8 +252,9 @@ class ControlPlane:
         begun = self._engine.stamp()
         observations = {}
         for segment in planned.prefills:
-            observations[segment.sequence] = self._prepare(self._waiting.pop(segment.sequence))
-            self._answers.begin(segment.sequence)
+            frame = self._waiting.pop(segment.sequence)
+            observations[segment.sequence] = self._prepare(frame)
+            self._answers.begin(segment.sequence, self._opened[frame.session].program)
             track = self._tracks[segment.sequence]
             track.started_ns = started_ns
             track.tolerance_bins = segment.tolerance_bins if segment.drafts else None
@@ -255,29 +263,28 @@ class ControlPlane:
             self._pacer.hold(planned, started_ns)
         return running
 
-    def _prepare(self, message: SubmitFrame) -> PreparedFrame:
-        (image,) = message.images()
-        pixels = np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
-        return PreparedFrame(self._engine.policy.preprocess(pixels), self._prompt_ids(message.instruction))
+    def _prepare(self, message: SubmitFrame) -> Any:
+        return self._engine.policy.prepare(observation_of(message, self._engine.policy.inputs))
 
-    def _answer(self, sampled: Answer, passes: int) -> None:
-        ref, tokens = sampled.frame, sampled.token_ids
+    def _answer(self, answer: Answer, passes: int) -> None:
+        ref = answer.frame
         track, opened = self._tracks.pop(ref), self._opened[ref.session]
-        if sampled.finite:
-            tokens = opened.steady.of(ref.epoch, tokens, sampled.settled)
-        values = self._engine.policy.decode_actions(tokens, opened.unnorm_key)
+        if answer.finite:
+            steady = opened.steady.of(ref.epoch, answer.token_ids, answer.settled)
+            answer = replace(answer, token_ids=steady)
+        values = self._engine.actions(answer, opened.unnorm_key)
         self._publish(
             FrameResult(
                 session=ref.session,
                 epoch=ref.epoch,
                 seq=ref.seq,
-                chunk=Chunk(tuple(values.tolist())),
-                token_ids=list(tokens),
-                valid=sampled.finite and bool(np.isfinite(values).all()),
+                chunk=Chunk(tuple(values.ravel().tolist()), len(values), opened.schema.step_ms),
+                token_ids=list(answer.token_ids),
+                valid=answer.finite and bool(np.isfinite(values).all()),
                 queue_ns=track.started_ns - track.arrived_ns,
                 inference_ns=self._clock.now_ns() - track.started_ns,
                 passes=passes,
-                settled=sampled.settled,
+                settled=answer.settled,
             )
         )
 
@@ -293,8 +300,24 @@ class ControlPlane:
         """Note the passes that a frame needed to settle its drafts, or that it left before."""
         track = self._tracks.get(departure.frame)
         if track is not None and departure.passes and track.tolerance_bins is not None:
-            settled = departure.settled >= self._engine.policy.K
+            settled = departure.settled >= self._opened[departure.frame.session].program.passes
             self._settling.append(SettlingSample(track.tolerance_bins, departure.passes, settled))
+
+
+def observation_of(message: SubmitFrame, inputs: PolicyInputs) -> Observation:
+    """The observation of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
+    images, sizes = message.images(), [each.size for each in inputs.state]
+    if len(images) != len(inputs.cameras) or len(message.state) != sum(sizes):
+        raise WorkerError(
+            f"a frame has {len(images)} images and {len(message.state)} numbers; "
+            f"the policy needs {len(inputs.cameras)} and {sum(sizes)}"
+        )
+    vectors = zip(inputs.state, accumulate(sizes), strict=True)
+    return Observation(
+        images={camera.name: image for camera, image in zip(inputs.cameras, images, strict=True)},
+        state={need.name: tuple(message.state[end - need.size : end]) for need, end in vectors},
+        instruction=message.instruction,
+    )
 
 
 def _ref(message: SubmitFrame) -> FrameRef:

@@ -7,31 +7,45 @@ Where passes are replayed, every shape that sessions can need is recorded first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.agreement import Deviations, deviations, nudged
+from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.sample_frames import sample_observations
 from edgeflow.engine.policy import INSTRUCTION, PreparedFrame
 from edgeflow.errors import ConfigError, WorkerError
+from edgeflow.scheduler.plan import FrameRef, Pass, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 
 FRAMES = 3  # beyond the fill
+BATCH = 2
+SIDE = 64  # pixels of a camera of any size
+BATCH_TOLERANCE = 1e-2  # of the largest action, which in 16 bits a sum in another order may move
 SHARED = (Mode.PIPELINED, Mode.SPECULATIVE)
 
 Progress = Callable[[str, int, int], None]
 
 
-def warm_up(engine: PolicyEngine, shift: Shift, progress: Progress) -> None:
-    """Run and check the modes; WorkerError when a frame is not answered as it is serially.
+def warm_up(engine: PassEngine, shift: Shift, progress: Progress) -> None:
+    """Run and check the ways of sharing passes; WorkerError when a frame is not answered as it is alone."""
+    if isinstance(engine, PolicyEngine):
+        _warm_up_modes(engine, shift, progress)
+    else:
+        _warm_up_batches(engine, progress)
 
-    In float32 tokens must be equal. In 16 bits logits may differ by as much as rounding does (agreement.py).
-    """
-    frames = _frames(engine, engine.policy.K + FRAMES, engine.policy.prompt_ids(INSTRUCTION))
+
+def _warm_up_modes(engine: PolicyEngine, shift: Shift, progress: Progress) -> None:
+    """In float32 tokens must be equal. In 16 bits logits may differ by as much as rounding does (agreement.py)."""
+    observations = sample_observations(engine.policy.inputs, engine.policy.K + FRAMES, INSTRUCTION, SIDE)
+    frames: list[PreparedFrame] = [engine.policy.prepare(each) for each in observations]
     steps = 1 + len(SHARED)
     progress(Mode.SERIAL.value, 0, steps + 1)
     engine.keep_logits = True
@@ -65,12 +79,39 @@ def _objection(right: list[Decoded], found: list[Decoded], allowed: Deviations |
     return f"{wrong} of {len(found)} frames" if wrong else ""
 
 
-def record_passes(engine: PolicyEngine, progress: Progress, *, required: bool) -> str:
+def _warm_up_batches(engine: PassEngine, progress: Progress) -> None:
+    """Frames of several robots in one pass: actions as of each alone, up to the rounding of sums."""
+    observations = sample_observations(engine.policy.inputs, BATCH, INSTRUCTION, SIDE)
+    frames = [engine.policy.prepare(each) for each in observations]
+    progress("batches", 0, 2)
+    alone = np.concatenate([_chunks(engine, [frame]) for frame in frames])
+    progress("batches", 1, 2)
+    together = _chunks(engine, frames)
+    if not (np.isfinite(alone).all() and np.isfinite(together).all()):
+        raise WorkerError("the warm-up pass gave actions that are not finite: the checkpoint is damaged")
+    off, most = np.abs(together - alone).max(), BATCH_TOLERANCE * max(1.0, np.abs(alone).max())
+    if off > most:
+        raise WorkerError(f"the warm-up pass gave other actions in a batch than alone: {off:.3g} apart")
+
+
+def _chunks(engine: PassEngine, frames: list[Any]) -> NDArray[np.float64]:
+    """[B, horizon, D], normalised, of frames in one pass."""
+    refs = [FrameRef(session, 1, 1) for session in range(len(frames))]
+    segments = [Segment(sequence=ref, slot=ref.session, start=0, length=1, stage=0) for ref in refs]
+    answers, program = engine.answers(), engine.policy.program(engine.policy.unnorm_keys[0])
+    for ref in refs:
+        answers.begin(ref, program)
+    answers.add(engine.collect(engine.launch(Pass(0, tuple(segments)), dict(zip(refs, frames, strict=True)))))
+    found = [answers.take(ref).values for ref in refs]
+    return np.stack([values for values in found if values is not None])
+
+
+def record_passes(engine: PassEngine, progress: Progress, *, required: bool) -> str:
     """Record what sessions may ask for, whatever their depths, arrivals and instructions; what to tell at start.
 
     required: ConfigError where passes cannot be recorded; else the engine runs them eagerly.
     """
-    if engine.graphs is None or engine.classes is None:
+    if not isinstance(engine, PolicyEngine) or engine.graphs is None or engine.classes is None:
         return ""
     try:
         engine.record_all(engine.classes.all(), lambda done, total: progress("graphs", done, total))
@@ -81,9 +122,3 @@ def record_passes(engine: PolicyEngine, progress: Progress, *, required: bool) -
         engine.launch_ahead = 0  # the operator at fault reads places on the host, and drafts decide them
         return f"no graphs: {error}"
     return f"{len(engine.graphs)} graphs"
-
-
-def _frames(engine: PolicyEngine, count: int, prompt_ids: tuple[int, ...]) -> list[PreparedFrame]:
-    generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (count, 64, 64, 3), np.uint8)
-    return [PreparedFrame(engine.policy.preprocess(image), prompt_ids) for image in images]

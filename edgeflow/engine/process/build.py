@@ -1,4 +1,4 @@
-"""Builds a policy engine from a configuration: device, dtype, policy, KV slots."""
+"""Builds the engine of a policy from a configuration: device, dtype, policy, slots."""
 
 from __future__ import annotations
 
@@ -8,28 +8,24 @@ from pathlib import Path
 import torch
 
 from edgeflow.config import ServiceConfig
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import EngineOptions, PassEngine
 from edgeflow.engine.device import choose_device, choose_dtype, choose_graphs, device_name
-from edgeflow.engine.memory import FIXED_BYTES, KVNeed, activation_bytes, choose_sessions, describe, free_bytes
-from edgeflow.engine.policy import INSTRUCTION
+from edgeflow.engine.memory import FIXED_BYTES, KVNeed, choose_sessions, describe, free_bytes
+from edgeflow.engine.policy import INSTRUCTION, Footprint, LoadOptions, Placement, Policy
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.kv.slots import rounded_capacity
-from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import fingerprint
-from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
-from edgeflow.policies.openvla.footprint import Footprint, read_footprint
-from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine with the limits that its scheduler must keep. memory: one line about its KV, for a person."""
+    """An engine with the limits that its scheduler must keep. memory: one line about its slots, for a person."""
 
-    engine: PolicyEngine
+    engine: PassEngine
     limits: SchedulerLimits
     device_name: str
     model_fingerprint: str
@@ -37,7 +33,7 @@ class BuiltEngine:
 
 
 def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
-    """Load the policy and reserve its KV slots; typed StartErrors when that cannot be.
+    """Load the policy and reserve its slots; typed StartErrors when that cannot be.
 
     chat_bytes: memory to keep free for the chat model, which is loaded after the policy.
     """
@@ -45,48 +41,72 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     torch.set_num_threads(config.threads or 1)
     dtype = choose_dtype(config.dtype, device)
     path = config.model_path
-    published = load_config(path, center_crop=config.center_crop)
-    keys = published.statistics  # before the long part, so that a wrong key is reported at once
+    family = family_of(path, config.policy.family)
+    published = family.load(path, config.policy.settings, LoadOptions(center_crop=config.center_crop))
+    keys = published.unnorm_keys  # before the long part, so that a wrong key is reported at once
     if config.unnorm_key and config.unnorm_key not in keys:
         raise ConfigError(f"unnorm_key: {config.unnorm_key!r} is not one of {', '.join(keys)}")
     table = operator_table(Path(config.operators) if config.operators else None, config.weights, device, dtype)
-    graphs = choose_graphs(config.graphs, device, dtype)
+    footprint = published.footprint(dtype)
+    graphs = footprint.slots > 0 and choose_graphs(config.graphs, device, dtype)
     if graphs and dtype == torch.float32:
         table = table.forcing(packed_attention="masked")  # what serves float32 else reads slots on the host
-    footprint = read_footprint(path, published)
-    need = kv_need(config, published, footprint.image_tokens, dtype, device, spare=int(graphs), chat_bytes=chat_bytes)
+    need = kv_need(config, footprint, device, spare=int(graphs), chat_bytes=chat_bytes)
     _check_before_loading(config, need, footprint, dtype, device)
-    policy = OpenVLAPolicy.load(
-        path,
-        dtype,
-        device,
-        center_crop=config.center_crop,
+    placement = Placement(
+        dtype=dtype,
+        device=device,
         table=table,
         preprocess_on_device=choose_preprocess(config.preprocess, device),
     )
-    engine, limits, memory = _reserve(policy, config, need, device, table=table, graphs=graphs)
-    return BuiltEngine(engine, limits, device_name(device), fingerprint(path), memory)
+    policy = published.load(placement)
+    _check_policy(config, policy)
+    free = free_bytes(device)
+    sessions = choose_sessions(config.max_sessions, need, free)
+    options = EngineOptions(
+        sessions=sessions,
+        text_rows=config.max_prompt_tokens,
+        table=table,
+        graphs=graphs,
+        shift=Shift(config.shift),
+    )
+    memory = describe(sessions, need, free)
+    try:
+        engine = family.prepare(policy, options)
+    except (RuntimeError, MemoryError) as error:
+        raise ConfigError(
+            f"max_sessions: {memory} cannot be reserved; lower max_sessions or max_prompt_tokens"
+        ) from error
+    _check_speculation(config, engine)
+    return BuiltEngine(engine, limits_of(config, policy, sessions), device_name(device), fingerprint(path), memory)
+
+
+def limits_of(config: ServiceConfig, policy: Policy, sessions: int) -> SchedulerLimits:
+    """The limits of a scheduler of so many sessions; a ring has a slot for each pass of the longest answer."""
+    return SchedulerLimits(
+        stages=max(policy.program(key).passes for key in policy.unnorm_keys),
+        max_sessions=sessions,
+        row_budget=config.row_budget,
+        drain_after_ns=config.drain_after_ms * 1_000_000,
+        shift=Shift(config.shift),
+    )
 
 
 def kv_need(
     config: ServiceConfig,
-    published: OpenVLAConfig,
-    image_tokens: int,
-    dtype: torch.dtype,
+    footprint: Footprint,
     device: torch.device,
     *,
     spare: int = 0,
     chat_bytes: int = 0,
 ) -> KVNeed:
     """The memory that sessions of a policy take: slots for the longest prompt that is allowed."""
-    text = published.text
-    heads = text.num_key_value_heads, text.head_dim
     return KVNeed(
-        ring=published.action_width,
+        ring=footprint.slots,
         spare=spare,
-        capacity=rounded_capacity(image_tokens + config.max_prompt_tokens + published.action_width),
-        position_bytes=text.num_hidden_layers * DENSE.position_bytes(*heads, dtype),
-        reserve_bytes=FIXED_BYTES[device.type] + activation_bytes(text, config.row_budget, dtype),
+        capacity=rounded_capacity(footprint.positions + config.max_prompt_tokens),
+        position_bytes=footprint.position_bytes,
+        reserve_bytes=FIXED_BYTES[device.type] + config.row_budget * footprint.row_bytes,
         chat_bytes=chat_bytes,
     )
 
@@ -96,52 +116,25 @@ def _check_before_loading(
 ) -> None:
     """Sessions that cannot fit are refused before minutes are spent on loading the weights."""
     decoder_itemsize = 1 if config.weights == "fp8" else dtype.itemsize
-    weights = footprint.decoder * decoder_itemsize + footprint.vision * dtype.itemsize
+    weights = footprint.decoder * decoder_itemsize + footprint.other * dtype.itemsize
     choose_sessions(config.max_sessions, need, free_bytes(device) - weights)
 
 
-def _reserve(
-    policy: OpenVLAPolicy,
-    config: ServiceConfig,
-    need: KVNeed,
-    device: torch.device,
-    *,
-    table: OperatorTable,
-    graphs: bool,
-) -> tuple[PolicyEngine, SchedulerLimits, str]:
-    """The engine with its slots, the limits they set, and a line about their memory."""
-    shortest = len(policy.prompt_ids(INSTRUCTION))
-    if config.max_prompt_tokens < shortest:
-        limit = config.max_prompt_tokens
+def _check_policy(config: ServiceConfig, policy: Policy) -> None:
+    """Refuse a limit that leaves no room for a short instruction."""
+    shortest, limit = policy.text_rows(INSTRUCTION), config.max_prompt_tokens
+    if limit < shortest:
         raise ConfigError(
             f"max_prompt_tokens: {limit} is too few, a short instruction takes {shortest} with this model"
         )
-    _check_speculation(config, policy)
-    free = free_bytes(device)
-    sessions = choose_sessions(config.max_sessions, need, free)
-    limits = SchedulerLimits(
-        stages=policy.K,
-        max_sessions=sessions,
-        row_budget=config.row_budget,
-        drain_after_ns=config.drain_after_ms * 1_000_000,
-        shift=Shift(config.shift),
-    )
-    memory = describe(sessions, need, free)
-    positions = policy.image_tokens + config.max_prompt_tokens + policy.K
-    try:
-        engine = PolicyEngine(policy, limits.slots, positions, table=table, graphs=graphs, shift=limits.shift)
-    except (RuntimeError, MemoryError) as error:
-        raise ConfigError(
-            f"max_sessions: {memory} cannot be reserved; lower max_sessions or max_prompt_tokens"
-        ) from error
-    return engine, limits, memory
 
 
-def _check_speculation(config: ServiceConfig, policy: OpenVLAPolicy) -> None:
+def _check_speculation(config: ServiceConfig, engine: PassEngine) -> None:
     """Refuse a default that no session of this model could have."""
-    if config.max_passes > policy.K:
-        raise ConfigError(f"max_passes: is {config.max_passes}; this model takes 1 to {policy.K}")
-    if config.tolerance_bins and not any(policy.near):
+    most = max(engine.policy.program(key).passes for key in engine.policy.unnorm_keys)
+    if config.max_passes > most:
+        raise ConfigError(f"max_passes: is {config.max_passes}; this model takes 1 to {most}")
+    if config.tolerance_bins and not any(engine.near):
         raise ConfigError("tolerance_bins: this model has no displacements, which alone may settle within bins")
 
 

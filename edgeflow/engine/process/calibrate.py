@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median
 
-import numpy as np
-
 from edgeflow.clock import Clock, MonotonicClock
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.offline import limits_for
 from edgeflow.engine.control.profile import Pacer
+from edgeflow.engine.control.sample_frames import sample_observations
 from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import CloseSession, Message, OpenSession, SubmitFrame
@@ -20,23 +19,21 @@ from edgeflow.types import Pace, PassTimes, Speculation
 
 REPEATS = 5
 DRAFTED = 3  # frames that follow each other in a row, of which all but the first find others under way
-CAMERA = 224  # pixels a side
 
 
 class _Driver:
     """Feeds a worker and collects its pass times."""
 
-    def __init__(self, engine: PolicyEngine, row_budget: int, pacer: Pacer | None, clock: Clock, text: str) -> None:
+    def __init__(self, engine: PassEngine, row_budget: int, pacer: Pacer | None, clock: Clock, text: str) -> None:
         self._samples: list[PassSample] = []
         self._engine = engine
         self._text = text
         self._seq = 0
-        slots = engine.kv.slots
-        self.sessions = min(2, slots // engine.policy.K)
-        limits = limits_for(engine.policy.K, sessions=self.sessions, row_budget=row_budget)
+        self.sessions = min(2, engine.sessions)
+        self.stages = max(engine.policy.program(key).passes for key in engine.policy.unnorm_keys)
+        limits = limits_for(self.stages, sessions=self.sessions, row_budget=row_budget)
         self._worker = Worker(engine, Scheduler(limits), clock, self._ignore, pacer=pacer)
-        pixels = np.random.default_rng(0).integers(0, 256, (CAMERA, CAMERA, 3), np.uint8)
-        self._payload = pixels.tobytes()
+        (self._observation,) = sample_observations(engine.policy.inputs, 1, text)
 
     def open(self, sessions: int, pace: Pace) -> None:
         for session in range(sessions):
@@ -57,15 +54,17 @@ class _Driver:
 
     def offer(self, sessions: int) -> None:
         self._seq += 1
+        images = self._observation.images.values()
         for session in range(sessions):
             self._worker.inbox.put(
                 SubmitFrame(
                     session=session,
                     epoch=1,
                     seq=self._seq,
-                    sizes=[CAMERA, CAMERA],
+                    sizes=[side for image in images for side in (image.height, image.width)],
+                    state=[number for vector in self._observation.state.values() for number in vector],
                     instruction=self._text,
-                    payload=self._payload,
+                    payload=tuple(image.data for image in images),
                 )
             )
 
@@ -88,7 +87,7 @@ class _Driver:
 
 
 def calibrate(
-    engine: PolicyEngine,
+    engine: PassEngine,
     *,
     row_budget: int = 1 << 30,
     pacer: Pacer | None = None,
@@ -99,7 +98,7 @@ def calibrate(
     what a row of drafts costs.
     """
     driver = _Driver(engine, row_budget, pacer, clock or MonotonicClock(), instruction)
-    stages = engine.policy.K
+    stages = driver.stages
     for sessions in range(1, driver.sessions + 1):
         driver.open(sessions, Pace(1))
         for _ in range(REPEATS):

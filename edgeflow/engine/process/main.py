@@ -63,7 +63,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
     warm_up(built.engine, built.limits.shift, progress)
     chat = load_chat(config, progress, built.engine.record) if link else None
     clock = MonotonicClock()
-    pacer = Pacer(profile.times(built.engine.policy.K), clock) if profile else None
+    pacer = Pacer(profile.times(built.limits.stages), clock) if profile else None
     times = known or calibrate(built.engine, row_budget=config.row_budget, pacer=pacer, clock=clock)
     worker = Worker(
         built.engine,
@@ -100,12 +100,12 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes, graphs: 
         device=", ".join(filter(None, [built.device_name, graphs])),
         schema=policy.action_schema(key),
         unnorm_keys=list(policy.unnorm_keys),
-        kv_bytes=built.engine.kv.nbytes,
-        prefill_rows=policy.image_tokens + len(policy.prompt_ids(INSTRUCTION)),
+        kv_bytes=built.engine.kv_bytes,
+        prefill_rows=policy.fixed_rows + policy.text_rows(INSTRUCTION),
         pass_times=times,
         inputs=policy.inputs,
         programs=[policy.program(each) for each in policy.unnorm_keys],
         operators=operators_line(config),
         memory=built.memory,
-        bins=any(policy.near),
+        bins=any(built.engine.near),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgeflow.clock import Clock
 from edgeflow.engine.chat.plane import ChatPlane
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.plane import ControlPlane
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.process.inbox import Inbox
@@ -42,7 +42,7 @@ class Worker:
 
     def __init__(
         self,
-        engine: PolicyEngine,
+        engine: PassEngine,
         scheduler: Scheduler,
         clock: Clock,
         publish: Callable[[Message], None],

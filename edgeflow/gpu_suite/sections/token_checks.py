@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from edgeflow.engine.control.actions import Answer, PolicyEngine
+from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.agreement import Deviations, deviations, nudged
+from edgeflow.engine.control.engine import Answer
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.graphs import CudaRecord
 from edgeflow.engine.policy import PreparedFrame

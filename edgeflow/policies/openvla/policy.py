@@ -6,7 +6,7 @@ Published source: OpenVLA's prismatic/extern/hf/modeling_prismatic.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.linear import Gemm, Linear
@@ -30,15 +31,17 @@ from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.device_preprocess import DevicePreprocessor
 from edgeflow.policies.openvla.preprocess import Preprocessor
 from edgeflow.policies.openvla.prompt import Prompter
-from edgeflow.types import ActionSchema, CameraNeed, PolicyInputs, StageProgram
+from edgeflow.types import ActionSchema, CameraNeed, Observation, PolicyInputs, StageProgram
 
+PROMPTS = 64  # instructions whose ids are kept
 _TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
 
 
 class OpenVLAPolicy:
     """A token policy: a frame and an instruction in, K action tokens out.
 
-    K: action tokens per frame. image_tokens: projected patches, which follow BOS.
+    K: action tokens per frame. image_tokens: projected patches, which follow BOS. inputs: one camera, which the
+    checkpoint does not name.
     """
 
     def __init__(
@@ -57,11 +60,12 @@ class OpenVLAPolicy:
             _load_tower(weights.under(prefix), heads, config.image.side, table)
             for prefix, heads in zip(_TOWERS, config.tower_heads, strict=False)
         ]
-        self.image_tokens = self.towers[0].patches
+        self.image_tokens = self.fixed_rows = self.towers[0].patches
+        self.inputs = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
         vision = sum(tower.width for tower in self.towers)
         fused = len(self.towers) > 1
         self._projector = _load_projector(weights.under("projector."), vision, config.text.hidden_size, fused=fused)
-        self._prompter = prompter
+        self._ids = lru_cache(maxsize=PROMPTS)(prompter.ids)
         self._preprocessor = Preprocessor(config.image)
         self._on_device = DevicePreprocessor(config.image, weights.device) if preprocess_on_device else None
         self._actions = ActionDecoder(config)
@@ -74,10 +78,13 @@ class OpenVLAPolicy:
             all(index < len(each.relative) and each.relative[index] for each in schemas) for index in range(self.K)
         )
 
-    @property
-    def inputs(self) -> PolicyInputs:
-        """One camera, which the checkpoint does not name."""
-        return PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
+    def text_rows(self, instruction: str) -> int:
+        return len(self.prompt_ids(instruction))
+
+    def prepare(self, observation: Observation) -> PreparedFrame:
+        (image,) = observation.images.values()
+        pixels = np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
+        return PreparedFrame(self.preprocess(pixels), self.prompt_ids(observation.instruction))
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:
         """The stages of an answer: as many tokens as the actions of a dataset have numbers."""
@@ -103,7 +110,7 @@ class OpenVLAPolicy:
 
     def prompt_ids(self, instruction: str) -> tuple[int, ...]:
         """Token ids of the prompt's text, BOS first."""
-        return self._prompter.ids(instruction)
+        return self._ids(instruction)
 
     def preprocess(self, image: NDArray[np.uint8]) -> Tensor:
         """[H, W, 3] RGB → [3 * towers, side, side] float32; on the device where frames are preprocessed there."""

@@ -5,25 +5,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from edgeflow.config import PolicyConfig
 from edgeflow.errors import CheckpointError
+from edgeflow.policies.registry import family_of
 
-MODEL_TYPES = ("openvla",)
-REQUIRED = ("preprocessor_config.json", "tokenizer.json")
 MAX_HEADER_BYTES = 100 << 20
 INDEX = "model.safetensors.index.json"
 
 
-def check_model_directory(path: Path) -> None:
-    """Check a model directory; CheckpointError names what is missing, truncated or unsupported."""
+def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> None:
+    """Check a model directory and the settings of its policy; typed StartErrors name what is missing, truncated or
+    unsupported.
+    """
     config = path / "config.json"
     if not config.is_file():
         raise CheckpointError(f"model: {path} has no config.json: give the directory of a Hugging Face checkpoint")
-    model_type = _read_object(config).get("model_type")
-    if model_type not in MODEL_TYPES:
-        raise CheckpointError(f"model: {path} has model_type {model_type!r}; supported: {', '.join(MODEL_TYPES)}")
-    for name in REQUIRED:
-        if not (path / name).is_file():
-            raise CheckpointError(f"model: {path} has no {name}: fetch the checkpoint again")
+    _read_object(config)
+    asked = policy or PolicyConfig()
+    family_of(path, asked.family).check(path, asked.settings)
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
         raise CheckpointError(f"model: {path} has no .safetensors file: convert the checkpoint to safetensors")

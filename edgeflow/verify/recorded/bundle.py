@@ -1,7 +1,7 @@
 """Bundles: a checkpoint directory with outputs that were recorded from the original implementation.
 
-`cases.json` lists the cases (image, instruction, unnorm_key, expected ids and actions); `expected.safetensors` holds
-their tensors as `<case>.<quantity>`, and so does `expected_resize_variants.safetensors` where there is one.
+`cases.json` lists the cases, each with a name; `expected.safetensors` holds their tensors as `<case>.<quantity>`, and
+so does `expected_resize_variants.safetensors` where there is one.
 """
 
 from __future__ import annotations
@@ -23,45 +23,6 @@ from edgeflow.text.checkpoint_json import read_json
 CASES_FILE = "cases.json"
 TENSORS_FILE = "expected.safetensors"
 VARIANTS_FILE = "expected_resize_variants.safetensors"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A recorded case. A quantity that is None, or has no tensor of its name, was not recorded.
-
-    image: RGB [H, W, 3]. input_ids: text tokens, whether or not the trailing space piece is among them.
-    prompt_ids: with it.
-    """
-
-    name: str
-    image: NDArray[np.uint8]
-    instruction: str
-    unnorm_key: str | None
-    input_ids: list[int] | None
-    prompt_ids: list[int] | None
-    action_token_ids: list[int]
-    normalized_actions: list[float] | None
-    actions: list[float] | None
-    tensors: Mapping[str, Tensor]
-
-
-def read_bundle(directory: Path) -> list[Case]:
-    """Read all cases; CheckpointError names the case and the entry at fault."""
-    entries = read_json(directory / CASES_FILE).get("cases")
-    if not isinstance(entries, list) or not entries:
-        raise CheckpointError(f"{directory / CASES_FILE} lists no cases")
-    if not (directory / TENSORS_FILE).is_file():
-        raise CheckpointError(f"{directory} has no {TENSORS_FILE}: name the directory of a bundle")
-    tensors = read_tensors(directory / TENSORS_FILE)
-    if (directory / VARIANTS_FILE).is_file():
-        tensors |= read_tensors(directory / VARIANTS_FILE)
-    cases = [
-        _case(directory, Entry(f"{CASES_FILE} cases[{index}]", each), tensors) for index, each in enumerate(entries)
-    ]
-    names = [case.name for case in cases]
-    if len(set(names)) < len(names):
-        raise CheckpointError(f"{directory / CASES_FILE}: two cases have the same name")
-    return cases
 
 
 class Entry:
@@ -128,21 +89,37 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _case(directory: Path, entry: Entry, tensors: Mapping[str, Tensor]) -> Case:
+@dataclass(frozen=True, slots=True)
+class RecordedCase:
+    """A case of a bundle: its entry in cases.json, and its tensors by the rest of their names."""
+
+    name: str
+    entry: Entry
+    tensors: Mapping[str, Tensor]
+
+
+def read_cases(directory: Path) -> list[RecordedCase]:
+    """Read all cases; CheckpointError names the case and the entry at fault."""
+    entries = read_json(directory / CASES_FILE).get("cases")
+    if not isinstance(entries, list) or not entries:
+        raise CheckpointError(f"{directory / CASES_FILE} lists no cases")
+    if not (directory / TENSORS_FILE).is_file():
+        raise CheckpointError(f"{directory} has no {TENSORS_FILE}: name the directory of a bundle")
+    tensors = read_tensors(directory / TENSORS_FILE)
+    if (directory / VARIANTS_FILE).is_file():
+        tensors |= read_tensors(directory / VARIANTS_FILE)
+    cases = [_case(Entry(f"{CASES_FILE} cases[{index}]", each), tensors) for index, each in enumerate(entries)]
+    names = [case.name for case in cases]
+    if len(set(names)) < len(names):
+        raise CheckpointError(f"{directory / CASES_FILE}: two cases have the same name")
+    return cases
+
+
+def _case(entry: Entry, tensors: Mapping[str, Tensor]) -> RecordedCase:
     name = entry.text("name")
     prefix = name + "."
-    return Case(
-        name=name,
-        image=read_image(directory / entry.text("image")),
-        instruction=entry.text("instruction"),
-        unnorm_key=entry.optional_text("unnorm_key"),
-        input_ids=entry.optional_ids("input_ids"),
-        prompt_ids=entry.optional_ids("input_ids_after_29871"),
-        action_token_ids=entry.ids("action_token_ids"),
-        normalized_actions=entry.optional_numbers("normalized_actions"),
-        actions=entry.optional_numbers("actions"),
-        tensors={key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)},
-    )
+    own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+    return RecordedCase(name, entry, own)
 
 
 def read_image(path: Path) -> NDArray[np.uint8]:

@@ -81,6 +81,10 @@ class LogitBounds:
     lost: float
 
 
+FP8_BOUNDS = LogitBounds(largest=4.0, mean=0.5, lost=0.75)
+"""What random weights keep of their logits in FP8; unrelated logits are 1.1 apart."""
+
+
 def logit_errors(case: str, exact: Tensor, found: Tensor, bounds: LogitBounds) -> Iterator[CheckResult]:
     """Compare logits [tokens, V] of the same rows, each computed over the same tokens before it."""
     exact, found = exact.cpu(), found.cpu()

@@ -17,8 +17,9 @@ from edgeflow.cli import app
 from edgeflow.demo.training import network
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.verify import verify_bundle
 from edgeflow.types import Mode
-from edgeflow.verify.checkpoint import verify_bundle, verify_checkpoint, verify_weights
+from edgeflow.verify.checkpoint import verify_checkpoint
 from edgeflow.verify.recorded.comparison import exact_float32
 from tests.engine.other_device import OTHER, other_device
 from tests.oracles import ORACLES
@@ -228,7 +229,7 @@ def test_off_the_cpu_float32_is_computed_in_full():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_here_is_refused_as_serve_does(bundle: Path):
     for check in (lambda: verify_checkpoint(bundle, [], lambda *_: None, device="cuda"),
-                  lambda: verify_weights(bundle, "fp8", "cuda")):  # fmt: skip
+                  lambda: verify_checkpoint(bundle, [], lambda *_: None, weights="fp8", device="cuda")):  # fmt: skip
         with pytest.raises(ConfigError, match="device: cuda is not available here; run `edgeflow doctor`, or use cpu"):
             check()
     told = CliRunner().invoke(app, ["verify", str(bundle), "--device", "tpu"])

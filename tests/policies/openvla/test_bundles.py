@@ -17,8 +17,8 @@ from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.preprocess import Preprocessor
+from edgeflow.policies.openvla.verify import verify_bundle
 from edgeflow.types import Mode
-from edgeflow.verify.checkpoint import verify_bundle
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 CPU = torch.device("cpu")

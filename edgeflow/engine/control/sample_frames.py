@@ -1,0 +1,25 @@
+"""Made-up observations that have all that a policy needs: for the warm-up, and to measure passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from edgeflow.types import Image, Observation, PolicyInputs
+
+SIDE = 224
+"""Pixels of each side of a camera whose size the policy leaves open."""
+
+
+def sample_observations(inputs: PolicyInputs, count: int, instruction: str, side: int = SIDE) -> Iterator[Observation]:
+    """Observations of noise, the same for the same count; state of zeros."""
+    generator = np.random.default_rng(0)
+    for _ in range(count):
+        images = {}
+        for camera in inputs.cameras:
+            height, width = camera.height or side, camera.width or side
+            pixels = generator.integers(0, 256, (height, width, 3), np.uint8)
+            images[camera.name] = Image(height, width, pixels.tobytes())
+        state = {vector.name: (0.0,) * vector.size for vector in inputs.state}
+        yield Observation(images=images, state=state, instruction=instruction)

@@ -1,0 +1,51 @@
+"""An OpenVLA checkpoint before its weights are read: what it needs, and how it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from edgeflow.engine.memory import activation_bytes
+from edgeflow.engine.policy import Footprint, Placement
+from edgeflow.kernels.kv.formats import DENSE
+from edgeflow.policies.openvla.config import load_config
+from edgeflow.policies.openvla.footprint import read_footprint
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
+
+
+class PublishedOpenVLA:
+    """A checkpoint whose configuration has been read (engine/policy.Published)."""
+
+    def __init__(self, directory: Path, *, center_crop: bool) -> None:
+        self._directory = directory
+        self._center_crop = center_crop
+        self._config = load_config(directory, center_crop=center_crop)
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]:
+        return tuple(self._config.statistics)
+
+    def footprint(self, dtype: torch.dtype) -> Footprint:
+        """Memory of the policy; CheckpointError where the checkpoint has no vision tower."""
+        numbers, text = read_footprint(self._directory, self._config), self._config.text
+        stages = self._config.action_width
+        return Footprint(
+            decoder=numbers.decoder,
+            other=numbers.vision,
+            slots=stages,
+            position_bytes=text.num_hidden_layers
+            * DENSE.position_bytes(text.num_key_value_heads, text.head_dim, dtype),
+            positions=numbers.image_tokens + stages,
+            row_bytes=activation_bytes(text, 1, dtype),
+        )
+
+    def load(self, placement: Placement) -> OpenVLAPolicy:
+        return OpenVLAPolicy.load(
+            self._directory,
+            placement.dtype,
+            placement.device,
+            center_crop=self._center_crop,
+            table=placement.table,
+            preprocess_on_device=placement.preprocess_on_device,
+        )
