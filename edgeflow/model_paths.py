@@ -11,12 +11,15 @@ EMBEDDED_MODEL = "demo"
 EMBEDDED_POLICY = Path(__file__).parent / "demo" / "policy"
 EMBEDDED_CHAT = "demo-chat"
 EMBEDDED_CHAT_MODEL = Path(__file__).parent / "demo" / "chat_model"
-HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt")
+HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt", "*_checkpoint.pt")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
 def resolve_model(name: str) -> Path:
-    """The directory of `demo`, of a path, or of a hub id (downloads safetensors and JSON files only, no code)."""
+    """The directory of `demo`, of a path, or of a hub id.
+
+    Of the hub only files of HUB_FILES are fetched: weights and texts, no code.
+    """
     if name == EMBEDDED_MODEL:
         if not (EMBEDDED_POLICY / "config.json").is_file():
             raise CheckpointError("model: the embedded policy is not installed: run `edgeflow train-demo`")

@@ -82,7 +82,7 @@ def verify(
 
 def ops(
     model: Annotated[
-        str, typer.Option(help="Checkpoint directory, demo, or a published shape such as openvla-7b, qwen2.5-0.5b.")
+        str, typer.Option(help="Checkpoint directory, demo, or a published shape; a wrong name lists them.")
     ] = "demo",
     hardware: Annotated[
         str, typer.Option(help="cpu, cuda, or an architecture such as cuda_sm87; default: this machine.")
@@ -101,7 +101,7 @@ def ops(
 
 def tune(
     model: Annotated[
-        str, typer.Option(help="Checkpoint directory, demo, or a published shape such as openvla-7b, qwen2.5-0.5b.")
+        str, typer.Option(help="Checkpoint directory, demo, or a published shape; a wrong name lists them.")
     ] = "demo",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16; default: the device's.")] = "",

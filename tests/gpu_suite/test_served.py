@@ -18,7 +18,7 @@ from edgeflow.gpu_suite.setting import OffError, Setting, SkipError
 from edgeflow.gpu_suite.subjects.random_checkpoint import SERVED, write_checkpoint
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, policy_tensors, random_frames, random_policy
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from tests.verify.test_checkpoint import recorded  # noqa: F401 - a fixture
+from tests.policies.openvla.test_verify import recorded  # noqa: F401 - a fixture
 
 CPU = torch.device("cpu")
 

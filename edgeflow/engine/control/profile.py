@@ -23,7 +23,7 @@ from edgeflow.errors import ConfigError
 from edgeflow.scheduler.plan import Pass
 from edgeflow.types import PassTimes
 
-OPENVLA_ROWS = 280  # of the prefill of OpenVLA-7B with a short instruction
+PUBLISHED_ROWS = 280  # of the prefill of the model in the table, with a short instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class DeviceProfile:
     prefill_ns: int
     decode_ns: int
     packed_ns: int
-    prefill_rows: int = OPENVLA_ROWS
+    prefill_rows: int = PUBLISHED_ROWS
 
     def times(self, stages: int) -> PassTimes:
         """Pass times of any shape there: prefills of several sessions add up, and decode rows are free, but for those
@@ -62,7 +62,7 @@ def _published(name: str, baseline_s: float, packed_s: float) -> DeviceProfile:
 def load_profile(name: str) -> DeviceProfile | None:
     """`none`, `orin`, `rtx5090`, or a JSON file {name, prefill_ms, decode_ms, packed_ms} of measured times.
 
-    The file may also have prefill_rows, of the model that was measured, instead of OPENVLA_ROWS.
+    The file may also have prefill_rows, of the model that was measured, instead of PUBLISHED_ROWS.
     """
     match name:
         case "none":
@@ -76,7 +76,7 @@ def load_profile(name: str) -> DeviceProfile | None:
         prefill_ns, decode_ns, packed_ns = (
             round(float(values[key]) * 1e6) for key in ("prefill_ms", "decode_ms", "packed_ms")
         )
-        rows = values.get("prefill_rows", OPENVLA_ROWS)
+        rows = values.get("prefill_rows", PUBLISHED_ROWS)
         if type(rows) is not int or rows < 1:
             raise ConfigError(f"profile: {name} has prefill_rows {rows!r}; it is an integer of at least 1")
         return DeviceProfile(str(values["name"]), prefill_ns, decode_ns, packed_ns, rows)

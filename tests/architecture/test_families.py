@@ -1,0 +1,50 @@
+"""Only the registry names the families of policies: a new one touches its own folder and one line."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from edgeflow.policies.registry import FAMILIES
+from tests.architecture.test_imports import PACKAGE, imported
+
+ROOMS = ("service", "scheduler", "engine", "verify", "commands")
+SOURCES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
+COMMON_WORDS = {"act"}  # also the name of a route and of a command: such a family is found by what is imported
+NAMES = [family.name for family in FAMILIES if family.name not in COMMON_WORDS]
+
+
+def code_of(path: Path) -> str:
+    """The source without comments and docstrings."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not _is_text(line)] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_line_of_code_names_a_family(path: Path):
+    named = re.findall("|".join(map(re.escape, NAMES)), code_of(path), re.IGNORECASE)
+    of_families = {name for name in imported(path) if name.startswith("edgeflow.policies.")}
+    assert named == []
+    assert of_families <= {"edgeflow.policies.registry", "edgeflow.policies.family"}
+
+
+def test_comments_and_docstrings_may_name_one(tmp_path: Path):
+    path = tmp_path / "module.py"
+    path.write_text('"""Like openvla."""\n\nLINE = "openvla"  # openvla\n\n\ndef name():\n    """Of openvla."""\n')
+    assert code_of(path).count("openvla") == 1
+
+
+def test_every_family_has_a_folder_of_its_own():
+    folders = {path.name for path in (PACKAGE / "policies").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == {family.name for family in FAMILIES}

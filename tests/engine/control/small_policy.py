@@ -1,0 +1,84 @@
+"""A small policy that answers in one pass: two cameras and a state vector in, a chunk out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeflow.types import (
+    PROMPT,
+    ActionSchema,
+    CameraNeed,
+    Observation,
+    PolicyInputs,
+    Stage,
+    StageProgram,
+    StateSpec,
+)
+
+HORIZON, DIMS, STEP_MS = 4, 2, 20.0
+INPUTS = PolicyInputs(
+    cameras=(CameraNeed(name="top", width=10, height=8), CameraNeed(name="wrist")),
+    state=(StateSpec(name="joints", size=3), StateSpec(name="gripper", size=1)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """features [4]: brightness of both cameras, the sum of the joints, the gripper. words: of the instruction."""
+
+    features: Tensor
+    words: int
+
+
+class SmallPolicy:
+    """Chunks are a linear function of what is seen. sizes: of the batches that were run."""
+
+    inputs = INPUTS
+    fixed_rows = 5
+    unnorm_keys = ("plain", "doubled")
+    device = torch.device("cpu")
+    dtype = torch.float32
+
+    def __init__(self, *, leaks: bool = False) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._weight = torch.randn(HORIZON * DIMS, 4, generator=generator)
+        self._leaks = leaks
+        self.sizes: list[int] = []
+
+    def program(self, unnorm_key: str | None = None) -> StageProgram:
+        return StageProgram((Stage(rows=PROMPT),))
+
+    def text_rows(self, instruction: str) -> int:
+        return len(instruction.split())
+
+    def prepare(self, observation: Observation) -> Seen:
+        bright = [np.frombuffer(each.data, np.uint8).mean() / 255 for each in observation.images.values()]
+        joints, (gripper,) = observation.state["joints"], observation.state["gripper"]
+        return Seen(torch.tensor([*bright, sum(joints), gripper]).float(), self.text_rows(observation.instruction))
+
+    def run(self, frames: Sequence[Seen]) -> Tensor:
+        self.sizes.append(len(frames))
+        features = torch.stack([frame.features for frame in frames])
+        if self._leaks:
+            features = features + features.sum(0)
+        return (features @ self._weight.T).view(len(frames), HORIZON, DIMS)
+
+    def actions(self, values: NDArray[np.float64], unnorm_key: str | None = None) -> NDArray[np.float64]:
+        return values * (2.0 if unnorm_key == "doubled" else 1.0)
+
+    def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
+        return ActionSchema(
+            names=("a", "b"),
+            units=("1", "1"),
+            low=(-100.0, -100.0),
+            high=(100.0, 100.0),
+            relative=(False, False),
+            horizon=HORIZON,
+            step_ms=STEP_MS,
+        )

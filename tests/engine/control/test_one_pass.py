@@ -1,0 +1,160 @@
+"""Policies that answer in one pass, through the worker's loop: observations in, chunks out, robots in batches."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from edgeflow.clock import ManualClock
+from edgeflow.engine.control.engine import EngineOptions
+from edgeflow.engine.control.one_pass import OnePassEngine, one_pass_engine
+from edgeflow.engine.control.plane import observation_of
+from edgeflow.engine.control.sample_frames import sample_observations
+from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.process.calibrate import calibrate
+from edgeflow.engine.process.worker import Worker
+from edgeflow.errors import WorkerError
+from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SessionOpened, SubmitFrame
+from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.reasons import Reason
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.types import Pace
+from tests.engine.control.small_policy import DIMS, HORIZON, INPUTS, STEP_MS, SmallPolicy
+
+TEXT_ROWS = 3
+
+
+def engine_of(policy: SmallPolicy, sessions: int = 2) -> OnePassEngine:
+    return one_pass_engine(policy, EngineOptions(sessions=sessions, text_rows=TEXT_ROWS, table=built_in_table()))
+
+
+class Bench:
+    """A worker over the small policy, and what it said."""
+
+    def __init__(self, policy: SmallPolicy, sessions: int = 2) -> None:
+        limits = SchedulerLimits(1, sessions, row_budget=1000, drain_after_ns=0, shift=Shift.ROTATE)
+        self.said: list[Message] = []
+        self.worker = Worker(engine_of(policy, sessions), Scheduler(limits), ManualClock(), self.said.append)
+        for session in range(1, sessions + 1):
+            key = policy.unnorm_keys[session % 2]
+            self.worker.inbox.put(OpenSession(session=session, epoch=1, pace=Pace(1), unnorm_key=key))
+
+    def drain(self) -> list[Message]:
+        while self.worker.step():
+            pass
+        said, self.said[:] = list(self.said), []
+        return said
+
+
+def frame(session: int, seq: int, *, state: tuple[float, ...] | None = None, text: str = "go") -> SubmitFrame:
+    generator = np.random.default_rng(100 * session + seq)
+    top = generator.integers(0, 256, (8, 10, 3), np.uint8).tobytes()
+    wrist = generator.integers(0, 256, (6, 4, 3), np.uint8).tobytes()
+    return SubmitFrame(
+        session=session,
+        epoch=1,
+        seq=seq,
+        sizes=[8, 10, 6, 4],
+        state=list(generator.standard_normal(4) if state is None else state),
+        instruction=text,
+        payload=top + wrist,
+    )
+
+
+def expected(policy: SmallPolicy, message: SubmitFrame, key: str) -> np.ndarray:
+    seen = policy.prepare(observation_of(message, INPUTS))
+    return policy.actions(policy.run([seen])[0].double().numpy(), key)
+
+
+def test_robots_are_one_batch_and_each_gets_its_chunk():
+    policy = SmallPolicy()
+    bench = Bench(policy)
+    opened = [message for message in bench.drain() if isinstance(message, SessionOpened)]
+    assert [(each.schema.horizon, each.schema.step_ms) for each in opened] == [(HORIZON, STEP_MS)] * 2
+    frames = {session: frame(session, 1) for session in (1, 2)}
+    for message in frames.values():
+        bench.worker.inbox.put(message)
+    found = {message.session: message for message in bench.drain() if isinstance(message, FrameResult)}
+    assert policy.sizes == [2]
+    for session, result in found.items():
+        wanted = expected(policy, frames[session], policy.unnorm_keys[session % 2])
+        assert (result.chunk.horizon, result.chunk.step_ms, result.chunk.dims) == (HORIZON, STEP_MS, DIMS)
+        assert np.allclose(np.reshape(result.chunk.values, (HORIZON, DIMS)), wanted, rtol=1e-6)
+        assert (result.valid, result.passes, result.token_ids, result.settled) == (True, 1, [], 0)
+
+
+def test_one_robot_with_a_broken_sensor_costs_no_other_its_action():
+    bench = Bench(SmallPolicy())
+    bench.drain()
+    bench.worker.inbox.put(frame(1, 1, state=(math.nan, 0.0, 0.0, 0.0)))
+    bench.worker.inbox.put(frame(2, 1))
+    found = {message.session: message.valid for message in bench.drain() if isinstance(message, FrameResult)}
+    assert found == {1: False, 2: True}
+
+
+def test_a_long_instruction_is_refused_with_the_limit():
+    bench = Bench(SmallPolicy())
+    bench.drain()
+    bench.worker.inbox.put(frame(1, 1, text="one two three four"))
+    (dropped,) = bench.drain()
+    assert isinstance(dropped, FrameDropped)
+    assert (dropped.reason, dropped.text) == (
+        Reason.INSTRUCTION_TOO_LONG,
+        "instruction: has 4 prompt tokens; the limit is 3",
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "state"), [([8, 10], [0.0] * 4), ([8, 10, 6, 4], [0.0] * 3)], ids=["a camera", "a number"]
+)
+def test_an_observation_without_what_the_policy_needs_is_no_message_of_control(sizes: list[int], state: list[float]):
+    pixels = bytes(sum(3 * high * wide for high, wide in zip(sizes[::2], sizes[1::2], strict=True)))
+    message = SubmitFrame(session=1, epoch=1, seq=1, sizes=sizes, state=state, instruction="go", payload=pixels)
+    with pytest.raises(WorkerError, match="the policy needs 2 and 4"):
+        observation_of(message, INPUTS)
+
+
+def test_images_and_state_keep_their_order_and_names():
+    seen = observation_of(frame(1, 1, state=(1.0, 2.0, 3.0, 4.0)), INPUTS)
+    assert seen.state == {"joints": (1.0, 2.0, 3.0), "gripper": (4.0,)}
+    assert {name: (image.height, image.width) for name, image in seen.images.items()} == {
+        "top": (8, 10),
+        "wrist": (6, 4),
+    }
+    assert bytes(seen.images["wrist"].data) == frame(1, 1).payload[-6 * 4 * 3 :]
+
+
+def test_its_passes_can_be_checked_and_timed():
+    policy = SmallPolicy()
+    engine = engine_of(policy)
+    assert record_passes(engine, lambda *_: None, required=True) == ""
+    warm_up(engine, Shift.ROTATE, lambda *_: None)
+    times = calibrate(engine)
+    assert times.stages == 1
+    assert times.prefill_ns > 0 and times.two_prefills_ns > 0
+    assert max(policy.sizes) == 2
+
+
+def test_a_batch_whose_frames_touch_each_other_is_found():
+    with pytest.raises(WorkerError, match="other actions in a batch than alone"):
+        warm_up(engine_of(SmallPolicy(leaks=True)), Shift.ROTATE, lambda *_: None)
+
+
+def test_damaged_weights_are_found():
+    policy = SmallPolicy()
+    policy._weight[0, 0] = math.inf
+    with pytest.raises(WorkerError, match="not finite"):
+        warm_up(engine_of(policy), Shift.ROTATE, lambda *_: None)
+
+
+def test_made_up_observations_are_what_the_policy_needs():
+    first, second = sample_observations(INPUTS, 2, "go", side=16)
+    assert {name: (image.height, image.width) for name, image in first.images.items()} == {
+        "top": (8, 10),
+        "wrist": (16, 16),
+    }
+    assert first.images["top"].data != second.images["top"].data
+    assert first.state == {"joints": (0.0,) * 3, "gripper": (0.0,)}
