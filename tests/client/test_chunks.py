@@ -192,25 +192,27 @@ def test_a_chunk_that_cannot_be_played_means_hold(robot: Robot, change, reason):
 
 @pytest.mark.parametrize("blending", [Weighted(), TemporalEnsemble()])
 def test_overlapping_chunks_are_blended_until_something_new_begins(blending):
-    def plays_ones(robot: Robot, epoch: int = 1, instruction: str = "") -> bool:
+    robot = Robot(blending=blending)
+
+    def plays_ones(epoch: int = 1, instruction: str = "") -> bool:
+        """Whether a chunk of ones is played as it is, after one of zeros and a change."""
         robot.wait(STEP_MS)
         assert robot.act(robot.push(instruction=instruction), np.ones((HORIZON, DIMS)), epoch=epoch)
-        return bool((robot.session.directive().action.chunk == 1.0).all())
+        ones = bool((robot.session.directive().action.chunk == 1.0).all())
+        assert robot.act(robot.push(), 0 * ROWS, epoch=epoch)
+        return ones
 
-    robot = Robot(blending=blending)
-    robot.act(robot.push(), 0 * ROWS)
-    assert not plays_ones(robot)
+    assert plays_ones()
+    assert not plays_ones()
     robot.session.reset("")
-    assert plays_ones(robot, epoch=2)
-    robot.act(robot.push(), 0 * ROWS, epoch=2)
-    assert plays_ones(robot, epoch=3, instruction="place")
-    robot.act(robot.push(), 0 * ROWS, epoch=3)
-    robot.session.stream_said(pb.ServerMessage(notice=pb.Notice(kind="epoch", epoch=4)))
-    assert plays_ones(robot, epoch=4)
-    robot.act(robot.push(), 0 * ROWS, epoch=4)
-    robot.session.stream_ended(Unavailable("gone"), final=False)
-    robot.open()
-    assert plays_ones(robot)
+    assert plays_ones()
+    assert plays_ones(instruction="place")
+    robot.session.stream_said(pb.ServerMessage(notice=pb.Notice(kind="epoch", epoch=2)))
+    assert plays_ones(epoch=2)
+    for epoch in (1, 1):
+        robot.session.stream_ended(Unavailable("gone"), final=False)
+        robot.open()
+        assert plays_ones(epoch)
 
 
 def test_what_the_robot_refuses_is_not_blended():
@@ -259,9 +261,13 @@ def test_a_frame_after_hold_reset_or_a_lost_stream_plays_nothing(robot: Robot):
     frame = robot.push()
     robot.act(frame, epoch=2)
     assert playing(robot.push()) == (frame.seq, 0)
+    robot.session.reset("")
+    assert playing(robot.push()) is None
+    robot.act(robot.push(), epoch=3)
+    robot.wait(5)
     robot.session.stream_ended(Unavailable("gone"), final=False)
     robot.open()
-    assert playing(robot.push(ago_ms=0.001)) is None
+    assert playing(robot.push(ago_ms=1)) is None, "the chunk was of another stream"
     frame = robot.push()
     robot.act(frame)
     assert playing(robot.push()) == (frame.seq, 0), "numbers are those of the stream"
