@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+import numpy as np
 
 from edgeflow.client.aging import OFF, Aging
 from edgeflow.client.displacement import POSITION, ROTATION, displacement, look_ahead_factor
 from edgeflow.client.pose import Pose, Vector, compose, multiply
+from edgeflow.client.timeline import Timeline
 from edgeflow.errors import FailedPrecondition
 from edgeflow.reasons import Reason
 from edgeflow.types import ActionSchema, Command, StageTimings
@@ -20,8 +23,10 @@ class Target:
 
     pose: of the tool; None if no dimension moves it relatively. values: every other dimension by name, unchanged.
     age_s: the action's age when the command takes effect. look_ahead_s: the part of it by which the displacement was
-    extended, 0 = none; factor: how many times the displacement was taken for it. speed: the share of full speed to move
-    at, 1 unless `Aging.slow_from_s` is set. settled, tolerance_bins, max_passes: of the action.
+    extended, 0 = none; factor: how many times the displacement was taken for it. Anchored to the frame of a chunk,
+    they are the time from the capture to the row's moment, and the number of rows composed. speed: the share of full
+    speed to move at, 1 unless `Aging.slow_from_s` is set. settled, tolerance_bins, max_passes: of the action.
+    step, step_age_s: the row of the chunk, and its age counted from its own moment; age_s where the horizon is 1.
     """
 
     pose: Pose | None
@@ -33,17 +38,25 @@ class Target:
     settled: int = 0
     tolerance_bins: int = 0
     max_passes: int = 0
+    step: int = 0
+    step_age_s: float = 0.0
+
+
+def _no_chunk() -> Vector:
+    return np.zeros((0, 0))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Action:
-    """An action; `values` is [K] in the schema's units.
+    """An action, or the row of a chunk that is due; `values` is [dims] in the schema's units.
 
     seq: the frame it answers. stamp_ns: capture time of that frame; received_ns, valid_until_ns: all three on the
-    robot's own monotonic clock. frame_pose: pose of the tool pushed with that frame, if any. age_limit_ns: the age of
-    that frame at which the action ends; None = no limit. settled: leading tokens that are settled, of len(token_ids).
-    tolerance_bins, max_passes: of Mode.SPECULATIVE as served; max_passes is 0 where the frame did not draft its tokens.
-    aging: how targets allow for the action's age; None = not at all.
+    robot's own monotonic clock. frame_pose: pose of the tool pushed with that frame, if any. age_limit_ns: the age,
+    counted from the moment of its row, at which the action ends; None = no limit. settled: leading tokens that are
+    settled, of len(token_ids). tolerance_bins, max_passes: of Mode.SPECULATIVE as served; max_passes is 0 where the
+    frame did not draft its tokens. aging: how targets allow for the action's age; None = not at all. chunk: [horizon,
+    dims], all rows as blended, of which `values` is row `step`, for the moment stamp_ns + step * step_ns; by default
+    the one row `values`.
     """
 
     seq: int
@@ -62,33 +75,67 @@ class Action:
     tolerance_bins: int = 0
     max_passes: int = 0
     aging: Aging | None = None
+    chunk: Vector = field(default_factory=_no_chunk)
+    step: int = 0
+    step_ns: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.chunk.size:
+            object.__setattr__(self, "chunk", self.values.reshape(1, -1))
 
     @property
     def age_ns(self) -> int:
-        """Age at receipt, counted from capture."""
+        """Age of the frame at receipt, counted from capture, whatever the step."""
         return self.received_ns - self.stamp_ns
+
+    @property
+    def timeline(self) -> Timeline:
+        """The moments of the chunk's rows."""
+        return Timeline(self.stamp_ns, self.step_ns, len(self.chunk))
+
+    @property
+    def moment_ns(self) -> int:
+        """The moment that `values` are for: the capture of the frame, and the steps since."""
+        return self.timeline.moment_ns(self.step)
+
+    def due(self, now_ns: int) -> Action:
+        """The action with the row that is due; itself where that is its row. It never goes back."""
+        step = self.timeline.step_at(now_ns)
+        return self if step <= self.step else replace(self, step=step, values=self.chunk[step].copy())
 
     def target(self, pose_of: Pose | Literal["frame"] = "frame", now_ns: int | None = None) -> Target:
         """Resolve the action against the pose of its frame ("frame") or against a given pose.
 
-        now_ns: when the command is given, on the client's clock; None = at receipt. There is no look-ahead from a given
-        pose: a present pose contains the motion since the frame, which would count twice. Raises FailedPrecondition if
-        the action is relative and its frame was pushed without a pose.
+        now_ns: when the command is given, on the client's clock; None = at receipt, or at the row's moment if that is
+        later. Against its frame, a row of a chunk is the motion of all rows up to it. From a given pose it is one row,
+        and there is no look-ahead: a present pose contains the motion since the frame, which would count twice. Raises
+        FailedPrecondition if the action is relative and its frame was pushed without a pose.
         """
         aging = self.aging or OFF
-        age_s = aging.age_s(self.stamp_ns, self.received_ns if now_ns is None else now_ns)
-        factor = self._factor(aging, age_s) if pose_of == "frame" else 1.0
-        target = resolve(self.schema, self.values, self.frame_pose if pose_of == "frame" else pose_of, factor)
+        commanded_ns = max(self.received_ns, self.moment_ns) if now_ns is None else now_ns
+        age_s = aging.age_s(self.stamp_ns, commanded_ns)
+        step_age_s = aging.age_s(self.moment_ns, commanded_ns)
+        target = self._resolved(aging, age_s, pose_of)
         return replace(
             target,
             age_s=age_s,
-            look_ahead_s=(factor - 1.0) / aging.rate_hz(self.schema) if factor > 1.0 else 0.0,
-            factor=factor,
-            speed=aging.speed(age_s),
+            speed=aging.speed(step_age_s),
+            step=self.step,
+            step_age_s=step_age_s,
             settled=self.settled,
             tolerance_bins=self.tolerance_bins,
             max_passes=self.max_passes,
         )
+
+    def _resolved(self, aging: Aging, age_s: float, pose_of: Pose | Literal["frame"]) -> Target:
+        if not isinstance(pose_of, str):
+            return resolve(self.schema, self.values, pose_of)
+        if len(self.chunk) > 1:
+            target = resolve_rows(self.schema, self.chunk[: self.step + 1], self.frame_pose)
+            return replace(target, look_ahead_s=self.step * self.step_ns / 1e9 if target.pose else 0.0)
+        factor = self._factor(aging, age_s)
+        target = resolve(self.schema, self.values, self.frame_pose, factor)
+        return replace(target, look_ahead_s=(factor - 1.0) / aging.rate_hz(self.schema) if factor > 1.0 else 0.0)
 
     def _factor(self, aging: Aging, age_s: float) -> float:
         """How many times the displacement is taken."""
@@ -129,15 +176,37 @@ def resolve(schema: ActionSchema, values: Vector, anchor: Pose | None, factor: f
     others = {name: float(value) for name, value in zip(schema.names, values, strict=True) if name not in moves}
     if not moves:
         return Target(pose=None, values=others)
+    pose = _moved(_anchored(anchor), displacement(moves, schema, factor), schema)
+    return Target(pose=pose, values=others, factor=factor)
+
+
+def resolve_rows(schema: ActionSchema, rows: Vector, anchor: Pose | None) -> Target:
+    """Apply the rows [n, dims] of a chunk one after another, each like `resolve`; other dimensions are the last row's.
+
+    The limits of the schema bound each row, not their sum.
+    """
+    target = resolve(schema, rows[-1], anchor)
+    if target.pose is None:
+        return target
+    pose = _anchored(anchor)
+    for row in rows:
+        pose = _moved(pose, displacement(_moves(schema, row), schema), schema)
+    return replace(target, pose=pose, factor=float(len(rows)))
+
+
+def _anchored(anchor: Pose | None) -> Pose:
     if anchor is None:
         raise FailedPrecondition(
             "a relative action needs the pose of its frame: pass it to push", field="pose", reason=Reason.POSE_MISSING
         )
-    moved = displacement(moves, schema, factor)
+    return anchor
+
+
+def _moved(pose: Pose, by: Pose, schema: ActionSchema) -> Pose:
+    """The pose after a displacement in the frame of the schema."""
     if schema.frame == "tool":
-        return Target(pose=compose(anchor, moved), values=others)
-    turned = multiply(moved.quaternion, anchor.quaternion)
-    return Target(pose=Pose(anchor.position + moved.position, turned), values=others)
+        return compose(pose, by)
+    return Pose(pose.position + by.position, multiply(by.quaternion, pose.quaternion))
 
 
 def _moves(schema: ActionSchema, values: Vector) -> dict[str, float]:

@@ -15,6 +15,8 @@ MAX_S = 10.0  # of every time set here
 class Aging:
     """How a robot allows for the age of its actions. Each setting is off at 0, its default.
 
+    Chunks of several actions need no look-ahead: their rows are for the moments at which they are played.
+
     look_ahead_s: the most age that a relative action is extended by. The action stands for one control step, so at an
     age of n steps it is multiplied by 1 + n, within the limits of the schema. control_rate_hz: steps per second of the
     data that the policy was trained on; 0 = as the policy's schema states. slow_from_s: the age beyond which
@@ -37,8 +39,8 @@ class Aging:
                 raise InvalidArgument(f"must be 0 to {most:g} {unit}, got {value!r}", field=f"aging.{field.name}")
 
     def check(self, schema: ActionSchema) -> None:
-        """Raise FailedPrecondition for a look-ahead without a control rate."""
-        if self.look_ahead_s and not self.rate_hz(schema):
+        """Raise FailedPrecondition for a look-ahead without a control rate; chunks of several actions need none."""
+        if schema.horizon == 1 and self.look_ahead_s and not self.rate_hz(schema):
             raise FailedPrecondition(
                 "is not set and the policy does not state it; set the control rate of its training data, in Hz: "
                 "a look-ahead multiplies actions by it",

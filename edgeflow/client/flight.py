@@ -21,8 +21,9 @@ class Statistics:
     superseded: a newer frame came first, here or in the service. overtaken: those of them that were in flight on the
     device, in Mode.SPECULATIVE. rejected: refused, last_refusal says why. dropped: left without an action, lost streams
     included. actions: accepted; ignored: of another epoch, out of order or while a reset is needed; too_old: beyond
-    their age limit when they arrived. holds: HOLD and STOP directives.
-    Ages are of the last AGES_KEPT accepted actions, nanoseconds from capture to receipt.
+    their age limit when they arrived. holds: HOLD and STOP directives. steps: actions handed out, of a chunk each row
+    that became the directive.
+    Ages are of the frames of the last AGES_KEPT accepted actions, nanoseconds from capture to receipt.
     """
 
     offered: int
@@ -36,6 +37,7 @@ class Statistics:
     ignored: int
     too_old: int
     holds: int
+    steps: int
     reconnects: int
     age_p50_ns: int
     age_p99_ns: int
@@ -57,7 +59,7 @@ class Flight:
     def __init__(self) -> None:
         self.last_seq = 0
         self.last_refusal = ""
-        self.actions = self.ignored = self.too_old = self.holds = self.opens = self.overtaken = 0
+        self.actions = self.ignored = self.too_old = self.holds = self.steps = self.opens = self.overtaken = 0
         self._taken: dict[int, Taken] = {}
         self._left: Counter[Disposition] = Counter()
         self._ages_ns: deque[int] = deque(maxlen=AGES_KEPT)
@@ -109,6 +111,7 @@ class Flight:
             ignored=self.ignored,
             too_old=self.too_old,
             holds=self.holds,
+            steps=self.steps,
             reconnects=max(self.opens - 1, 0),
             age_p50_ns=round(p50),
             age_p99_ns=round(p99),

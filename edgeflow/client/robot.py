@@ -20,6 +20,7 @@ from types import TracebackType
 
 from edgeflow.client.actions import Directive
 from edgeflow.client.aging import OFF, Aging
+from edgeflow.client.blending import LATEST, Blending
 from edgeflow.client.connection.address import check_address
 from edgeflow.client.connection.credentials import Credentials
 from edgeflow.client.connection.link import Link
@@ -29,11 +30,12 @@ from edgeflow.client.flight import Statistics
 from edgeflow.client.images import Images, encode_images
 from edgeflow.client.pose import Pose
 from edgeflow.client.session import Session
+from edgeflow.client.state import State, encode_state
 from edgeflow.client.watchdog import RESUME_WITHIN_NS, WatchdogThread
 from edgeflow.clock import Clock, MonotonicClock
 from edgeflow.errors import EdgeflowError, FailedPrecondition, InvalidArgument, Unavailable
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import CameraSpec, Mode
+from edgeflow.types import CameraSpec, Mode, StateSpec
 
 FOREVER_S = 1e9
 _log = logging.getLogger("edgeflow.client")
@@ -42,7 +44,8 @@ _log = logging.getLogger("edgeflow.client")
 class RobotClient:
     """A session with the service, as a context manager; it reconnects by itself until it is closed.
 
-    cameras: the policy uses the first. control_period_s: time between pushes. depth: pipeline depth, with Mode.DEPTH.
+    cameras, state: of every frame; proprio_names, given instead of state, are vectors of one number each.
+    control_period_s: time between pushes. depth: pipeline depth, with Mode.DEPTH.
     tolerance_bins: with Mode.SPECULATIVE, how far a token may be from its draft and still be settled, 0 (the tokens of
     serial decoding) to 2 bins. max_passes: with Mode.SPECULATIVE, a frame is answered after so many even if tokens are
     not settled, 1 to K; 0 = K. Each action says how many of its tokens are settled.
@@ -54,7 +57,7 @@ class RobotClient:
     (reason FAULT), always need `reset`. on_action: called with every new directive, HOLD and STOP included,
     in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
     tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
-    (docs/robot.md); None = not at all.
+    (docs/robot.md); None = not at all. blending: what is played where chunks of several actions overlap (there too).
     """
 
     def __init__(
@@ -78,6 +81,8 @@ class RobotClient:
         clock: Clock | None = None,
         credentials: Credentials | None = None,
         aging: Aging | None = None,
+        state: Sequence[StateSpec] = (),
+        blending: Blending = LATEST,
     ) -> None:
         self._aging = aging or OFF
         self._settings = SessionSettings(
@@ -91,6 +96,7 @@ class RobotClient:
             depth=depth,
             tolerance_bins=tolerance_bins,
             max_passes=max_passes,
+            state=tuple(state),
         )
         check_address(address)
         check_text(instruction)
@@ -102,7 +108,9 @@ class RobotClient:
         self._open_timeout_s = open_timeout_s
         self._clock: Clock = clock or MonotonicClock()
         patience_ns = round(min(resume_within_s, FOREVER_S) * 1e9)
-        self._session = Session(self._settings, instruction, self._clock, patience_ns, self._aging)
+        self._session = Session(
+            self._settings, instruction, self._clock, patience_ns, aging=self._aging, blending=blending
+        )
         self._changed = threading.Condition()
         self._published = self._session.directive()
         self._link = Link(address, credentials, self, self._opening, self._clock)
@@ -161,24 +169,21 @@ class RobotClient:
         instruction: str | None = None,
         *,
         captured_ns: int | None = None,
+        state: State | None = None,
     ) -> int:
         """Queue the newest frame and return its number; never waits for the network.
 
         pose: of the tool at capture; relative actions are anchored to it. instruction: takes effect with this frame.
         captured_ns: the time of capture on the client's clock, from which ages and age limits count; by default now
-        minus `Aging.camera_offset_s`. Raises InvalidArgument if images or proprio do not match the session or
-        captured_ns is not of the last 60 s, and the service's refusal if it does not take the session back after a lost
-        stream.
+        minus `Aging.camera_offset_s`. state: vectors by name, or their numbers one after another as proprio. Raises
+        InvalidArgument if images or state do not match the session or captured_ns is not of the last 60 s, and the
+        service's refusal if it does not take the session back after a lost stream.
         """
         stamp_ns = self._captured_ns() if captured_ns is None else captured_ns
         data = encode_images(images, self._settings.cameras)
-        agreed = len(self._settings.proprio_names)
-        if len(proprio) != agreed:
-            raise InvalidArgument(
-                f"has {len(proprio)} values; the session was opened with {agreed} names", field="proprio"
-            )
+        numbers = encode_state(state, proprio, self._settings.vectors)
         with self._changed:
-            seq = self._session.push(data, proprio, pose, instruction or "", stamp_ns)
+            seq = self._session.push(data, numbers, pose, instruction or "", stamp_ns)
             self._publish()
         self._link.wanted()
         return seq

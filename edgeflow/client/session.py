@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import numpy as np
-
 from edgeflow.client.actions import Action, Directive
 from edgeflow.client.aging import OFF, Aging
+from edgeflow.client.blending import LATEST, Blender, Blending, TimedChunk
 from edgeflow.client.connection.bounds import check_captured, within_limits
 from edgeflow.client.connection.outgoing import Outgoing
 from edgeflow.client.connection.wire import (
@@ -20,10 +19,12 @@ from edgeflow.client.connection.wire import (
     check_text,
     open_message,
     opened_of,
+    rows_of,
     timings_of,
 )
 from edgeflow.client.flight import Flight, Taken
 from edgeflow.client.pose import Pose
+from edgeflow.client.timeline import Timeline
 from edgeflow.client.watchdog import Watchdog
 from edgeflow.clock import Clock
 from edgeflow.errors import EdgeflowError, FailedPrecondition
@@ -48,6 +49,7 @@ class Session:
         clock: Clock,
         resume_within_ns: int,
         aging: Aging = OFF,
+        blending: Blending = LATEST,
     ) -> None:
         self.flight = Flight()
         self.opened: Opened | None = None
@@ -57,6 +59,7 @@ class Session:
         self._instruction = instruction
         self._clock = clock
         self._aging = aging
+        self._blender = Blender(blending)
         self._watchdog = Watchdog(clock, resume_within_ns)
         self._outgoing: Outgoing | None = None
         self._first_seq = 0  # wire numbers start at 1 with every stream: seq = wire number + first_seq
@@ -75,9 +78,11 @@ class Session:
         self._check_usable()
         check_text(instruction)
         check_captured(stamp_ns, self._clock.now_ns())
+        playing = self._playing_at(stamp_ns)
         if instruction not in ("", self._instruction):
             self._instruction = instruction
             self._watchdog.restart(self.flight.last_seq, Reason.NEW_INSTRUCTION, rearm=False)
+            self._blender.restart()
         seq = self.flight.offer(stamp_ns, pose)
         if self._outgoing is None:
             self.flight.leave(seq, Disposition.DROPPED)
@@ -88,6 +93,7 @@ class Session:
             images=[pb.Image(data=image) for image in images],
             proprio=proprio,
             instruction=self._instruction,
+            playing=playing,
         )
         replaced = self._outgoing.offer(frame)
         if replaced:
@@ -100,6 +106,7 @@ class Session:
         check_text(instruction)
         self._instruction = instruction or self._instruction
         self._watchdog.restart(self.flight.last_seq, Reason.RESET, rearm=True)
+        self._blender.restart()
         if self._outgoing is not None:
             withdrawn = self._outgoing.reset(self._instruction)
             if withdrawn:
@@ -115,6 +122,8 @@ class Session:
         now = self._watchdog.directive()
         if self._published.command is Command.ACT and now.command is not Command.ACT:
             self.flight.holds += 1
+        if now.command is Command.ACT and now is not self._published:
+            self.flight.steps += 1
         self._published = now
         return now
 
@@ -128,6 +137,7 @@ class Session:
         self.flight.leave_all()
         self.flight.opens += 1
         self._first_seq = self.flight.last_seq
+        self._blender.restart()
         self._watchdog.opened(self.opened.epoch)
 
     def stream_said(self, message: pb.ServerMessage) -> bool:
@@ -165,43 +175,44 @@ class Session:
         if taken is None or self.closed or self.opened is None:
             self.flight.ignored += 1
             return False
-        action = self._action_of(message, taken, self.opened)
-        if action is None:
+        opened, now_ns = self.opened, self._clock.now_ns()
+        rows = rows_of(message, opened.schema)
+        if rows is None or message.stamp_ns != taken.stamp_ns:
             self._watchdog.halt(Command.HOLD, Reason.MALFORMED_ACTION)
             return False
-        if action.age_limit_ns is not None and action.age_ns >= action.age_limit_ns:
+        limit_ns = self._limit_ns(message, opened)
+        timeline = Timeline(message.stamp_ns, round(opened.schema.step_ms * 1e6), opened.schema.horizon)
+        if limit_ns is not None and timeline.due_age_ns(now_ns) >= limit_ns:
             self.flight.too_old += 1
             return False
-        if not within_limits(message.values, self.opened.schema):
+        if not within_limits(rows, opened.schema):
             self._watchdog.halt(Command.HOLD, Reason.ACTION_OUT_OF_LIMITS)
             return False
+        chunk = self._blender.blended(rows, timeline, message.epoch)
+        action = self._action_of(message, taken, opened, chunk, now_ns)
         if not self._watchdog.offer(action):
             self.flight.ignored += 1
             return False
+        self._blender.accepted(chunk, message.epoch)
         self.flight.acted_on(action.age_ns)
         return True
 
-    def _action_of(self, message: pb.Action, taken: Taken, opened: Opened) -> Action | None:
-        """The action, or None unless it is K finite numbers with the stamp of the frame it answers."""
-        values = np.array(message.values, dtype=np.float64)
-        if values.shape != (len(opened.schema.names),) or not np.isfinite(values).all():
-            return None
-        if message.stamp_ns != taken.stamp_ns:
-            return None
-        now_ns = self._clock.now_ns()
-        valid_until_ns = now_ns + min(message.valid_for_ms, MAX_VALID_MS) * 1_000_000
-        limit_ns = age_limit_ns(self._settings.max_action_age_s, message.max_age_ms, opened)
-        if limit_ns is not None:
-            valid_until_ns = min(valid_until_ns, message.stamp_ns + limit_ns)
+    def _limit_ns(self, message: pb.Action, opened: Opened) -> int | None:
+        return age_limit_ns(self._settings.max_action_age_s, message.max_age_ms, opened)
+
+    def _action_of(self, message: pb.Action, taken: Taken, opened: Opened, chunk: TimedChunk, now_ns: int) -> Action:
+        """The action that is due, of the blended chunk."""
+        timeline, step = chunk.timeline, chunk.timeline.step_at(now_ns)
+        validity_ns, limit_ns = min(message.valid_for_ms, MAX_VALID_MS) * 1_000_000, self._limit_ns(message, opened)
         return Action(
             seq=message.seq + self._first_seq,
             epoch=message.epoch,
-            values=values,
+            values=chunk.played[step].copy(),
             token_ids=tuple(message.token_ids),
             schema=opened.schema,
-            stamp_ns=message.stamp_ns,
+            stamp_ns=timeline.stamp_ns,
             received_ns=now_ns,
-            valid_until_ns=valid_until_ns,
+            valid_until_ns=timeline.valid_until_ns(now_ns, validity_ns, limit_ns),
             frame_pose=taken.pose,
             timings=timings_of(message.timings),
             server_ns=message.timings.server_ns,
@@ -210,7 +221,15 @@ class Session:
             tolerance_bins=message.tolerance_bins,
             max_passes=message.max_passes,
             aging=self._aging,
+            chunk=chunk.played,
+            step=step,
+            step_ns=timeline.step_ns,
         )
+
+    def _playing_at(self, captured_ns: int) -> pb.Playing | None:
+        """The chunk of this stream, and its row, that was played at the capture of a frame."""
+        seq, step = self._watchdog.plays.at(captured_ns) or (0, 0)
+        return pb.Playing(seq=seq - self._first_seq, step=step) if seq > self._first_seq else None
 
     def _hear_status(self, message: pb.FrameStatus) -> None:
         disposition = DISPOSITIONS.get(message.disposition, Disposition.DROPPED)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from edgeflow.client.actions import Action, Directive
 from edgeflow.client.connection.incidents import Incidents
+from edgeflow.client.timeline import PlayLog
 from edgeflow.clock import Clock
 from edgeflow.errors import FailedPrecondition
 from edgeflow.reasons import Reason
@@ -24,7 +25,7 @@ _STREAM_GONE = (Reason.DISCONNECTED, Reason.REFUSED, Reason.CLOSED)
 class Watchdog:
     """Decides what a robot may do now.
 
-    - An action is handed out from its receipt until its valid_until_ns, never later.
+    - An action is handed out from its receipt until its valid_until_ns, never later; of a chunk, the row that is due.
     - Actions are accepted for frames newer than the last answered one and the last `restart`, in the epoch that the
       service announced last. Each `restart` lets one more epoch follow it before it is announced. An action never
       changes which epochs are accepted.
@@ -36,6 +37,7 @@ class Watchdog:
     """
 
     def __init__(self, clock: Clock, resume_within_ns: int = RESUME_WITHIN_NS) -> None:
+        self.plays = PlayLog()
         self._clock = clock
         self._resume_within_ns = resume_within_ns
         self._epoch = self._unannounced = 0
@@ -55,6 +57,7 @@ class Watchdog:
         rearm: the robot may move again, also after STOP or a long interruption.
         """
         held = self.directive()
+        self.plays.end(self._clock.now_ns())
         self._newest_seq = max(self._newest_seq, last_seq)
         self._unannounced += 1
         if rearm:
@@ -93,11 +96,13 @@ class Watchdog:
         self._newest_seq = action.seq
         self._interrupted_ns, self._worker_lost = None, False
         self._now = Directive(Command.ACT, action=action)
+        self.plays.begin(action.seq, action.timeline, now_ns, action.valid_until_ns)
         return True
 
     def halt(self, command: Command, reason: str) -> None:
         """HOLD or STOP now, on the service's order or because the link is lost. HOLD does not replace STOP."""
         held = self.directive()
+        self.plays.end(self._clock.now_ns())
         self._worker_lost = reason == Reason.WORKER_LOST or (self._worker_lost and reason not in _STREAM_GONE)
         if held.command is Command.ACT:
             self._interrupt(self._clock.now_ns())
@@ -115,6 +120,8 @@ class Watchdog:
         if action is not None and now_ns >= action.valid_until_ns:
             self._interrupt(action.valid_until_ns)
             self._now = Directive(Command.HOLD, Reason.SILENCE)
+        elif action is not None and (due := action.due(now_ns)) is not action:
+            self._now = Directive(Command.ACT, action=due)
         since_ns = self._interrupted_ns
         if since_ns is not None and not self._now.needs_reset and now_ns - since_ns >= self._patience_ns:
             self._now = Directive(self._now.command, self._now.reason, needs_reset=True)

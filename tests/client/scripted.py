@@ -60,16 +60,16 @@ class Talk:
     def say(self, **kind) -> None:
         self.out.put(pb.ServerMessage(**kind))
 
-    def open(self, *, valid_for_ms: int = 100) -> pb.Open:
+    def open(self, *, valid_for_ms: int = 100, **schema) -> pb.Open:
         message = self.hear()
         if message is None:
             raise Left
         assert message.HasField("open")
         self.valid_for_ms = valid_for_ms
-        self.say(opened=opened(valid_for_ms))
+        self.say(opened=opened(valid_for_ms, **schema))
         return message.open
 
-    def act(self, frame: pb.Frame, values=VALUES, *, epoch: int | None = None, max_age_ms: int = 0) -> None:
+    def act(self, frame: pb.Frame, values=VALUES, *, epoch: int | None = None, **fields) -> None:
         self.say(
             action=pb.Action(
                 epoch=self.epoch if epoch is None else epoch,
@@ -78,7 +78,7 @@ class Talk:
                 command=pb.COMMAND_ACT,
                 valid_for_ms=self.valid_for_ms,
                 values=values,
-                max_age_ms=max_age_ms,
+                **fields,
             )
         )
         self.status(frame, pb.DISPOSITION_ACTED)
@@ -91,9 +91,9 @@ class Talk:
         self.server.stopping.wait()
 
 
-def opened(valid_for_ms: int = 100, predicted_age_ms: float = 0.0) -> pb.Opened:
+def opened(valid_for_ms: int = 100, predicted_age_ms: float = 0.0, horizon: int = 0, step_ms: float = 0.0) -> pb.Opened:
     dimensions = [pb.ActionDimension(name=name, unit="1", low=-1, high=1, relative=name != "gripper") for name in NAMES]
-    schema = pb.ActionSchema(dimensions=dimensions, frame="tool", rotation="rotvec")
+    schema = pb.ActionSchema(dimensions=dimensions, frame="tool", rotation="rotvec", horizon=horizon, step_ms=step_ms)
     return pb.Opened(
         session=1,
         epoch=1,

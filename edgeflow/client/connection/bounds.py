@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgeflow.errors import FailedPrecondition, InvalidArgument
 from edgeflow.reasons import Reason
 from edgeflow.types import ActionSchema
 
 MAX_DIMENSIONS = 256
+MAX_HORIZON = 1000
+MAX_CHUNK_NUMBERS = 32_768
+MIN_STEP_MS, MAX_STEP_MS = 1.0, 10_000.0
 MAX_DECLARED_VALID_MS = 60_000
 MAX_DECLARED_AGE_MS = 60_000  # an action that declares more has this limit
 MAX_FORETOLD_S = 60.0  # a longer forecast of an age is no forecast
@@ -24,12 +29,13 @@ def foretold_s(milliseconds: float) -> float:
     return milliseconds / 1000 if 0.0 <= milliseconds <= MAX_FORETOLD_S * 1000 else 0.0
 
 
-def within_limits(values: Sequence[float], schema: ActionSchema) -> bool:
-    """True if every value is within the schema's limits; NaN is not."""
-    return all(
-        low - _slack(low, high) <= value <= high + _slack(low, high)
-        for value, low, high in zip(values, schema.low, schema.high, strict=True)
-    )
+def within_limits(rows: NDArray[np.float64], schema: ActionSchema) -> bool:
+    """True if every value [..., dims] is within the schema's limits; NaN is not."""
+    low, high = np.array(schema.low), np.array(schema.high)
+    with np.errstate(over="ignore"):
+        span = high - low
+        slack = TOLERANCE * np.where(np.isfinite(span), span, 0.0)
+        return bool(((low - slack <= rows) & (rows <= high + slack)).all())
 
 
 def check_schema(schema: ActionSchema) -> None:
@@ -45,6 +51,7 @@ def check_schema(schema: ActionSchema) -> None:
         _check_limits(name[:32], low, high)
     if not 0.0 <= schema.control_rate_hz <= MAX_CONTROL_RATE_HZ:
         raise _refused(f"has a control rate of {schema.control_rate_hz:g} Hz; it must be 0 to {MAX_CONTROL_RATE_HZ:g}")
+    _check_horizon(schema.horizon, schema.step_ms, count)
 
 
 def check_validity(valid_for_ms: int) -> None:
@@ -77,9 +84,13 @@ def _check_limits(name: str, low: float, high: float) -> None:
         raise _refused(f"{name!r} has low {low:g} and high {high:g}, which no value keeps")
 
 
+def _check_horizon(horizon: int, step_ms: float, dims: int) -> None:
+    most = min(MAX_HORIZON, MAX_CHUNK_NUMBERS // dims)
+    if not 1 <= horizon <= most:
+        raise _refused(f"has a horizon of {horizon}; with {dims} dimensions it must be 1 to {most}")
+    if horizon > 1 and not MIN_STEP_MS <= step_ms <= MAX_STEP_MS:
+        raise _refused(f"has steps of {step_ms:g} ms; they must be {MIN_STEP_MS:g} to {MAX_STEP_MS:g} ms")
+
+
 def _refused(text: str) -> FailedPrecondition:
     return FailedPrecondition(text, field="opened.schema")
-
-
-def _slack(low: float, high: float) -> float:
-    return TOLERANCE * (high - low) if math.isfinite(high - low) else 0.0

@@ -7,10 +7,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgeflow.client.connection.bounds import MAX_DECLARED_AGE_MS, check_schema, check_validity, foretold_s
 from edgeflow.errors import REQUEST_ERRORS, EdgeflowError, FailedPrecondition, InvalidArgument
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import ActionSchema, CameraSpec, Command, Disposition, ImageFormat, Mode, StageTimings
+from edgeflow.types import (
+    ActionSchema,
+    CameraSpec,
+    Command,
+    Disposition,
+    ImageFormat,
+    Mode,
+    StageTimings,
+    StateSpec,
+)
 
 COMMANDS = {pb.COMMAND_ACT: Command.ACT, pb.COMMAND_HOLD: Command.HOLD, pb.COMMAND_STOP: Command.STOP}
 DISPOSITIONS = {
@@ -39,7 +51,8 @@ class SessionSettings:
 
     max_action_age_s: None = each action's own limit, math.inf = no limit in the robot; for both the service keeps its
     own. depth: pipeline depth, with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE only, as in
-    types.Speculation.
+    types.Speculation. state: the vectors of every frame, instead of proprio_names. chunks: the client plays chunks of
+    several actions; otherwise it gets the one row that is due.
     """
 
     cameras: tuple[CameraSpec, ...]
@@ -52,6 +65,13 @@ class SessionSettings:
     depth: int = 0
     tolerance_bins: int = 0
     max_passes: int = 0
+    state: tuple[StateSpec, ...] = ()
+    chunks: bool = True
+
+    @property
+    def vectors(self) -> tuple[StateSpec, ...]:
+        """The state of every frame; each of proprio_names is a vector of one number."""
+        return self.state or tuple(StateSpec(name=name, size=1) for name in self.proprio_names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +124,8 @@ def opened_of(message: pb.Opened) -> Opened:
             frame=message.schema.frame,
             rotation=message.schema.rotation,
             control_rate_hz=message.schema.control_rate_hz,
+            horizon=message.schema.horizon or 1,
+            step_ms=message.schema.step_ms if message.schema.horizon > 1 else 0.0,
         )
         mode = _MODES[message.mode]
     except (ValueError, KeyError) as error:
@@ -123,6 +145,17 @@ def opened_of(message: pb.Opened) -> Opened:
         tolerance_bins=message.tolerance_bins,
         max_passes=message.max_passes,
     )
+
+
+def rows_of(message: pb.Action, schema: ActionSchema) -> NDArray[np.float64] | None:
+    """The actions [horizon, dims]; None unless they are finite numbers with the schema's horizon and step."""
+    horizon, dims = message.horizon or 1, len(schema.names)
+    if horizon != schema.horizon or len(message.values) != horizon * dims:
+        return None
+    if horizon > 1 and message.step_ms != schema.step_ms:
+        return None
+    rows = np.array(message.values, dtype=np.float64).reshape(horizon, dims)
+    return rows if np.isfinite(rows).all() else None
 
 
 def age_limit_ns(limit_s: float | None, sent_ms: int, opened: Opened) -> int | None:
@@ -176,6 +209,7 @@ def _milliseconds(text: str) -> int | None:
 
 
 def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
+    _check_state(settings)
     modes = {mode: number for number, mode in _MODES.items()}
     return pb.Open(
         model=settings.model,
@@ -192,7 +226,23 @@ def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
         depth=settings.depth,
         tolerance_bins=settings.tolerance_bins,
         max_passes=settings.max_passes,
+        state=[
+            pb.StateVector(name=each.name, size=each.size, elements=each.elements, units=each.units)
+            for each in settings.state
+        ],
+        chunks=settings.chunks,
     )
+
+
+def _check_state(settings: SessionSettings) -> None:
+    if settings.state and settings.proprio_names:
+        raise ValueError("state and proprio_names are both set; set one of them")
+    names = [each.name for each in settings.state]
+    if len(set(names)) < len(names):
+        raise ValueError(f"state names a vector twice: {names}")
+    for each in settings.state:
+        if each.size < 1:
+            raise ValueError(f"state {each.name!r} has a size of {each.size}; it must be 1 or more")
 
 
 def _period_ms(period_s: float) -> int:

@@ -1,0 +1,80 @@
+"""The rows of a chunk in time: which one is due when, how long, and which one was played when."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+MAX_PLAYS = 64  # captures are told apart so many chunks back
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The moments of a chunk's rows, in nanoseconds on the robot's clock: row i is for stamp_ns + i * step_ns.
+
+    step_ns: 0 where the horizon is 1.
+    """
+
+    stamp_ns: int
+    step_ns: int = 0
+    horizon: int = 1
+
+    def step_at(self, now_ns: int) -> int:
+        """The row that is due; the first one before its moment and the last one once the chunk is over."""
+        if self.horizon == 1:
+            return 0
+        return max(0, min((now_ns - self.stamp_ns) // self.step_ns, self.horizon - 1))
+
+    def moment_ns(self, step: int) -> int:
+        """The moment that a row is for."""
+        return self.stamp_ns + step * self.step_ns
+
+    def due_age_ns(self, now_ns: int) -> int:
+        """Time since the moment of the row that is due."""
+        return now_ns - self.moment_ns(self.step_at(now_ns))
+
+    def valid_until_ns(self, received_ns: int, validity_ns: int, limit_ns: int | None) -> int:
+        """When the chunk ends: `validity_ns` after its receipt, or before a row is older than the limit; None = none.
+
+        With a limit shorter than a step, the row that is due at receipt is the last one: the robot would hold before
+        the next one is due.
+        """
+        until_ns = received_ns + validity_ns
+        if limit_ns is None:
+            return until_ns
+        last = self.step_at(received_ns) if limit_ns < self.step_ns else self.horizon - 1
+        return min(until_ns, self.moment_ns(last) + limit_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Play:
+    seq: int
+    timeline: Timeline
+    from_ns: int
+    until_ns: int
+
+
+class PlayLog:
+    """When the last MAX_PLAYS chunks were played."""
+
+    def __init__(self) -> None:
+        self._plays: deque[_Play] = deque(maxlen=MAX_PLAYS)
+
+    def begin(self, seq: int, timeline: Timeline, from_ns: int, until_ns: int) -> None:
+        """From now on the chunk that answers frame `seq` is played, until_ns at the latest, instead of another."""
+        self.end(from_ns)
+        self._plays.append(_Play(seq, timeline, from_ns, until_ns))
+
+    def end(self, now_ns: int) -> None:
+        """No chunk is played from now on."""
+        if self._plays and self._plays[-1].until_ns > now_ns:
+            last = self._plays.pop()
+            self._plays.append(_Play(last.seq, last.timeline, last.from_ns, now_ns))
+
+    def at(self, instant_ns: int) -> tuple[int, int] | None:
+        """The frame whose chunk was played at an instant, and its row; None where it was none, or one action alone."""
+        for play in reversed(self._plays):
+            if play.from_ns <= instant_ns:
+                played = instant_ns < play.until_ns and play.timeline.horizon > 1
+                return (play.seq, play.timeline.step_at(instant_ns)) if played else None
+        return None

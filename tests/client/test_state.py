@@ -1,0 +1,101 @@
+"""Proprioceptive state on its way to the wire."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeflow.client.connection.wire import open_message
+from edgeflow.client.state import encode_state
+from edgeflow.errors import InvalidArgument
+from edgeflow.types import StateSpec
+from tests.client.conftest import IMAGE
+from tests.client.scripted import answer_all, session_settings
+
+ARM = StateSpec(name="arm", size=3, elements=("a", "b", "c"), units=("rad", "rad", "rad"))
+GRIPPER = StateSpec(name="gripper", size=1)
+SPECS = (ARM, GRIPPER)
+
+
+@given(st.permutations(["arm", "gripper"]))
+def test_vectors_travel_one_after_another_in_the_order_of_the_session(order):
+    vectors = {"arm": np.array([1.0, 2.0, 3.0]), "gripper": [0.5]}
+    assert list(encode_state({name: vectors[name] for name in order}, (), SPECS)) == [1.0, 2.0, 3.0, 0.5]
+
+
+def test_flat_numbers_travel_as_they_are():
+    assert list(encode_state(None, [1.0, 2.0, 3.0, 0.5], SPECS)) == [1.0, 2.0, 3.0, 0.5]
+    assert list(encode_state(None, (), ())) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "proprio", "told"),
+    [
+        ({"arm": [1, 2, 3]}, (), r"state: has \['arm'\]; the session was opened with \['arm', 'gripper'\]"),
+        ({"arm": [1, 2, 3], "gripper": [1], "base": [1]}, (), "base"),
+        ({"arm": [1, 2], "gripper": [1]}, (), r"state\['arm'\]: has shape \[2\]; the session was opened with \[3\]"),
+        ({"arm": [1, 2, 3], "gripper": 1.0}, (), r"state\['gripper'\]: has shape \[\]"),
+        ({"arm": [[1, 2, 3]], "gripper": [1]}, (), r"state\['arm'\]: has shape \[1, 3\]"),
+        ({"arm": [1, math.nan, 3], "gripper": [1]}, (), r"state\['arm'\]: has nan at 1"),
+        ({"arm": [1, 2, 1e39], "gripper": [1]}, (), r"state\['arm'\]: has 1e\+39 at 2; it must be a finite float32"),
+        ({"arm": ["left", 2, 3], "gripper": [1]}, (), r"state\['arm'\]: must be 3 numbers, got"),
+        ({"arm": None, "gripper": [1]}, (), r"state\['arm'\]"),
+        ({"arm": [1, 2, 3], "gripper": [1]}, [1.0], "state: give the state by name or as proprio, not both"),
+        (None, [1, 2, 3], r"proprio: has 3 values; the session was opened with 4: 'arm' of 3, 'gripper' of 1"),
+        (None, [1, 2, 3, math.inf], r"state\['gripper'\]: has inf at 0"),
+    ],
+)
+def test_state_that_does_not_match_is_refused_with_the_vector(state, proprio, told):
+    with pytest.raises(InvalidArgument, match=told):
+        encode_state(state, proprio, SPECS)
+
+
+def test_open_declares_the_vectors_and_that_chunks_are_played():
+    message = open_message(session_settings(state=SPECS), "grasp")
+    assert [(each.name, each.size) for each in message.state] == [("arm", 3), ("gripper", 1)]
+    assert (list(message.state[0].elements), list(message.state[0].units)) == (["a", "b", "c"], ["rad"] * 3)
+    assert message.chunks and not message.proprio_names
+    assert not open_message(session_settings(chunks=False), "grasp").chunks
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"state": SPECS, "proprio_names": ("a",)}, "state and proprio_names are both set"),
+        ({"state": (GRIPPER, GRIPPER)}, "names a vector twice"),
+        ({"state": (StateSpec(name="arm", size=0),)}, "'arm' has a size of 0"),
+        ({"state": (StateSpec(name="arm", size=1 << 32),)}, "cannot be sent"),
+    ],
+)
+def test_a_declaration_that_makes_no_sense_is_refused(changed, told):
+    with pytest.raises(InvalidArgument, match=told):
+        open_message(session_settings(**changed), "grasp")
+
+
+@pytest.mark.parametrize("given", ["state", "proprio"])
+def test_a_robot_declares_its_state_and_pushes_it(serve, connect, given):
+    server = serve(answer_all)
+    numbers = {"state": {"gripper": [0.5], "arm": [1, 2, 3]}} if given == "state" else {"proprio": [1, 2, 3, 0.5]}
+    with connect(server, state=SPECS) as client:
+        with pytest.raises(InvalidArgument, match="arm"):
+            client.push(IMAGE)
+        client.push(IMAGE, **numbers)
+        opening, frame = server.heard.get(timeout=60).open, server.heard.get(timeout=60).frame
+    assert [each.name for each in opening.state] == ["arm", "gripper"]
+    assert list(frame.proprio) == [1.0, 2.0, 3.0, 0.5]
+
+
+def test_proprio_names_are_vectors_of_one_number(serve, connect):
+    server = serve(answer_all)
+    with connect(server, proprio_names=("a", "b")) as client:
+        client.push(IMAGE, state={"b": [2.0], "a": [1.0]})
+        opening, frame = server.heard.get(timeout=60).open, server.heard.get(timeout=60).frame
+    assert (list(opening.proprio_names), list(opening.state)) == (["a", "b"], [])
+    assert list(frame.proprio) == [1.0, 2.0]
+
+
+def test_both_kinds_of_declaration_are_refused_at_once(serve, connect):
+    with pytest.raises(InvalidArgument, match="proprio_names"):
+        connect(serve(answer_all), state=SPECS, proprio_names=("a",))
