@@ -1,4 +1,4 @@
-"""Files as torch.save writes them: tensors and plain containers are read, everything else is refused by file and type."""
+"""Files as torch.save writes them: tensors in plain containers are read, all else is refused by file and type."""
 
 from __future__ import annotations
 

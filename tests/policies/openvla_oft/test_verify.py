@@ -237,9 +237,9 @@ def test_what_is_done_wrong_is_seen_in_the_recorded_bundle(mutant, monkeypatch):
 
 
 def test_there_are_no_modes_and_no_other_weights(bundle: Path):
-    with pytest.raises(ConfigError, match="^mode: openvla_oft answers in one pass, so it has no such modes$"):
+    with pytest.raises(ConfigError, match=r"^mode: openvla_oft answers in one pass, so it has no such modes$"):
         verified(bundle, modes=(Mode.SERIAL,))
-    with pytest.raises(ConfigError, match="^weights: fp8 is not measured for openvla_oft$"):
+    with pytest.raises(ConfigError, match=r"^weights: fp8 is not measured for openvla_oft$"):
         verified(bundle, weights="fp8")
 
 
