@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import pickle
 import struct
 import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edgeflow.errors import CheckpointError
 from edgeflow.models.weights_only import read_state_dict, read_weights_only
@@ -197,6 +201,22 @@ def test_a_container_that_is_held_often_is_visited_once(tmp_path: Path):
     for _ in range(60):
         value = [value, value]
     read_weights_only(saved(tmp_path / "a.pt", value), MOST)
+
+
+VALUE = {"module.a": torch.arange(8.0), "b": [1, "x", (2.5, None)], "c": torch.ones(2, 2).bfloat16()}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.booleans(), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=5))
+def test_a_damaged_file_is_read_or_refused(archive: bool, damage: list[tuple[float, int]]):
+    with tempfile.TemporaryDirectory() as folder:
+        path = saved(Path(folder) / "a.pt", VALUE, archive=archive)
+        data = bytearray(path.read_bytes())
+        for place, byte in damage:
+            data[int(place * len(data))] = byte
+        path.write_bytes(data)
+        with contextlib.suppress(CheckpointError):
+            read_weights_only(path, MOST)
 
 
 def test_a_state_dict_loses_a_prefix_that_all_names_have(tmp_path: Path):

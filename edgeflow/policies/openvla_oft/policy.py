@@ -88,6 +88,8 @@ class OpenVLAOFTPolicy:
     def prepare(self, observation: Observation) -> OFTFrame:
         """The inputs of a pass; images are preprocessed on the device where that is configured."""
         images = [self._preprocess(pixels(observation.images[name])) for name in self.settings.cameras]
+        if len({each.device for each in images}) > 1:  # one was too long for the device
+            images = [_placed(each, self.device) for each in images]
         return OFTFrame(
             torch.cat(images), self._prompt_ids(observation.instruction), self._state(observation.state.get(STATE, ()))
         )

@@ -126,6 +126,16 @@ def test_frames_are_preprocessed_where_they_were_asked_for(directory: Path, poli
     torch.testing.assert_close(other.prepare(given).pixel_values, policy.prepare(given).pixel_values, rtol=0, atol=0)
 
 
+def test_an_image_that_is_too_long_for_the_device_joins_the_others_there(directory: Path):
+    policy = load(directory)
+    given, _ = observation(5, "go", policy.settings.cameras)
+    shape = (policy.network.vision.channels, 28, 28)
+    made = iter([torch.zeros(shape, device="meta"), torch.zeros(shape)])
+    policy.device, policy._preprocess = torch.device("meta"), lambda _: next(made)
+    found = policy.prepare(given).pixel_values
+    assert found.device.type == "meta" and len(found) == 2 * shape[0]
+
+
 def test_bfloat16_computes_in_it_and_answers_in_float32(directory: Path, policy: OpenVLAOFTPolicy):
     placement = Placement(dtype=torch.bfloat16, device=CPU, table=built_in_table())
     other = PublishedOpenVLAOFT(directory, OFTSettings.of(SIZE.settings())).load(placement)
