@@ -56,7 +56,7 @@ def write_act(directory: Path, cameras: Mapping[str, tuple[int, int]]) -> Path:
 
 
 def _statistics(images: Mapping[str, object]) -> dict[str, Tensor]:
-    shapes = {name: (3, 1, 1) for name in images} | {STATE: (NUMBERS,), "action": (NUMBERS,)}
+    shapes = dict.fromkeys(images, (3, 1, 1)) | {STATE: (NUMBERS,), "action": (NUMBERS,)}
     return {
         f"{name}.{kind}": torch.full(shape, value)
         for name, shape in shapes.items()

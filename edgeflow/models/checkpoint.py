@@ -38,10 +38,10 @@ class Weights(Mapping[str, Tensor]):
         self._set(_sources(directory), f"{directory}: ", dtype, device)
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> Weights:
-        """Weights over tensors that are already in memory."""
+    def of(cls, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, *, where: str = "") -> Weights:
+        """Weights over tensors that are already in memory. where: in messages, before a name."""
         weights = object.__new__(cls)
-        weights._set({name: partial(tensors.__getitem__, name) for name in tensors}, "", dtype, device)
+        weights._set({name: partial(tensors.__getitem__, name) for name in tensors}, where, dtype, device)
         return weights
 
     def under(self, prefix: str) -> Weights:
@@ -98,7 +98,7 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 def fingerprint(path: Path) -> str:
     """SHA-256 over names and bytes of a checkpoint's JSON files and the first MiB of each weights file."""
     digest = hashlib.sha256()
-    for file in sorted([*path.glob("*.json"), *path.glob("*.safetensors")]):
+    for file in sorted([*path.glob("*.json"), *path.glob("*.safetensors"), *path.glob("*.pt")]):
         digest.update(file.name.encode())
         with file.open("rb") as stream:
             digest.update(stream.read(1 << 20))

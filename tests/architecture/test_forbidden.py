@@ -35,6 +35,7 @@ ALLOWED = {
     ("client/connection/http.py", "http.client"): "the service whose address a person gave on the command line",
     ("commands/chatting.py", "input"): "the person at the terminal of `edgeflow chat`",
     ("kernels/table/implementations.py", "importlib.import_module"): "modules that the package's own catalogue names",
+    ("models/weights_only.py", "torch.load"): "tensors and plain containers, with weights_only=True",
 }
 
 
@@ -110,6 +111,13 @@ def test_every_exception_is_needed():
     assert set(ALLOWED) <= needed
 
 
+def test_the_one_reader_of_pt_files_builds_nothing_but_tensors():
+    tree = ast.parse((PACKAGE / "models/weights_only.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and dotted(node.func, {}) == "torch.load"]
+    arguments = [{word.arg: ast.unparse(word.value) for word in call.keywords} for call in calls]
+    assert [(each["weights_only"], each["map_location"]) for each in arguments] == [("True", "'cpu'")]
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -118,6 +126,7 @@ def test_every_exception_is_needed():
         ("import urllib.request as r", "urllib.request"),
         ("from torch import load\nload('x')", "torch.load"),
         ("import torch as t\nt.load('x', weights_only=True)", "torch.load"),
+        ("import torch\ntorch.load('x', weights_only=False)", "weights_only"),
         ("import numpy as np\nnp.load('x', allow_pickle=True)", "allow_pickle"),
         ("f(trust_remote_code=flag)", "trust_remote_code"),
         ("import subprocess as s\ns.run('ls', shell=True)", "shell"),

@@ -115,7 +115,7 @@ def test_both_towers_of_a_policy_run_at_once_and_give_the_same(device: Device):
     pixels = torch.randn(2, *policy.pixel_shape)
     with torch.inference_mode():
         expected = policy.project(policy.tower_features(pixels))
-        policy._side = SideStream(torch.device("cuda"))
+        policy.vision._side = SideStream(torch.device("cuda"))
         with device:
             found = policy.project(policy.tower_features(pixels))
     assert torch.equal(found, expected) and len(device.used) == 2

@@ -15,16 +15,22 @@ from edgeflow.errors import CheckpointError
 from edgeflow.policies.openvla.config import ActionStatistics, OpenVLAConfig
 from edgeflow.types import ActionSchema
 
-_SEVEN = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
-_SEVEN_UNITS = ("m", "m", "m", "rad", "rad", "rad", "fraction")
+SEVEN = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
+SEVEN_UNITS = ("m", "m", "m", "rad", "rad", "rad", "fraction")
+
+
+def bin_centers(bins: int) -> NDArray[np.float64]:
+    """[bins - 1]: the middles between so many edges from -1 to 1, one per action token."""
+    edges = np.linspace(-1.0, 1.0, bins)
+    centers: NDArray[np.float64] = (edges[:-1] + edges[1:]) / 2.0
+    return centers
 
 
 class ActionDecoder:
     """De-tokenises over 255 bin centres and un-normalises in float64."""
 
     def __init__(self, config: OpenVLAConfig) -> None:
-        edges = np.linspace(-1.0, 1.0, config.n_action_bins)
-        self._centers = (edges[:-1] + edges[1:]) / 2.0
+        self._centers = bin_centers(config.n_action_bins)
         self._vocab = config.action_vocab
         self._width = config.action_width
         self._statistics = config.statistics
@@ -66,9 +72,9 @@ class ActionDecoder:
         """Names and units from the checkpoint where it has them; limits are what the bins can express."""
         count = len(self.statistics(key).q01)
         ends = [self.unnormalized(np.full(count, self._centers[end]), key) for end in (0, -1)]
-        seven = count == len(_SEVEN)
-        names = self._block.get("names", _SEVEN if seven else [f"a{index}" for index in range(count)])
-        units = self._block.get("units", _SEVEN_UNITS if seven else ["1"] * count)
+        seven = count == len(SEVEN)
+        names = self._block.get("names", SEVEN if seven else [f"a{index}" for index in range(count)])
+        units = self._block.get("units", SEVEN_UNITS if seven else ["1"] * count)
         relative = self._block.get("relative", [seven and index < count - 1 for index in range(count)])
         try:
             return ActionSchema(

@@ -78,14 +78,19 @@ class OpenVLAConfig:
         return max(len(entry.q01) for entry in self.statistics.values())
 
 
-def load_config(directory: Path, *, center_crop: bool = False) -> OpenVLAConfig:
-    """Read and check config.json, preprocessor_config.json and dataset_statistics.json."""
+def load_config(
+    directory: Path, *, center_crop: bool = False, processor: Mapping[str, Any] | None = None
+) -> OpenVLAConfig:
+    """Read and check config.json, preprocessor_config.json and dataset_statistics.json.
+
+    processor: stands for preprocessor_config.json.
+    """
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory: give the directory of a checkpoint")
     values = read_json(directory / "config.json")
     if values.get("model_type") != "openvla":
         raise CheckpointError(f"{directory} has model_type {values.get('model_type')!r}; supported: openvla")
-    processor = read_json(directory / "preprocessor_config.json")
+    processor = read_json(directory / "preprocessor_config.json") if processor is None else processor
     statistics = read_json(directory / "dataset_statistics.json", required=False)
     try:
         return _config(values, processor, statistics, center_crop=center_crop, name=directory.resolve().name)
@@ -96,7 +101,7 @@ def load_config(directory: Path, *, center_crop: bool = False) -> OpenVLAConfig:
 
 
 def _config(
-    values: dict[str, Any], processor: dict[str, Any], statistics: dict[str, Any], *, center_crop: bool, name: str
+    values: dict[str, Any], processor: Mapping[str, Any], statistics: dict[str, Any], *, center_crop: bool, name: str
 ) -> OpenVLAConfig:
     text = _text_config(values["text_config"])
     heads = _tower_heads(values)
@@ -143,7 +148,7 @@ def _text_config(values: dict[str, Any]) -> LlamaConfig:
     return config
 
 
-def _image_config(values: dict[str, Any], processor: dict[str, Any], center_crop: bool) -> ImageConfig:
+def _image_config(values: dict[str, Any], processor: Mapping[str, Any], center_crop: bool) -> ImageConfig:
     strategy = processor.get("image_resize_strategy", values.get("image_resize_strategy"))
     if strategy not in RESIZE_STRATEGIES:
         raise ValueError(
@@ -162,7 +167,7 @@ def _image_config(values: dict[str, Any], processor: dict[str, Any], center_crop
     return ImageConfig(int(sizes[0][0]), strategy, towers, center_crop)
 
 
-def _normalisation(processor: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+def _normalisation(processor: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     """means and stds a tower, from the processor's own fields or from its recorded transforms."""
     if "means" in processor:
         means, stds = processor["means"], processor["stds"]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from edgeflow.policies.openvla.config import ImageConfig
 from edgeflow.policies.openvla.preprocess import (
+    Preprocessor,
     crop_places,
     kinds,
     letterbox_fill,
@@ -109,6 +110,22 @@ class _Plan:
     crop: tuple[_Crop, _Crop] | None
     taps: dict[str, tuple[Tensor | None, Tensor | None]]
     cut: tuple[slice, slice, slice]
+
+
+class EitherPreprocessor:
+    """Callable: uint8 [H, W, 3] RGB → float32 [3 * towers, side, side], on a device or on the host.
+
+    device: where images are preprocessed if they are not too long for it; None = all on the host.
+    """
+
+    def __init__(self, config: ImageConfig, device: torch.device | None) -> None:
+        self._host = Preprocessor(config)
+        self._on_device = DevicePreprocessor(config, device) if device else None
+
+    def __call__(self, image: NDArray[np.uint8]) -> Tensor:
+        if self._on_device and max(image.shape) <= self._on_device.longest:
+            return self._on_device(image)
+        return torch.from_numpy(self._host(image))
 
 
 class DevicePreprocessor:

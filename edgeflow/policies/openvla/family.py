@@ -23,6 +23,12 @@ def _detect(files: Files) -> bool:
 def _check(directory: Path, settings: Settings) -> None:
     if settings:
         raise ConfigError(f"policy.{min(settings)}: this family, openvla, has no such setting")
+    head = min(directory.glob("action_head--*.pt"), default=None)
+    if head is not None:
+        raise ConfigError(
+            f"policy: {directory} has {head.name}, which is of OpenVLA-OFT: "
+            'add "policy": {"family": "openvla_oft", "preset": "libero"} (or aloha, bridge)'
+        )
     for name in REQUIRED:
         if not (directory / name).is_file():
             raise CheckpointError(f"model: {directory} has no {name}: fetch the checkpoint again")

@@ -6,35 +6,28 @@ Published source: OpenVLA's prismatic/extern/hf/modeling_prismatic.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
-from itertools import pairwise
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.kv.layout import on_device
-from edgeflow.kernels.linear import Gemm, Linear
-from edgeflow.kernels.side_stream import SideStream
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
-from edgeflow.models.vit import VisionTower
 from edgeflow.policies.openvla.actions import ActionDecoder
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
-from edgeflow.policies.openvla.device_preprocess import DevicePreprocessor
-from edgeflow.policies.openvla.preprocess import Preprocessor
+from edgeflow.policies.openvla.device_preprocess import EitherPreprocessor
 from edgeflow.policies.openvla.prompt import Prompter
+from edgeflow.policies.openvla.vision import Vision
 from edgeflow.types import ActionSchema, CameraNeed, Observation, PolicyInputs, StageProgram
 
 PROMPTS = 64  # instructions whose ids are kept
-_TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
 
 
 class OpenVLAPolicy:
@@ -56,21 +49,14 @@ class OpenVLAPolicy:
     ) -> None:
         self.config = config
         self.decoder = LlamaDecoder(config.text, weights.under("language_model."), table=table, **decoder_options)
-        self.towers = [
-            _load_tower(weights.under(prefix), heads, config.image.side, table)
-            for prefix, heads in zip(_TOWERS, config.tower_heads, strict=False)
-        ]
-        self.image_tokens = self.fixed_rows = self.towers[0].patches
+        self.vision = Vision(config, weights, table)
+        self.towers, self.image_tokens = self.vision.towers, self.vision.image_tokens
+        self.fixed_rows = self.image_tokens
         self.inputs = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
-        vision = sum(tower.width for tower in self.towers)
-        fused = len(self.towers) > 1
-        self._projector = _load_projector(weights.under("projector."), vision, config.text.hidden_size, fused=fused)
         self._ids = lru_cache(maxsize=PROMPTS)(prompter.ids)
-        self._preprocessor = Preprocessor(config.image)
-        self._on_device = DevicePreprocessor(config.image, weights.device) if preprocess_on_device else None
+        self._preprocessor = EitherPreprocessor(config.image, weights.device if preprocess_on_device else None)
         self._actions = ActionDecoder(config)
         self._device = weights.device
-        self._side = SideStream(weights.device)
         self.K = config.action_width
         self.first_guess = self._actions.neutral_ids[:-1]
         schemas = [self.action_schema(key) for key in self.unnorm_keys]  # a wrong one fails now, not at a robot's open
@@ -114,25 +100,15 @@ class OpenVLAPolicy:
 
     def preprocess(self, image: NDArray[np.uint8]) -> Tensor:
         """[H, W, 3] RGB → [3 * towers, side, side] float32; on the device where frames are preprocessed there."""
-        if self._on_device and max(image.shape) <= self._on_device.longest:
-            return self._on_device(image)
-        return torch.from_numpy(self._preprocessor(image))
+        return self._preprocessor(image)
 
     def tower_features(self, pixel_values: Tensor) -> list[Tensor]:
         """[B, 3 * towers, side, side] → [B, patches, E_tower] per tower; on CUDA both towers run at once."""
-        pixels = pixel_values.to(self.decoder.dtype)
-        images = torch.split(pixels, 3, dim=1)
-        if len(self.towers) == 1:
-            return [self.towers[0].forward(images[0])]
-        first, second = (partial(tower.forward, image) for tower, image in zip(self.towers, images, strict=True))
-        return list(self._side.both(first, second))
+        return self.vision.features(pixel_values)
 
     def project(self, features: Sequence[Tensor]) -> Tensor:
         """Tower features → image tokens [B, patches, E]"""
-        x = torch.cat(list(features), dim=-1)
-        for index, linear in enumerate(self._projector):
-            x = linear(F.gelu(x) if index else x)
-        return x
+        return self.vision.project(features)
 
     def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
         """[B, C, side, side] and B prompts [t] → B tensors [L_P, E]: BOS, image tokens, the rest of the text."""
@@ -155,20 +131,3 @@ class OpenVLAPolicy:
     def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
         """Names, units and limits of the K numbers of an action."""
         return self._actions.schema(unnorm_key)
-
-
-def _load_tower(weights: Weights, heads: int, side: int, table: OperatorTable | None) -> VisionTower:
-    """A tower without its last block: the features are the output of the second-to-last one."""
-    depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
-    if depth < 2:
-        raise CheckpointError(f"a vision tower has {depth} blocks: one with a second-to-last block is needed")
-    return VisionTower(weights, heads=heads, blocks=depth - 1, image_side=side, table=table)
-
-
-def _load_projector(weights: Weights, vision: int, hidden: int, *, fused: bool) -> list[Linear]:
-    """Two towers: vision → 4 vision → hidden → hidden. One: vision → hidden → hidden."""
-    widths = [vision, 4 * vision, hidden, hidden] if fused else [vision, hidden, hidden]
-    return [
-        Gemm(weights.linear(f"fc{index}", after, before), weights.take(f"fc{index}.bias", after))
-        for index, (before, after) in enumerate(pairwise(widths), start=1)
-    ]

@@ -22,6 +22,11 @@ _SPACE_PIECE = "▁"  # 29871 in Llama-2's vocabulary; training text went on wit
 _BOS = "<s>"
 
 
+def prompt_text(instruction: str, *, vicuna: bool) -> str:
+    """The prompt; the instruction is lower-cased as in training. vicuna: that of the first release."""
+    return (_VICUNA_PROMPT if vicuna else _PROMPT).format(instruction.lower())
+
+
 class Prompter:
     """Builds the prompt a checkpoint was trained with."""
 
@@ -33,7 +38,7 @@ class Prompter:
             raise CheckpointError(f"{path} is missing or not a tokenizer: copy the checkpoint again") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._template = _VICUNA_PROMPT if vicuna else _PROMPT
+        self._vicuna = vicuna
         bos, space = (self._tokenizer.token_to_id(piece) for piece in (_BOS, _SPACE_PIECE))
         if bos is None or space is None:
             raise CheckpointError(f"{path} lacks the piece {_BOS if bos is None else _SPACE_PIECE!r}")
@@ -41,7 +46,7 @@ class Prompter:
 
     def text(self, instruction: str) -> str:
         """The prompt; the instruction is lower-cased as in training."""
-        return self._template.format(instruction.lower())
+        return prompt_text(instruction, vicuna=self._vicuna)
 
     def ids(self, instruction: str) -> tuple[int, ...]:
         """BOS, the prompt, and the trailing space piece."""

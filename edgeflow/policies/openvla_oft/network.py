@@ -1,0 +1,85 @@
+"""OpenVLA-OFT's network: OpenVLA's towers, projector and Llama, run once over the whole sequence.
+
+A robot's rows: BOS, the image tokens of each camera, a row for the state, the rest of the prompt, a row of zeros per
+number of the chunk, and the stop token. All rows see all rows. The hidden state of a number is read one row before its
+own: the first at the prompt's last token.
+
+Published source: `predict_action` of openvla-oft's prismatic/extern/hf/modeling_prismatic.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from edgeflow.kernels.kv.layout import PackedLayout, Span, on_device
+from edgeflow.kernels.kv.sees import bidirectional_prefix
+from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
+from edgeflow.models.llama import LlamaDecoder
+from edgeflow.policies.openvla.vision import Vision
+from edgeflow.policies.openvla_oft.heads import ActionHead, ProprioProjector
+
+STOP_ID = 2
+UNREAD = 2
+"""Rows behind those that are read: the last number's own, and the stop token."""
+
+
+class OFTNetwork:
+    """Several robots are one pass, each in a separate KV slot. head, proprio: None where they are not used."""
+
+    def __init__(
+        self,
+        decoder: LlamaDecoder,
+        vision: Vision,
+        device: torch.device,
+        *,
+        head: ActionHead | None,
+        proprio: ProprioProjector | None,
+    ) -> None:
+        self.decoder = decoder
+        self.vision = vision
+        self.head = head
+        self.proprio = proprio
+        self.device = device
+        self._stop = self.decoder.embed(on_device([STOP_ID], self.device))
+        self._kv: KVSlots | None = None
+
+    def reserve(self, robots: int, rows: int) -> KVSlots:
+        """A KV store for so many robots of at most so many rows; it only grows."""
+        kv = self._kv
+        if kv is None or kv.slots < robots or kv.capacity < rows:
+            held = (kv.slots, kv.capacity) if kv else (0, 0)
+            self._kv = kv = None  # its memory serves the next one
+            self._kv = kv = self.decoder.kv_slots(max(robots, held[0]), rounded_capacity(max(rows, held[1])))
+        return kv
+
+    def image_rows(self, pixels: Tensor) -> Tensor:
+        """[B, images * channels, side, side] → [B, images * patches, E], camera after camera."""
+        robots, vision = len(pixels), self.vision
+        each = pixels.reshape(-1, vision.channels, *pixels.shape[2:])
+        return vision.project(vision.features(each)).reshape(robots, -1, self._stop.shape[1])
+
+    def embed(self, pixels: Tensor, ids: Sequence[Sequence[int]], state: Tensor | None, numbers: int) -> list[Tensor]:
+        """B tensors [L, E]. ids: prompts on the host, BOS first. state [B, P]: None without. numbers: of the chunk."""
+        images = self.image_rows(pixels)
+        if state is not None and self.proprio is not None:
+            images = torch.cat([images, self.proprio(state.to(images.dtype))[:, None]], dim=1)
+        tokens = self.decoder.embed(on_device([each for prompt in ids for each in prompt], self.device))
+        texts = torch.split(tokens, [len(prompt) for prompt in ids])
+        tail = torch.cat([self._stop.new_zeros(numbers, self._stop.shape[1]), self._stop])
+        return [torch.cat([text[:1], image, text[1:], tail]) for text, image in zip(texts, images, strict=True)]
+
+    def layout(self, rows: Sequence[Tensor], numbers: int) -> PackedLayout:
+        """Each robot's rows from the start of its slot, all of which see each other; sampled are the last ones, from
+        the first that is read on."""
+        spans = [Span(slot, 0, len(each)) for slot, each in enumerate(rows)]
+        sees = [bidirectional_prefix(span, span.length) for span in spans]
+        return PackedLayout.of(spans, self.device, samples=[numbers + UNREAD] * len(spans), sees=sees)
+
+    def read_out(self, rows: Sequence[Tensor], numbers: int) -> Tensor:
+        """B tensors [L, E] → [B * numbers, E] before the final norm; the last layer computes only what is read."""
+        kv = self.reserve(len(rows), max(map(len, rows)))
+        sampled = self.decoder.forward_sampled(torch.cat(list(rows)), self.layout(rows, numbers), kv)
+        return sampled.view(len(rows), numbers + UNREAD, -1)[:, :numbers].flatten(0, 1)

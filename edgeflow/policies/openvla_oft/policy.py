@@ -1,0 +1,182 @@
+"""OpenVLA-OFT: a chunk of actions in one pass, by regression or token by token at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeflow.errors import CheckpointError
+from edgeflow.kernels.kv.layout import uploaded
+from edgeflow.policies.openvla.actions import SEVEN, SEVEN_UNITS, bin_centers
+from edgeflow.policies.openvla.config import OpenVLAConfig
+from edgeflow.policies.openvla.device_preprocess import EitherPreprocessor
+from edgeflow.policies.openvla_oft.network import OFTNetwork
+from edgeflow.policies.openvla_oft.settings import STATE, OFTSettings
+from edgeflow.policies.openvla_oft.statistics import Bounds, DatasetBounds
+from edgeflow.types import ActionSchema, CameraNeed, Image, Observation, PolicyInputs, StageProgram, StateSpec
+
+PROMPTS_KEPT = 256
+_JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate", "gripper")
+ARMS = tuple(f"{side}_{joint}" for side in ("left", "right") for joint in _JOINTS)
+ARMS_UNITS = (*["rad"] * 6, "fraction") * 2
+
+
+@dataclass(frozen=True, slots=True)
+class OFTFrame:
+    """A frame as a pass takes it: pixel_values [images * channels, side, side] float32, on the host or the device;
+    prompt_ids with BOS; state [P] float32 on the host, normalised, None without."""
+
+    pixel_values: Tensor
+    prompt_ids: tuple[int, ...]
+    state: Tensor | None
+
+
+class OpenVLAOFTPolicy:
+    """A policy of one pass: frames of several robots in, a chunk of actions for each out.
+
+    prompt_ids: instruction → token ids of the prompt, BOS first.
+    """
+
+    def __init__(
+        self,
+        config: OpenVLAConfig,
+        settings: OFTSettings,
+        statistics: Mapping[str, DatasetBounds],
+        network: OFTNetwork,
+        prompt_ids: Callable[[str], tuple[int, ...]],
+        *,
+        preprocess_on_device: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.network = network
+        self.device, self.dtype = network.device, network.decoder.dtype
+        self.numbers = settings.chunk * settings.dims
+        self.fixed_rows = fixed_rows(settings, network.vision.image_tokens)
+        self._statistics = statistics
+        self._prompt_ids = lru_cache(PROMPTS_KEPT)(prompt_ids)
+        self._preprocess = EitherPreprocessor(config.image, self.device if preprocess_on_device else None)
+        self._last_action_id = config.action_vocab - 1
+        self._centers = torch.from_numpy(bin_centers(config.n_action_bins)).to(self.device, torch.float32)
+
+    @property
+    def inputs(self) -> PolicyInputs:
+        """Named cameras of any size, a single one of any name, and the state vector."""
+        settings = self.settings
+        cameras = tuple(CameraNeed(name=name, named=settings.images > 1) for name in settings.cameras)
+        elements = tuple(settings.state_names or ())
+        state = (StateSpec(name=STATE, size=settings.proprio, elements=elements),) if settings.proprio else ()
+        return PolicyInputs(cameras=cameras, state=state)
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]:
+        return tuple(self._statistics)
+
+    def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - the same for all data sets
+        """One pass."""
+        return StageProgram.tokens(1)
+
+    def text_rows(self, instruction: str) -> int:
+        """Rows of the prompt that the instruction takes."""
+        return len(self._prompt_ids(instruction))
+
+    def prepare(self, observation: Observation) -> OFTFrame:
+        """The inputs of a pass; images are preprocessed on the device where that is configured."""
+        images = [self._preprocess(pixels(observation.images[name])) for name in self.settings.cameras]
+        if len({each.device for each in images}) > 1:  # one was too long for the device
+            images = [_placed(each, self.device) for each in images]
+        return OFTFrame(
+            torch.cat(images), self._prompt_ids(observation.instruction), self._state(observation.state.get(STATE, ()))
+        )
+
+    def _state(self, values: Sequence[float]) -> Tensor | None:
+        """[P] normalised; None for a policy without state."""
+        bounds = next(iter(self._statistics.values())).proprio
+        if bounds is None:
+            return None
+        return torch.from_numpy(bounds.normalised(np.asarray(values, np.float64))).float()
+
+    @torch.inference_mode()
+    def run(self, frames: Sequence[OFTFrame]) -> Tensor:
+        """Frames [B] → normalised actions [B, horizon, D] float32 on the device, not read on the host."""
+        return self.decode(self.network.read_out(self.embed(frames), self.numbers)).view(
+            len(frames), self.settings.chunk, self.settings.dims
+        )
+
+    def embed(self, frames: Sequence[OFTFrame]) -> list[Tensor]:
+        """Frames [B] → their rows, B tensors [L, E]."""
+        images = torch.stack([_placed(frame.pixel_values, self.device) for frame in frames])
+        states = [frame.state for frame in frames if frame.state is not None]
+        state = _placed(torch.stack(states), self.device) if states else None
+        return self.network.embed(images, [frame.prompt_ids for frame in frames], state, self.numbers)
+
+    def decode(self, hidden: Tensor) -> Tensor:
+        """[B * horizon * D, E] before the final norm → [B * horizon, D] or [B * horizon * D] float32, normalised."""
+        decoder, head = self.network.decoder, self.network.head
+        if head is None:
+            bins = self._last_action_id - decoder.logits(hidden, "prefill").argmax(-1)
+            return self._centers[bins.clamp(0, len(self._centers) - 1)]
+        normed = decoder.final_norm(hidden, "prefill")
+        return head(normed.view(-1, self.settings.dims * normed.shape[-1])).float()
+
+    def actions(self, values: NDArray[np.float64], unnorm_key: str | None = None) -> NDArray[np.float64]:
+        """[horizon, D] of `run` → [horizon, D] in the schema's units, cut to its limits.
+
+        Training cut its targets to -1 .. 1, so what a regression gives beyond is its error; NaN stays.
+        """
+        bounds = self._dataset(unnorm_key)
+        return bounds.within_limits(bounds.unnormalised(values))
+
+    def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
+        """Names, units and limits of an action, the horizon of a chunk and its step."""
+        settings, (low, high) = self.settings, self._dataset(unnorm_key).limits
+        names, units, relative = _meaning(settings)
+        return ActionSchema(
+            names=tuple(settings.action_names or names),
+            units=units,
+            low=tuple(low.tolist()),
+            high=tuple(high.tolist()),
+            relative=tuple(relative if settings.relative is None else settings.relative),
+            control_rate_hz=settings.control_rate_hz,
+            horizon=settings.chunk,
+            step_ms=1000.0 / settings.control_rate_hz,
+        )
+
+    def _dataset(self, key: str | None) -> Bounds:
+        """The statistics of a data set's actions; without a key there must be exactly one."""
+        if key is None and len(self._statistics) == 1:
+            return next(iter(self._statistics.values())).action
+        if key is None or key not in self._statistics:
+            found = "choose" if key is None else f"{key!r} is not"
+            raise CheckpointError(f"unnorm_key: {found} one of {', '.join(self._statistics)}")
+        return self._statistics[key].action
+
+
+def fixed_rows(settings: OFTSettings, image_tokens: int) -> int:
+    """Rows of a robot besides those of its text: images, state, the numbers of the chunk and the stop token."""
+    return settings.images * image_tokens + bool(settings.proprio) + settings.chunk * settings.dims + 1
+
+
+def pixels(image: Image) -> NDArray[np.uint8]:
+    """[H, W, 3], not a copy."""
+    return np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
+
+
+def _meaning(settings: OFTSettings) -> tuple[tuple[str, ...], tuple[str, ...], tuple[bool, ...]]:
+    """Names and units of an action's numbers, and which are displacements, where the settings do not say."""
+    if settings.dims == len(ARMS) and settings.preset == "aloha":
+        return ARMS, ARMS_UNITS, (False,) * len(ARMS)
+    if settings.dims == len(SEVEN) and settings.preset != "aloha":
+        return SEVEN, SEVEN_UNITS, (*[True] * 6, False)
+    count = settings.dims
+    return tuple(f"a{index}" for index in range(count)), ("1",) * count, (False,) * count
+
+
+def _placed(values: Tensor, device: torch.device) -> Tensor:
+    """On the device, uploaded where it is not there yet."""
+    return values if values.device.type == device.type else uploaded(values, device)

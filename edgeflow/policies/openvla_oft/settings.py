@@ -1,0 +1,90 @@
+"""The settings of OpenVLA-OFT, which its checkpoints do not state: the keys of the section `policy`, but `family`.
+
+Published source: openvla-oft's prismatic/vla/constants.py, which chooses by the words of the command line. Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from edgeflow.errors import ConfigError
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "libero": {"chunk": 8, "dims": 7, "proprio": 8, "images": 2, "bounds": "q99", "control_rate_hz": 20.0},
+    "aloha": {"chunk": 25, "dims": 14, "proprio": 14, "images": 3, "bounds": "min_max", "control_rate_hz": 25.0},
+    "bridge": {"chunk": 5, "dims": 7, "proprio": 7, "images": 1, "bounds": "q99", "control_rate_hz": 5.0},
+}
+CAMERAS = {1: ("full_image",), 2: ("full_image", "wrist_image")}
+CAMERAS[3] = ("full_image", "left_wrist_image", "right_wrist_image")
+STATE = "state"
+"""The name of the state vector."""
+
+
+class OFTSettings(BaseModel):
+    """The settings that a policy is served with. Keys that are given override those of the preset."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    preset: Literal["libero", "aloha", "bridge"] | None = Field(None, description="the keys that a robot is known by")
+    chunk: int = Field(ge=1, le=1000, description="actions per answer")
+    dims: int = Field(ge=1, le=256, description="numbers of an action")
+    proprio: int = Field(ge=0, le=256, description="numbers of the state vector; 0 = none")
+    images: int = Field(ge=1, le=16, description="cameras")
+    bounds: Literal["q99", "min_max"] = Field(description="the statistics that stand for -1 and 1")
+    control_rate_hz: float = Field(gt=0, le=1000, description="rate at which the actions of a chunk follow each other")
+    action_head: bool | None = Field(
+        None, description="regress actions with the head of action_head--*.pt; default: if there is such a file"
+    )
+    step: int | Literal["latest"] | None = Field(None, description="training step of the .pt files, of several")
+    dataset: str | None = Field(None, description="the entry of the statistics, of several")
+    camera_names: list[str] | None = Field(None, description="names of the cameras, in the order of the images")
+    state_names: list[str] | None = Field(None, description="names of the numbers of the state vector")
+    action_names: list[str] | None = Field(None, description="names of the numbers of an action")
+    relative: list[bool] | None = Field(None, description="per number of an action: true for a displacement")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> OFTSettings:
+        """The settings in force; ConfigError in one line."""
+        preset = given.get("preset")
+        known = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+        try:
+            settings = cls.model_validate({**known, **given})
+        except ValidationError as error:
+            raise ConfigError("; ".join(_described(detail) for detail in error.errors()[:3])) from None
+        settings._check_lengths()
+        return settings
+
+    def _check_lengths(self) -> None:
+        lists: tuple[tuple[str, Sequence[object] | None, str, int], ...] = (
+            ("camera_names", self.camera_names, "images", self.images),
+            ("state_names", self.state_names, "proprio", self.proprio),
+            ("action_names", self.action_names, "dims", self.dims),
+            ("relative", self.relative, "dims", self.dims),
+        )
+        for key, entries, limit, count in lists:
+            if entries is not None and len(entries) != count:
+                raise ConfigError(f"policy.{key}: has {len(entries)} entries; policy.{limit} is {count}")
+            if entries is not None and key != "relative" and len(set(entries)) < count:
+                raise ConfigError(f"policy.{key}: a name is repeated")
+        if self.camera_names is None and self.images not in CAMERAS:
+            raise ConfigError(f"policy.camera_names: is missing; {self.images} cameras have no customary names")
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """The names of the cameras, in the order of the images."""
+        return CAMERAS[self.images] if self.camera_names is None else tuple(self.camera_names)
+
+
+def _described(detail: Any) -> str:
+    """An error in one line, with its key."""
+    key = ".".join(("policy", *map(str, detail["loc"][:1])))
+    if detail["type"] == "extra_forbidden":
+        return f"{key}: unknown key; known: {', '.join(OFTSettings.model_fields)}"
+    if detail["type"] == "missing":
+        return f"{key}: is missing; give it, or policy.preset: {', '.join(PRESETS)}"
+    message = str(detail["msg"]).removeprefix("Input ")
+    return f"{key}: {json.dumps(detail['input'], default=str)[:60]} {message}"

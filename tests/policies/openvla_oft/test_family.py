@@ -1,0 +1,88 @@
+"""OpenVLA-OFT in the registry: recognised in recordings, served where it is configured, and told from OpenVLA."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeflow.engine.policy import LoadOptions
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.models.checkpoint import fingerprint
+from edgeflow.policies.openvla.family import OPENVLA
+from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
+from edgeflow.policies.registry import family_of
+from tests.policies.openvla_oft.tiny import HEAD, KEY, TinyOFT, write_oft
+from tests.tiny_checkpoint import write_checkpoint
+
+SETTINGS = TinyOFT().settings()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write_oft(tmp_path / "oft")
+
+
+def test_it_is_recognised_in_recordings_alone(directory: Path):
+    assert family_of(directory).name == family_of(directory, recorded=True).name == "openvla"
+    assert family_of(directory, "openvla_oft").name == "openvla_oft"
+    (directory / "cases.json").write_text(json.dumps({"constants": {"NUM_ACTIONS_CHUNK": 8}}))
+    assert family_of(directory).name == "openvla"
+    assert family_of(directory, recorded=True).name == "openvla_oft"
+    (directory / "cases.json").write_text(json.dumps({"constants": [8]}))
+    assert family_of(directory, recorded=True).name == "openvla"
+
+
+def test_a_head_beside_openvla_is_refused_with_the_line_to_add(directory: Path):
+    with pytest.raises(ConfigError) as caught:
+        OPENVLA.check(directory, {})
+    assert str(caught.value) == (
+        f"policy: {directory} has {HEAD}, which is of OpenVLA-OFT: "
+        'add "policy": {"family": "openvla_oft", "preset": "libero"} (or aloha, bridge)'
+    )
+
+
+def test_a_checkpoint_that_can_be_served_passes_and_is_loaded(directory: Path):
+    OPENVLA_OFT.check(directory, SETTINGS)
+    published = OPENVLA_OFT.load(directory, SETTINGS, LoadOptions())
+    assert published.unnorm_keys == (KEY,)
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "tokenizer.json"])
+def test_serving_needs_what_verifying_does_not(directory: Path, name: str):
+    (directory / name).unlink()
+    with pytest.raises(CheckpointError) as caught:
+        OPENVLA_OFT.check(directory, SETTINGS)
+    assert str(caught.value) == f"model: {directory} has no {name}: fetch the checkpoint again"
+
+
+def test_wrong_settings_files_and_statistics_are_found_without_weights(directory: Path):
+    (directory / "model.safetensors").unlink()
+    OPENVLA_OFT.check(directory, SETTINGS)
+    for settings, message in (
+        ({}, "policy.chunk: is missing"),
+        ({**SETTINGS, "dims": 6}, "policy.dims: is 6; actions in dataset_statistics.json have 5"),
+        ({**SETTINGS, "step": 7}, "policy.step: "),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            OPENVLA_OFT.check(directory, settings)
+        assert str(caught.value).startswith(message)
+
+
+def test_a_plain_openvla_can_be_served_as_tokens_in_one_pass(tmp_path: Path):
+    directory = write_checkpoint(tmp_path / "plain")
+    OPENVLA_OFT.check(directory, {"preset": "bridge", "proprio": 0})
+
+
+def test_another_head_is_another_fingerprint(directory: Path):
+    before = fingerprint(directory)
+    (directory / HEAD).write_bytes(b"other")
+    assert fingerprint(directory) != before
+
+
+def test_reading_the_registry_imports_no_torch():
+    code = "import sys, edgeflow.policies.registry; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
