@@ -70,7 +70,9 @@ def write_bundle(
         normal = {name: normalised(name, each, statistics, kinds or MEAN_STD) for name, each in raw.items()}
         if mistake == "environment state normalised":
             normal[ENVIRONMENT] = normalised(ENVIRONMENT, raw[ENVIRONMENT], statistics, {"ENV": "MEAN_STD"})
-        found = twin.record({name: normal[name] for name in size.cameras}, {name: normal[name] for name in size.vectors})
+        found = twin.record(
+            {name: normal[name] for name in size.cameras}, {name: normal[name] for name in size.vectors}
+        )
         found["out.action_chunk_unnormalized"] = restored(found["out.action_chunk"], statistics, kinds or MEAN_STD)
         found |= {f"in.{sources.get(name, name)}": each for name, each in raw.items()}
         found |= {f"mid.normalized.{name}": each for name, each in normal.items()}
@@ -132,7 +134,7 @@ def change_tensors(path: Path, **entries: Tensor | None) -> None:
 def _statistics(size: TwinSize) -> dict[str, Tensor]:
     """Every kind of statistic of every feature, as a dataset has them."""
     make = torch.Generator().manual_seed(size.seed + 1)
-    shapes: dict[str, tuple[int, ...]] = {name: (3, 1, 1) for name in size.cameras}
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(size.cameras, (3, 1, 1))
     shapes |= {name: (count,) for name, count in (*size.vectors.items(), ("action", size.action))}
     tensors = {}
     for name, shape in shapes.items():
