@@ -1,0 +1,129 @@
+"""The parts of an ACT checkpoint's config.json that its loader needs.
+
+Published source: LeRobot's configuration_act.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeflow.errors import CheckpointError
+from edgeflow.policies.act.fields import Fields
+from edgeflow.text.checkpoint_json import read_json
+
+CONFIG_FILE = "config.json"
+STATE, ENVIRONMENT, ACTION = "observation.state", "observation.environment_state", "action"
+TYPES = ("VISUAL", "STATE", "ENV", "ACTION", "REWARD", "LANGUAGE")
+BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+ACTIVATIONS = ("relu", "gelu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Camera:
+    """An image input: RGB images of height x width pixels."""
+
+    name: str
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ACTConfig:
+    """The sizes of a network. cameras: in the order in which their tokens follow each other.
+
+    state, environment: numbers of the vectors, 0 = the policy does not take them. action: D. width: E. latent: numbers
+    of the training's latent variable, which is zero when the policy is run. chunk: actions that the network computes;
+    horizon: those of an answer.
+    """
+
+    cameras: tuple[Camera, ...]
+    state: int
+    environment: int
+    action: int
+    backbone: str
+    width: int
+    heads: int
+    mlp: int
+    activation: str
+    encoder_layers: int
+    decoder_layers: int
+    pre_norm: bool
+    latent: int
+    chunk: int
+    horizon: int
+
+    @property
+    def vectors(self) -> dict[str, int]:
+        """Sizes of the vector inputs by name, in the order of their tokens."""
+        return {name: size for name, size in ((STATE, self.state), (ENVIRONMENT, self.environment)) if size}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of all inputs."""
+        return (*self.vectors, *(camera.name for camera in self.cameras))
+
+
+def load_config(directory: Path) -> ACTConfig:
+    """Read and check config.json; CheckpointError names the key and what is served."""
+    values = Fields(CONFIG_FILE, read_json(directory / CONFIG_FILE))
+    values.choice("type", ("act",))
+    values.only("n_obs_steps", 1)
+    values.only("replace_final_stride_with_dilation", False)
+    width, heads = values.size("dim_model", 512), values.size("n_heads", 8)
+    if width % heads or width % 4:
+        raise CheckpointError(
+            f"{values.name('dim_model')} is {width} with n_heads {heads}; served: multiples of n_heads and of 4"
+        )
+    inputs = values.object("input_features")
+    cameras = _cameras(inputs)
+    environment = _vector(inputs, "ENV", ENVIRONMENT)
+    if not cameras and not environment:
+        raise CheckpointError(f"{inputs.where} has neither images nor {ENVIRONMENT}; served: at least one of them")
+    chunk = values.size("chunk_size", 100)
+    return ACTConfig(
+        cameras=cameras,
+        state=_vector(inputs, "STATE", STATE),
+        environment=environment,
+        action=values.object("output_features").object(ACTION).shape("shape", 1)[0],
+        backbone=values.choice("vision_backbone", BACKBONES, "resnet18"),
+        width=width,
+        heads=heads,
+        mlp=values.size("dim_feedforward", 3200),
+        activation=values.choice("feedforward_activation", ACTIVATIONS, "relu"),
+        encoder_layers=values.size("n_encoder_layers", 4),
+        decoder_layers=values.size("n_decoder_layers", 1),
+        pre_norm=values.flag("pre_norm", False),
+        latent=values.size("latent_dim", 32),
+        chunk=chunk,
+        horizon=_horizon(values, chunk),
+    )
+
+
+def _horizon(values: Fields, chunk: int) -> int:
+    """Actions of an answer: n_action_steps, or all where they are ensembled, for which that number has to be 1."""
+    steps = values.size("n_action_steps", chunk)
+    if steps > chunk:
+        raise CheckpointError(f"{values.name('n_action_steps')} is {steps}; served: at most chunk_size, {chunk}")
+    return chunk if "temporal_ensemble_coeff" in values else steps
+
+
+def _cameras(inputs: Fields) -> tuple[Camera, ...]:
+    found = []
+    for name in inputs:
+        feature = inputs.object(name)
+        if feature.choice("type", TYPES) == "VISUAL":
+            channels, height, width = feature.shape("shape", 3)
+            if channels != 3:
+                raise CheckpointError(f"{feature.name('shape')} has {channels} channels; served: 3")
+            found.append(Camera(name=name, height=height, width=width))
+    return tuple(found)
+
+
+def _vector(inputs: Fields, kind: str, name: str) -> int:
+    """The size of a vector input, 0 where there is none. The network reads only those of the published names."""
+    if name not in inputs:
+        return 0
+    feature = inputs.object(name)
+    feature.choice("type", (kind,))
+    return feature.shape("shape", 1)[0]

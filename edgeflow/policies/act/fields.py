@@ -1,0 +1,106 @@
+"""Typed reading of a checkpoint's JSON objects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from edgeflow.errors import CheckpointError
+
+LARGEST = 1 << 16
+"""Of any size that a checkpoint states."""
+
+
+class Fields:
+    """An object of a JSON file. CheckpointError names the file, the key, what it has and what is served.
+
+    where: the file and the keys that lead to the object, as in messages.
+    """
+
+    def __init__(self, where: str, values: Any) -> None:
+        if not isinstance(values, Mapping):
+            raise CheckpointError(f"{where} must be an object: copy the checkpoint again")
+        self.where = where
+        self._values = values
+
+    def __contains__(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number, 1 to LARGEST."""
+        return self._checked_size(key, self._value(key, default))
+
+    def shape(self, key: str, dims: int) -> tuple[int, ...]:
+        """A list of `dims` sizes."""
+        value = self._value(key, None)
+        if not isinstance(value, list) or len(value) != dims:
+            raise CheckpointError(f"{self.name(key)} is {value!r}; served: a list of {dims} sizes")
+        return tuple(self._checked_size(key, each) for each in value)
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise CheckpointError(f"{self.name(key)} is {value!r}; served: a number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise CheckpointError(f"{self.name(key)} is {value!r}; served: true and false")
+        return value
+
+    def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
+        """One of several texts."""
+        value = self._value(key, default)
+        if value not in choices:
+            raise CheckpointError(f"{self.name(key)} is {value!r}; served: {', '.join(choices)}")
+        return str(value)
+
+    def only(self, key: str, value: object) -> None:
+        """Refuse any other value of an option; a missing one has it."""
+        found = self._values.get(key)
+        if found is not None and (found != value or isinstance(found, bool) != isinstance(value, bool)):
+            raise CheckpointError(f"{self.name(key)} is {found!r}; served: {value!r}")
+
+    def text(self, key: str) -> str:
+        value = self._value(key, None)
+        if not isinstance(value, str) or not value:
+            raise CheckpointError(f"{self.name(key)} is {value!r}; served: a text")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts."""
+        value = self._value(key, None)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise CheckpointError(f"{self.name(key)} is {value!r}; served: a list of texts")
+        return tuple(value)
+
+    def object(self, key: str) -> Fields:
+        return Fields(self.name(key), self._value(key, None))
+
+    def objects(self, key: str) -> list[Fields]:
+        """A list of objects."""
+        value = self._value(key, None)
+        if not isinstance(value, list):
+            raise CheckpointError(f"{self.name(key)} must be a list: copy the checkpoint again")
+        return [Fields(f"{self.name(key)}[{index}]", each) for index, each in enumerate(value)]
+
+    def name(self, key: str) -> str:
+        """A key as in messages."""
+        return f"{self.where}.{key}"
+
+    def _checked_size(self, key: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+            raise CheckpointError(f"{self.name(key)} has {value!r}; served: 1 to {LARGEST}")
+        return value
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self._values.get(key)
+        if value is None and default is None:
+            raise CheckpointError(f"{self.where} lacks {key}: copy the checkpoint again")
+        return default if value is None else value

@@ -1,0 +1,187 @@
+"""ACT as a policy that answers in one pass: cameras and state in, a chunk of actions out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeflow.errors import CheckpointError, InvalidArgument
+from edgeflow.policies.act.config import ACTION, STATE, ACTConfig, Camera
+from edgeflow.policies.act.network import ACTNetwork
+from edgeflow.policies.act.processors import Processors
+from edgeflow.policies.act.resnet import map_side
+from edgeflow.policies.act.settings import ACTSettings
+from edgeflow.policies.act.statistics import Affine
+from edgeflow.types import (
+    PROMPT,
+    ActionSchema,
+    CameraNeed,
+    Image,
+    Observation,
+    PolicyInputs,
+    Stage,
+    StageProgram,
+    StateSpec,
+)
+
+UNNORM_KEYS = (ACTION,)
+"""A checkpoint has the statistics of one dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class ACTFrame:
+    """Normalised inputs of one frame in float32, in the order of the network: images [3, h, w], vectors [n]."""
+
+    images: tuple[Tensor, ...]
+    vectors: tuple[Tensor, ...]
+
+
+class Normaliser:
+    """Normalises tensors of one input as the checkpoint's processor does; None leaves them as they are."""
+
+    def __init__(self, affine: Affine | None, device: torch.device) -> None:
+        self._affine = affine
+        if affine is not None:
+            self._centre, self._divisor = (
+                torch.from_numpy(each).to(device) for each in (affine.centre, affine.divisor)
+            )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., n] or [..., 3, h, w] float32, which is overwritten, in the units of the dataset → normalised"""
+        if self._affine is None:
+            return x
+        x = x.sub_(self._centre).div_(self._divisor)
+        return x.sub_(self._affine.origin) if self._affine.origin else x
+
+
+class ACTPolicy:
+    """A one-pass policy; frames of several robots are a batch.
+
+    place: where frames are normalised, the host or the network's device.
+    """
+
+    fixed_rows = 1
+
+    def __init__(
+        self,
+        config: ACTConfig,
+        processors: Processors,
+        network: ACTNetwork,
+        settings: ACTSettings,
+        *,
+        place: torch.device,
+    ) -> None:
+        self.config = config
+        self.device, self.dtype = network.device, network.dtype
+        self._network = network
+        self._settings = settings
+        self._sources = processors.sources
+        self._action = processors.action
+        self._place = place
+        self._normalise = {name: Normaliser(processors.inputs.get(name), place) for name in config.inputs}
+        self._positions = network.positions([(map_side(each.height), map_side(each.width)) for each in config.cameras])
+
+    @property
+    def inputs(self) -> PolicyInputs:
+        """The observed names of the inputs, which are not those of the network where the checkpoint renames them."""
+        cameras = [
+            CameraNeed(name=self._sources[each.name], width=each.width, height=each.height)
+            for each in self.config.cameras
+        ]
+        vectors = [
+            StateSpec(
+                name=self._sources[name],
+                size=size,
+                elements=tuple(self._settings.state_names) if name == STATE else (),
+            )
+            for name, size in self.config.vectors.items()
+        ]
+        return PolicyInputs(cameras=tuple(cameras), state=tuple(vectors))
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]:
+        return UNNORM_KEYS
+
+    def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - there is one dataset
+        """One pass."""
+        return StageProgram((Stage(rows=PROMPT),))
+
+    def text_rows(self, instruction: str) -> int:  # noqa: ARG002 - it is not read
+        """0: the policy does not read the instruction."""
+        return 0
+
+    def prepare(self, observation: Observation) -> ACTFrame:
+        """The normalised inputs of a frame; InvalidArgument for one that lacks an input or has it in another size."""
+        images = [self._image(each, observation) for each in self.config.cameras]
+        vectors = [self._vector(name, size, observation) for name, size in self.config.vectors.items()]
+        return ACTFrame(tuple(images), tuple(vectors))
+
+    def run(self, frames: Sequence[ACTFrame]) -> Tensor:
+        """B frames → normalised actions [B, horizon, D] float32 on the device"""
+        images = [_batch(each, self.device) for each in zip(*(frame.images for frame in frames), strict=True)]
+        vectors = [_batch(each, self.device) for each in zip(*(frame.vectors for frame in frames), strict=True)]
+        return self._network(images, vectors, self._positions)[:, : self.config.horizon].float()
+
+    def actions(
+        self,
+        values: NDArray[np.float64],
+        unnorm_key: str | None = None,  # noqa: ARG002 - there is one dataset
+    ) -> NDArray[np.float64]:
+        """[horizon, D] of `run` → [horizon, D] in the units of the training's data"""
+        return values if self._action is None else self._action.restored(values)
+
+    def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
+        """Names and rate as configured; the checkpoint states neither units nor limits."""
+        if unnorm_key not in (None, *UNNORM_KEYS):
+            raise CheckpointError(f"unnorm_key: {unnorm_key!r} is not one of {', '.join(UNNORM_KEYS)}")
+        size, horizon, rate = self.config.action, self.config.horizon, self._settings.control_rate_hz
+        return ActionSchema(
+            names=tuple(self._settings.action_names) or tuple(f"a{index}" for index in range(size)),
+            units=("1",) * size,
+            low=(-math.inf,) * size,
+            high=(math.inf,) * size,
+            relative=(False,) * size,
+            control_rate_hz=rate,
+            horizon=horizon,
+            step_ms=1000.0 / rate if horizon > 1 else 0.0,
+        )
+
+    def _image(self, camera: Camera, observation: Observation) -> Tensor:
+        """[3, h, w] on the place of normalisation."""
+        image = observation.images.get(self._sources[camera.name])
+        if image is None or (image.width, image.height) != (camera.width, camera.height):
+            found = "is missing" if image is None else f"has {image.width} x {image.height} pixels"
+            raise InvalidArgument(
+                f"{self._sources[camera.name]} {found}; the policy takes {camera.width} x {camera.height}",
+                field="frame.images",
+            )
+        return self._normalise[camera.name](unit_range(image, self._place))
+
+    def _vector(self, name: str, size: int, observation: Observation) -> Tensor:
+        """[n] on the place of normalisation."""
+        vector = observation.state.get(self._sources[name], ())
+        if len(vector) != size:
+            raise InvalidArgument(
+                f"{self._sources[name]} has {len(vector)} numbers; the policy takes {size}", field="frame.state"
+            )
+        return self._normalise[name](torch.tensor(vector, dtype=torch.float32).to(self._place))
+
+
+def unit_range(image: Image, place: torch.device) -> Tensor:
+    """[3, h, w] float32, 0 to 1"""
+    pixels = np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
+    raw = torch.from_numpy(pixels.copy()).to(place, non_blocking=True)  # a copy: torch takes no bytes it may not write
+    planes = torch.empty(3, image.height, image.width, dtype=torch.float32, device=place)
+    return planes.copy_(raw.permute(2, 0, 1)).div_(255)
+
+
+def _batch(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """[...] of each frame → [B, ...] on the device"""
+    together = parts[0][None] if len(parts) == 1 else torch.stack(tuple(parts))
+    return together.to(device, non_blocking=True)

@@ -1,0 +1,144 @@
+"""ResNets as torchvision publishes them, up to the last feature map, with frozen batch normalisation.
+
+Published source: torchvision/models/resnet.py and ops/misc.py (FrozenBatchNorm2d).
+
+Rows of pixels are computed channels last, which takes a third less time on CPUs. Normalisations are not folded into the
+kernels: rounded kernels double the deviation from the published network and save nothing that can be measured. Channels
+come from the checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgeflow.models.checkpoint import Weights
+
+BATCH_NORM_EPS = 1e-5
+STRIDE = 32
+"""Pixels of the image per cell of the feature map, rounded up at the edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """blocks: of each of the four layers. kernels: sides of the convolutions of a block."""
+
+    blocks: tuple[int, int, int, int]
+    kernels: tuple[int, ...]
+
+
+_BASIC, _BOTTLENECK = (3, 3), (1, 3, 1)
+LAYOUTS = {
+    "resnet18": Layout((2, 2, 2, 2), _BASIC),
+    "resnet34": Layout((3, 4, 6, 3), _BASIC),
+    "resnet50": Layout((3, 4, 6, 3), _BOTTLENECK),
+    "resnet101": Layout((3, 4, 23, 3), _BOTTLENECK),
+    "resnet152": Layout((3, 8, 36, 3), _BOTTLENECK),
+}
+
+
+def map_side(pixels: int) -> int:
+    """Cells of a feature map along a side of so many pixels."""
+    return -(-pixels // STRIDE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Convolution:
+    """A convolution and its normalisation, y * scale + shift; zeros around the image keep the side at stride 1.
+
+    kernel: [C', C, side, side]. scale, shift: [C', 1, 1].
+    """
+
+    kernel: Tensor
+    scale: Tensor
+    shift: Tensor
+    stride: int
+
+    @classmethod
+    def of(
+        cls, weights: Weights, names: tuple[str, str], shape: tuple[int, int], stride: int, dtype: torch.dtype
+    ) -> _Convolution:
+        """names: of the convolution and of its normalisation. shape: input channels and side of the kernel."""
+        conv, norm = names
+        inputs, side = shape
+        kernel = weights.take(f"{conv}.weight", None, inputs, side, side)
+        parts = ("weight", "bias", "running_mean", "running_var")
+        gain, offset, mean, variance = (weights.take(f"{norm}.{part}", kernel.shape[0]) for part in parts)
+        scale = gain * torch.rsqrt(variance + BATCH_NORM_EPS)
+        scale, shift = (each.to(dtype)[:, None, None] for each in (scale, offset - mean * scale))
+        return cls(kernel.to(dtype, memory_format=torch.channels_last), scale, shift, stride)
+
+    @property
+    def outputs(self) -> int:
+        """C'"""
+        return self.kernel.shape[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[B, C, h, w] → [B, C', h / stride, w / stride], rounded up"""
+        y = F.conv2d(x, self.kernel, stride=self.stride, padding=self.kernel.shape[-1] // 2)
+        return torch.addcmul(self.shift, y, self.scale, out=y)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Convolutions with a ReLU between them, added to the input, which `shortcut` brings to their shape."""
+
+    convolutions: tuple[_Convolution, ...]
+    shortcut: _Convolution | None
+
+    @classmethod
+    def of(cls, weights: Weights, kernels: tuple[int, ...], inputs: int, stride: int, dtype: torch.dtype) -> _Block:
+        """weights: those below `layer<n>.<index>.`"""
+        convolutions, channels, strides = [], inputs, _strides(kernels, stride)
+        for index, (side, step) in enumerate(zip(kernels, strides, strict=True), start=1):
+            names = f"conv{index}", f"bn{index}"
+            convolutions.append(_Convolution.of(weights, names, (channels, side), step, dtype))
+            channels = convolutions[-1].outputs
+        shortcut = None
+        if stride > 1 or channels != inputs:
+            shortcut = _Convolution.of(weights, ("downsample.0", "downsample.1"), (inputs, 1), stride, dtype)
+        return cls(tuple(convolutions), shortcut)
+
+    @property
+    def outputs(self) -> int:
+        """Channels that it gives."""
+        return self.convolutions[-1].outputs
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = self.convolutions[0](x)
+        for convolution in self.convolutions[1:]:
+            out = convolution(out.relu_())
+        return out.add_(x if self.shortcut is None else self.shortcut(x)).relu_()
+
+
+class ResNet:
+    """The layers of a backbone. weights: those below `backbone.`, in float32. channels: of the feature map."""
+
+    def __init__(self, name: str, weights: Weights, dtype: torch.dtype) -> None:
+        layout = LAYOUTS[name]
+        self._stem = _Convolution.of(weights, ("conv1", "bn1"), (3, 7), 2, dtype)
+        self._blocks: list[_Block] = []
+        self.channels = self._stem.outputs
+        for layer, count in enumerate(layout.blocks, start=1):
+            for index in range(count):
+                stride = 2 if layer > 1 and index == 0 else 1
+                below = weights.under(f"layer{layer}.{index}.")
+                self._blocks.append(_Block.of(below, layout.kernels, self.channels, stride, dtype))
+                self.channels = self._blocks[-1].outputs
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """[B, 3, height, width] → [B, C, ceil(height / 32), ceil(width / 32)]"""
+        x = self._stem(images.contiguous(memory_format=torch.channels_last))
+        x = F.max_pool2d(x.relu_(), kernel_size=3, stride=2, padding=1)
+        for block in self._blocks:
+            x = block(x)
+        return x
+
+
+def _strides(kernels: tuple[int, ...], stride: int) -> list[int]:
+    """The first convolution of 3 x 3 takes the whole stride of its block."""
+    first = kernels.index(3)
+    return [stride if index == first else 1 for index in range(len(kernels))]

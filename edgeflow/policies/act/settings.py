@@ -1,0 +1,59 @@
+"""The section `policy` of the configuration for ACT: what its checkpoints do not state."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from edgeflow.errors import ConfigError
+from edgeflow.policies.act.config import STATE, ACTConfig
+from edgeflow.policies.family import Settings
+
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+Rate = Annotated[float, Field(gt=0, le=10_000)]
+
+
+class ACTSettings(BaseModel):
+    """control_rate_hz: rate at which the training's actions followed each other. action_names, state_names: of their
+    numbers, in order; empty = not stated.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    control_rate_hz: Rate
+    action_names: list[Name] = []
+    state_names: list[Name] = []
+
+
+def read_settings(settings: Settings, config: ACTConfig) -> ACTSettings:
+    """The settings for a checkpoint; ConfigError names the key, what is wrong and what to write."""
+    try:
+        read = ACTSettings.model_validate(dict(settings))
+    except ValidationError as error:
+        raise ConfigError("; ".join(map(_describe, error.errors()[:3]))) from None
+    _check_names("action_names", read.action_names, config.action, "action")
+    _check_names("state_names", read.state_names, config.state, STATE)
+    return read
+
+
+def _check_names(key: str, names: list[str], size: int, what: str) -> None:
+    if names and len(names) != size:
+        raise ConfigError(f"policy.{key}: {len(names)} names, but {what} has {size} numbers")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"policy.{key}: {twice[0]!r} is there twice")
+
+
+def _describe(detail: ErrorDetails) -> str:
+    key = ".".join(map(str, detail["loc"]))
+    if detail["type"] == "extra_forbidden":
+        known = ", ".join(ACTSettings.model_fields)
+        return f"policy.{key}: this family, act, has no such setting; it has {known}"
+    if detail["type"] == "missing":
+        return (
+            f"policy.{key}: missing, and the checkpoint does not state it: add the rate of the training's data, "
+            'such as "policy": {"control_rate_hz": 50}'
+        )
+    return f"policy.{key}: {detail['msg']}"
