@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.policies.act.family import ACT
 from edgeflow.policies.family import Family, Files
 from edgeflow.policies.openvla.family import OPENVLA
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from edgeflow.text.checkpoint_json import read_json
 
-FAMILIES: tuple[Family, ...] = (OPENVLA_OFT, OPENVLA)
+FAMILIES: tuple[Family, ...] = (OPENVLA_OFT, OPENVLA, ACT)
 """The first that recognises a checkpoint serves it."""
 
 
