@@ -269,13 +269,21 @@ class StageProgram:
         """Passes of a frame, K for K tokens."""
         return sum(stage.repeats for stage in self.stages)
 
-    def at(self, index: int) -> Stage:
-        """The stage of pass `index`."""
-        return self._unrolled[index]
+    @property
+    def drafts(self) -> int:
+        """Rows that can be drafted behind the prompt: K-1 of K tokens, 0 of any other program."""
+        prompt, *others = self.stages
+        tokens = all((stage.rows, stage.group, stage.advances) == (1, prompt.group, True) for stage in others)
+        return self.passes - 1 if tokens else 0
 
     @property
-    def _unrolled(self) -> tuple[Stage, ...]:
+    def unrolled(self) -> tuple[Stage, ...]:
+        """The stage of each pass."""
         return tuple(stage for stage in self.stages for _ in range(stage.repeats))
+
+    def at(self, index: int) -> Stage:
+        """The stage of pass `index`."""
+        return self.unrolled[index]
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,7 +343,7 @@ class Pong:
     """Worker → control: answers Ping with the counts since the start and the passes since the last Pong.
 
     pass_ns, pass_prefills, pass_decodes: time, prefills and decode rows per pass. eager_passes: passes without a
-    captured graph, where graphs are replayed. settling_bins, settling_passes, settling_done: as SettlingSample
+    captured graph, where graphs are replayed. settling_stages, _bins, _passes, _done: as SettlingSample
     (scheduler/settling.py), per frame that drafted and left since the last Pong.
     """
 
@@ -355,6 +355,7 @@ class Pong:
     pass_prefills: list[int]
     pass_decodes: list[int]
     eager_passes: int = 0
+    settling_stages: list[int] = field(default_factory=list)
     settling_bins: list[int] = field(default_factory=list)
     settling_passes: list[int] = field(default_factory=list)
     settling_done: list[bool] = field(default_factory=list)

@@ -14,7 +14,7 @@ from edgeflow.scheduler.pace import depths_of, pace_of
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Outcome, Pass, Segment
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.scheduler.settling import Draws, Settling
-from edgeflow.types import Mode, Pace, PassTimes
+from edgeflow.types import Mode, Pace, PassTimes, StageProgram
 
 MAX_PASSES = 800  # bounds the work of one forecast
 FRAMES = 40  # of the slowest robot, in ticks of its own
@@ -29,7 +29,8 @@ class Robot:
     pace: as in Scheduler.open. period_ns: between frames; 0 = a fresh frame is always available.
     rows: L_P, the prefill length. deadline_ns: counted from a frame's arrival. offset_ns: when the first frame arrives.
     prepare_ns: of the host, before the pass that begins with its frame. patience_ns: from a frame's arrival to when it
-    is too old, 0 = never. settling: where frames draft; None = not known, so that each takes K passes.
+    is too old, 0 = never. settling: where frames draft; None = not known, so that each takes K passes. program: as in
+    Scheduler.open.
     """
 
     pace: Pace
@@ -40,6 +41,7 @@ class Robot:
     prepare_ns: int = 0
     patience_ns: int = 0
     settling: Settling | None = None
+    program: StageProgram | None = None
 
     @property
     def assumed(self) -> bool:
@@ -98,9 +100,10 @@ class _Begun:
 class _Feed:
     """The frames of one robot: only the newest one that is due is offered."""
 
-    def __init__(self, session: int, robot: Robot) -> None:
+    def __init__(self, session: int, robot: Robot, stages: int) -> None:
         self.session = session
         self.robot = robot
+        self._stages = stages
         self.skipped = 0  # frames before the one offered last that were replaced before a pass could begin
         self._stamps: dict[int, int] = {}
         self._begun: dict[int, _Begun] = {}
@@ -120,10 +123,10 @@ class _Feed:
         expires_ns = stamp + robot.patience_ns if robot.patience_ns else 0
         return Frame(FrameRef(self.session, 1, self._seq), robot.rows, stamp + robot.deadline_ns, expires_ns)
 
-    def outcome(self, segment: Segment[FrameRef], stages: int) -> Outcome[FrameRef]:
+    def outcome(self, segment: Segment[FrameRef]) -> Outcome[FrameRef]:
         """One token of a frame per pass, and all that are left once it settles."""
         seq = segment.sequence.seq
-        begun = self._begun.get(seq) or self._begin(seq, stages)
+        begun = self._begun.get(seq) or self._begin(seq)
         begun.passes += 1
         return Outcome(segment.sequence, (0,) * (segment.samples if begun.passes >= begun.settles else 1))
 
@@ -136,8 +139,8 @@ class _Feed:
     def next_ns(self) -> int:
         return self._next_ns
 
-    def _begin(self, seq: int, stages: int) -> _Begun:
-        self._begun[seq] = begun = _Begun(self._draws.take() if self._draws else stages)
+    def _begin(self, seq: int) -> _Begun:
+        self._begun[seq] = begun = _Begun(self._draws.take() if self._draws else self._stages)
         return begun
 
 
@@ -214,11 +217,16 @@ class _Run:
         self.tallies = [_Tally(robot.period_ns) for robot in robots]
         self.now_ns = 0
         self._times = times
-        self._scheduler = Scheduler(replace(limits, max_sessions=len(robots)))
-        self._feeds = [_Feed(session, robot) for session, robot in enumerate(robots)]
         self._device = _Device(times)
-        for feed in self._feeds:
-            self._scheduler.open(feed.session, 1, feed.robot.pace)
+        programs = [_program(robot, limits) for robot in robots]
+        stages = max(program.passes for program in programs)
+        self._scheduler = Scheduler(replace(limits, stages=stages, max_sessions=len(robots)))
+        self._feeds = [
+            _Feed(session, robot, program.passes)
+            for session, (robot, program) in enumerate(zip(robots, programs, strict=True))
+        ]
+        for feed, program in zip(self._feeds, programs, strict=True):
+            self._scheduler.open(feed.session, 1, feed.robot.pace, program)
 
     def turn(self) -> bool:
         """One turn of the worker's loop; True if it launched a pass."""
@@ -243,8 +251,7 @@ class _Run:
 
     def _commit(self, ended: Pass[FrameRef], ended_ns: int) -> None:
         self.now_ns = max(self.now_ns, ended_ns)
-        stages = self._times.stages
-        outcomes = [self._feeds[each.sequence.session].outcome(each, stages) for each in ended.segments]
+        outcomes = [self._feeds[each.sequence.session].outcome(each) for each in ended.segments]
         self._leave(self._scheduler.commit(ended.number, outcomes, self.now_ns))
 
     def _leave(self, departures: list[Departure]) -> None:
@@ -268,7 +275,7 @@ def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot])
     a robot's period.
     """
     run, passes = _Run(times, limits, robots), 0
-    horizon_ns = _horizon_ns(times, robots)
+    horizon_ns = _horizon_ns(times, limits, robots)
     while run.now_ns < horizon_ns and passes < MAX_PASSES:
         passes += run.turn()
     since_ns = run.now_ns // (8 if any(robot.pace.speculation for robot in robots) else 2)
@@ -276,19 +283,30 @@ def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot])
     return [replace(each, assumed=robot.assumed) for each, robot in zip(found, robots, strict=True)]
 
 
-def by_mode(times: PassTimes, limits: SchedulerLimits, settling: Settling | None = None) -> dict[str, Forecast]:
-    """One robot alone at full rate, in every mode and at every depth. settling: as of Robot."""
-    stages = times.stages
-    names = {stages: Mode.PIPELINED.value, 1: Mode.SERIAL.value}
-    paces = {names.get(depth, f"depth {depth}"): Pace(depth) for depth in depths_of(stages)}
-    if stages > 1:
-        paces[Mode.SPECULATIVE.value] = pace_of(Mode.SPECULATIVE, stages)
-    robots = {name: Robot(pace=pace, period_ns=0, settling=settling) for name, pace in paces.items()}
-    return {name: forecast(times, limits, [robot])[0] for name, robot in robots.items()}
+def by_mode(
+    times: PassTimes, limits: SchedulerLimits, settling: Settling | None = None, program: StageProgram | None = None
+) -> dict[str, Forecast]:
+    """One robot alone at full rate, in every mode and at every depth. settling, program: as of Robot."""
+    robot = Robot(pace=Pace(), period_ns=0, settling=settling, program=program)
+    served = _program(robot, limits)
+    names = {served.passes: Mode.PIPELINED.value, 1: Mode.SERIAL.value}
+    paces = {names.get(depth, f"depth {depth}"): Pace(depth) for depth in depths_of(served.passes)}
+    if served.drafts:
+        paces[Mode.SPECULATIVE.value] = pace_of(Mode.SPECULATIVE, served.passes)
+    return {name: forecast(times, limits, [replace(robot, pace=pace)])[0] for name, pace in paces.items()}
 
 
-def _horizon_ns(times: PassTimes, robots: Sequence[Robot]) -> int:
-    pass_ns = times.pass_ns(len(robots), 0)
-    ticks = [FRAMES * max(times.stages * pass_ns, robot.period_ns) for robot in robots]
+def _program(robot: Robot, limits: SchedulerLimits) -> StageProgram:
+    return robot.program or StageProgram.tokens(limits.stages)
+
+
+def _horizon_ns(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> int:
+    """Each robot's frames, as if all passes took as long as the longest that all of them share."""
+    programs = [_program(robot, limits) for robot in robots]
+    rows = len(robots) * max(stage.rows for program in programs for stage in program.stages)
+    pass_ns = max(times.pass_ns(len(robots), 0), times.pass_ns(0, rows) if rows else 0)
+    ticks = [
+        FRAMES * max(program.passes * pass_ns, robot.period_ns) for program, robot in zip(programs, robots, strict=True)
+    ]
     drafts = [DRAFTED * max(pass_ns, robot.period_ns) for robot in robots if robot.pace.speculation]
     return max(ticks + drafts)

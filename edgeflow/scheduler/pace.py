@@ -7,7 +7,7 @@ depth K is the pipeline of ActionFlow section 3.1 (rounds = 1); the depths betwe
 
 from __future__ import annotations
 
-from edgeflow.types import Mode, Pace, Speculation
+from edgeflow.types import Mode, Pace, Speculation, StageProgram
 
 
 def rounds_of(depth: int, stages: int) -> int:
@@ -40,8 +40,13 @@ def pace_of(mode: Mode, stages: int, depth: int = 0, speculation: Speculation | 
 
 
 def served_mode(mode: Mode, pace: Pace) -> Mode:
-    """The mode in effect: speculative is serial where an action has one token, since then there is nothing to draft."""
+    """The mode in effect: speculative is serial where there is nothing to draft (`served_pace`)."""
     return Mode.SERIAL if mode is Mode.SPECULATIVE and pace.speculation is None else mode
+
+
+def served_pace(pace: Pace, program: StageProgram) -> Pace:
+    """The pace in effect: speculative is serial where a program has nothing to draft."""
+    return pace if pace.speculation is None or program.drafts else Pace(1)
 
 
 def pace_text(pace: Pace) -> str:

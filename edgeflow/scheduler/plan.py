@@ -52,9 +52,11 @@ class Segment(Generic[Ref]):
     slot, generation: the slot that holds its KV, and a count that distinguishes one use of the slot from the next.
     start, length: rows enter the slot at positions start .. start+length-1. Behind a prompt the device knows where they
     enter; `start` is then the furthest it may be. certain: it is exact, since no pass of several rows is uncommitted.
-    stage: 0 is a part of the prompt; stage j samples token j, and its first row is token j-1. Further rows are drafts,
-    also behind a prompt.
-    samples: rows that are sampled, the last of the segment; 0 for a part of a prompt that is not its end.
+    stage: 0 is a part of the prompt. Of tokens, stage j samples token j, and its first row is token j-1; further rows
+    are drafts, also behind a prompt. Of other programs (types.StageProgram) it is the pass, from 1.
+    samples: rows whose output is read, the last of the segment; 0 for a part of a prompt that is not its end.
+    drafts: how many of them are drafts. group, advances: as of the stage (types.Stage); rows that do not advance the
+    slot are written over by the sequence's next ones.
     guess: where the drafts behind a prompt are read; None = a constant. tolerance_bins: as in Speculation.
     """
 
@@ -68,11 +70,9 @@ class Segment(Generic[Ref]):
     certain: bool = True
     guess: Place | None = None
     tolerance_bins: int = 0
-
-    @property
-    def drafts(self) -> int:
-        """Rows that are drafts, the last of the segment."""
-        return max(self.samples - 1, 0)
+    drafts: int = 0
+    group: int = 0
+    advances: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,8 @@ class Leaving(Enum):
 class Departure:
     """A frame that leaves the scheduler, and why. Each offered frame leaves exactly once.
 
-    passes: in which it took part, as far as they are committed. settled: its tokens that are settled, at most K.
+    passes: in which it took part, as far as they are committed. settled: its tokens that are settled, at most K; of
+    other programs its passes.
     """
 
     frame: FrameRef

@@ -1,4 +1,4 @@
-"""The slots of one session: a ring of K adjacent ones, and where the next prefill goes.
+"""The slots of one session: a ring of K adjacent ones, one per pass of its frames, and where the next prefill goes.
 
 Two ways to rotate the ring (ActionFlow section 3.3) behind one interface:
 - rotate: a frame keeps its slot, and the slot of the next prefill advances; no bytes are moved.
@@ -27,7 +27,7 @@ class Shift(str, Enum):
 class Flight:
     """A frame in flight.
 
-    stage: the one to run next. length: rows of its KV in the slot. Both count one token for a pass that is not
+    stage: of its next pass. length: rows of its KV in the slot. Both count one token for a pass that is not
     committed, the fewest it can settle. slack: further rows that such passes may have settled. settled: tokens known.
     speculation: how its drafts are verified; None without. guess: where the first ones are read. passes: planned;
     committed: of which so many are.

@@ -12,15 +12,16 @@ from edgeflow.errors import RETRY_AFTER_MS, AlreadyExists, ResourceExhausted
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass, Segment
 from edgeflow.scheduler.ring import Flight, Shift, make_ring
 from edgeflow.scheduler.session import SessionQueue
-from edgeflow.types import Pace
+from edgeflow.types import Pace, StageProgram
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
     """Sizes the scheduler works within.
 
-    stages: K. max_sessions: rings of K slots. row_budget: most rows per pass (one session alone may exceed it).
-    drain_after_ns: how long frames in flight wait for a new frame before decode-only passes run.
+    stages: most passes of any program, slots of each ring. max_sessions: rings. row_budget: most rows per pass (one
+    session alone may exceed it). drain_after_ns: how long frames in flight wait for a new frame before decode-only
+    passes run.
     """
 
     stages: int
@@ -36,7 +37,7 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """Counts since the start. full_passes: passes in which some session ran all K stages."""
+    """Counts since the start. full_passes: passes in which some session ran all of its stages."""
 
     passes: int = 0
     rows: int = 0
@@ -55,8 +56,14 @@ class Scheduler:
         self._free_rings = list(range(limits.max_sessions))[::-1]
         self._launched: dict[int, list[tuple[SessionQueue, Segment[FrameRef], Flight]]] = {}
 
-    def open(self, session: int, epoch: int, pace: Pace) -> None:
-        """Give a session its ring. ResourceExhausted when every ring is taken."""
+    def open(self, session: int, epoch: int, pace: Pace, program: StageProgram | None = None) -> None:
+        """Give a session its ring. ResourceExhausted when every ring is taken.
+
+        program: of its frames; None = tokens, as many as the ring has slots. ValueError where it has more passes.
+        """
+        program = program or StageProgram.tokens(self.limits.stages)
+        if program.passes > self.limits.stages:
+            raise ValueError(f"a program of {program.passes} passes does not fit a ring of {self.limits.stages} slots")
         if session in self._sessions:
             raise AlreadyExists(f"session {session} is open already", field="session")
         if not self._free_rings:
@@ -65,11 +72,11 @@ class Scheduler:
                 field="max_sessions",
                 retry_after_ms=RETRY_AFTER_MS,
             )
-        stages = self.limits.stages
-        first = self._free_rings.pop() * stages
-        ring = make_ring(self.limits.shift, range(first, first + stages))
-        drain_after_ns = self.limits.drain_after_ns
-        self._sessions[session] = SessionQueue(session, epoch, ring, pace=pace, drain_after_ns=drain_after_ns)
+        first = self._free_rings.pop() * self.limits.stages
+        ring = make_ring(self.limits.shift, range(first, first + program.passes))
+        self._sessions[session] = SessionQueue(
+            session, epoch, ring, pace=pace, program=program, drain_after_ns=self.limits.drain_after_ns
+        )
 
     def change_pace(self, session: int, pace: Pace) -> None:
         """Change the pace from the session's next prefill on; unknown sessions are ignored."""
@@ -114,7 +121,7 @@ class Scheduler:
             taken, its_moves = queue.take()
             launched += [(queue, segment, flight) for segment, flight in taken]
             moves += its_moves
-            full = full or len(taken) == self.limits.stages
+            full = full or len(taken) == queue.stages
         launched.sort(key=lambda each: (each[1].stage > 0, each[1].slot))
         planned = Pass(number, tuple(segment for _, segment, _ in launched), tuple(moves))
         self._launched[number] = launched

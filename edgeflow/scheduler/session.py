@@ -1,27 +1,34 @@
 """The frames of one session: at most one waiting, at most K in flight, and those that land.
 
-A frame lands once the passes after which it leaves are planned, and leaves when they are committed. That is when all of
-its tokens are settled, or after `max_passes`. A tick is one packed pass and `rounds - 1` decode-only passes after it
-(scheduler/pace.py); where frames draft, every pass takes the frame that waits.
+Each pass of a frame is the next of the session's program, which has K (types.StageProgram). A frame lands once the
+passes after which it leaves are planned, and leaves when they are committed. That is after K, or earlier where it
+drafts: when all of its tokens are settled, or after `max_passes`. A tick is one packed pass and `rounds - 1`
+decode-only passes after it (scheduler/pace.py); where frames draft, every pass takes the frame that waits.
 """
 
 from __future__ import annotations
 
-from edgeflow.scheduler.pace import rounds_of
+from edgeflow.scheduler.pace import rounds_of, served_pace
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Place, Segment
 from edgeflow.scheduler.ring import Flight, Ring
-from edgeflow.types import Pace
+from edgeflow.types import Pace, StageProgram
 
 
 class SessionQueue:
     """Decides what the next pass of one session contains. Integers only; time is an argument."""
 
-    def __init__(self, session: int, epoch: int, ring: Ring, *, pace: Pace, drain_after_ns: int) -> None:
+    def __init__(
+        self, session: int, epoch: int, ring: Ring, *, pace: Pace, program: StageProgram, drain_after_ns: int
+    ) -> None:
         self.session = session
         self.epoch = epoch
         self.ring = ring
+        self.stages = program.passes
         self.last_pass = -1
-        self._pace = pace
+        self._program = program
+        self._unrolled = program.unrolled
+        self._most_drafts = program.drafts
+        self._pace = served_pace(pace, program)
         self._rounds_left = 0
         self._drain_after_ns = drain_after_ns
         self._waiting: Frame | None = None
@@ -48,7 +55,7 @@ class SessionQueue:
 
     def change_pace(self, pace: Pace) -> None:
         """Change the pace from the next prefill on; frames in flight keep their order."""
-        self._pace = pace
+        self._pace = served_pace(pace, self._program)
 
     def offer(self, frame: Frame) -> list[Departure]:
         """Take a frame. The newest wins: an older one that is still waiting leaves as superseded."""
@@ -101,26 +108,28 @@ class SessionQueue:
 
     def commit(self, flight: Flight, segment: Segment[FrameRef], outcome: Outcome[FrameRef]) -> None:
         """Record what a segment gave; `departures` follows when all those of a pass are recorded."""
-        beyond = len(outcome.tokens) - 1
-        flight.settled = min(flight.settled + len(outcome.tokens), self._stages)
-        flight.stage += beyond
-        flight.length += beyond
-        flight.slack -= segment.samples - 1
+        settled = len(outcome.tokens) if self._most_drafts else 1
+        flight.settled = min(flight.settled + settled, self.stages)
+        flight.stage += settled - 1
+        flight.length += settled - 1
+        flight.slack -= segment.drafts
         flight.committed += 1
-        self._land()
+        if settled > 1:
+            self._land()
 
     def departures(self, now_ns: int) -> list[Departure]:
         """The frames that leave now that a pass is committed, oldest first.
 
         Where frames draft, the newest that is done overtakes those before it.
         """
-        under_way = sorted((*self._landing, *self._flights), key=lambda flight: flight.frame)
-        done = [flight for flight in under_way if self._done(flight)]
-        newest = done[-1] if done else None
+        done = [flight for flight in (*self._landing, *self._flights) if self._done(flight)]
+        if not done:
+            return []
+        newest = max(done, key=_seq)
         left: list[Departure] = []
-        for flight in under_way:
+        for flight in sorted((*self._landing, *self._flights), key=_seq):
             late = self._too_old(flight, now_ns)
-            if newest is not None and newest.speculation and flight.frame < newest.frame:
+            if newest.speculation and flight.frame.seq < newest.frame.seq:
                 left.append(self._departure(flight, Leaving.EXPIRED if late else Leaving.OVERTAKEN))
             elif flight in done:
                 left.append(self._departure(flight, Leaving.EXPIRED if late else Leaving.DONE))
@@ -135,7 +144,7 @@ class SessionQueue:
         return left
 
     def _done(self, flight: Flight) -> bool:
-        return flight.settled >= self._stages or flight.committed >= flight.leaves_after(self._stages)
+        return flight.settled >= self.stages or flight.committed >= flight.leaves_after(self.stages)
 
     def _too_old(self, flight: Flight, now_ns: int) -> bool:
         """True for a frame that drafts, is past its age, and is not the newest that has begun."""
@@ -153,7 +162,7 @@ class SessionQueue:
 
     def _land(self) -> None:
         """Frames for which no further pass is needed."""
-        stages = self._stages
+        stages = self.stages
         landing = [
             flight for flight in self._flights if flight.stage >= stages or flight.passes >= flight.leaves_after(stages)
         ]
@@ -162,13 +171,9 @@ class SessionQueue:
             self._flights = [flight for flight in self._flights if flight not in landing]
 
     @property
-    def _stages(self) -> int:
-        return len(self.ring.slots)
-
-    @property
     def _drafts(self) -> int:
         """Draft rows behind the prompt of the next frame."""
-        return self._stages - 1 if self._pace.speculation else 0
+        return self._most_drafts if self._pace.speculation else 0
 
     def _admit(self, frame: Frame) -> None:
         slot, generation = self.ring.claim()
@@ -185,28 +190,35 @@ class SessionQueue:
         )
         self._flights.append(self._newest)
         self._waiting = None
-        self._rounds_left = 0 if self._pace.speculation else rounds_of(self._pace.depth, self._stages) - 1
+        self._rounds_left = 0 if self._pace.speculation else rounds_of(self._pace.depth, self.stages) - 1
         self._idle_since_ns = None
 
     def _next_rows(self, flight: Flight) -> int:
-        return self._stages - flight.stage if flight.speculation else 1
+        """Rows of a frame's next pass, which is not its prompt's."""
+        return self.stages - flight.stage if flight.speculation else self._unrolled[flight.stage].rows
 
     def _advance(self, flight: Flight) -> Segment[FrameRef]:
-        samples = self._next_rows(flight)
+        stage = self._unrolled[flight.stage]
+        rows, samples = stage.rows or flight.rows, stage.rows or 1
+        drafts = self.stages - flight.stage - 1 if flight.speculation else 0
         segment = Segment(
             sequence=flight.frame,
             slot=flight.slot,
             generation=flight.generation,
             start=flight.length + flight.slack,
-            length=samples if flight.stage else flight.rows + samples - 1,
+            length=rows + drafts,
             stage=flight.stage,
-            samples=samples,
+            samples=samples + drafts,
             certain=flight.slack == 0,
             guess=None if flight.stage else flight.guess,
             tolerance_bins=flight.speculation.tolerance_bins if flight.speculation else 0,
+            drafts=drafts,
+            group=stage.group,
+            advances=stage.advances,
         )
-        flight.length += segment.length - samples + 1
-        flight.slack += samples - 1
+        if stage.advances:
+            flight.length += rows
+        flight.slack += drafts
         flight.stage += 1
         flight.passes += 1
         return segment
@@ -217,3 +229,8 @@ class SessionQueue:
         if self._idle_since_ns is None:
             self._idle_since_ns = now_ns
         return now_ns - self._idle_since_ns >= self._drain_after_ns
+
+
+def _seq(flight: Flight) -> int:
+    """The order of frames in flight, which are all of one epoch."""
+    return flight.frame.seq

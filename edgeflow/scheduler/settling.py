@@ -16,15 +16,18 @@ from itertools import accumulate
 
 WHOLE = 1 << 20  # what shares add up to
 LEAST_SAMPLES = 50
-KEPT_SAMPLES = 500  # of each tolerance, so that what is measured follows the scene
+KEPT_SAMPLES = 500  # of each K and tolerance, so that what is measured follows the scene
 CHANGED_PERCENT = 10  # of the mean, by which forecasts change
 STRATA = 64  # that draws come from in turn
 
 
 @dataclass(frozen=True, slots=True)
 class SettlingSample:
-    """A frame that left. passes: that it had. settled: in the last of them; False = it left before."""
+    """A frame that left. stages: K of its session. passes: that it had. settled: in the last of them; False = it left
+    before.
+    """
 
+    stages: int
     tolerance_bins: int
     passes: int
     settled: bool
@@ -62,7 +65,7 @@ class Draws:
 
 
 def estimate(samples: Iterable[SettlingSample], stages: int) -> Settling:
-    """The estimate from frames of one tolerance; frames that outlast every sample take K passes."""
+    """The estimate from frames of one K and tolerance; frames that outlast every sample take K passes."""
     events, leaving = Counter[int](), Counter[int]()
     for sample in samples:
         leaving[sample.passes] += 1
@@ -77,33 +80,33 @@ def estimate(samples: Iterable[SettlingSample], stages: int) -> Settling:
 
 
 class SettlingModel:
-    """The latest frames of each tolerance. A frame has at least one pass and at most `stages`."""
+    """The latest frames of each K and tolerance. A frame has at least one pass and at most K."""
 
-    def __init__(self, stages: int) -> None:
-        self.stages = stages
-        self._samples: dict[int, deque[SettlingSample]] = {}
-        self._told: dict[int, int] = {}
+    def __init__(self) -> None:
+        self._samples: dict[tuple[int, int], deque[SettlingSample]] = {}
+        self._told: dict[tuple[int, int], int] = {}
 
     def observe(self, samples: Iterable[SettlingSample]) -> bool:
-        """Take frames that left; True when forecasts change, since the mean of some tolerance is known or another."""
-        seen = list(samples)
-        for sample in seen:
-            kept = self._samples.setdefault(sample.tolerance_bins, deque(maxlen=KEPT_SAMPLES))
-            kept.append(sample)
-        changed = [self._changed(tolerance_bins) for tolerance_bins in {sample.tolerance_bins for sample in seen}]
+        """Take frames that left; True when forecasts change, since the mean of some kind is known or another."""
+        kinds: set[tuple[int, int]] = set()
+        for sample in samples:
+            kind = sample.stages, sample.tolerance_bins
+            self._samples.setdefault(kind, deque(maxlen=KEPT_SAMPLES)).append(sample)
+            kinds.add(kind)
+        changed = [self._changed(*kind) for kind in kinds]
         return any(changed)
 
-    def of(self, tolerance_bins: int) -> Settling | None:
-        """The estimate for a tolerance; None before there are enough frames."""
-        kept = self._samples.get(tolerance_bins, ())
-        return estimate(kept, self.stages) if len(kept) >= LEAST_SAMPLES else None
+    def of(self, stages: int, tolerance_bins: int) -> Settling | None:
+        """The estimate for a K and a tolerance; None before there are enough frames."""
+        kept = self._samples.get((stages, tolerance_bins), ())
+        return estimate(kept, stages) if len(kept) >= LEAST_SAMPLES else None
 
-    def _changed(self, tolerance_bins: int) -> bool:
-        found = self.of(tolerance_bins)
+    def _changed(self, stages: int, tolerance_bins: int) -> bool:
+        found = self.of(stages, tolerance_bins)
         if found is None:
             return False
-        told = self._told.get(tolerance_bins, 0)
+        told = self._told.get((stages, tolerance_bins), 0)
         if 100 * abs(found.mean_percent - told) <= CHANGED_PERCENT * told:
             return False
-        self._told[tolerance_bins] = found.mean_percent
+        self._told[stages, tolerance_bins] = found.mean_percent
         return True

@@ -26,7 +26,7 @@ STAGES = 7
 
 
 def sample(passes: int, settled: bool = True, tolerance_bins: int = 0) -> SettlingSample:
-    return SettlingSample(tolerance_bins, passes, settled)
+    return SettlingSample(STAGES, tolerance_bins, passes, settled)
 
 
 SAMPLES = st.lists(st.builds(sample, st.integers(1, STAGES - 1), st.booleans()) | st.just(sample(STAGES)), max_size=60)
@@ -112,18 +112,28 @@ def test_draws_are_the_same_for_the_same_seed():
 
 
 def test_a_tolerance_is_known_once_there_are_enough_frames_of_it():
-    model = SettlingModel(STAGES)
+    model = SettlingModel()
     assert not model.observe([sample(2)] * (LEAST_SAMPLES - 1))
-    assert model.of(0) is None
+    assert model.of(STAGES, 0) is None
     assert model.observe([sample(2)])
-    assert model.of(0) == Settling((0, WHOLE, 0, 0, 0, 0, 0))
-    assert model.of(1) is None
+    assert model.of(STAGES, 0) == Settling((0, WHOLE, 0, 0, 0, 0, 0))
+    assert model.of(STAGES, 1) is None
     assert model.observe([sample(1, tolerance_bins=1)] * LEAST_SAMPLES)
-    assert (model.of(0), model.of(1)) == (Settling((0, WHOLE, 0, 0, 0, 0, 0)), Settling((WHOLE, 0, 0, 0, 0, 0, 0)))
+    known = model.of(STAGES, 0), model.of(STAGES, 1)
+    assert known == (Settling((0, WHOLE, 0, 0, 0, 0, 0)), Settling((WHOLE, 0, 0, 0, 0, 0, 0)))
+
+
+def test_answers_of_another_width_have_their_own_measurement():
+    model = SettlingModel()
+    assert model.observe([sample(2)] * LEAST_SAMPLES)
+    assert model.of(4, 0) is None
+    assert model.observe([SettlingSample(4, 0, 1, True)] * LEAST_SAMPLES)
+    assert model.of(4, 0) == Settling((WHOLE, 0, 0, 0))
+    assert model.of(STAGES, 0) == Settling((0, WHOLE, 0, 0, 0, 0, 0))
 
 
 def test_only_large_changes_are_news():
-    model = SettlingModel(STAGES)
+    model = SettlingModel()
     assert model.observe([sample(2)] * 100)
     assert not model.observe([sample(3)] * 24), "a mean of 2.19 is within 10 % of 2"
     assert not model.observe([])
@@ -132,7 +142,7 @@ def test_only_large_changes_are_news():
 
 
 def test_old_frames_are_forgotten():
-    model = SettlingModel(STAGES)
+    model = SettlingModel()
     model.observe([sample(6)] * KEPT_SAMPLES)
     assert model.observe([sample(1)] * KEPT_SAMPLES)
-    assert model.of(0) == Settling((WHOLE, 0, 0, 0, 0, 0, 0))
+    assert model.of(STAGES, 0) == Settling((WHOLE, 0, 0, 0, 0, 0, 0))

@@ -67,11 +67,12 @@ KEPT_FRAMES = 1024  # likewise, of those that drafted
 
 @dataclass(slots=True)
 class _Track:
-    """Times of a frame between its arrival and its action. tolerance_bins: of its drafts; None = it has none."""
+    """Times of a frame between its arrival and its action. drafts: behind its prompt, and their tolerance."""
 
     arrived_ns: int
     started_ns: int = 0
-    tolerance_bins: int | None = None
+    drafts: int = 0
+    tolerance_bins: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +175,9 @@ class ControlPlane:
         try:
             self._check_unnorm_key(key)
             self._rows(message.instruction)
-            schema, program = self._engine.policy.action_schema(key), self._engine.policy.program(key)
-            self._scheduler.open(message.session, message.epoch, message.pace)
+            schema = self._engine.policy.action_schema(key)
+            program = self._engine.policy.program(key)
+            self._scheduler.open(message.session, message.epoch, message.pace, program)
         except RequestError as error:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return False
@@ -257,7 +259,7 @@ class ControlPlane:
             self._answers.begin(segment.sequence, self._opened[frame.session].program)
             track = self._tracks[segment.sequence]
             track.started_ns = started_ns
-            track.tolerance_bins = segment.tolerance_bins if segment.drafts else None
+            track.drafts, track.tolerance_bins = segment.drafts, segment.tolerance_bins
         running = Running.of(self._engine.launch(planned, observations), turn_ns, begun)
         if self._pacer:
             self._pacer.hold(planned, started_ns)
@@ -299,9 +301,10 @@ class ControlPlane:
     def _settle(self, departure: Departure) -> None:
         """Note the passes that a frame needed to settle its drafts, or that it left before."""
         track = self._tracks.get(departure.frame)
-        if track is not None and departure.passes and track.tolerance_bins is not None:
-            settled = departure.settled >= self._opened[departure.frame.session].program.passes
-            self._settling.append(SettlingSample(track.tolerance_bins, departure.passes, settled))
+        if track is not None and departure.passes and track.drafts:
+            stages = track.drafts + 1
+            settled = departure.settled >= stages
+            self._settling.append(SettlingSample(stages, track.tolerance_bins, departure.passes, settled))
 
 
 def observation_of(message: SubmitFrame, inputs: PolicyInputs) -> Observation:

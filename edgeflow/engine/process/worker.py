@@ -217,6 +217,7 @@ class Worker:
                 pass_prefills=[sample.prefills for sample in passes],
                 pass_decodes=[sample.decodes for sample in passes],
                 eager_passes=self._control.eager_passes,
+                settling_stages=[sample.stages for sample in frames],
                 settling_bins=[sample.tolerance_bins for sample in frames],
                 settling_passes=[sample.passes for sample in frames],
                 settling_done=[sample.settled for sample in frames],

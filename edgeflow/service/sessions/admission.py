@@ -18,13 +18,13 @@ from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import CostModel, PassSample
 from edgeflow.scheduler.forecast import Forecast, Robot, by_mode, forecast
-from edgeflow.scheduler.pace import depths_of, pace_of
+from edgeflow.scheduler.pace import depths_of, pace_of, served_pace
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.settling import SettlingModel, SettlingSample
 from edgeflow.service.sessions.decoding import Decoders, per_second, prepare_ns
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import MOST_TOLERANCE_BINS, CameraSpec, Mode, Pace, PassTimes, Speculation
+from edgeflow.types import MOST_TOLERANCE_BINS, CameraSpec, Mode, Pace, PassTimes, Speculation, StageProgram
 
 SAME_RATE = 0.98  # this fraction of a promised rate counts as kept
 OVERHEAD_NS = 3_000_000  # what control may add to the age of an action (benchmarks/service_overhead.py)
@@ -34,15 +34,22 @@ OVERHEAD_NS = 3_000_000  # what control may add to the age of an action (benchma
 class SessionPlan:
     """How a session is served. mode: as requested. forecast: beside the sessions open when it was planned.
 
-    camera: the one that the policy uses. decode_ns: what one of its frames is expected to take.
+    program: the stages of its answers. cameras: those that the policy gets. decode_ns: what a frame of them is expected
+    to take.
     """
 
     mode: Mode
     pace: Pace
     forecast: Forecast
     robot: Robot
-    camera: CameraSpec
+    program: StageProgram
+    cameras: tuple[CameraSpec, ...]
     decode_ns: int
+
+    @property
+    def stages(self) -> int:
+        """K: passes of a frame, and tokens of an answer in tokens."""
+        return self.program.passes
 
     @property
     def worst_age_ns(self) -> int:
@@ -65,6 +72,17 @@ class SessionPlan:
         return self.decode_ns + OVERHEAD_NS
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A session to be planned. limit_ns: the age limit of its actions. others: the plans of the open sessions."""
+
+    mode: Mode
+    program: StageProgram
+    cameras: tuple[CameraSpec, ...]
+    limit_ns: int | None
+    others: tuple[SessionPlan, ...]
+
+
 class Admission:
     """The pass times and plans of the open sessions. `plan` is pure and may run in a thread."""
 
@@ -75,7 +93,9 @@ class Admission:
         self._limits = SchedulerLimits(1, 1, 1, 0)
         self._prefill_rows = 1
         self._bins = False
-        self._settling = SettlingModel(1)
+        self._default = StageProgram.tokens(1)
+        self._programs: dict[str, StageProgram] = {}
+        self._settling = SettlingModel()
         self._prepares = False
         self._plans: dict[int, SessionPlan] = {}
         self._forecast = lru_cache(maxsize=256)(forecast)
@@ -86,12 +106,13 @@ class Admission:
         self._cost = CostModel(ready.pass_times)
         self._prefill_rows = ready.prefill_rows
         self._bins = ready.bins
-        if ready.action_tokens != self._settling.stages:
-            self._settling = SettlingModel(ready.action_tokens)
+        self._programs = dict(zip(ready.unnorm_keys, ready.programs, strict=False))
+        self._default = next(iter(ready.programs), StageProgram.tokens(ready.pass_times.stages))
+        self._default = self._programs.get(config.unnorm_key, self._default)
         on_cpu = ready.device.startswith("cpu")
         self._prepares = config.preprocess == "host" or (config.preprocess == "auto" and on_cpu)
         self._limits = SchedulerLimits(
-            ready.action_tokens,
+            max(program.passes for program in (self._default, *ready.programs)),
             ready.max_sessions,
             config.row_budget,
             config.drain_after_ms * 1_000_000,
@@ -108,32 +129,38 @@ class Admission:
         if self._cost is None:
             return False
         shapes = zip(pong.pass_prefills, pong.pass_decodes, pong.pass_ns, strict=True)
-        frames = zip(pong.settling_bins, pong.settling_passes, pong.settling_done, strict=True)
+        frames = zip(pong.settling_stages, pong.settling_bins, pong.settling_passes, pong.settling_done, strict=True)
         drifted = self._cost.observe(PassSample(*shape) for shape in shapes)
         settled = self._settling.observe(SettlingSample(*frame) for frame in frames)
         return drifted or settled
 
     def modes(self) -> dict[str, Forecast]:
-        """The forecast per mode for one robot alone at full rate."""
-        return by_mode(self._times, self._limits, self._settling.of(Speculation().tolerance_bins))
+        """The forecast per mode for one robot alone at full rate, whose answers are those of the default key."""
+        settling = self._settling.of(self._default.passes, Speculation().tolerance_bins)
+        return by_mode(self._times, self._limits, settling, self._default)
 
     def plan(self, request: OpenRequest, others: tuple[SessionPlan, ...]) -> SessionPlan:
         """Plan one more session; a typed RequestError if it cannot be served."""
-        mode = request.mode or Mode(self._config.mode)
-        camera = request.cameras[0]
+        asked = _Asked(
+            mode=request.mode or Mode(self._config.mode),
+            program=self._programs.get(request.unnorm_key, self._default),
+            cameras=_policy_cameras(request),
+            limit_ns=request.max_action_age_ns,
+            others=others,
+        )
         robot = Robot(
             pace=Pace(),
             period_ns=request.control_period_ns,
             rows=self._prefill_rows,
             deadline_ns=request.max_action_age_ns or request.control_period_ns,
-            prepare_ns=prepare_ns(camera) if self._prepares else 0,
+            prepare_ns=prepare_ns(asked.cameras) if self._prepares else 0,
+            program=asked.program,
         )
-        self._check_decoding(camera, robot, others)
-        limit_ns = request.max_action_age_ns
-        robots = [self._at_pace(robot, pace, camera, limit_ns) for pace in self._paces(mode, request)]
-        plans = [self._planned(mode, each, camera, others) for each in robots]
-        if mode is Mode.AUTO:
-            plans = self._by_age(plans, limit_ns, others)
+        self._check_decoding(request, robot, others)
+        robots = [self._at_pace(robot, pace, asked) for pace in self._paces(asked, request)]
+        plans = [self._planned(each, asked) for each in robots]
+        if asked.mode is Mode.AUTO:
+            plans = self._by_age(plans, asked)
         fitting = [plan for plan in plans if self._fits(plan, others)]
         if not fitting:
             raise ResourceExhausted(
@@ -149,7 +176,7 @@ class Admission:
     def enter(self, number: int, plan: SessionPlan) -> None:
         """Count the session as open."""
         self._plans[number] = plan
-        self._decoders.enter(number, plan.camera, plan.robot.period_ns, plan.decode_ns)
+        self._decoders.enter(number, plan.cameras, plan.robot.period_ns, plan.decode_ns)
 
     def leave(self, number: int) -> bool:
         """Count the session as closed; False if it was not open."""
@@ -160,7 +187,7 @@ class Admission:
         """The greatest age foretold for the actions of each of these sessions, side by side."""
         seen = self._forecast(self._times, self._limits, tuple(plan.robot for plan in plans.values()))
         return {
-            number: each.worst_age_ns + self._decoders.frame_ns(plan.camera, number) + OVERHEAD_NS
+            number: each.worst_age_ns + self._decoders.frame_ns(plan.cameras, number) + OVERHEAD_NS
             for (number, plan), each in zip(plans.items(), seen, strict=True)
         }
 
@@ -179,21 +206,21 @@ class Admission:
             raise RuntimeError("no worker has measured its passes")
         return self._cost.times
 
-    def _paces(self, mode: Mode, request: OpenRequest) -> Iterable[Pace]:
-        stages = self._times.stages
+    def _paces(self, asked: _Asked, request: OpenRequest) -> Iterable[Pace]:
+        mode, stages = asked.mode, asked.program.passes
         if mode is Mode.AUTO:
             exact = Speculation()
-            known = stages > 1 and self._settling.of(exact.tolerance_bins) is not None
+            known = asked.program.drafts > 0 and self._settling.of(stages, exact.tolerance_bins) is not None
             return [*map(Pace, depths_of(stages)), *([Pace(0, exact)] if known else [])]
         depth = request.depth if request.mode is Mode.DEPTH else self._config.depth
         if mode is Mode.DEPTH and not 1 <= depth <= stages:
             raise InvalidArgument(f"is {depth}; this model takes 1 to {stages}", field="open.depth")
-        speculation = self._speculation(request) if mode is Mode.SPECULATIVE else None
-        return [pace_of(mode, stages, depth, speculation)]
+        speculation = self._speculation(request, stages) if mode is Mode.SPECULATIVE else None
+        return [served_pace(pace_of(mode, stages, depth, speculation), asked.program)]
 
-    def _speculation(self, request: OpenRequest) -> Speculation:
+    def _speculation(self, request: OpenRequest, stages: int) -> Speculation:
         """As the session asks, or the service for sessions that choose no mode."""
-        stages, asked = self._times.stages, request if request.mode is Mode.SPECULATIVE else self._config
+        asked = request if request.mode is Mode.SPECULATIVE else self._config
         found = Speculation(asked.tolerance_bins, asked.max_passes)
         if found.max_passes > stages:
             raise InvalidArgument(f"is {found.max_passes}; this model takes 1 to {stages}", field="open.max_passes")
@@ -206,33 +233,38 @@ class Admission:
                 )
         return found
 
-    def _at_pace(self, robot: Robot, pace: Pace, camera: CameraSpec, limit_ns: int | None) -> Robot:
+    def _at_pace(self, robot: Robot, pace: Pace, asked: _Asked) -> Robot:
         """The robot, with what decides when the frames of this pace leave."""
         if pace.speculation is None:
             return replace(robot, pace=pace)
-        patience_ns = max(limit_ns - self._decoders.frame_ns(camera) - OVERHEAD_NS, 1) if limit_ns else 0
-        settling = self._settling.of(pace.speculation.tolerance_bins)
+        room_ns = (asked.limit_ns or 0) - self._decoders.frame_ns(asked.cameras) - OVERHEAD_NS
+        patience_ns = max(room_ns, 1) if asked.limit_ns else 0
+        settling = self._settling.of(asked.program.passes, pace.speculation.tolerance_bins)
         return replace(robot, pace=pace, patience_ns=patience_ns, settling=settling)
 
-    def _planned(self, mode: Mode, robot: Robot, camera: CameraSpec, others: tuple[SessionPlan, ...]) -> SessionPlan:
-        robots = (*(plan.robot for plan in others), robot)
+    def _planned(self, robot: Robot, asked: _Asked) -> SessionPlan:
+        robots = (*(plan.robot for plan in asked.others), robot)
         return SessionPlan(
-            mode=mode,
+            mode=asked.mode,
             pace=robot.pace,
             forecast=self._forecast(self._times, self._limits, robots)[-1],
             robot=robot,
-            camera=camera,
-            decode_ns=self._decoders.frame_ns(camera),
+            program=asked.program,
+            cameras=asked.cameras,
+            decode_ns=self._decoders.frame_ns(asked.cameras),
         )
 
-    def _check_decoding(self, camera: CameraSpec, robot: Robot, others: tuple[SessionPlan, ...]) -> None:
-        load_ns = per_second(self._decoders.frame_ns(camera), robot.period_ns)
+    def _check_decoding(self, request: OpenRequest, robot: Robot, others: tuple[SessionPlan, ...]) -> None:
+        cameras = _policy_cameras(request)
+        load_ns = per_second(self._decoders.frame_ns(cameras), robot.period_ns)
         if others and not self._decoders.admits(load_ns, self._decode_loads(others)):
+            sizes = " + ".join(f"{camera.width}x{camera.height}" for camera in cameras)
+            at = f"[{request.cameras.index(cameras[0])}]" if len(cameras) == 1 else ""
             raise ResourceExhausted(
-                f"decoding {camera.width}x{camera.height} pixels every {robot.period_ns // 1_000_000} ms exceeds what "
+                f"decoding {sizes} pixels every {robot.period_ns // 1_000_000} ms exceeds what "
                 f"the decoder threads have left with {self._config.admission_headroom_percent} % kept free: send "
                 "smaller images or fewer, or try again once a session has ended",
-                field="open.cameras[0]",
+                field=f"open.cameras{at}",
                 reason=Reason.DEVICE_FULL,
                 retry_after_ms=RETRY_AFTER_MS,
             )
@@ -252,13 +284,11 @@ class Admission:
         seen = self._forecast(slower, self._limits, (*(other.robot for other in others), plan.robot))
         return all(each.begun_fps >= SAME_RATE * fps for each, fps in zip(seen, promised, strict=True))
 
-    def _by_age(
-        self, plans: list[SessionPlan], limit_ns: int | None, others: tuple[SessionPlan, ...]
-    ) -> list[SessionPlan]:
+    def _by_age(self, plans: list[SessionPlan], asked: _Asked) -> list[SessionPlan]:
         """The plans within the age limit: highest rate first, among equal rates the youngest actions first."""
-        allowed = plans
+        allowed, limit_ns = plans, asked.limit_ns
         if limit_ns is not None:
-            lowest = [self._lowest_age_ns(plan, others) for plan in plans]
+            lowest = [self._lowest_age_ns(plan, asked) for plan in plans]
             reached = zip(plans, lowest, strict=True)
             allowed = [plan for plan, age_ns in reached if max(age_ns, plan.worst_age_ns) <= limit_ns]
             if not allowed:
@@ -271,7 +301,7 @@ class Admission:
         highest = max(plan.forecast.fps for plan in allowed)
         return sorted(allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, *_youth(plan)))
 
-    def _lowest_age_ns(self, plan: SessionPlan, others: tuple[SessionPlan, ...]) -> int:
+    def _lowest_age_ns(self, plan: SessionPlan, asked: _Asked) -> int:
         """The lowest age limit that the pace can keep.
 
         Where frames draft, older ones leave while a newer one is in flight, so that is the age that without a limit is
@@ -281,7 +311,7 @@ class Admission:
             return plan.worst_age_ns
 
         def with_patience(patience_ns: int) -> SessionPlan:
-            return self._planned(plan.mode, replace(plan.robot, patience_ns=patience_ns), plan.camera, others)
+            return self._planned(replace(plan.robot, patience_ns=patience_ns), asked)
 
         free = with_patience(0)
         return max(free.mean_age_ns, with_patience(free.forecast.age_ns).worst_age_ns)
@@ -291,6 +321,11 @@ def _slowed_percent(headroom_percent: int) -> int:
     """Pass times of a device with so much kept free, as a percentage of the measured ones: 20 % free makes 125 %."""
     whole = 100
     return whole * whole // (whole - headroom_percent)
+
+
+def _policy_cameras(request: OpenRequest) -> tuple[CameraSpec, ...]:
+    """The cameras that the policy gets; the first where nothing was matched."""
+    return request.policy_cameras or request.cameras[:1]
 
 
 def _youth(plan: SessionPlan) -> tuple[int, bool, int]:

@@ -17,18 +17,18 @@ LEAST_ALLOWANCE_NS = SECOND_NS // 1000  # per second: a session with none would 
 
 
 class DecodeCost:
-    """The processor time that JPEGs take, per pixel, as measured lately."""
+    """The processor time that JPEGs take, per pixel, as measured lately. A frame has an image of each camera."""
 
     def __init__(self, kilopixel_ns: int = JPEG_NS) -> None:
         self.kilopixel_ns = kilopixel_ns
 
-    def frame_ns(self, camera: CameraSpec) -> int:
-        """The time of one of the camera's frames; raw ones take none."""
-        return _pixels(camera) * self.kilopixel_ns // 1000
+    def frame_ns(self, cameras: Iterable[CameraSpec]) -> int:
+        """The time of a frame; raw images take none."""
+        return _pixels(cameras) * self.kilopixel_ns // 1000
 
-    def observe(self, camera: CameraSpec, took_ns: int) -> None:
-        """Take a measurement."""
-        if pixels := _pixels(camera):
+    def observe(self, cameras: Iterable[CameraSpec], took_ns: int) -> None:
+        """Take a measurement of a frame."""
+        if pixels := _pixels(cameras):
             measured_ns = min(took_ns * 1000 // pixels, OUTLIER * self.kilopixel_ns)
             self.kilopixel_ns = (WEIGHT * self.kilopixel_ns + measured_ns) // (WEIGHT + 1)
 
@@ -37,7 +37,7 @@ class DecodeCost:
 class _Share:
     """A session's part of the decoders. admitted_ns: per second, estimated at first, then measured while all fit."""
 
-    camera: CameraSpec
+    cameras: tuple[CameraSpec, ...]
     period_ns: int
     admitted_ns: int = 0
     cost: DecodeCost = field(default_factory=DecodeCost)
@@ -45,7 +45,7 @@ class _Share:
     @property
     def taken_ns(self) -> int:
         """Processor time per second as measured, at the declared rate."""
-        return per_second(self.cost.frame_ns(self.camera), self.period_ns)
+        return per_second(self.cost.frame_ns(self.cameras), self.period_ns)
 
 
 class Decoders:
@@ -59,10 +59,10 @@ class Decoders:
         self._cost = DecodeCost()
         self._shares: dict[int, _Share] = {}
 
-    def frame_ns(self, camera: CameraSpec, number: int | None = None) -> int:
-        """The time of a camera's frames: as the session's were measured, else as everybody's."""
+    def frame_ns(self, cameras: Iterable[CameraSpec], number: int | None = None) -> int:
+        """The time of a frame of these cameras: as the session's were measured, else as everybody's."""
         share = self._shares.get(number) if number is not None else None
-        return (share.cost if share else self._cost).frame_ns(camera)
+        return (share.cost if share else self._cost).frame_ns(cameras)
 
     def load_ns(self, number: int) -> int | None:
         """Time per second that a session takes, as measured; None if it is unknown."""
@@ -78,9 +78,9 @@ class Decoders:
         fair_ns = self._most_ns // (len(others_ns) + 1)
         return not load_ns or self.suffice((load_ns, *(min(other_ns, fair_ns) for other_ns in others_ns)))
 
-    def enter(self, number: int, camera: CameraSpec, period_ns: int, frame_ns: int) -> None:
+    def enter(self, number: int, cameras: tuple[CameraSpec, ...], period_ns: int, frame_ns: int) -> None:
         """Admit a session with an estimate; known ones keep what was measured."""
-        share = self._shares.get(number) or _Share(camera, period_ns, cost=DecodeCost(self._cost.kilopixel_ns))
+        share = self._shares.get(number) or _Share(cameras, period_ns, cost=DecodeCost(self._cost.kilopixel_ns))
         share.admitted_ns = per_second(frame_ns, period_ns)
         self._shares[number] = share
 
@@ -92,8 +92,8 @@ class Decoders:
         """Take a measurement of a session's frame."""
         share = self._shares.get(number)
         if share is not None:
-            share.cost.observe(share.camera, took_ns)
-            self._cost.observe(share.camera, took_ns)
+            share.cost.observe(share.cameras, took_ns)
+            self._cost.observe(share.cameras, took_ns)
             if self._all_fit:
                 share.admitted_ns = max(share.admitted_ns, share.taken_ns)
 
@@ -151,10 +151,12 @@ def per_second(frame_ns: int, period_ns: int) -> int:
     return frame_ns * SECOND_NS // period_ns
 
 
-def prepare_ns(camera: CameraSpec) -> int:
-    """The worker's host time for one of the camera's frames."""
-    return camera.width * camera.height * PREPARE_NS // 1000
+def prepare_ns(cameras: Iterable[CameraSpec]) -> int:
+    """The worker's host time for a frame of these cameras."""
+    return sum(camera.width * camera.height for camera in cameras) * PREPARE_NS // 1000
 
 
-def _pixels(camera: CameraSpec) -> int:
-    return 0 if camera.format is ImageFormat.RGB8 else camera.width * camera.height + EXTRA_PIXELS
+def _pixels(cameras: Iterable[CameraSpec]) -> int:
+    """What a decoder takes for a frame, in pixels."""
+    encoded = [camera for camera in cameras if camera.format is not ImageFormat.RGB8]
+    return sum(camera.width * camera.height + EXTRA_PIXELS for camera in encoded)

@@ -12,8 +12,9 @@ from edgeflow.types import CameraSpec, Mode
 class OpenRequest:
     """A validated Open.
 
-    cameras: the policy uses the first. mode: None = the service's default. depth: with Mode.DEPTH only.
-    tolerance_bins, max_passes: with Mode.SPECULATIVE only, as in types.Speculation.
+    cameras: as declared. policy_cameras: those of them that the policy gets, in its order; empty until that is known.
+    mode: None = the service's default. depth: with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE
+    only, as in types.Speculation.
     """
 
     cameras: tuple[CameraSpec, ...]
@@ -26,6 +27,7 @@ class OpenRequest:
     depth: int = 0
     tolerance_bins: int = 0
     max_passes: int = 0
+    policy_cameras: tuple[CameraSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,8 +125,9 @@ def test_the_worker_measures_how_frames_settle_though_slow_ones_are_overtaken(po
     loop.worker.inbox.put(Ping(1))
     loop.worker.step()
     (pong,) = (message for message in loop.others if isinstance(message, Pong))
-    frames = list(zip(pong.settling_bins, pong.settling_passes, pong.settling_done, strict=True))
-    answered = [passes for _, passes, settled in frames if settled]
+    shown = pong.settling_stages, pong.settling_bins, pong.settling_passes, pong.settling_done
+    frames = list(zip(*shown, strict=True))
+    answered = [passes for _, _, passes, settled in frames if settled]
     truth = sum(passes * share for passes, share in enumerate(SHARES, 1)) / 100
     assert sum(answered) / len(answered) < truth - 0.4, "the slow ones are missing"
     assert estimate([SettlingSample(*frame) for frame in frames], K).mean_percent == pytest.approx(
@@ -140,7 +141,7 @@ def test_frames_that_do_not_draft_tell_nothing(policy):
     loop.worker.inbox.put(Ping(1))
     loop.worker.step()
     (pong,) = (message for message in loop.others if isinstance(message, Pong))
-    assert pong.pass_ns and (pong.settling_bins, pong.settling_passes, pong.settling_done) == ([], [], [])
+    assert pong.pass_ns and (pong.settling_stages, pong.settling_passes, pong.settling_done) == ([], [], [])
 
 
 def test_serial_passes_do_not_run_far_ahead_of_the_device(policy):

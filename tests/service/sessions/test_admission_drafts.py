@@ -12,7 +12,7 @@ from edgeflow.ipc.messages import Pong
 from edgeflow.scheduler.settling import LEAST_SAMPLES
 from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import Mode, Pace, PassTimes, Speculation
+from edgeflow.types import Mode, Pace, PassTimes, Speculation, StageProgram
 from tests.service.sessions.test_admission import MS, fill, make, ready, request
 
 EXACT = Pace(0, Speculation())
@@ -25,7 +25,7 @@ def drafting(tolerance_bins: int = 0, max_passes: int = 0, period_ms: int = 10, 
     return replace(asked, tolerance_bins=tolerance_bins, max_passes=max_passes)
 
 
-def told(percent: tuple[int, ...], *, bins: int = 0, frames: int = 400) -> Pong:
+def told(percent: tuple[int, ...], *, bins: int = 0, frames: int = 400, stages: int = 7) -> Pong:
     """A message of a worker whose frames settled so, a few of which were overtaken."""
     dice = random.Random(3)
     passes = [dice.choices(range(1, len(percent) + 1), percent)[0] for _ in range(frames)]
@@ -38,6 +38,7 @@ def told(percent: tuple[int, ...], *, bins: int = 0, frames: int = 400) -> Pong:
         pass_ns=[],
         pass_prefills=[],
         pass_decodes=[],
+        settling_stages=[stages] * frames,
         settling_bins=[bins] * frames,
         settling_passes=seen,
         settling_done=[had == needed for had, needed in zip(seen, passes, strict=True)],
@@ -98,7 +99,7 @@ def test_values_that_are_not_bins_settle_exactly(bins: int, passes: int, field: 
 def test_one_token_per_action_is_serial():
     admission = make()
     times = replace(ready().pass_times, stages=1)
-    admission.worker_ready(replace(ready(), pass_times=times, bins=True))
+    admission.worker_ready(replace(ready(), pass_times=times, bins=True, programs=[StageProgram.tokens(1)]))
     assert admission.plan(drafting(), ()).pace == Pace(1)
     assert admission.plan(request(10, Mode.AUTO), ()).pace == Pace(1)
     assert list(admission.modes()) == ["serial"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeflow.errors import ResourceExhausted
-from edgeflow.service.sessions.decoding import SECOND_NS, DecodeBudget, DecodeCost, Decoders
+from edgeflow.service.sessions.decoding import SECOND_NS, DecodeBudget, DecodeCost, Decoders, prepare_ns
 from edgeflow.types import CameraSpec, ImageFormat
 from tests.service.sessions.test_admission import MS, fill, make, ready, request
 
@@ -16,12 +16,21 @@ RAW = CameraSpec("raw", 640, 480, ImageFormat.RGB8)
 
 def test_the_cost_follows_what_was_measured_and_raw_frames_have_none():
     cost = DecodeCost()
-    assert cost.frame_ns(RAW) == 0 and 20 * MS < cost.frame_ns(LARGE) < 30 * MS
+    assert cost.frame_ns([RAW]) == 0 and 20 * MS < cost.frame_ns([LARGE]) < 30 * MS
     for _ in range(50):
-        cost.observe(LARGE, 60 * MS)
-        cost.observe(RAW, 60 * MS)
-    assert cost.frame_ns(LARGE) == pytest.approx(60 * MS, rel=0.05)
-    assert cost.frame_ns(SMALL) < 1 * MS
+        cost.observe([LARGE], 60 * MS)
+        cost.observe([RAW], 60 * MS)
+    assert cost.frame_ns([LARGE]) == pytest.approx(60 * MS, rel=0.05)
+    assert cost.frame_ns([SMALL]) < 1 * MS
+
+
+def test_a_frame_costs_what_all_of_its_images_do():
+    cost = DecodeCost()
+    assert cost.frame_ns([LARGE, RAW, SMALL]) == pytest.approx(cost.frame_ns([LARGE]) + cost.frame_ns([SMALL]), abs=1)
+    for _ in range(50):
+        cost.observe([SMALL, RAW, SMALL], 2 * MS)
+    assert cost.frame_ns([SMALL]) == pytest.approx(1 * MS, rel=0.05)
+    assert prepare_ns([RAW, SMALL]) == prepare_ns([RAW]) + prepare_ns([SMALL])
 
 
 def test_sessions_that_would_decode_more_than_the_threads_can_are_refused():
@@ -44,7 +53,7 @@ def decoders(*sessions: tuple[CameraSpec, int]) -> Decoders:
     """One thread, four fifths of which may be used."""
     made = Decoders(1, 20)
     for number, (camera, period_ms) in enumerate(sessions):
-        made.enter(number, camera, period_ms * MS, made.frame_ns(camera))
+        made.enter(number, (camera,), period_ms * MS, made.frame_ns([camera]))
     return made
 
 
@@ -71,7 +80,7 @@ def measured(made: Decoders, number: int, took_ns: int) -> None:
 def test_a_session_that_the_estimate_was_wrong_about_is_not_cut_once_others_come():
     made = decoders((LARGE, 200))
     measured(made, 0, 50 * MS)
-    made.enter(1, LARGE, 100 * MS, made.frame_ns(LARGE) * 2)
+    made.enter(1, (LARGE,), 100 * MS, made.frame_ns([LARGE]) * 2)
     measured(made, 1, 60 * MS)
     assert made.allowance_ns(0) is None and made.allowance_ns(1) is not None
 
@@ -91,14 +100,14 @@ def test_one_session_with_a_huge_load_keeps_nobody_out():
     load_ns = made.load_ns(0) or 0
     assert load_ns > SECOND_NS and made.admits(0, [load_ns])
     assert made.admits(SECOND_NS * 3 // 10, [load_ns]) and not made.admits(SECOND_NS // 2, [load_ns])
-    made.enter(1, LARGE, 100 * MS, made.frame_ns(LARGE))
+    made.enter(1, (LARGE,), 100 * MS, made.frame_ns([LARGE]))
     assert made.allowance_ns(1) is None
     assert made.allowance_ns(0) == pytest.approx(SECOND_NS * 56 // 100, rel=0.1)
 
 
 def test_one_measurement_counts_no_more_than_twice_what_was_known():
     cost = DecodeCost()
-    cost.observe(SMALL, SECOND_NS)
+    cost.observe([SMALL], SECOND_NS)
     assert cost.kilopixel_ns <= 6_000 * 10 // 9
 
 
