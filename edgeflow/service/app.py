@@ -251,6 +251,7 @@ class Service:
             tls=self._tls,
             metrics=self.metrics,
             models=self._models,
+            inputs=lambda: self.plane.worker.inputs if self.plane.worker else None,
             clock=self._clock,
             log=self._log,
         )

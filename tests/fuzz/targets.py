@@ -15,7 +15,9 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.chat.body import MAX_MESSAGES, ChatBody, CompletionBody, TokenizeBody, parse
 from edgeflow.service.chat.prefixes import PrefixBody
 from edgeflow.service.chat.schemas import MAX_SCHEMA_BYTES
-from edgeflow.service.grpc.codec import Unparsable, check_frame, check_open, parse_client_message, refuse_unknown_fields
+from edgeflow.service.grpc.codec import Unparsable, check_frame, parse_client_message
+from edgeflow.service.grpc.fields import refuse_unknown_fields
+from edgeflow.service.grpc.opening import check_open
 from edgeflow.service.http.act import act_request, parse_body
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
 from edgeflow.service.images.images import check_image, decode_jpeg

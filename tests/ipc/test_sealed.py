@@ -14,7 +14,7 @@ from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all, pa
 from edgeflow.ipc.sealed import read_sealed, seal, unseal
 from edgeflow.service.children.messages import CODING, Act, Beat, ChildMessage, Kept
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow.types import CameraSpec, ImageFormat, Mode, StateSpec
 
 
 @contextlib.contextmanager
@@ -61,14 +61,14 @@ def test_a_message_crosses_with_its_descriptors():
     camera = CameraSpec("wrist", 2, 1, ImageFormat.RGB8)
     opened = OpenRequest(
         cameras=(camera,),
-        proprio_names=("a",),
+        state=(StateSpec(name="a", size=1),),
         instruction="go",
         control_period_ns=1,
         max_action_age_ns=None,
         mode=Mode.SERIAL,
         unnorm_key="",
     )
-    act = Act(request=1, opened=opened, peer="p", principal="", token="", received_ns=5, decode_ns=6)
+    act = Act(request=1, opened=opened, state=[0.5], peer="p", principal="", token="", received_ns=5, decode_ns=6)
     pixels = seal(b"abcdef")
     assert here.send(act, [pixels])
     os.close(pixels)
