@@ -113,5 +113,9 @@ def seeds(name: str) -> list[bytes]:
     else:
         found = [b'\x00{"image": "gICA", "format": "rgb8", "width": 1, "height": 1, "instruction": "go"}']
         found += [b"\x00" + b'{"image": "/9j/", "instruction": "\\ud800", "proprio": {"a": 1e999}, "mode": "serial"}']
+        found += [
+            b'\x00{"images": {"top": "/9j/", "a": {"data": "gICA", "format": "rgb8", "width": 1, "height": 1}}, '
+            b'"instruction": "go", "state": {"s": [0.5, 1e999], "g": 1}}'
+        ]
         found += [b"\xff\x83\xa5image\xc4\x03\xff\xd8\xff\xabinstruction\xa2go\xa7proprio\x81\xa1a\xcb?\xf0" + bytes(6)]
     return [seed for seed in found if len(seed) <= SEED_BYTES]
