@@ -60,7 +60,7 @@ class Control:
         self._state, self._heard_s = state, time.monotonic()
 
     def needs(self) -> PolicyInputs:
-        """What the policy needs; Unavailable before the first worker is ready."""
+        """The inputs; Unavailable before the first worker is ready."""
         if self.inputs is None:
             raise Unavailable("no worker is ready", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)
         return self.inputs

@@ -74,7 +74,7 @@ def short(name: str) -> str:
 
 
 def _equal(name: str, sent: Sequence[_AnyNamed]) -> _AnyNamed | None:
-    """What has this name; else the only one whose last part is the same."""
+    """The one of this name; else the only one whose last part is the same."""
     exact = next((each for each in sent if each.name == name), None)
     alike = [each for each in sent if short(each.name) == short(name)]
     return exact or (alike[0] if len(alike) == 1 else None)

@@ -1,4 +1,4 @@
-"""What a policy needs of every observation and answers with, for clients: a part of its entry in /v1/models."""
+"""A policy as clients see it: its inputs and the form of its answers, a part of its entry in /v1/models."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class CheckedFrame:
     """A frame whose sizes, header, numbers and text are valid.
 
     images, state: one image per camera, and the numbers of all vectors, in the order of the open request.
-    instruction: None = unchanged. playing: at its capture; None = nothing, or not told.
+    instruction: None = unchanged. playing: at its capture; None = nothing, or not reported.
     pixels: height*width*3 RGB bytes of each of the policy's cameras if they were decoded elsewhere, in decode_ns;
     None = decode them here.
     """
