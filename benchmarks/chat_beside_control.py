@@ -36,7 +36,7 @@ def main() -> None:
     arguments = _arguments()
     camera = CameraSpec("camera", *parse_size(arguments.camera), ImageFormat.JPEG)
     session = Session(
-        camera=camera,
+        cameras=(camera,),
         instructions=("grasp the red handle",),
         control_period_s=1 / arguments.rate,
         mode=Mode(arguments.mode),

@@ -68,10 +68,12 @@ def main() -> None:
     raise SystemExit(0 if met else 1)
 
 
-def measure(address: str, mode: Mode, depth: int, frames: list[bytes], arguments: argparse.Namespace) -> Prediction:
+def measure(
+    address: str, mode: Mode, depth: int, frames: list[tuple[bytes, ...]], arguments: argparse.Namespace
+) -> Prediction:
     """The forecast that one robot's session was given, with what it then got."""
     session = Session(
-        camera=CAMERA,
+        cameras=(CAMERA,),
         instructions=(INSTRUCTION,),
         control_period_s=1 / arguments.rate,
         mode=mode,
@@ -112,12 +114,12 @@ def record(folder: Path, episodes: int, object_speed: float, period_s: float) ->
     sim.close()
 
 
-def _frames(arguments: argparse.Namespace) -> list[bytes]:
+def _frames(arguments: argparse.Namespace) -> list[tuple[bytes, ...]]:
     if arguments.frames is not None:
-        return frames_for(CAMERA, arguments.frames, 0, 0)
+        return frames_for((CAMERA,), arguments.frames, 0, 0)
     with tempfile.TemporaryDirectory() as folder:
         record(Path(folder), arguments.episodes, arguments.object_speed, 1 / arguments.rate)
-        return frames_for(CAMERA, Path(folder), 0, 0)
+        return frames_for((CAMERA,), Path(folder), 0, 0)
 
 
 def _row(requested: Mode, found: Prediction) -> dict[str, Any]:

@@ -63,10 +63,10 @@ def _config(folder: Path, pass_ms: float) -> dict[str, Any]:
 def _run(address: str, offered_hz: float, seconds: float, size: str) -> Results:
     camera = CameraSpec("camera", *parse_size(size), ImageFormat.JPEG)
     session = Session(
-        camera=camera, instructions=("grasp the red handle",), control_period_s=1 / offered_hz, mode=Mode.PIPELINED
+        cameras=(camera,), instructions=("grasp the red handle",), control_period_s=1 / offered_hz, mode=Mode.PIPELINED
     )
     plan = LoadPlan(address=address, session=session, pattern=Fixed(offered_hz), warm_up_s=3.0, duration_s=seconds)
-    return results_of(run_plan(plan, frames_for(camera, None, plan.distinct, plan.seed), None), {})
+    return results_of(run_plan(plan, frames_for((camera,), None, plan.distinct, plan.seed), None), {})
 
 
 def _print(full: Results, over: Results, bar_ms: float, growth: dict[str, int]) -> None:

@@ -35,7 +35,7 @@ def main() -> None:
     camera = CameraSpec("camera", *parse_size(arguments.camera), ImageFormat(arguments.format))
     with serving({"model": arguments.model, "chat": {"enabled": False}}) as service:
         session = Session(
-            camera=camera, instructions=("grasp the red handle",), control_period_s=0.05, mode=Mode.SERIAL
+            cameras=(camera,), instructions=("grasp the red handle",), control_period_s=0.05, mode=Mode.SERIAL
         )
         plan = LoadPlan(
             address=service.address,
@@ -44,7 +44,7 @@ def main() -> None:
             warm_up_s=arguments.warm_up,
             count=arguments.frames,
         )
-        run = run_plan(plan, frames_for(camera, arguments.images, plan.distinct, plan.seed), None)
+        run = run_plan(plan, frames_for((camera,), arguments.images, plan.distinct, plan.seed), None)
     parts = parts_ms(received_of(run, run.ledgers[0]))
     figures = {
         name: {share: float(np.percentile(values, point)) for share, point in SHARES.items()}

@@ -20,6 +20,7 @@ from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, EMBEDDED_MO
 from edgeflow.types import MOST_TOLERANCE_BINS
 
 MAX_CONFIG_BYTES = 1 << 20
+_Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class _Section(BaseModel):
@@ -237,6 +238,16 @@ class ServiceConfig(_Section):
         "", description="operator overlay from `edgeflow tune` for the policy; empty = built-in choices"
     )
     unnorm_key: str = Field("", description="action statistics of the checkpoint; empty = its only ones")
+    cameras: dict[_Name, _Name] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="robot's camera by the policy's name for it, where the two differ: {policy name: robot name}",
+    )
+    state: dict[_Name, _Name | Annotated[list[_Name], Field(min_length=1, max_length=4096)]] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="robot's state vector by the policy's name for it, or a list of vectors that make it up in order",
+    )
     center_crop: bool = Field(False, description="crop images to 0.9 of their area, as some fine-tunes expect")
     preprocess: Literal["auto", "host", "device"] = Field(
         "auto", description="where frames are resized and normalised, with identical results; auto: device on CUDA"

@@ -113,3 +113,31 @@ def test_reading_a_configuration_loads_no_framework():
     code += "print({'torch', 'fastapi', 'grpc'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+
+
+def test_cameras_and_state_map_the_policy_s_names_to_the_robot_s(tmp_path: Path):
+    path = tmp_path / "edgeflow.json"
+    path.write_text(json.dumps({"cameras": {"top": "front"}, "state": {"state": ["arm", "gripper"], "pose": "tcp"}}))
+    config = load_config(path, {})
+    assert config.cameras == {"top": "front"}
+    assert config.state == {"state": ["arm", "gripper"], "pose": "tcp"}
+    assert load_config(None, {}).cameras == load_config(None, {}).state == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"cameras": ["top"]}, "cameras"),
+        ({"cameras": {"top": 1}}, "cameras.top"),
+        ({"cameras": {"top": ""}}, "cameras.top"),
+        ({"cameras": {"top": "x" * 65}}, "cameras.top"),
+        ({"cameras": {str(index): "a" for index in range(17)}}, "cameras"),
+        ({"state": {"pose": []}}, "state.pose"),
+        ({"state": {"pose": [1]}}, "state.pose"),
+    ],
+)
+def test_a_bad_mapping_names_its_key(tmp_path: Path, values: object, key: str):
+    path = tmp_path / "edgeflow.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=rf"^{key}"):
+        load_config(path, {})

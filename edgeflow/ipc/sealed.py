@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 
 from edgeflow.errors import WorkerError
 
@@ -26,6 +27,32 @@ def seal(data: bytes | memoryview) -> int:
         os.close(fd)
         raise
     return fd
+
+
+class Sealed:
+    """A descriptor of sealed memory, closed with this object."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+def seal_written(size: int, write: Callable[[memoryview], None]) -> Sealed:
+    """Sealed memory of `size` bytes that `write` fills in place; it keeps no reference to them.
+
+    OSError without memory or descriptors.
+    """
+    made = Sealed(os.memfd_create("edgeflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    if size:
+        os.posix_fallocate(made.descriptor, 0, size)  # now: a lack of memory would be a signal when it is written
+        mapped = mmap.mmap(made.descriptor, size)
+        with memoryview(mapped) as memory:
+            write(memory)
+        mapped.close()  # memory that is mapped for writing cannot be sealed
+    fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, SEALS)
+    return made
 
 
 def unseal(fd: int, most: int) -> memoryview:

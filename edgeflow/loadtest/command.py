@@ -58,28 +58,28 @@ def measured(
 ) -> tuple[Measurement, Results]:
     """Run with progress on a terminal. With chat there are two runs, and the second one is returned."""
     with terminal.status("encoding frames"):
-        images = frames_for(plan.session.camera, plan.frames, plan.distinct, plan.seed)
+        frames = frames_for(plan.session.cameras, plan.frames, plan.distinct, plan.seed)
     clients = ChatClients(chat, credentials, plan.seed) if chat else None
     if clients is not None:
         clients.check()
     with LiveView(plan, terminal) as view:
-        run = run_plan(plan, images, credentials, view)
+        run = run_plan(plan, frames, credentials, view)
     if chat is None or clients is None or run.interrupted:
         return run, results_of(run, limits)
     alone = summarise(run, run.ledgers)
     with clients.chatting() as asked, LiveView(plan, terminal) as view:
-        run = run_plan(plan, images, credentials, view)
+        run = run_plan(plan, frames, credentials, view)
     beside = chat_summary(chat.clients, asked, run.begin_ns, run.end_ns)
     return run, results_of(run, limits, Beside(alone, beside))
 
 
 def run_plan(
-    plan: LoadPlan, images: Sequence[bytes], credentials: Credentials | None, view: LiveView | None = None
+    plan: LoadPlan, frames: Sequence[tuple[bytes, ...]], credentials: Credentials | None, view: LiveView | None = None
 ) -> Measurement:
     """Run on uvloop where it is installed. The first Ctrl-C ends the measurement, a second one the program."""
     loop = _new_loop()
     try:
-        return loop.run_until_complete(_measure(plan, images, credentials, view))
+        return loop.run_until_complete(_measure(plan, frames, credentials, view))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
@@ -113,7 +113,7 @@ def _prepare(out: Path | None) -> Path | None:
 
 
 async def _measure(
-    plan: LoadPlan, images: Sequence[bytes], credentials: Credentials | None, view: LiveView | None
+    plan: LoadPlan, frames: Sequence[tuple[bytes, ...]], credentials: Credentials | None, view: LiveView | None
 ) -> Measurement:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -123,7 +123,7 @@ async def _measure(
 
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or no POSIX
         loop.add_signal_handler(signal.SIGINT, interrupt)
-    run = LoadRun(plan, images, credentials, view or _no_view)
+    run = LoadRun(plan, frames, credentials, view or _no_view)
     return await run.measure(stop)
 
 

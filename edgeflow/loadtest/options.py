@@ -8,7 +8,16 @@ from typing import Annotated, Any, Optional
 import typer
 
 from edgeflow.errors import ConfigError
-from edgeflow.loadtest.robots.plan import LoadPlan, Session, parse_duration, parse_size, pattern_of, period_s_of
+from edgeflow.loadtest.robots.plan import (
+    LoadPlan,
+    Session,
+    parse_cameras,
+    parse_duration,
+    parse_size,
+    parse_state,
+    pattern_of,
+    period_s_of,
+)
 from edgeflow.types import CameraSpec, ImageFormat, Mode
 
 PACE, FRAMES, RUN, LINK = "Sending pattern", "Frames and session", "Robots and duration", "Connection and report"
@@ -48,6 +57,12 @@ def loadtest(
     ] = "",
     ramp_step: Annotated[float, _time(PACE, "Length of a ramp step; each is 1.25 times as fast.", "5s")] = 5.0,
     camera: Annotated[str, _option(FRAMES, "Size of the camera images.", metavar="WxH")] = "640x480",
+    cameras: Annotated[
+        str, _option(FRAMES, "Several cameras, instead of --camera.", metavar="NAME:WxH,…", show_default=False)
+    ] = "",
+    state: Annotated[
+        str, _option(FRAMES, "State vectors that robots report.", metavar="NAME:SIZE,…", show_default=False)
+    ] = "",
     image_format: Annotated[ImageFormat, _option(FRAMES, "Encoding of the images.", "--format")] = ImageFormat.JPEG,
     frames: Annotated[OptionalPath, _option(FRAMES, "Folder of images (default: synthetic images).")] = None,
     seed: Annotated[int, _option(FRAMES, "Seed of the synthetic frames and of the robots' start times.")] = 0,
@@ -120,10 +135,11 @@ def loadtest(
     pattern = pattern_of(
         window=window, rate_hz=rate, burst=burst, burst_period_s=burst_period, ramp=ramp, ramp_step_s=ramp_step
     )
-    spec = CameraSpec("camera", *parse_size(camera), image_format)
+    one = CameraSpec("camera", *parse_size(camera), image_format)
     period_s = control_period or period_s_of(pattern)
     session = Session(
-        camera=spec,
+        cameras=parse_cameras(cameras, image_format) if cameras else (one,),
+        state=parse_state(state),
         instructions=tuple(instruction),
         control_period_s=period_s,
         mode=mode,

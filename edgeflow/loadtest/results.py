@@ -33,8 +33,8 @@ CSV_COLUMNS = (
 class Results:
     """All figures of a run.
 
-    robots, predictions, refusals: one entry per robot. steps: of a ramp, else empty. beside: for a run with chat, the
-    figures without it and those of the chat.
+    horizon, step_ms: of the service's answers. robots, predictions, refusals: one entry per robot. steps: of a ramp,
+    else empty. beside: for a run with chat, the figures without it and those of the chat.
     """
 
     plan: LoadPlan
@@ -47,6 +47,8 @@ class Results:
     generator: Generator
     steps: list[StepResult]
     checks: list[Check]
+    horizon: int = 1
+    step_ms: float = 0.0
     beside: Beside | None = None
 
     @property
@@ -76,6 +78,8 @@ def results_of(run: Measurement, limits: Mapping[str, float], beside: Beside | N
         generator=generator_of(run),
         steps=_steps(run),
         checks=judge(limits, total, robots, refused, beside),
+        horizon=run.horizon,
+        step_ms=run.step_ms,
         beside=beside,
     )
 
@@ -94,6 +98,8 @@ def results_json(results: Results) -> str:
         "plan": plan,
         "seconds": results.seconds,
         "interrupted": results.interrupted,
+        "horizon": results.horizon,
+        "step_ms": results.step_ms,
         "total": _summary(results.total),
         "robots": [_summary(robot) for robot in results.robots],
         "predictions": predictions,

@@ -45,6 +45,7 @@ class Measurement:
     """The raw record of a run. begin_ns, end_ns: frames due and actions received between them count.
 
     lags_ns: how late the event loop was, sampled every LAG_PERIOD_S. forecasts, refusals: one entry per robot.
+    horizon, step_ms: of the service's answers.
     """
 
     plan: LoadPlan
@@ -55,6 +56,8 @@ class Measurement:
     lags_ns: list[int] = field(default_factory=list)
     forecasts: list[Forecast | None] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    horizon: int = 1
+    step_ms: float = 0.0
 
 
 Tick = Callable[[Measurement, int], None]
@@ -66,13 +69,13 @@ class LoadRun:
     def __init__(
         self,
         plan: LoadPlan,
-        images: Sequence[bytes],
+        frames: Sequence[tuple[bytes, ...]],
         credentials: Credentials | None = None,
         tick: Tick = lambda _run, _now_ns: None,
         clock: Clock | None = None,
     ) -> None:
         self._plan = plan
-        self._images = images
+        self._frames = frames
         self._credentials = credentials
         self._tick = tick
         self._clock = clock or MonotonicClock()
@@ -89,7 +92,7 @@ class LoadRun:
                 connection = connections[number % len(connections)]
                 random = Random(self._random.random())
                 robot = LoadRobot(
-                    number, self._plan.session, self._images, connection=connection, clock=self._clock, random=random
+                    number, self._plan.session, self._frames, connection=connection, clock=self._clock, random=random
                 )
                 self._robots.append(robot)
             try:
@@ -194,6 +197,7 @@ class LoadRun:
     def _describe(self, run: Measurement) -> None:
         for robot in self._robots:
             opened = robot.admitted
+            run.horizon, run.step_ms = max(run.horizon, robot.chunk[0]), max(run.step_ms, robot.chunk[1])
             run.forecasts.append(
                 Forecast(opened.mode.value, opened.depth, opened.predicted_fps, opened.predicted_age_s * 1000)
                 if opened

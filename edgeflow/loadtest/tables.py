@@ -123,7 +123,8 @@ def _steps_table(results: Results) -> Table:
 
 def _sentences(results: Results) -> list[str]:
     total = results.total
-    lines = [f"pass-time jitter p99 / p50: {_number(total.pass_jitter)}", _passes_sentence(total)]
+    lines = [f"answers of {results.horizon} actions, {results.step_ms:g} ms apart"] if results.horizon > 1 else []
+    lines += [f"pass-time jitter p99 / p50: {_number(total.pass_jitter)}", _passes_sentence(total)]
     lines += [f"{name}: {_reasons(counts)}" for name, counts in _by_reason(total.frames).items() if counts]
     events = {"HOLD": total.hold, "STOP": total.stop, "notices": total.notices, "streams lost": total.losses}
     lines += [f"{name}: {_reasons(counts)}" for name, counts in events.items() if counts]

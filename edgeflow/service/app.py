@@ -28,6 +28,7 @@ from edgeflow.service.host.listen import address_text
 from edgeflow.service.host.preflight import check_model_directory
 from edgeflow.service.host.realtime import lock_memory, settle
 from edgeflow.service.host.vital import VitalTask
+from edgeflow.service.observation.summary import policy_summary
 from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.health_listener import HealthListener
 from edgeflow.service.observe.log import EventLog
@@ -251,6 +252,7 @@ class Service:
             tls=self._tls,
             metrics=self.metrics,
             models=self._models,
+            inputs=lambda: self.plane.worker.inputs if self.plane.worker else None,
             clock=self._clock,
             log=self._log,
         )
@@ -271,6 +273,7 @@ class Service:
             model["action_tokens"] = worker.action_tokens
             model["unnorm_keys"] = worker.unnorm_keys
             model["mode"] = self._config.mode
+            model |= policy_summary(worker)
         return [model]
 
     async def _release(self) -> None:

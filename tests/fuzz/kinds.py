@@ -216,7 +216,7 @@ KINDS: dict[str, Kind] = {
         lambda frame, rng: message(frame, proprio=[0.0] * rng.choice([0, 1, 3, 7, 257, 100_000])),
         {"PROPRIO_COUNT"},
         "frame.proprio",
-        ("2 names",),
+        ("2 numbers",),
     ),
     "wrong type": Kind(_wrong_type, {"UNKNOWN_FIELD"}, "message.frame"),
     "text that is not UTF-8": Kind(_not_utf8, UNPARSABLE, "message"),

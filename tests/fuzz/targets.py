@@ -15,7 +15,9 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.chat.body import MAX_MESSAGES, ChatBody, CompletionBody, TokenizeBody, parse
 from edgeflow.service.chat.prefixes import PrefixBody
 from edgeflow.service.chat.schemas import MAX_SCHEMA_BYTES
-from edgeflow.service.grpc.codec import Unparsable, check_frame, check_open, parse_client_message, refuse_unknown_fields
+from edgeflow.service.grpc.codec import Unparsable, check_frame, parse_client_message
+from edgeflow.service.grpc.fields import refuse_unknown_fields
+from edgeflow.service.grpc.opening import check_open
 from edgeflow.service.http.act import act_request, parse_body
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
 from edgeflow.service.images.images import check_image, decode_jpeg
@@ -111,5 +113,9 @@ def seeds(name: str) -> list[bytes]:
     else:
         found = [b'\x00{"image": "gICA", "format": "rgb8", "width": 1, "height": 1, "instruction": "go"}']
         found += [b"\x00" + b'{"image": "/9j/", "instruction": "\\ud800", "proprio": {"a": 1e999}, "mode": "serial"}']
+        found += [
+            b'\x00{"images": {"top": "/9j/", "a": {"data": "gICA", "format": "rgb8", "width": 1, "height": 1}}, '
+            b'"instruction": "go", "state": {"s": [0.5, 1e999], "g": 1}}'
+        ]
         found += [b"\xff\x83\xa5image\xc4\x03\xff\xd8\xff\xabinstruction\xa2go\xa7proprio\x81\xa1a\xcb?\xf0" + bytes(6)]
     return [seed for seed in found if len(seed) <= SEED_BYTES]

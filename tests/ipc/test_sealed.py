@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -11,10 +12,10 @@ import pytest
 
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all, packet_pair
-from edgeflow.ipc.sealed import read_sealed, seal, unseal
+from edgeflow.ipc.sealed import read_sealed, seal, seal_written, unseal
 from edgeflow.service.children.messages import CODING, Act, Beat, ChildMessage, Kept
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow.types import CameraSpec, ImageFormat, Mode, StateSpec
 
 
 @contextlib.contextmanager
@@ -43,6 +44,35 @@ def test_sealed_bytes_come_out_as_they_went_in(data: bytes):
         os.close(fd)
 
 
+@pytest.mark.parametrize("size", [0, 1, 1 << 20])
+def test_memory_that_is_written_in_place_is_sealed_afterwards(size: int):
+    def write(memory: memoryview) -> None:
+        memory[:] = b"x" * size
+
+    made = seal_written(size, write)
+    descriptor = made.descriptor
+    assert bytes(unseal(descriptor, size)) == b"x" * size
+    with pytest.raises(OSError, match="not permitted"):
+        os.write(descriptor, b"more")
+    del made
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_memory_whose_writing_fails_is_gone():
+    seen: list[int] = []
+
+    def write(memory: memoryview) -> None:
+        seen.append(len(memory[2:]))
+        raise ValueError("no picture")
+
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a path would open one itself
+    with pytest.raises(ValueError, match="no picture"):
+        seal_written(10, write)
+    gc.collect()
+    assert seen == [8] and len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
 def test_what_is_not_sealed_or_too_large_is_refused():
     loose = os.memfd_create("loose")
     fd = seal(bytes(10))
@@ -61,14 +91,14 @@ def test_a_message_crosses_with_its_descriptors():
     camera = CameraSpec("wrist", 2, 1, ImageFormat.RGB8)
     opened = OpenRequest(
         cameras=(camera,),
-        proprio_names=("a",),
+        state=(StateSpec(name="a", size=1),),
         instruction="go",
         control_period_ns=1,
         max_action_age_ns=None,
         mode=Mode.SERIAL,
         unnorm_key="",
     )
-    act = Act(request=1, opened=opened, peer="p", principal="", token="", received_ns=5, decode_ns=6)
+    act = Act(request=1, opened=opened, state=[0.5], peer="p", principal="", token="", received_ns=5, decode_ns=6)
     pixels = seal(b"abcdef")
     assert here.send(act, [pixels])
     os.close(pixels)

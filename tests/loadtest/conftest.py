@@ -17,7 +17,7 @@ __all__ = ["no_collecting"]  # a fixture here too
 
 MS = 1_000_000
 CAMERA = CameraSpec("camera", 32, 24, ImageFormat.JPEG)
-SESSION = Session(camera=CAMERA, instructions=("grasp the red handle",), control_period_s=0.05)
+SESSION = Session(cameras=(CAMERA,), instructions=("grasp the red handle",), control_period_s=0.05)
 PLAN = LoadPlan(
     address="127.0.0.1:0", session=SESSION, pattern=Closed(), warm_up_s=0.1, duration_s=0.5, ramp_up_s=0.05, grace_s=5.0
 )

@@ -112,3 +112,14 @@ def test_a_range_disposes_of_all_its_frames_counted_from_the_stream():
     assert [frame.fate for frame in ledger.frames] == [Fate.REJECTED, *[Fate.SUPERSEDED] * 3]
     hear(ledger, pb.ServerMessage(action=pb.Action(command=pb.COMMAND_HOLD, reason="WORKER_LOST")), 1, 9 * MS)
     assert [(each.kind, each.reason) for each in ledger.happenings] == [("hold", "WORKER_LOST")]
+
+
+def test_a_chunk_is_late_once_its_last_row_is():
+    """Rows for 0, 20, 40 and 60 ms after the stamp, each with a limit of 100 ms from its own moment on."""
+    for age_ms, missed in ((90, False), (159, False), (161, True)):
+        ledger = Ledger(0)
+        ledger.offer(0, 0)
+        message = action(1, 0)
+        message.action.max_age_ms, message.action.horizon, message.action.step_ms = 100, 4, 20.0
+        hear(ledger, message, 0, age_ms * MS)
+        assert ledger.frames[0].missed(None) is missed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice, pairwise
+from random import Random
 
 import numpy as np
 import pytest
@@ -20,12 +21,15 @@ from edgeflow.loadtest.robots.plan import (
     Fixed,
     LoadPlan,
     Ramp,
+    parse_cameras,
     parse_duration,
     parse_size,
+    parse_state,
     pattern_of,
     period_s_of,
 )
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow.loadtest.robots.posture import Posture
+from edgeflow.types import CameraSpec, ImageFormat, StateSpec
 from tests.loadtest.conftest import CAMERA, SESSION
 
 
@@ -95,16 +99,53 @@ def test_sizes_and_counts_are_checked():
 
 
 def test_synthetic_frames_differ_and_repeat_with_their_seed():
-    frames = frames_for(CAMERA, None, 8, seed=3)
-    assert len(set(frames)) == 8 and frames == frames_for(CAMERA, None, 8, seed=3)
-    assert not set(frames) & set(frames_for(CAMERA, None, 8, seed=4))
-    for data in frames:
+    frames = frames_for((CAMERA,), None, 8, seed=3)
+    assert len(set(frames)) == 8 and frames == frames_for((CAMERA,), None, 8, seed=3)
+    assert not set(frames) & set(frames_for((CAMERA,), None, 8, seed=4))
+    for (data,) in frames:
         assert simplejpeg.decode_jpeg(data).shape == (24, 32, 3)
 
 
+def test_several_cameras_have_pictures_of_their_own_and_the_first_those_of_one_alone():
+    two = (CAMERA, CameraSpec("wrist", 16, 8, ImageFormat.JPEG))
+    frames = frames_for(two, None, 4, seed=3)
+    assert [first for first, _ in frames] == [alone for (alone,) in frames_for((CAMERA,), None, 4, seed=3)]
+    assert [simplejpeg.decode_jpeg(second).shape for _, second in frames] == [(8, 16, 3)] * 4
+    same = frames_for((CAMERA, CAMERA), None, 4, seed=3)
+    assert all(first != second for first, second in same)
+
+
+def test_cameras_and_state_are_read():
+    assert parse_cameras("top:640x480, observation.images.wrist:320x240", ImageFormat.RGB8) == (
+        CameraSpec("top", 640, 480, ImageFormat.RGB8),
+        CameraSpec("observation.images.wrist", 320, 240, ImageFormat.RGB8),
+    )
+    assert parse_state("observation.state:6,gripper:1") == (
+        StateSpec(name="observation.state", size=6),
+        StateSpec(name="gripper", size=1),
+    )
+    assert parse_state("") == ()
+    for text in ("top", ":1x1", "top:3", "top:640x480,"):
+        with pytest.raises(ConfigError, match="camera"):
+            parse_cameras(text, ImageFormat.JPEG)
+    for text in ("state", "state:0", "state:-1", "state:x", ":3", "a:1,"):
+        with pytest.raises(ConfigError, match="state"):
+            parse_state(text)
+
+
+def test_a_posture_changes_slowly_within_bounds_and_repeats_with_its_seed():
+    one, same, other = (Posture(6, Random(seed)) for seed in (1, 1, 2))
+    seconds = [index / 50 for index in range(2000)]
+    rows = np.array([one.at(round(second * 1e9)) for second in seconds])
+    assert np.abs(rows).max() <= 1.0 and np.abs(np.diff(rows, axis=0)).max() < 0.05
+    assert np.ptp(rows, axis=0).min() > 1.9
+    assert one.at(7) == same.at(7) != other.at(7)
+    assert Posture(0, Random(0)).at(5) == []
+
+
 def test_raw_frames_have_the_cameras_size():
-    raw = frames_for(CameraSpec("camera", 20, 10, ImageFormat.RGB8), None, 3, seed=0)
-    assert [len(data) for data in raw] == [600] * 3
+    raw = frames_for((CameraSpec("camera", 20, 10, ImageFormat.RGB8),), None, 3, seed=0)
+    assert [len(data) for (data,) in raw] == [600] * 3
 
 
 def test_recorded_frames_keep_their_order_and_are_resized(tmp_path):
@@ -112,15 +153,15 @@ def test_recorded_frames_keep_their_order_and_are_resized(tmp_path):
     for name, red in (("b/1.png", 200), ("a.jpg", 100), ("c.png", 30)):
         Image.new("RGB", (64, 64), (red, 0, 0)).save(tmp_path / name)
     (tmp_path / "notes.txt").write_text("no image")
-    frames = frames_for(CameraSpec("camera", 20, 10, ImageFormat.RGB8), tmp_path, 64, seed=0)
-    reds = [int(np.frombuffer(data, np.uint8).reshape(10, 20, 3)[5, 5, 0]) for data in frames]
+    frames = frames_for((CameraSpec("camera", 20, 10, ImageFormat.RGB8),), tmp_path, 64, seed=0)
+    reds = [int(np.frombuffer(data, np.uint8).reshape(10, 20, 3)[5, 5, 0]) for (data,) in frames]
     assert reds == pytest.approx([100, 200, 30], abs=3)
     assert all(before != after for before, after in pairwise(frames))
 
 
 def test_a_folder_without_good_images_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="has no"):
-        frames_for(CAMERA, tmp_path, 4, seed=0)
+        frames_for((CAMERA,), tmp_path, 4, seed=0)
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 not an image")
     with pytest.raises(ConfigError, match=r"broken\.jpg"):
-        frames_for(CAMERA, tmp_path, 4, seed=0)
+        frames_for((CAMERA,), tmp_path, 4, seed=0)

@@ -10,17 +10,18 @@ import pytest
 
 from edgeflow.errors import StartError
 from edgeflow.loadtest.command import loadtest_command
-from edgeflow.loadtest.results import Results, results_of
+from edgeflow.loadtest.results import Results, results_json, results_of
 from edgeflow.loadtest.robots.frames import frames_for
 from edgeflow.loadtest.robots.ledger import DISCONNECTED, STREAM_LOST, UNANSWERED
 from edgeflow.loadtest.robots.plan import Bursts, Closed, Fixed, Ramp
 from edgeflow.loadtest.run import LoadRun
-from edgeflow.types import Mode
+from edgeflow.types import CameraSpec, ImageFormat, Mode, StateSpec
 from tests.loadtest.conftest import CAMERA, PLAN
+from tests.service.grpc.test_observations import HORIZON, SIZES, STEP_MS, wide_script
 from tests.service.harness import eventually, serving
 from tests.service.scripted import Script
 
-IMAGES = frames_for(CAMERA, None, 4, seed=0)
+IMAGES = frames_for((CAMERA,), None, 4, seed=0)
 QUICK = {"limits__rate_hz": 1000.0}  # the robots of a test are faster than real ones
 
 
@@ -84,6 +85,20 @@ async def test_the_age_of_an_action_is_its_wait(checkpoint):
         assert found.interrupted
         assert 1 <= found.total.frames.acted <= 3
         assert 240 <= found.total.age_ms.max == pytest.approx(found.total.service_ms.max, abs=200)
+
+
+async def test_robots_with_several_cameras_and_state_play_chunks(checkpoint):
+    cameras = tuple(CameraSpec(name, *size, ImageFormat.JPEG) for name, size in SIZES.items())
+    session = replace(PLAN.session, cameras=cameras, state=(StateSpec(name="state", size=2),))
+    async with serving(checkpoint, wide_script(), **QUICK) as served:
+        plan = plan_for(served, session=session, count=5)
+        run, stop = LoadRun(plan, frames_for(cameras, None, 4, seed=0)), asyncio.Event()
+        found = results_of(await run.measure(stop), {})
+        assert found.total.frames.acted == 5 and found.total.misses == 0
+        assert (found.horizon, found.step_ms) == (HORIZON, STEP_MS)
+        assert json.loads(results_json(found))["horizon"] == HORIZON
+        states = [frame.state for frame in served.script.worker.submitted()]
+        assert len(set(map(tuple, states))) == len(states) and all(len(state) == 2 for state in states)
 
 
 async def test_bursts_supersede(checkpoint):

@@ -62,10 +62,13 @@ def ready_message(pass_ns: Sequence[int] = QUICK_NS, stages: int = 3) -> WorkerR
         kv_bytes=0,
         prefill_rows=10,
         pass_times=times,
-        inputs=PolicyInputs(cameras=(CameraNeed(name="image", named=False),)),
+        inputs=ANY_CAMERA,
         programs=[StageProgram.tokens(times.stages)],
         bins=True,
     )
+
+
+ANY_CAMERA = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
 
 
 def good_values(frame: SubmitFrame) -> list[float]:
@@ -77,6 +80,8 @@ class Script:
     """What every worker of a test does; tests change it while workers run."""
 
     values: Callable[[SubmitFrame], list[float]] = good_values
+    inputs: PolicyInputs = ANY_CAMERA
+    schema: ActionSchema = SCHEMA
     valid: bool = True
     passes: int = 3  # of each answer
     settled: int = 3  # of its three tokens
@@ -155,7 +160,14 @@ class ScriptedWorker:
             if self._script.never_ready:
                 self._channel.receive()
             ready = ready_message(self._script.pass_ns, self._script.stages)
-            self._channel.send(replace(ready, max_sessions=self._script.max_sessions))
+            self._channel.send(
+                replace(
+                    ready,
+                    max_sessions=self._script.max_sessions,
+                    inputs=self._script.inputs,
+                    schema=self._script.schema,
+                )
+            )
             while self._handle(self._channel.receive()):
                 pass
         except ChannelClosed:
@@ -197,7 +209,7 @@ class ScriptedWorker:
             refusal = self._script.refuse
             self._channel.send(replace(refusal, session=message.session))
             return
-        self._channel.send(SessionOpened(message.session, SCHEMA))
+        self._channel.send(SessionOpened(message.session, self._script.schema))
 
     def _submit(self, frame: SubmitFrame) -> None:
         if self._script.hold:
@@ -207,12 +219,12 @@ class ScriptedWorker:
             self._answer(frame)
 
     def _answer(self, frame: SubmitFrame) -> None:
-        values = self._script.values(frame)
+        values, schema = self._script.values(frame), self._script.schema
         result = FrameResult(
             session=frame.session,
             epoch=frame.epoch,
             seq=frame.seq,
-            chunk=Chunk(tuple(values)),
+            chunk=Chunk(tuple(values), schema.horizon, schema.step_ms),
             token_ids=[7, 8, 9],
             valid=self._script.valid,
             queue_ns=10,

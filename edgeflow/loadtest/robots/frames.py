@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,16 +24,16 @@ _BLOBS = 12
 _NOISE = 6.0  # standard deviation: the bytes of a synthetic JPEG are about those of a camera's
 
 
-def frames_for(camera: CameraSpec, folder: Path | None, distinct: int, seed: int) -> list[bytes]:
-    """One encoded frame per image in the folder, or `distinct` synthetic ones.
+def frames_for(cameras: Sequence[CameraSpec], folder: Path | None, distinct: int, seed: int) -> list[tuple[bytes, ...]]:
+    """Encoded frames, one image per camera: one per image in the folder, or `distinct` synthetic ones.
 
     ConfigError when a folder has no images, an image cannot be read, or all together are too large.
     """
-    data: list[bytes] = []
+    data: list[tuple[bytes, ...]] = []
     total = 0
-    for pixels in _recorded(folder, camera) if folder else _synthetic(camera, distinct, seed):
-        data.append(encode(pixels, camera.format))
-        total += len(data[-1])
+    for pictures in zip(*_sources(cameras, folder, distinct, seed), strict=True):
+        data.append(tuple(encode(pixels, each.format) for pixels, each in zip(pictures, cameras, strict=True)))
+        total += sum(map(len, data[-1]))
         if total > MAX_TOTAL_BYTES:
             raise ConfigError(f"frames: more than {MAX_TOTAL_BYTES >> 20} MiB when encoded; take fewer or smaller ones")
     return data
@@ -45,6 +45,13 @@ def encode(pixels: Pixels, form: ImageFormat) -> bytes:
         return pixels.tobytes()
     data: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality=JPEG_QUALITY, colorspace="RGB")
     return data
+
+
+def _sources(cameras: Sequence[CameraSpec], folder: Path | None, distinct: int, seed: int) -> list[Iterator[Pixels]]:
+    """The pictures of each camera; synthetic ones differ between cameras."""
+    if folder is not None:
+        return [_recorded(folder, camera) for camera in cameras]
+    return [_synthetic(camera, distinct, [seed, *[index] * (index > 0)]) for index, camera in enumerate(cameras)]
 
 
 def _recorded(folder: Path, camera: CameraSpec) -> Iterator[Pixels]:
@@ -63,7 +70,7 @@ def _recorded(folder: Path, camera: CameraSpec) -> Iterator[Pixels]:
         yield np.asarray(fitted, dtype=np.uint8)
 
 
-def _synthetic(camera: CameraSpec, distinct: int, seed: int) -> Iterator[Pixels]:
+def _synthetic(camera: CameraSpec, distinct: int, seed: list[int]) -> Iterator[Pixels]:
     """Coloured blobs that move over a gradient, with sensor noise: no two are equal, compression is realistic."""
     rng = np.random.default_rng(seed)
     rows, columns = np.mgrid[0 : camera.height, 0 : camera.width].astype(np.float32)

@@ -37,6 +37,8 @@ def _hear_action(ledger: Ledger, action: pb.Action, first: int, now_ns: int) -> 
             server_ns=action.timings.server_ns,
             timings=timings_of(action.timings),
             max_age_ms=action.max_age_ms,
+            horizon=action.horizon or 1,
+            step_ms=action.step_ms,
             unsettled=max(len(action.token_ids) - action.settled, 0) if action.max_passes else 0,
         )
     else:

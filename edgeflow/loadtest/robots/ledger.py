@@ -32,7 +32,8 @@ class FrameRecord:
 
     scheduled: when the frame was due, which is its stamp: a frame sent late is older. sent: when its write
     began. received: when its action, or another disposition, arrived. server, timings: as reported by the service.
-    valid_for, max_age: limits that the action carries; max_age 0 = none. unsettled: tokens of the action that are not.
+    valid_for, max_age: limits that the answer carries; max_age 0 = none. ahead: from the frame's stamp to the moment of
+    the row that was due on receipt; 0 for a single action. unsettled: tokens of the action that are not.
     """
 
     number: int
@@ -43,6 +44,7 @@ class FrameRecord:
     reason: str = UNANSWERED
     valid_for_ms: int = 0
     max_age_ms: int = 0
+    ahead_ms: float = 0.0
     server_ns: int = 0
     timings: StageTimings = _NOT_TOLD
     unsettled: int = 0
@@ -52,9 +54,9 @@ class FrameRecord:
         return self.received_ns - self.scheduled_ns
 
     def missed(self, limit_s: float | None) -> bool:
-        """True if its action came too old: beyond limit_s, else the limit that it carries, else its validity."""
+        """True if the row due came too old: beyond limit_s, else the limit that it carries, else its validity."""
         limit_ms = limit_s * 1000 if limit_s else self.max_age_ms or self.valid_for_ms
-        return self.age_ns / 1e6 > limit_ms
+        return self.age_ns / 1e6 - self.ahead_ms > limit_ms
 
     @property
     def start_ns(self) -> int:
@@ -108,6 +110,8 @@ class Ledger:
         timings: StageTimings,
         max_age_ms: int = 0,
         unsettled: int = 0,
+        horizon: int = 1,
+        step_ms: float = 0.0,
     ) -> bool:
         """Record an action for a frame; False when no such frame waits for one."""
         record = self._open.get(number)
@@ -117,6 +121,8 @@ class Ledger:
         del self._open[number]
         record.fate, record.reason, record.received_ns = Fate.ACTED, "", received_ns
         record.valid_for_ms, record.max_age_ms = valid_for_ms, max_age_ms
+        if horizon > 1 and step_ms > 0:
+            record.ahead_ms = max(0, min(int(record.age_ns / 1e6 / step_ms), horizon - 1)) * step_ms
         record.server_ns, record.timings, record.unsettled = server_ns, timings, unsettled
         return True
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edgeflow.errors import ConfigError
-from edgeflow.types import CameraSpec, Mode
+from edgeflow.types import CameraSpec, ImageFormat, Mode, StateSpec
 
 MAX_ROBOTS = 256
 DEFAULT_PERIOD_S = 0.05
@@ -61,9 +61,12 @@ Pattern: TypeAlias = Closed | Fixed | Bursts | Ramp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """The session that every robot opens; robot i uses instruction i modulo their number."""
+    """The session that every robot opens; robot i uses instruction i modulo their number.
 
-    camera: CameraSpec
+    state: vectors whose numbers change slowly between -1 and 1.
+    """
+
+    cameras: tuple[CameraSpec, ...]
     instructions: tuple[str, ...]
     control_period_s: float
     mode: Mode | None = None
@@ -74,6 +77,7 @@ class Session:
     max_action_age_s: float | None = None
     model: str = ""
     unnorm_key: str = ""
+    state: tuple[StateSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +126,27 @@ def parse_size(text: str) -> tuple[int, int]:
     if match is None or "0" in (match[1], match[2]):
         raise ConfigError(f"camera: {text!r} is not a size such as 640x480")
     return int(match[1]), int(match[2])
+
+
+def parse_cameras(text: str, image_format: ImageFormat) -> tuple[CameraSpec, ...]:
+    """The cameras in `top:640x480,wrist:320x240`."""
+    pairs = [_named("cameras", part, "top:640x480,wrist:320x240") for part in text.split(",")]
+    return tuple(CameraSpec(name, *parse_size(size), image_format) for name, size in pairs)
+
+
+def parse_state(text: str) -> tuple[StateSpec, ...]:
+    """The state vectors in `observation.state:6,gripper:1`; none in an empty text."""
+    pairs = [_named("state", part, "observation.state:6") for part in text.split(",") if text]
+    if not all(re.fullmatch(r"[1-9]\d{0,3}", size) for _, size in pairs):
+        raise ConfigError(f"state: {text!r} has a size that is not 1 to 9999")
+    return tuple(StateSpec(name=name, size=int(size)) for name, size in pairs)
+
+
+def _named(option: str, part: str, example: str) -> tuple[str, str]:
+    name, _, size = part.strip().rpartition(":")
+    if not name:
+        raise ConfigError(f"{option}: {part!r} is not NAME:SIZE, as in {example}")
+    return name, size
 
 
 def pattern_of(

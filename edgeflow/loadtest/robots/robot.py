@@ -19,6 +19,7 @@ from edgeflow.loadtest.robots.hearing import hear
 from edgeflow.loadtest.robots.ledger import Ledger
 from edgeflow.loadtest.robots.pacing import instants
 from edgeflow.loadtest.robots.plan import Closed, Pattern, Session
+from edgeflow.loadtest.robots.posture import Posture
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 
@@ -36,15 +37,16 @@ class Connection(Protocol):
 class LoadRobot:
     """`run` keeps a stream, `pace` sends frames over it.
 
-    images: encoded, sent in turn. admitted: the latest Opened from the service, None before the first. refused: why the
-    robot stopped opening streams. opened: set at the first Opened or at the refusal.
+    frames: the encoded images of each frame, sent in turn. admitted: the latest Opened from the service, None before
+    the first. chunk: horizon and step_ms of its answers. refused: why the robot stopped opening streams. opened: set at
+    the first Opened or at the refusal.
     """
 
     def __init__(
         self,
         number: int,
         session: Session,
-        images: Sequence[bytes],
+        frames: Sequence[tuple[bytes, ...]],
         *,
         connection: Connection,
         clock: Clock,
@@ -52,11 +54,13 @@ class LoadRobot:
     ) -> None:
         self.ledger = Ledger(number)
         self.admitted: Opened | None = None
+        self.chunk = (1, 0.0)
         self.refused: EdgeflowError | None = None
         self.opened = asyncio.Event()
         self._open = _open_message(session, number)
-        first = number % len(images)
-        self._images = cycle([*images[first:], *images[:first]])
+        first = number % len(frames)
+        self._frames = cycle([*frames[first:], *frames[:first]])
+        self._posture = Posture(sum(each.size for each in session.state), random)
         self._connection = connection
         self._clock = clock
         self._backoff = Backoff(random)
@@ -151,8 +155,12 @@ class LoadRobot:
             self.ledger.offer_in_vain(scheduled_ns)
             return
         record = self.ledger.offer(scheduled_ns, self._clock.now_ns())
-        image = pb.Image(data=next(self._images))
-        frame = pb.Frame(seq=record.number - self._first, stamp_ns=scheduled_ns, images=[image])
+        frame = pb.Frame(
+            seq=record.number - self._first,
+            stamp_ns=scheduled_ns,
+            images=[pb.Image(data=data) for data in next(self._frames)],
+            proprio=self._posture.at(scheduled_ns),
+        )
         try:
             await call.write(pb.ClientMessage(frame=frame))
         except (grpc.RpcError, asyncio.InvalidStateError):
@@ -191,6 +199,7 @@ class LoadRobot:
         if message.WhichOneof("kind") != "opened":
             raise FailedPrecondition(f"the service answered Open with {message.WhichOneof('kind')}")
         self.admitted = opened_of(message.opened)
+        self.chunk = (message.opened.schema.horizon or 1, message.opened.schema.step_ms)
         self._backoff.succeeded()
         self._first = len(self.ledger.frames)
         self.ledger.happen(self._clock.now_ns(), "opened", "", f"session {self.admitted.session}")
@@ -201,7 +210,7 @@ class LoadRobot:
 
 def _open_message(session: Session, number: int) -> pb.Open:
     settings = SessionSettings(
-        cameras=(session.camera,),
+        cameras=session.cameras,
         control_period_s=session.control_period_s,
         mode=session.mode,
         max_action_age_s=session.max_action_age_s,
@@ -212,4 +221,7 @@ def _open_message(session: Session, number: int) -> pb.Open:
         tolerance_bins=session.tolerance_bins,
         max_passes=session.max_passes,
     )
-    return open_message(settings, session.instructions[number % len(session.instructions)])
+    message = open_message(settings, session.instructions[number % len(session.instructions)])
+    message.state.extend(pb.StateVector(name=each.name, size=each.size) for each in session.state)
+    message.chunks = True
+    return message

@@ -104,7 +104,7 @@ class ChatProcess(ServingChild):
 
     async def _end(self) -> None:
         await self._http.stop()
-        await self._port.close()
+        self._port.close()
 
 
 def build_chat_app(front: ChatFront, metrics: ChatMetrics) -> Starlette:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 from typing import Protocol
@@ -27,7 +26,6 @@ class ChatPort:
     def __init__(self) -> None:
         self._listener: ChatListener | None = None
         self._link: WorkerLink | None = None
-        self._connecting: set[asyncio.Task[None]] = set()
 
     @property
     def attached(self) -> bool:
@@ -48,25 +46,17 @@ class ChatPort:
         link = self._link = WorkerLink(
             lambda message: self._receive(link, message), lambda: None, lambda _: self._lost(link)
         )
-        task = asyncio.get_running_loop().create_task(self._connect(link, sock), name="chat-socket")
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        with contextlib.suppress(OSError):
+            link.connect(sock)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Drop the connection."""
         self._drop()
-        await asyncio.gather(*self._connecting)
 
     def _drop(self) -> None:
         link = self._link
         if link is not None:
             self._lost(link)
-            link.close()
-
-    async def _connect(self, link: WorkerLink, sock: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            await link.connect(sock)
-        if link is not self._link:
             link.close()
 
     def _receive(self, link: WorkerLink, message: Message) -> None:

@@ -11,6 +11,7 @@ from edgeflow.errors import (
     PermissionDenied,
     RequestError,
     ResourceExhausted,
+    Unavailable,
     WorkerError,
 )
 from edgeflow.ipc.packets import close_all
@@ -18,7 +19,9 @@ from edgeflow.ipc.sealed import unseal
 from edgeflow.reasons import Reason
 from edgeflow.service.children.keeper import Keeper
 from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
-from edgeflow.service.grpc.codec import check_request
+from edgeflow.service.grpc.opening import check_request
+from edgeflow.service.grpc.state import check_numbers
+from edgeflow.service.observation.pixels import frame_bytes, images_of
 from edgeflow.service.observe.lines import Log
 from edgeflow.service.security.auth import Caller, Guard
 from edgeflow.service.sessions.act import act_once
@@ -27,7 +30,6 @@ from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.types import ActionSchema
 
-CHANNELS = 3
 MOST_TASKS = 2 * ACTS_AT_ONCE  # with those that were cancelled and have not ended yet
 
 
@@ -51,6 +53,9 @@ class ActDesk:
                 keeper.send(_refusal(number, _busy("too many observations wait already")))
                 return
             frame = self._frame(message, descriptors)
+        except Unavailable as error:
+            keeper.send(_refusal(number, error))
+            return
         except OSError:
             keeper.send(_refusal(number, _busy("no memory for another observation")))
             return
@@ -72,25 +77,27 @@ class ActDesk:
         self._running.clear()
 
     def _frame(self, message: Act, descriptors: list[int]) -> CheckedFrame:
-        """The frame with its pixels, whose number must be that of the camera's."""
-        camera = message.opened.cameras[0] if message.opened.cameras else None
-        if camera is None or len(descriptors) != 1:
-            raise WorkerError("an observation lacks its camera or its pixels")
+        """The frame with its pixels, whose number must be that of the policy's cameras."""
+        if len(descriptors) != 1:
+            raise WorkerError("an observation lacks its pixels")
         try:
             check_request(message.opened, self._plane.config.limits)
+            state = check_numbers(message.state, message.opened.numbers)
+            opened = self._plane.matched(message.opened)
+        except Unavailable:
+            raise
         except RequestError as error:
             raise WorkerError(f"an observation that was not checked: {error.field}") from None
-        wanted = camera.height * camera.width * CHANNELS
-        pixels = unseal(descriptors[0], wanted)
-        if len(pixels) != wanted:
+        wanted = frame_bytes(opened)
+        memory = unseal(descriptors[0], wanted)
+        if len(memory) != wanted:
             raise WorkerError("an observation has the wrong number of pixels")
         return CheckedFrame(
             seq=1,
             stamp_ns=0,
             images=(),
-            instruction=None,
-            crc32c=None,
-            pixels=pixels,
+            state=state,
+            pixels=images_of(memory, opened),
             decode_ns=message.decode_ns,
         )
 
@@ -123,7 +130,7 @@ def _done(request: int, action: ActionEvent, schema: ActionSchema) -> ActDone:
         request=request,
         command=action.command.value,
         reason=action.reason,
-        values=list(action.values),
+        chunk=action.chunk,
         token_ids=list(action.token_ids),
         valid_for_ms=action.valid_for_ms,
         max_age_ms=action.max_age_ms,

@@ -37,6 +37,7 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import TokensFile, write_entries
 from edgeflow.service.security.tls import Tls
+from edgeflow.types import PolicyInputs
 
 STATE_TICKS = 10  # of control's ticker between repetitions of the state
 RETRY_TICKS = 50  # of control's ticker, between attempts to send what could not be sent
@@ -46,7 +47,10 @@ HAND_OVER = b"c"
 
 
 class Family:
-    """Keeps the children; runs on the loop. models: control's entries in /v1/models."""
+    """Keeps the children; runs on the loop.
+
+    models: control's entries in /v1/models. inputs: what the policy needs, None while no worker is ready.
+    """
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class Family:
         tls: Tls | None,
         metrics: ProcessMetrics,
         models: Callable[[], list[dict[str, Any]]],
+        inputs: Callable[[], PolicyInputs | None],
         clock: Clock,
         log: EventLog,
     ) -> None:
@@ -67,6 +72,7 @@ class Family:
         self._tokens = tokens
         self._tls = tls
         self._models = models
+        self._inputs = inputs
         self._snapshots = _Snapshots(metrics)
         self._keepers = {
             role.name: Keeper(role.name, partial(launch, role), listener=self, clock=clock, log=log) for role in roles
@@ -120,7 +126,7 @@ class Family:
     def models_changed(self) -> None:
         """Send control's entries in /v1/models to the gateway."""
         if (gateway := self._keepers.get(GATEWAY)) is not None:
-            _send_sealed(gateway, Models(), json.dumps(self._models()).encode())
+            _send_sealed(gateway, Models(self._inputs()), json.dumps(self._models()).encode())
 
     def credentials_changed(self) -> None:
         """Send the tokens and certificates in force to every child."""

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from edgeflow.ipc.coding import Coding
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import ActionSchema, StageTimings
+from edgeflow.types import ActionSchema, Chunk, PolicyInputs, StageTimings
 
 ACTS_AT_ONCE = 16  # observations that the gateway may have at control: its credit
 
@@ -48,7 +48,12 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Control → gateway, at its start, with each worker and each Snapshot. Sealed: entries in /v1/models as JSON."""
+    """Control → gateway, at its start, with each worker and each Snapshot. Sealed: entries in /v1/models as JSON.
+
+    inputs: what the policy needs; None while no worker is ready.
+    """
+
+    inputs: PolicyInputs | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +77,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActDone:
-    """Control → gateway: the answer to Act. command: of the action; values and token_ids are empty unless it is ACT."""
+    """Control → gateway: the answer to Act. command: of the action; chunk and token_ids are empty unless it is ACT."""
 
     request: int
     command: str
     reason: str
-    values: list[float]
+    chunk: Chunk | None
     token_ids: list[int]
     valid_for_ms: int
     max_age_ms: int
@@ -144,14 +149,16 @@ class WantSocket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """Gateway → control: one checked observation. Sealed: height*width*3 RGB bytes of the policy's camera.
+    """Gateway → control: one checked observation. Sealed: height*width*3 RGB bytes of each of the policy's cameras.
 
+    opened: with the vectors of state that the policy gets, whose numbers are `state`, and not matched yet.
     Answered by ActDone or ActRefused. peer, principal, token: of the caller (security/auth.py). received_ns: when the
     request arrived, on the machine's monotonic clock.
     """
 
     request: int
     opened: OpenRequest
+    state: list[float]
     peer: str
     principal: str
     token: str

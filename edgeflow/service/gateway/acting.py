@@ -17,51 +17,48 @@ from edgeflow.errors import RETRY_AFTER_MS, ResourceExhausted
 from edgeflow.reasons import Reason
 from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.control import Observation
-from edgeflow.service.grpc.codec import check_act, decode_frame
+from edgeflow.service.grpc.codec import check_act
 from edgeflow.service.http.act import act_request, parse_body
 from edgeflow.service.http.answers import CALLER
 from edgeflow.service.http.errors import BodyLate, BodyTooLarge
+from edgeflow.service.observation.matching import Names, matched
+from edgeflow.types import PolicyInputs
 
 SMALL_BODY_BYTES = 128 << 10  # bodies up to here are read at once; the rest of a larger one needs a place
-SMALL_PIXELS = 320 * 240
 LARGE_BODIES = 8  # places
 LARGE_PER_ADDRESS = 2
 LARGE_WAIT_S = 3.0  # for a place
 LARGE_READ_S = 2.0  # for the rest of a body to arrive
-OTHER_BYTES = 64 << 10  # of a body beside its image: text, numbers, names
+OTHER_BYTES = 64 << 10  # of a body beside its images: text, numbers, names
 
 
 class Observations:
-    """Reads observations: large bodies a few at a time, one body parsed at a time, images decoded in threads."""
+    """Reads observations: large bodies a few at a time, one body parsed at a time."""
 
     def __init__(self, config: ServiceConfig) -> None:
+        limits = self._limits = config.limits
         self._alias = config.alias
-        self._limits = config.limits
-        self._most = min(config.limits.http_body_bytes, config.limits.image_bytes * 4 // 3 + OTHER_BYTES)
+        self._names = Names.of(config)
+        self._most = min(limits.http_body_bytes, limits.cameras * limits.image_bytes * 4 // 3 + OTHER_BYTES)
         self._places = _Places()
         self._parsing = asyncio.Lock()
-        self._decoding = asyncio.Semaphore(config.decode_threads)
 
-    async def read(self, request: Request) -> Observation:
-        """The checked and decoded observation of a request; RequestErrors name the field and the limit."""
+    async def read(self, request: Request, inputs: PolicyInputs) -> Observation:
+        """The checked observation of a request with what the policy gets; RequestErrors name the field and the limit.
+
+        inputs: what the policy needs.
+        """
         async with contextlib.AsyncExitStack() as place:
             body = await self._body(request, place)
-            return await self._observation(request, body)
+            return await self._observation(request, body, inputs)
 
-    async def _observation(self, request: Request, body: bytes) -> Observation:
+    async def _observation(self, request: Request, body: bytes, inputs: PolicyInputs) -> Observation:
         received_ns = time.monotonic_ns()
         async with self._parsing:
             parsed = act_request(parse_body(request.headers.get("content-type", ""), body))
             opened, frame = check_act(parsed, self._alias, self._limits)
-        async with self._decoding:
-            began_ns = time.monotonic_ns()
-            camera = opened.cameras[0]
-            if camera.width * camera.height <= SMALL_PIXELS:
-                pixels = decode_frame(frame, camera)  # sooner done than handed to a thread
-            else:
-                pixels = await asyncio.to_thread(decode_frame, frame, camera)
-        decode_ns = time.monotonic_ns() - began_ns
-        return Observation(opened=opened, pixels=pixels, received_ns=received_ns, decode_ns=decode_ns)
+            opened = matched(opened, inputs, self._names)
+        return Observation(opened=opened, frame=frame, received_ns=received_ns)
 
     async def _body(self, request: Request, place: contextlib.AsyncExitStack) -> bytes:
         """The body, at most the limit of this route; `place` keeps that of a large one."""
@@ -97,7 +94,7 @@ class Observations:
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(
-            f"exceeds the limit of {self._most} bytes for one image", field="body", reason=Reason.BODY_TOO_LARGE
+            f"exceeds the limit of {self._most} bytes for an observation", field="body", reason=Reason.BODY_TOO_LARGE
         )
 
 
@@ -123,10 +120,12 @@ class _Places:
 
 
 def act_answer(done: ActDone) -> dict[str, Any]:
-    """The answer: the action and its schema, age limit, timings and validity."""
-    schema, timings = done.schema, done.timings
+    """The answer: the chunk and its first action, the schema, age limit, timings and validity."""
+    schema, timings, chunk = done.schema, done.timings, done.chunk
     return {
-        "action": done.values,
+        "action": list(chunk.row(0)) if chunk else [],
+        "chunk": [list(chunk.row(index)) for index in range(chunk.horizon)] if chunk else [],
+        "step_ms": chunk.step_ms if chunk else 0.0,
         "command": done.command,
         "reason": done.reason,
         "token_ids": done.token_ids,
@@ -141,6 +140,8 @@ def act_answer(done: ActDone) -> dict[str, Any]:
             "frame": schema.frame,
             "rotation": schema.rotation,
             "control_rate_hz": schema.control_rate_hz,
+            "horizon": schema.horizon,
+            "step_ms": schema.step_ms,
         },
         "timings_ms": {
             "decode": timings.decode_ns / 1e6,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from edgeflow.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted
-from edgeflow.ipc.messages import Payload
-from edgeflow.ipc.packets import close_all
-from edgeflow.ipc.sealed import seal
+from edgeflow.config import ServiceConfig
+from edgeflow.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
 from edgeflow.reasons import Reason
 from edgeflow.service.children.child import ControlLink
 from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused, State
 from edgeflow.service.faults import error_of_code
+from edgeflow.service.gateway.decoding import Decoder
+from edgeflow.service.observation.matching import narrowed
 from edgeflow.service.security.auth import Caller
-from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
+from edgeflow.types import PolicyInputs
 
 STALE_S = 2.0  # control's last word counts for so long
 SLACK_S = 2.0  # beyond the time limit of an action, for control's own answer to arrive
@@ -23,20 +24,24 @@ SLACK_S = 2.0  # beyond the time limit of an action, for control's own answer to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A checked observation. pixels: height*width*3 RGB bytes. received_ns: on the machine's monotonic clock."""
+    """A checked observation. opened: matched with the policy. received_ns: on the machine's monotonic clock."""
 
     opened: OpenRequest
-    pixels: Payload
+    frame: CheckedFrame
     received_ns: int
-    decode_ns: int
 
 
 class Control:
-    """Observations sent to control and its answers, at most ACTS_AT_ONCE at a time; and control's last word."""
+    """Observations sent to control and its answers, at most ACTS_AT_ONCE at a time; and control's last word.
 
-    def __init__(self, link: ControlLink, act_timeout_ms: int) -> None:
+    inputs: what the policy needs; None before the first worker is ready.
+    """
+
+    def __init__(self, link: ControlLink, config: ServiceConfig) -> None:
+        self.inputs: PolicyInputs | None = None
         self._link = link
-        self._limit_s = act_timeout_ms / 1000
+        self._limit_s = config.timing.act_timeout_ms / 1000
+        self._decoder = Decoder(config.decode_threads)
         self._credit = asyncio.Semaphore(ACTS_AT_ONCE)
         self._answers: dict[int, asyncio.Future[ActDone]] = {}
         self._last = 0
@@ -54,10 +59,16 @@ class Control:
         """Control says how the service is."""
         self._state, self._heard_s = state, time.monotonic()
 
+    def needs(self) -> PolicyInputs:
+        """The inputs; Unavailable before the first worker is ready."""
+        if self.inputs is None:
+            raise Unavailable("no worker is ready", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)
+        return self.inputs
+
     async def act(self, seen: Observation, caller: Caller) -> ActDone:
         """The answer to an observation; raises control's refusal, ResourceExhausted when too many already wait."""
         await self._take_credit()
-        try:
+        try:  # only what has credit is decoded: pixels take more memory than anything else here
             return await self._ask(seen, caller)
         finally:
             self._credit.release()
@@ -85,11 +96,18 @@ class Control:
         answer.set_exception(error)
 
     async def _ask(self, seen: Observation, caller: Caller) -> ActDone:
+        try:
+            pixels, decode_ns = await self._decoder.sealed(seen.frame, seen.opened)
+        except OSError:
+            raise _busy() from None
         self._last += 1
         number = self._last
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(number, seen, caller)
+            message = self._message(number, seen, caller, decode_ns)
+            if not self._link.send(message, [pixels.descriptor]):
+                raise _busy()
+            del pixels
             return await asyncio.wait_for(answer, self._limit_s + SLACK_S)
         except asyncio.TimeoutError:
             self._link.send(ActCancel(number))
@@ -100,25 +118,18 @@ class Control:
         finally:
             del self._answers[number]
 
-    def _send(self, number: int, seen: Observation, caller: Caller) -> None:
-        message = Act(
+    def _message(self, number: int, seen: Observation, caller: Caller, decode_ns: int) -> Act:
+        opened, state = narrowed(seen.opened, seen.frame.state)
+        return Act(
             request=number,
-            opened=replace(seen.opened, proprio_names=()),  # long, and used by the check alone
+            opened=opened,
+            state=state,
             peer=caller.peer,
             principal=caller.principal,
             token=caller.token,
             received_ns=seen.received_ns,
-            decode_ns=seen.decode_ns,
+            decode_ns=decode_ns,
         )
-        try:
-            pixels = seal(seen.pixels)
-        except OSError:
-            raise _busy() from None
-        try:
-            if not self._link.send(message, [pixels]):
-                raise _busy()
-        finally:
-            close_all([pixels])
 
 
 def _busy() -> ResourceExhausted:

@@ -55,7 +55,7 @@ class Gateway(ServingChild):
         super().__init__(start, self.metrics, {Certificates} if config.tls.cert else None)
         self._listener = start.listener
         self._config = config
-        self._control = Control(self._link, config.timing.act_timeout_ms)
+        self._control = Control(self._link, config)
         chat = config.chat
         waits_ms = 2 * chat.queue_ms + config.timing.http_body_ms  # for the body's turn, the body, the answer's turn
         answer_s = chat.request_s + waits_ms / 1000 + ANSWER_SLACK_S
@@ -111,7 +111,8 @@ class Gateway(ServingChild):
                 self._renew(descriptors)
             case Snapshot():
                 self._texts["control"] = sealed(descriptors).decode()
-            case Models():
+            case Models(inputs):
+                self._control.inputs = inputs or self._control.inputs
                 self._models["control"] = json.loads(sealed(descriptors, MAX_MODEL_BYTES))
             case Drain():
                 self.draining = True

@@ -54,7 +54,7 @@ def _act(observations: Observations, control: Control, shown: Snapshots) -> list
     async def act(request: Request) -> Response:
         """Return the action for one observation."""
         _check_open(shown)
-        seen = await observations.read(request)
+        seen = await observations.read(request, control.needs())
         answer = act_answer(await _unless_gone(request, control.act(seen, request.scope[CALLER])))
         if request.headers.get("content-type", "").startswith(MSGPACK_TYPES):
             return Response(msgpack.packb(answer), media_type=MSGPACK_TYPES[0])

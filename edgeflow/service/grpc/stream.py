@@ -13,7 +13,9 @@ from edgeflow.errors import Aborted, DeadlineExceeded, FailedPrecondition, Inval
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.grpc.codec import Unparsable, check_open, refuse_unknown_fields
+from edgeflow.service.grpc.codec import Unparsable
+from edgeflow.service.grpc.fields import refuse_unknown_fields
+from edgeflow.service.grpc.opening import check_open
 from edgeflow.service.grpc.wire import opened_message, server_message
 from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.security.auth import Caller
@@ -81,7 +83,7 @@ class StreamCall:
         session, worker = runner.session, self._plane.worker
         return opened_message(
             session.number,
-            session.schema,
+            session.robot_schema,
             runner.plan,
             model=self._plane.config.alias,
             action_tokens=worker.action_tokens if worker else len(session.schema.names),

@@ -68,6 +68,8 @@ def schema_message(schema: ActionSchema) -> pb.ActionSchema:
         frame=schema.frame,
         rotation=schema.rotation,
         control_rate_hz=schema.control_rate_hz,
+        horizon=schema.horizon,
+        step_ms=schema.step_ms,
     )
 
 
@@ -83,6 +85,8 @@ def action_message(event: ActionEvent) -> pb.Action:
         valid_for_ms=event.valid_for_ms,
         max_age_ms=event.max_age_ms,
         values=event.values,
+        horizon=event.chunk.horizon if event.chunk else 0,
+        step_ms=event.chunk.step_ms if event.chunk else 0.0,
         token_ids=event.token_ids,
         settled=event.settled,
         tolerance_bins=event.tolerance_bins,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterable
+from itertools import chain
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from edgeflow.errors import InvalidArgument
 from edgeflow.reasons import Reason
@@ -14,7 +16,8 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, media_type, parse_json, parse_msgpack
 from edgeflow.service.images.jpeg import read_jpeg
 
-MAX_PROPRIO = 4096  # the highest limit that a configuration can set
+MAX_PROPRIO = 4096  # the highest limits that a configuration can set
+MAX_CAMERAS = 16
 MAX_VALUES = 2 * MAX_PROPRIO + 64  # msgpack counts keys too
 MAX_FIELD = 100  # characters of a name that an answer repeats
 _FORMATS = {"jpeg": pb.IMAGE_FORMAT_JPEG, "rgb8": pb.IMAGE_FORMAT_RGB8}
@@ -40,28 +43,86 @@ def _named_numbers(value: object) -> object:
     """Refuse the first member that is not a number: the library would describe every one of them."""
     if not isinstance(value, dict):
         return value
-    if len(value) > MAX_PROPRIO:
-        raise InvalidArgument(
-            f"must not have more than {MAX_PROPRIO} values", field="proprio", reason=Reason.PROPRIO_COUNT
-        )
+    _check_count(len(value), "proprio")
     for name, number in value.items():
         if type(number) not in (int, float):
             raise InvalidArgument("must be a number", field=_field("proprio", name), reason=Reason.BODY_FIELD)
     return value
 
 
-class ActBody(BaseModel):
-    """One observation. image: a JPEG, or height*width*3 raw bytes with format rgb8."""
+def _named_vectors(value: object) -> object:
+    """The same for vectors, where a number stands for a vector of one."""
+    if not isinstance(value, dict):
+        return value
+    vectors = {name: each if isinstance(each, list) else [each] for name, each in value.items()}
+    _check_count(sum(map(len, vectors.values())), "state")
+    for name, numbers in vectors.items():
+        if not all(type(number) in (int, float) for number in numbers):
+            text = "must be a number or a list of numbers"
+            raise InvalidArgument(text, field=_field("state", name), reason=Reason.BODY_FIELD)
+    return vectors
+
+
+def _named_images(value: object) -> object:
+    """Images by camera; an image alone stands for a JPEG."""
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MAX_CAMERAS:
+        text = f"must not have more than {MAX_CAMERAS} images"
+        raise InvalidArgument(text, field="images", reason=Reason.CAMERA_COUNT)
+    return {name: {"data": each} if isinstance(each, str | bytes) else each for name, each in value.items()}
+
+
+def _check_count(numbers: int, field: str) -> None:
+    if numbers > MAX_PROPRIO:
+        text = f"must not have more than {MAX_PROPRIO} values"
+        raise InvalidArgument(text, field=field, reason=Reason.PROPRIO_COUNT)
+
+
+_Image = Annotated[bytes, BeforeValidator(_bytes_of)]
+_IMAGE_TEXT = "base64 in JSON, raw bytes in msgpack"
+_WIDTH_TEXT = "required with rgb8; read from the header of a JPEG"
+
+
+class ImageBody(BaseModel):
+    """The image of one camera. data: a JPEG, or height*width*3 raw bytes with format rgb8."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    image: Annotated[bytes, BeforeValidator(_bytes_of)] = Field(description="base64 in JSON, raw bytes in msgpack")
+    data: _Image = Field(description=_IMAGE_TEXT)
+    format: str = Field("jpeg", pattern="^(jpeg|rgb8)$")
+    width: int = Field(0, ge=0, lt=1 << 32, description=_WIDTH_TEXT)
+    height: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8")
+
+
+_IMAGE_SCHEMA = {"anyOf": [{"type": "string", "format": "binary"}, ImageBody.model_json_schema()]}
+_IMAGES_SCHEMA = {"type": "object", "additionalProperties": _IMAGE_SCHEMA, "maxProperties": MAX_CAMERAS}
+_NUMBERS_SCHEMA = {"anyOf": [{"type": "number"}, {"type": "array", "items": {"type": "number"}}]}
+_STATE_SCHEMA = {"type": "object", "additionalProperties": _NUMBERS_SCHEMA}
+
+
+class ActBody(BaseModel):
+    """One observation: either `image`, whose format and size stand beside it, or `images`.
+
+    image: a JPEG, or height*width*3 raw bytes with format rgb8.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    image: _Image = Field(b"", description=_IMAGE_TEXT)
+    images: Annotated[dict[str, ImageBody], BeforeValidator(_named_images), WithJsonSchema(_IMAGES_SCHEMA)] = Field(
+        default_factory=dict, description="images by camera, instead of image; a JPEG may stand for its object"
+    )
     instruction: str
     format: str = Field("jpeg", pattern="^(jpeg|rgb8)$")
-    width: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8; read from the header of a JPEG")
+    width: int = Field(0, ge=0, lt=1 << 32, description=_WIDTH_TEXT)
     height: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8")
     proprio: Annotated[dict[str, float], BeforeValidator(_named_numbers)] = Field(
         default_factory=dict, description="proprioceptive values by name"
+    )
+    state: Annotated[dict[str, list[float]], BeforeValidator(_named_vectors), WithJsonSchema(_STATE_SCHEMA)] = Field(
+        default_factory=dict,
+        description="proprioceptive vectors by name, instead of proprio; a number may stand for a vector of one",
     )
     model: str = ""
     unnorm_key: str = ""
@@ -87,21 +148,47 @@ def parse_body(content_type: str, body: bytes) -> ActBody:
 
 def act_request(body: ActBody) -> pb.ActRequest:
     """The observation as a protobuf message, whose contents are checked like those of gRPC."""
-    width, height = body.width, body.height
-    if body.format == "jpeg" and not (width and height):
-        header = read_jpeg(body.image, "image")
-        width, height = header.width, header.height
-    camera = pb.Camera(name="image", width=width, height=height, format=_FORMATS[body.format])
+    images = _images(body)
+    if body.proprio and body.state:
+        raise InvalidArgument("replaces proprio: send one of them", field="state", reason=Reason.STATE_TWICE)
     opened = pb.Open(
         model=_text(body.model, "model"),
-        cameras=[camera],
+        cameras=[_camera(name, image, field) for field, name, image in images],
         proprio_names=[_text(name, "proprio") for name in body.proprio],
+        state=[pb.StateVector(name=_text(name, "state"), size=len(each)) for name, each in body.state.items()],
+        chunks=True,
         instruction=_text(body.instruction, "instruction"),
         mode=_MODES[body.mode],
         unnorm_key=_text(body.unnorm_key, "unnorm_key"),
     )
-    frame = pb.Frame(seq=1, images=[pb.Image(data=body.image)], proprio=_floats(body.proprio))
+    numbers = [*body.proprio.values(), *chain.from_iterable(body.state.values())]
+    frame = pb.Frame(seq=1, images=[pb.Image(data=image.data) for _, _, image in images], proprio=_floats(numbers))
     return pb.ActRequest(open=opened, frame=frame)
+
+
+def _images(body: ActBody) -> list[tuple[str, str, ImageBody]]:
+    """Each image with its field and the name of its camera; of `image` both are "image"."""
+    alone = "image" in body.model_fields_set
+    if not alone and not body.images:
+        raise InvalidArgument("is missing: send image or images", field="image", reason=Reason.BODY_FIELD)
+    if not alone:
+        for name in ("format", "width", "height"):
+            if name in body.model_fields_set:
+                text = "belongs to image; with images, each has its own"
+                raise InvalidArgument(text, field=name, reason=Reason.BODY_FIELD)
+        return [(_field("images", name), _text(name, "images"), image) for name, image in body.images.items()]
+    if body.images:
+        raise InvalidArgument("replaces image: send one of them", field="images", reason=Reason.BODY_FIELD)
+    image = ImageBody(data=body.image, format=body.format, width=body.width, height=body.height)
+    return [("image", "image", image)]
+
+
+def _camera(name: str, image: ImageBody, field: str) -> pb.Camera:
+    width, height = image.width, image.height
+    if image.format == "jpeg" and not (width and height):
+        header = read_jpeg(image.data, field)
+        width, height = header.width, header.height
+    return pb.Camera(name=name, width=width, height=height, format=_FORMATS[image.format])
 
 
 def _text(text: str, field: str) -> str:
@@ -113,9 +200,9 @@ def _text(text: str, field: str) -> str:
     return text
 
 
-def _floats(proprio: dict[str, float]) -> list[float]:
-    """The values for 32-bit floats; larger ones become infinite, which the frame check refuses by name."""
-    return [value if abs(value) <= 3.4e38 else float("inf") for value in proprio.values()]
+def _floats(numbers: Iterable[float]) -> list[float]:
+    """Numbers as 32-bit floats; larger ones become infinite, which the frame check refuses by name."""
+    return [value if abs(value) <= 3.4e38 else float("inf") for value in numbers]
 
 
 def _field(*path: object) -> str:

@@ -41,7 +41,8 @@ class StateAnswer(_Answer):
 class SchemaAnswer(_Answer):
     """The meaning of an action's numbers, one entry per number. low, high: null without a limit.
 
-    control_rate_hz: relative numbers stand for one control step at this rate; 0 = not stated.
+    control_rate_hz: relative numbers stand for one control step at this rate; 0 = not stated. horizon, step_ms: actions
+    per chunk, and the time between them.
     """
 
     names: list[str]
@@ -52,6 +53,8 @@ class SchemaAnswer(_Answer):
     frame: str
     rotation: str
     control_rate_hz: float
+    horizon: int
+    step_ms: float
 
 
 class TimingsAnswer(_Answer):
@@ -64,12 +67,15 @@ class TimingsAnswer(_Answer):
 
 
 class ActAnswer(_Answer):
-    """One action. reason: why the robot must hold, if so. valid_for_ms: how long the action may be executed.
+    """One answer. reason: why the robot must hold, if so. valid_for_ms: how long the answer may be executed.
 
-    max_age_ms: the action's own limit, from the moment of its frame.
+    chunk: actions for the moment of the frame and each step_ms after it. action: the first of them. max_age_ms: the
+    limit of each action, from its own moment on.
     """
 
     action: list[float]
+    chunk: list[list[float]]
+    step_ms: float
     command: str = Field(pattern="^(act|hold|stop)$")
     reason: str
     token_ids: list[int]

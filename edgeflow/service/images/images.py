@@ -12,6 +12,7 @@ from edgeflow.service.images.jpeg import read_jpeg
 from edgeflow.types import CameraSpec, ImageFormat
 
 Pixels = NDArray[np.uint8]
+CHANNELS = 3
 
 
 def check_image(data: bytes, camera: CameraSpec, field: str) -> None:
@@ -30,16 +31,17 @@ def check_image(data: bytes, camera: CameraSpec, field: str) -> None:
         )
 
 
-def decode_jpeg(data: bytes, camera: CameraSpec, field: str) -> Pixels:
+def decode_jpeg(data: bytes, camera: CameraSpec, field: str, memory: memoryview | None = None) -> Pixels:
     """Decode a JPEG that passed `check_image` to RGB [height, width, 3], without holding the interpreter lock.
 
-    An orientation in the metadata is ignored: rows and columns stay those of the sensor.
+    memory: to decode into, of the image's size; None = new memory. An orientation in the metadata is ignored: rows and
+    columns stay those of the sensor.
     """
     try:
-        pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
+        pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=memory)
     except ValueError:
         raise InvalidArgument("cannot be decoded", field=field, reason=Reason.IMAGE_UNREADABLE) from None
-    if pixels.shape != (camera.height, camera.width, 3):
+    if pixels.shape != (camera.height, camera.width, CHANNELS):
         raise InvalidArgument(
             "decodes to a different size than its header declares", field=field, reason=Reason.IMAGE_UNREADABLE
         )
@@ -47,7 +49,7 @@ def decode_jpeg(data: bytes, camera: CameraSpec, field: str) -> Pixels:
 
 
 def _check_raw(data: bytes, camera: CameraSpec, field: str) -> None:
-    expected = camera.width * camera.height * 3
+    expected = camera.width * camera.height * CHANNELS
     if len(data) != expected:
         raise InvalidArgument(
             f"has {len(data)} bytes; {camera.width}x{camera.height} RGB takes {expected}",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import Info
 
 from edgeflow import __version__
+from edgeflow.errors import RequestError
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
@@ -52,6 +54,15 @@ class Metrics(ProcessMetrics):
                     self.unsettled.inc(event.unsettled > 0)
                 else:
                     self.safe_actions.labels(event.reason).inc()
+
+    @contextlib.contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Count a session that is refused within the context."""
+        try:
+            yield
+        except RequestError as error:
+            self.admission_rejected.labels(error.reason).inc()
+            raise
 
     def pong(self, message: Pong) -> None:
         """Add the worker's counts since its last Pong."""
@@ -100,6 +111,7 @@ class Metrics(ProcessMetrics):
         self.sessions_closed = self._counter("sessions_closed", "Sessions closed", "reason")
         self.admission_rejected = self._counter("admission_rejected", "Sessions refused", "reason")
         self.deadline_missed = self._counter("deadline_missed", "Actions older than their session permits")
+        self.unknown_chunks = self._counter("unknown_chunks", "Chunks reported as played that were not sent")
         self.superseded = self._counter("mailbox_superseded", "Frames superseded by a newer one")
 
     def _time_metrics(self) -> None:

@@ -34,7 +34,7 @@ async def act_once(
         raise DeadlineExceeded(f"no action within {timeout_ms} ms", reason=Reason.ACT_TIMEOUT) from None
     finally:
         asyncio.get_running_loop().call_soon(plane.close, runner)  # the answer goes first
-    return action, runner.session.schema
+    return action, runner.session.robot_schema
 
 
 async def _first_action(runner: SessionRunner) -> ActionEvent:

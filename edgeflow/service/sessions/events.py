@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from edgeflow.reasons import Reason
-from edgeflow.types import Command, Disposition, StageTimings
+from edgeflow.types import Chunk, Command, Disposition, StageTimings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class NoticeEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionEvent:
-    """A command for the robot; HOLD and STOP have seq 0 and no values.
+    """A command for the robot; HOLD and STOP have seq 0 and no chunk.
 
     server_ns: from receiving the frame to handing out the action. age_ns: the same plus the frame's transport delay in
     excess of the session's quickest frame. max_age_ms: the action must not be executed once its frame is older.
@@ -57,7 +57,7 @@ class ActionEvent:
     valid_for_ms: int
     seq: int = 0
     stamp_ns: int = 0
-    values: tuple[float, ...] = ()
+    chunk: Chunk | None = None
     token_ids: tuple[int, ...] = ()
     timings: StageTimings = dataclasses.field(default_factory=StageTimings)
     server_ns: int = 0
@@ -66,6 +66,11 @@ class ActionEvent:
     settled: int = 0
     tolerance_bins: int = 0
     max_passes: int = 0
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The numbers of the chunk, row by row; none for HOLD and STOP."""
+        return self.chunk.values if self.chunk is not None else ()
 
     @property
     def unsettled(self) -> int:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from statistics import median_low
 
-from edgeflow.types import ActionSchema
+from edgeflow.types import ActionSchema, Chunk
 
 MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the age foretold
 MEASURED_TIMES = 4
 LIMIT_TOLERANCE = 1e-6  # of a dimension's range, for rounding
 
 
-def within_limits(values: Sequence[float], schema: ActionSchema) -> bool:
-    """True if an action has the schema's width and is within its limits; NaN is not."""
-    if len(values) != len(schema.low):
+def within_limits(chunk: Chunk, schema: ActionSchema) -> bool:
+    """True if a chunk has the schema's shape and step, and all its actions are within the limits; NaN is not."""
+    if (chunk.horizon, chunk.dims, chunk.step_ms) != (schema.horizon, len(schema.low), schema.step_ms):
         return False
-    for value, low, high in zip(values, schema.low, schema.high, strict=True):
-        slack = LIMIT_TOLERANCE * (high - low) if math.isfinite(high - low) else 0.0
-        if not (math.isfinite(value) and low - slack <= value <= high + slack):
-            return False
-    return True
+    return all(all(map(_within, chunk.row(index), schema.low, schema.high)) for index in range(chunk.horizon))
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    slack = LIMIT_TOLERANCE * (high - low) if math.isfinite(high - low) else 0.0
+    return math.isfinite(value) and low - slack <= value <= high + slack
 
 
 class FrameTimes:

@@ -26,6 +26,7 @@ from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.faults import error_of_code
+from edgeflow.service.observation.matching import Names, matched
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
@@ -68,7 +69,7 @@ class ControlPlane:
         self._health = health
         self._metrics = metrics
         self._log = log
-        self._rules = _rules(config)
+        self._rules = SessionRules.of(config)
         self._runners: dict[int, SessionRunner] = {}
         self._places = Places(config.max_sessions or 0, config.limits.sessions_per_principal)
         self._returning: dict[int, asyncio.Task[None]] = {}
@@ -94,6 +95,7 @@ class ControlPlane:
         if request.max_action_age_ns is None and limit_ms:
             request = replace(request, max_action_age_ns=limit_ms * 1_000_000)
         try:
+            request = self.matched(request)
             plan = await self._plan(number, request)
             runner = await self._open(number, request, plan, single)
             self._register(runner, caller)
@@ -103,19 +105,23 @@ class ControlPlane:
             self._places.leave(number)
             raise
 
+    def matched(self, request: OpenRequest) -> OpenRequest:
+        """The request with what the policy gets of it."""
+        if self.worker is None:
+            raise _no_worker()
+        with self._metrics.refusals():
+            return matched(request, self.worker.inputs, Names.of(self.config))
+
     async def _plan(self, number: int, request: OpenRequest) -> SessionPlan:
         """Plan a session. Forecasts take milliseconds, so they run one at a time, in a thread if robots would wait."""
         async with self._planning:
             if self.worker is None:
                 raise _no_worker()
-            try:
+            with self._metrics.refusals():
                 if self._runners:
                     plan, ages = await asyncio.to_thread(self._planned, number, request)
                 else:
                     plan, ages = self._planned(number, request)
-            except RequestError as error:
-                self._metrics.admission_rejected.labels(error.reason).inc()
-                raise
             self._admission.enter(number, plan)
             self._foretell(ages)
             return plan
@@ -360,12 +366,9 @@ class ControlPlane:
 
     def _admit(self, caller: Caller) -> int:
         """Admit a new session and return its number."""
-        try:
+        with self._metrics.refusals():
             self._check_open()
             self._places.take(self._last_number + 1, caller)
-        except RequestError as error:
-            self._metrics.admission_rejected.labels(error.reason).inc()
-            raise
         self._last_number += 1
         return self._last_number
 
@@ -417,16 +420,3 @@ class ControlPlane:
 
 def _no_worker() -> Unavailable:
     return Unavailable("no worker is ready", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)
-
-
-def _rules(config: ServiceConfig) -> SessionRules:
-    return SessionRules(
-        action_ttl_ms=config.timing.action_ttl_ms,
-        silent_hold_ns=config.timing.silent_hold_ms * 1_000_000,
-        silent_free_ns=config.timing.silent_free_ms * 1_000_000,
-        silent_end_ns=config.timing.silent_end_ms * 1_000_000,
-        rate_hz=config.limits.rate_hz,
-        rate_factor=config.limits.rate_factor,
-        rejected_frames=config.limits.rejected_frames,
-        session_age_ns=int(config.limits.session_age_s * 1e9),
-    )

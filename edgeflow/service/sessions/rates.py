@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeflow.config import ServiceConfig
 from edgeflow.errors import ResourceExhausted
 from edgeflow.reasons import Reason
 from edgeflow.service.sessions.decoding import DecodeBudget
@@ -31,6 +32,21 @@ class SessionRules:
     rate_factor: float
     rejected_frames: int
     session_age_ns: int
+
+    @classmethod
+    def of(cls, config: ServiceConfig) -> SessionRules:
+        """The rules of a configuration."""
+        timing, limits = config.timing, config.limits
+        return cls(
+            action_ttl_ms=timing.action_ttl_ms,
+            silent_hold_ns=timing.silent_hold_ms * 1_000_000,
+            silent_free_ns=timing.silent_free_ms * 1_000_000,
+            silent_end_ns=timing.silent_end_ms * 1_000_000,
+            rate_hz=limits.rate_hz,
+            rate_factor=limits.rate_factor,
+            rejected_frames=limits.rejected_frames,
+            session_age_ns=int(limits.session_age_s * 1e9),
+        )
 
     def permitted(self, period_ns: int, now_ns: int) -> TokenBucket:
         """The frames that a session may send: one second's worth at once, so that a stalled network is forgiven."""

@@ -5,44 +5,64 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeflow.ipc.messages import Payload
-from edgeflow.types import CameraSpec, Mode
+from edgeflow.types import CameraSpec, Mode, StateSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequest:
     """A validated Open.
 
-    cameras: as declared. policy_cameras: those of them that the policy gets, in its order; empty until that is known.
+    state: the vectors whose numbers each frame carries, in order. chunks: the client plays chunks of several actions.
     mode: None = the service's default. depth: with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE
     only, as in types.Speculation.
+    policy_cameras, policy_numbers: what the policy gets, in its order: cameras among `cameras`, and indexes into the
+    numbers of a frame; both empty until they are matched (service/observation/matching.py).
     """
 
     cameras: tuple[CameraSpec, ...]
-    proprio_names: tuple[str, ...]
     instruction: str
     control_period_ns: int
     max_action_age_ns: int | None
     mode: Mode | None
     unnorm_key: str
+    state: tuple[StateSpec, ...] = ()
+    chunks: bool = False
     depth: int = 0
     tolerance_bins: int = 0
     max_passes: int = 0
     policy_cameras: tuple[CameraSpec, ...] = ()
+    policy_numbers: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of state in a frame."""
+        return sum(each.size for each in self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Playing:
+    """A row of a chunk, as a robot reports what it plays. seq: the frame that the chunk answers."""
+
+    seq: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedFrame:
     """A frame whose sizes, header, numbers and text are valid.
 
-    images: one per camera, in the order of the open request. instruction: None = unchanged.
-    pixels: height*width*3 RGB bytes of the policy's camera if they were decoded elsewhere, in decode_ns; None = decode
-    them here.
+    images, state: one image per camera, and the numbers of all vectors, in the order of the open request.
+    instruction: None = unchanged. playing: at its capture; None = nothing, or not reported.
+    pixels: height*width*3 RGB bytes of each of the policy's cameras if they were decoded elsewhere, in decode_ns;
+    None = decode them here.
     """
 
     seq: int
     stamp_ns: int
     images: tuple[bytes, ...]
+    state: tuple[float, ...] = ()
     instruction: str | None = None
     crc32c: int | None = None
-    pixels: Payload | None = None
+    playing: Playing | None = None
+    pixels: tuple[Payload, ...] | None = None
     decode_ns: int = 0

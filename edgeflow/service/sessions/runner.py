@@ -8,16 +8,19 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Protocol
 
 from edgeflow.clock import Clock
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError, Unavailable
-from edgeflow.ipc.messages import ChangePace, Message, OpenSession, Payload
+from edgeflow.ipc.messages import ChangePace, Message, OpenSession, Payloads
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.scheduler.pace import pace_text, served_mode
-from edgeflow.service.grpc.codec import Unparsable, check_frame, check_text, decode_frame, refuse_unknown_fields
+from edgeflow.service.grpc.codec import Unparsable, check_frame
+from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields
+from edgeflow.service.observation.pixels import decode_frame
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.sessions.admission import OVERHEAD_NS, SessionPlan
@@ -25,7 +28,7 @@ from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.events import ActionEvent, End, Event
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import CameraSpec, Command, Mode
+from edgeflow.types import Command, Mode
 
 MAX_ELSEWHERE_NS = 10_000_000_000  # that a frame may have spent in another process of this machine
 
@@ -111,7 +114,8 @@ class SessionRunner:
         try:
             self.session.admit(frame.seq, frame.stamp_ns, now_ns)
             refuse_unknown_fields(envelope, "message")
-            self.session.offer(check_frame(frame, self.session.request, self._limits), now_ns)
+            checked = check_frame(frame, self.session.request, self._limits)
+            self.session.offer(self._with_known_chunk(checked), now_ns)
         except RequestError as error:
             self._refuse(frame.seq, error)
         self.pump()
@@ -204,15 +208,14 @@ class SessionRunner:
             self.pump()
             return
         loop = asyncio.get_running_loop()
-        camera = self.session.request.cameras[0]
         try:
-            future = loop.run_in_executor(self._pool, _timed_decode, frame, camera)
+            future = loop.run_in_executor(self._pool, _timed_decode, frame, self.session.request)
         except (MemoryError, RuntimeError) as error:
             self._decoder_failed(error)
         else:
             future.add_done_callback(self._decoded)
 
-    def _decoded(self, future: asyncio.Future[tuple[Payload | RequestError, int, int]]) -> None:
+    def _decoded(self, future: asyncio.Future[tuple[Payloads | RequestError, int, int]]) -> None:
         if future.cancelled():
             return
         if (error := future.exception()) is not None:
@@ -263,6 +266,13 @@ class SessionRunner:
         self.plan = plan
         self.session.speculation = plan.pace.speculation
 
+    def _with_known_chunk(self, frame: CheckedFrame) -> CheckedFrame:
+        """The frame without a report that the robot plays what it never got, which is counted."""
+        if frame.playing is None or self.session.sent.has(frame.playing):
+            return frame
+        self._metrics.unknown_chunks.inc()
+        return replace(frame, playing=None)
+
     def _observe_gap(self, now_ns: int) -> None:
         if self._last_frame_ns is not None:
             self._metrics.ingress_gap.observe((now_ns - self._last_frame_ns) / 1e9)
@@ -303,13 +313,13 @@ def _patience_ns(request: OpenRequest, mode: Mode) -> int:
     return max(request.max_action_age_ns - OVERHEAD_NS, 1)
 
 
-def _timed_decode(frame: CheckedFrame, camera: CameraSpec) -> tuple[Payload | RequestError, int, int]:
+def _timed_decode(frame: CheckedFrame, opened: OpenRequest) -> tuple[Payloads | RequestError, int, int]:
     """Decode a frame, in a decoder thread, and measure time and processor time. A refusal is returned, so that only
     bugs are raised.
     """
     started_ns, thread_ns = time.perf_counter_ns(), time.thread_time_ns()
     try:
-        payload: Payload | RequestError = decode_frame(frame, camera)
+        payload: Payloads | RequestError = decode_frame(frame, opened)
     except RequestError as error:
         payload = error
     return payload, time.perf_counter_ns() - started_ns, time.thread_time_ns() - thread_ns

@@ -31,13 +31,14 @@ Rules beyond the protocol:
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from edgeflow.errors import RequestError
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
     FrameResult,
-    Payload,
+    Payloads,
     ResetSession,
     SubmitFrame,
 )
@@ -48,7 +49,7 @@ from edgeflow.service.sessions.ordering import FrameOrder
 from edgeflow.service.sessions.outbox import Outbox
 from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, changes_too_often
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.service.sessions.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, Track
+from edgeflow.service.sessions.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, SentChunks, Track
 from edgeflow.service.sessions.underway import UnderWay
 from edgeflow.types import ActionSchema, Command, Disposition, Speculation, StageTimings
 
@@ -60,6 +61,8 @@ RESTARTING = ("UNAVAILABLE", Reason.WORKER_RESTARTING, "the worker is restarting
 class Session:
     """The state machine. Report what happens; then take events, `commands`, frames to decode and frames to send.
 
+    schema: of the policy's chunks. robot_schema: of what the robot gets, single actions unless it plays chunks.
+    sent: the chunks that it got last.
     speculation: how the drafts of the next frame are verified, which is the runner's to set; None = it has none.
     """
 
@@ -75,6 +78,8 @@ class Session:
         self.number = number
         self.request = request
         self.schema = schema
+        self.robot_schema = schema if request.chunks else replace(schema, horizon=1, step_ms=0.0)
+        self.sent = SentChunks()
         self.epoch = 1
         self.instruction = self._proven_instruction = request.instruction
         self.ended: End | None = None
@@ -212,7 +217,7 @@ class Session:
         """The decoder was busy with a frame for so long. allowance_ns: per second from now on; None = no limit."""
         self._rates.decoding_took(took_ns, allowance_ns, now_ns)
 
-    def decoded(self, payload: Payload, decode_ns: int) -> None:
+    def decoded(self, payload: Payloads, decode_ns: int) -> None:
         """The frame in the decoder is decoded to RGB and waits for the worker's socket."""
         track = self._frames.finish_decoding()
         if track is not None:
@@ -236,17 +241,7 @@ class Session:
         if track is None:
             return None
         track.speculation = self.speculation
-        camera = self.request.cameras[0]  # of a policy with one camera
-        payload, track.payload = track.payload, b""
-        return SubmitFrame(
-            session=self.number,
-            epoch=track.epoch,
-            seq=track.frame.seq,
-            sizes=[camera.height, camera.width],
-            instruction=self.instruction,
-            payload=payload,
-            waited_ns=now_ns - track.received_ns,
-        )
+        return track.submit(self.number, self.request, self.instruction, now_ns)
 
     def result(self, message: FrameResult) -> None:
         """Take an action if it is finite, within the limits and of this epoch; otherwise HOLD."""
@@ -255,7 +250,7 @@ class Session:
             return
         self._proven_instruction = self.instruction
         self.age_limit.times.observe(track.decode_ns + message.queue_ns + message.inference_ns)
-        if not message.valid or not within_limits(message.chunk.values, self.schema):
+        if not message.valid or not within_limits(message.chunk, self.schema):
             text = "the policy's output was not finite or outside the action limits"
             self._frames.leave(track, Disposition.DROPPED, "INTERNAL", Reason.POLICY_OUTPUT_INVALID, text)
             self.hold(Reason.POLICY_OUTPUT_INVALID)
@@ -267,8 +262,16 @@ class Session:
             timings = StageTimings(
                 track.decode_ns, message.queue_ns + max(front_wait_ns, 0), message.inference_ns, message.passes
             )
-            values, token_ids = message.chunk.values, tuple(message.token_ids)
-            self._frames.act(Ready(track, values, token_ids, timings, message.settled))
+            self._frames.act(
+                Ready(
+                    track=track,
+                    chunk=message.chunk,
+                    token_ids=tuple(message.token_ids),
+                    timings=timings,
+                    settled=message.settled,
+                    whole=self.request.chunks,
+                )
+            )
             self._outbox.safe = None
         self._finish_if_idle()
 
@@ -410,6 +413,7 @@ class Session:
         ready = self._frames.take_ready()
         if ready is not None:
             self._late_in_a_row = 0
+            self.sent.add(ready.track.frame.seq, self.robot_schema.horizon)
             delay_ns = self._order.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
             events += ready.events(now_ns, delay_ns, self.valid_for_ms, -(-self.age_limit.ns // 1_000_000))
         self._finish_if_idle()
@@ -420,7 +424,8 @@ class Session:
         if ready is None:
             return
         track = ready.track
-        if now_ns - track.received_ns + self._order.delay_ns(track.frame.stamp_ns, track.received_ns) > limit_ns:
+        delay_ns = self._order.delay_ns(track.frame.stamp_ns, track.received_ns)
+        if ready.late_ns(now_ns - track.received_ns + delay_ns) > limit_ns:
             self._frames.take_ready()
             text = f"the action is older than {limit_ns // 1_000_000} ms"
             if track.speculation is not None and self._frames.with_worker:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from edgeflow.ipc.messages import Payload
+from edgeflow.ipc.messages import Payloads, SubmitFrame
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
-from edgeflow.service.sessions.requests import CheckedFrame
-from edgeflow.types import Command, Disposition, Speculation, StageTimings
+from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest, Playing
+from edgeflow.types import Chunk, Command, Disposition, Speculation, StageTimings
 
 INVALID_IN_A_ROW = 3  # consecutive invalid outputs that put a session in fault
+MOST_SENT = 256  # chunks that a robot may report as played: at 50 Hz, of the last five seconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,26 +23,54 @@ class Track:
     received_ns: int
     over_rate: bool
     waited_for_turn: bool = False
-    payload: Payload = b""
+    payload: Payloads = b""
     decode_ns: int = 0
     sent_ns: int = 0
     speculation: Speculation | None = None
 
+    def submit(self, session: int, request: OpenRequest, instruction: str, now_ns: int) -> SubmitFrame:
+        """The frame as the policy gets it; the pixels are the message's from now on."""
+        payload, self.payload = self.payload, b""
+        return SubmitFrame(
+            session=session,
+            epoch=self.epoch,
+            seq=self.frame.seq,
+            sizes=[side for camera in request.policy_cameras for side in (camera.height, camera.width)],
+            instruction=instruction,
+            payload=payload,
+            state=[self.frame.state[index] for index in request.policy_numbers],
+            waited_ns=now_ns - self.received_ns,
+        )
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """An action not handed out yet. settled: as in FrameResult."""
+    """An answer not handed out yet. settled: as in FrameResult. whole: the robot gets the chunk, else its row due."""
 
     track: Track
-    values: tuple[float, ...]
+    chunk: Chunk
     token_ids: tuple[int, ...]
     timings: StageTimings
     settled: int
+    whole: bool
+
+    def late_ns(self, age_ns: int) -> int:
+        """How long ago its row due was, where its frame is so old: the age of the frame for a single action."""
+        return age_ns - round(self.chunk.step_at(age_ns / 1e6) * self.chunk.step_ms * 1e6)
 
     def events(self, now_ns: int, delay_ns: int, valid_for_ms: int, max_age_ms: int) -> list[Event]:
-        """The events of handing it out now. delay_ns: transport delay in excess of the session's quickest frame."""
+        """The events of handing it out now. delay_ns: transport delay in excess of the session's quickest frame.
+
+        max_age_ms: of a row, from its own moment on.
+        """
         frame = self.track.frame
         server_ns = now_ns - self.track.received_ns
+        age_ns = server_ns + delay_ns
+        chunk = self.chunk
+        if not self.whole and chunk.horizon > 1:
+            step = chunk.step_at(age_ns / 1e6)
+            max_age_ms += round(step * chunk.step_ms)
+            chunk = Chunk(chunk.row(step))
         speculation = self.track.speculation
         action = ActionEvent(
             epoch=self.track.epoch,
@@ -50,11 +79,11 @@ class Ready:
             valid_for_ms=valid_for_ms,
             seq=frame.seq,
             stamp_ns=frame.stamp_ns,
-            values=self.values,
+            chunk=chunk,
             token_ids=self.token_ids,
             timings=self.timings,
             server_ns=server_ns,
-            age_ns=server_ns + delay_ns,
+            age_ns=age_ns,
             max_age_ms=max_age_ms,
             settled=self.settled,
             tolerance_bins=speculation.tolerance_bins if speculation else 0,
@@ -94,3 +123,20 @@ class OutputGuard:
         """Clear the fault and the count; True if there was a fault."""
         was, self.fault, self._in_a_row = self.fault, False, 0
         return was
+
+
+class SentChunks:
+    """The chunks that a robot got last, by their frames. Older ones count as unknown."""
+
+    def __init__(self) -> None:
+        self._horizons: dict[int, int] = {}
+
+    def add(self, seq: int, horizon: int) -> None:
+        """Note that the answer to a frame was handed out."""
+        self._horizons[seq] = horizon
+        if len(self._horizons) > MOST_SENT:
+            del self._horizons[next(iter(self._horizons))]
+
+    def has(self, playing: Playing) -> bool:
+        """True if the row that a robot says it plays was sent to it."""
+        return playing.step < self._horizons.get(playing.seq, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeflow.ipc.messages import Payload
+from edgeflow.ipc.messages import Payloads
 from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import StatusEvent
 from edgeflow.service.sessions.outbox import Outbox
@@ -77,7 +77,7 @@ class UnderWay:
         self._decoder_busy = False
         return track
 
-    def decoded(self, track: Track, payload: Payload, decode_ns: int) -> None:
+    def decoded(self, track: Track, payload: Payloads, decode_ns: int) -> None:
         """Put a frame before the worker's socket, superseding one that waits there."""
         track.payload, track.decode_ns = payload, decode_ns
         self.supersede(self._decoded)

@@ -1,19 +1,27 @@
-"""Control's end of the socket to the worker: asyncio, length-prefixed messages as in ipc/channel.py."""
+"""Control's end of the socket to the worker: length-prefixed messages as in ipc/channel.py, on the event loop.
+
+It writes to the socket itself, since what an asyncio transport cannot send at once it may copy: pixels cross from the
+memory they were decoded to, and nothing holds a second copy of them in this process.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import Callable
-from typing import cast
+from itertools import islice
 
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import PREFIX, check_lengths, pack
 from edgeflow.ipc.coding import decode
 from edgeflow.ipc.messages import Message
 
+READ_BYTES = 256 << 10  # per turn of the loop
+MOST_BUFFERS = 64  # in one system call, which takes a thousand
 
-class WorkerLink(asyncio.Protocol):
+
+class WorkerLink:
     """The connection to a worker; callbacks run on the loop. `lost` is called once, with eof, protocol or closed."""
 
     def __init__(
@@ -22,55 +30,89 @@ class WorkerLink(asyncio.Protocol):
         self._received = received
         self._writable = writable
         self._lost = lost
-        self._reason = "eof"
         self._buffer = bytearray()
-        self._transport: asyncio.WriteTransport | None = None
-        self._paused = False
+        self._unsent: deque[memoryview] = deque()
+        self._sock: socket.socket | None = None
 
-    async def connect(self, sock: socket.socket) -> None:
-        """Take over the socket."""
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
+    def connect(self, sock: socket.socket) -> None:
+        """Take over the socket; OSError if it cannot be used."""
+        sock.setblocking(False)
+        asyncio.get_running_loop().add_reader(sock, self._read)
+        self._sock = sock
 
     @property
     def writable(self) -> bool:
         """True if everything sent so far has left this process."""
-        return self._transport is not None and not self._paused
+        return self._sock is not None and not self._unsent
 
     def send(self, message: Message) -> None:
-        """Queue a message; ignored if the worker is gone."""
-        if self._transport is not None:
-            for buffer in pack(message):
-                if buffer:
-                    self._transport.write(buffer)
+        """Send a message, or queue what the socket does not take; ignored if the worker is gone."""
+        if self._sock is None:
+            return
+        waiting = bool(self._unsent)
+        self._unsent += [memoryview(buffer).cast("B") for buffer in pack(message) if buffer]
+        if not waiting and self._write(self._sock):
+            asyncio.get_running_loop().add_writer(self._sock, self._resume)
 
     def close(self, reason: str = "closed") -> None:
-        """Drop the connection and all unsent messages."""
-        self._reason = reason
-        if self._transport is not None:
-            self._transport.abort()
+        """Drop the connection and all unsent messages; `lost` is called in the loop's next turn."""
+        sock, self._sock = self._sock, None
+        if sock is None:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(sock)
+        loop.remove_writer(sock)
+        sock.close()
+        self._unsent.clear()
+        loop.call_soon(self._lost, reason)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.WriteTransport", transport)
-        self._transport.set_write_buffer_limits(high=0)
+    def _write(self, sock: socket.socket) -> bool:
+        """Write what the socket takes; True if something is left."""
+        try:
+            while self._unsent:
+                self._sent(sock.sendmsg(list(islice(self._unsent, MOST_BUFFERS))))
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            self.close("eof")
+        return False
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._transport = None
-        self._lost(self._reason)
+    def _sent(self, count: int) -> None:
+        """Forget so many bytes, which have left."""
+        while count:
+            first = self._unsent.popleft()
+            if count < len(first):
+                self._unsent.appendleft(first[count:])
+                return
+            count -= len(first)
 
-    def pause_writing(self) -> None:
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        self._paused = False
+    def _resume(self) -> None:
+        if self._sock is None or self._write(self._sock) or self._sock is None:
+            return
+        asyncio.get_running_loop().remove_writer(self._sock)
         self._writable()
 
-    def data_received(self, data: bytes) -> None:
+    def _read(self) -> None:
+        if self._sock is None:
+            return
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close("eof")
+            return
         self._buffer += data
         try:
-            while self._transport is not None and (message := self._next_message()) is not None:
+            while self._sock is not None and (message := self._next_message()) is not None:
                 self._received(message)
         except WorkerError:
             self.close("protocol")
+        except Exception:
+            self.close("protocol")  # with messages that nobody has handled
+            raise
 
     def _next_message(self) -> Message | None:
         if len(self._buffer) < PREFIX.size:

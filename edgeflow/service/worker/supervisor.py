@@ -86,7 +86,7 @@ class WorkerLife:
             launched = self._launched = self._launch()
             self.warnings = launched.warnings
             self._listener.worker_launched(launched.handover)
-            await self._link.connect(launched.sock)
+            self._link.connect(launched.sock)
         except OSError as error:
             raise StartError(f"the worker could not be launched: {error.strerror}") from None
         begin_s = self._timing.worker_progress_ms / 1000

@@ -202,7 +202,6 @@ def request(period_ms: int, age_ms: int = 0) -> OpenRequest:
     camera = CameraSpec("front", 64, 64, ImageFormat.JPEG)
     return OpenRequest(
         cameras=(camera,),
-        proprio_names=(),
         instruction="go",
         control_period_ns=period_ms * MS,
         max_action_age_ns=age_ms * MS or None,

@@ -68,7 +68,7 @@ class Alone:
         with fronts:
             self.tell(ChatSocket(), fronts.fileno())
         link = self.worker = WorkerLink(lambda message: self._answer(link, message), lambda: None, lambda _: None)
-        await link.connect(workers)
+        link.connect(workers)
         link.send(READY_HERE)
         await eventually(lambda: self.process.desk.ready is not None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -15,21 +16,20 @@ from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
 from edgeflow.service.security.auth import Guard, Role, TokenEntry, digest
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow.types import CameraSpec, ImageFormat, Mode, StateSpec
 from tests.service.harness import eventually, serving
 from tests.service.scripted import Script
 
 CAMERA = CameraSpec("image", 2, 2, ImageFormat.RGB8)
 OPENED = OpenRequest(
     cameras=(CAMERA,),
-    proprio_names=(),
     instruction="go",
     control_period_ns=1_000_000_000,
     max_action_age_ns=60_000_000_000,
     mode=None,
     unnorm_key="",
 )
-ACT = Act(request=1, opened=OPENED, peer="192.0.2.1", principal="", token="", received_ns=0, decode_ns=5)
+ACT = Act(request=1, opened=OPENED, state=[], peer="192.0.2.1", principal="", token="", received_ns=0, decode_ns=5)
 PIXELS = bytes(range(12))
 
 
@@ -93,8 +93,13 @@ async def test_an_observation_becomes_an_action(checkpoint):
         (changed(control_period_ns=1 << 62), (PIXELS,)),
         (changed(max_action_age_ns=-1), (PIXELS,)),
         (changed(max_action_age_ns=60_001_000_000), (PIXELS,)),
-        (changed(proprio_names=("a",) * 257), (PIXELS,)),
-        (changed(proprio_names=("a" * 65,)), (PIXELS,)),
+        (changed(state=(StateSpec(name="a", size=257),)), (PIXELS,)),
+        (changed(state=(StateSpec(name="a" * 65, size=1),)), (PIXELS,)),
+        (changed(state=(StateSpec(name="a", size=1),)), (PIXELS,)),
+        (replace(ACT, state=[0.5]), (PIXELS,)),
+        (replace(changed(state=(StateSpec(name="a", size=1),)), state=[math.nan]), (PIXELS,)),
+        (changed(policy_cameras=(CAMERA,)), (PIXELS,)),
+        (changed(policy_numbers=(0,)), (PIXELS,)),
         (changed(unnorm_key="a" * 65), (PIXELS,)),
         (changed(depth=2), (PIXELS,)),
         (changed(max_passes=1), (PIXELS,)),

@@ -61,6 +61,7 @@ def made() -> Iterator[tuple[Family, Heard]]:
         tls=None,
         metrics=ProcessMetrics(),
         models=list,
+        inputs=lambda: None,
         clock=clock,
         log=log,
     )

@@ -11,22 +11,31 @@ from hypothesis import strategies as st
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.grpc.codec import (
-    Unparsable,
-    check_frame,
-    check_open,
-    check_text,
-    decode_frame,
-    parse_act_request,
-    parse_client_message,
-    refuse_unknown_fields,
-)
+from edgeflow.service.grpc.codec import Unparsable, check_frame, parse_act_request, parse_client_message
+from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields
+from edgeflow.service.grpc.opening import check_open
 from edgeflow.service.images.crc32c import crc32c
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow.service.observation.matching import Names, matched
+from edgeflow.service.observation.pixels import decode_frame
+from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.types import CameraNeed, CameraSpec, ImageFormat, Mode, PolicyInputs, StateSpec
 from tests.service.harness import HEIGHT, JPEG, WIDTH, frame_message, jpeg, open_message
 
 LIMITS = LimitsConfig()
+ONE_CAMERA = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
 CAMERA = CameraSpec("wrist", WIDTH, HEIGHT, ImageFormat.JPEG)
+
+
+def opened(**changes) -> OpenRequest:
+    """A session with a policy that takes any one camera."""
+    request = check_open(open_message(**changes), "demo", LIMITS)
+    return matched(request, ONE_CAMERA, Names(cameras={}, state={}))
+
+
+def pixels_of(frame: pb.Frame, request: OpenRequest) -> bytes:
+    """What the policy gets of its only camera."""
+    (pixels,) = decode_frame(check_frame(frame, request, LIMITS), request)
+    return bytes(pixels)
 
 
 def reference_crc(data: bytes) -> int:
@@ -62,7 +71,11 @@ def test_an_open_request_is_read_whole():
     request = check_open(message, "demo", LIMITS)
     assert request.cameras == (CAMERA,)
     assert (request.control_period_ns, request.max_action_age_ns, request.mode) == (50_000_000, 5_000_000, Mode.SERIAL)
-    assert (request.proprio_names, request.unnorm_key, request.instruction) == (("a",), "k", "grasp the red handle")
+    assert (request.state, request.unnorm_key, request.instruction) == (
+        (StateSpec(name="a", size=1),),
+        "k",
+        "grasp the red handle",
+    )
 
 
 @pytest.mark.parametrize(("width", "height"), [(8193, 16), (16, 8193), (1, 4_000_000), (4096, 1024), (0, 5)])
@@ -81,21 +94,19 @@ def test_a_long_camera_is_none_too_thin():
 
 def test_images_come_by_position_or_by_name():
     cameras = [pb.Camera(name=name, width=WIDTH, height=HEIGHT, format=pb.IMAGE_FORMAT_JPEG) for name in "ab"]
-    opened = check_open(open_message(cameras=cameras), "demo", LIMITS)
+    two = opened(cameras=cameras)
     other = jpeg(WIDTH, HEIGHT)[:-2] + b"\xff\xd9"
     first, second = pb.Image(camera="a", data=JPEG), pb.Image(camera="b", data=other)
-    by_name = check_frame(frame_message(1, images=[second, first]), opened, LIMITS)
-    by_position = check_frame(frame_message(1, images=[pb.Image(data=JPEG), pb.Image(data=other)]), opened, LIMITS)
+    by_name = check_frame(frame_message(1, images=[second, first]), two, LIMITS)
+    by_position = check_frame(frame_message(1, images=[pb.Image(data=JPEG), pb.Image(data=other)]), two, LIMITS)
     assert by_name.images == by_position.images == (JPEG, other)
     twice = [first, first]
     with pytest.raises(InvalidArgument, match="lacks an image from camera 'b'"):
-        check_frame(frame_message(1, images=twice), opened, LIMITS)
+        check_frame(frame_message(1, images=twice), two, LIMITS)
 
 
 def test_a_good_checksum_passes_and_pixels_are_decoded():
-    opened = check_open(open_message(), "demo", LIMITS)
-    frame = check_frame(frame_message(1, crc32c=reference_crc(JPEG)), opened, LIMITS)
-    payload = decode_frame(frame, CAMERA)
+    payload = pixels_of(frame_message(1, crc32c=reference_crc(JPEG)), opened())
     pixels = np.frombuffer(payload, np.uint8).reshape(HEIGHT, WIDTH, 3)
     expected = np.arange(WIDTH * HEIGHT * 3, dtype=np.uint32).astype(np.uint8).reshape(HEIGHT, WIDTH, 3)
     assert pixels.shape == expected.shape
@@ -104,26 +115,24 @@ def test_a_good_checksum_passes_and_pixels_are_decoded():
 @pytest.mark.parametrize("size", [0, 1, WIDTH * HEIGHT * 3 - 1, WIDTH * HEIGHT * 3 + 1, WIDTH * HEIGHT * 4])
 def test_raw_pixels_have_exactly_the_agreed_size(size: int):
     camera = pb.Camera(name="raw", width=WIDTH, height=HEIGHT, format=pb.IMAGE_FORMAT_RGB8)
-    opened = check_open(open_message(cameras=[camera]), "demo", LIMITS)
+    request = opened(cameras=[camera])
     good = frame_message(1, bytes(WIDTH * HEIGHT * 3))
-    assert decode_frame(check_frame(good, opened, LIMITS), opened.cameras[0]) == bytes(WIDTH * HEIGHT * 3)
+    assert pixels_of(good, request) == bytes(WIDTH * HEIGHT * 3)
     with pytest.raises(InvalidArgument, match=r"^frame\.images\[0\]\.data: (has|is empty)"):
-        check_frame(frame_message(1, bytes(size)), opened, LIMITS)
+        check_frame(frame_message(1, bytes(size)), request, LIMITS)
 
 
 def test_grey_jpegs_become_rgb():
     grey = simplejpeg.encode_jpeg(np.full((HEIGHT, WIDTH, 1), 90, np.uint8), colorspace="GRAY")
-    opened = check_open(open_message(), "demo", LIMITS)
-    payload = decode_frame(check_frame(frame_message(1, grey), opened, LIMITS), CAMERA)
+    payload = pixels_of(frame_message(1, grey), opened())
     assert len(payload) == WIDTH * HEIGHT * 3 and set(payload) == {90}
 
 
 @given(st.binary(max_size=400), st.integers(0, 600))
 def test_a_damaged_jpeg_decodes_or_is_refused(junk: bytes, position: int):
-    opened = check_open(open_message(), "demo", LIMITS)
     data = JPEG[:position] + junk + JPEG[position + len(junk) :]
     try:
-        payload = decode_frame(check_frame(frame_message(1, data), opened, LIMITS), CAMERA)
+        payload = pixels_of(frame_message(1, data), opened())
     except RequestError as error:
         assert error.field == "frame.images[0].data" and error.reason.startswith("IMAGE_")
     else:

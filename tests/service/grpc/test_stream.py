@@ -382,7 +382,7 @@ async def test_raw_pixels_cross_unchanged(checkpoint):
         await robot.frame(1, pixels, images=[pb.Image(camera="a", data=pixels)])
         await robot.action(1)
         frame = served.script.worker.submitted()[0]
-        assert (frame.payload, frame.height, frame.width) == (pixels, 4, 4)
+        assert (frame.payload, frame.sizes) == (pixels, [4, 4])
 
 
 async def test_metrics_tell_what_happened(checkpoint):

@@ -86,7 +86,7 @@ async def test_pixels_decoded_elsewhere_skip_the_decoder_and_the_time_spent_ther
     async with serving(checkpoint) as served:
         plane, caller = served.service.plane, Caller("", "gateway")
         opened, checked = check_act(request(), "demo", plane.config.limits)
-        frame = replace(checked, images=(), pixels=b"decoded", decode_ns=5_000_000)
+        frame = replace(checked, images=(), pixels=(b"decoded",), decode_ns=5_000_000)
         received_ns = time.monotonic_ns() - SECOND_NS // 5
         action, _ = await act_once(plane, opened, frame, caller, received_ns=received_ns)
         (submitted,) = served.script.worker.submitted()

@@ -32,7 +32,7 @@ async def test_json_in_json_out(checkpoint):
         assert (body["action"], body["command"], body["token_ids"]) == ([0.25, -0.5, 1.0], "act", [7, 8, 9])
         assert body["schema"]["names"] == ["x", "y", "grip"]
         frame = served.script.worker.submitted()[0]
-        assert (frame.width, frame.height, frame.instruction) == (WIDTH, HEIGHT, "grasp the red handle")
+        assert (frame.sizes, frame.instruction) == ([HEIGHT, WIDTH], "grasp the red handle")
 
 
 async def test_msgpack_in_msgpack_out(checkpoint):

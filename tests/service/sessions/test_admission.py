@@ -72,7 +72,6 @@ def request(
     age_ns = age_ms * MS or None
     return OpenRequest(
         cameras=cameras,
-        proprio_names=(),
         instruction="go",
         control_period_ns=period_ms * MS,
         max_action_age_ns=age_ns,

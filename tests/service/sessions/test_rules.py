@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -17,11 +18,12 @@ from edgeflow.service.sessions.ordering import SEQ_WINDOW, FrameOrder, RollingCo
 from edgeflow.service.sessions.outbox import Outbox
 from edgeflow.service.sessions.rates import TokenBucket
 from edgeflow.service.sessions.robot_clock import TOLERANCE_NS
-from edgeflow.types import Disposition
+from edgeflow.types import Chunk, Disposition
 from tests.service.scripted import SCHEMA
 
 MS = 1_000_000
 SECOND = 1000 * MS
+FINE = (0.0, 0.5, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,17 @@ def test_refusals_are_forgotten_after_ten_seconds():
     ],
 )
 def test_the_action_gate(values: list[float], good: bool):
-    assert within_limits(values, SCHEMA) is good
+    assert within_limits(Chunk(tuple(values)), SCHEMA) is good
+    whole = replace(SCHEMA, horizon=3, step_ms=20.0)
+    if len(values) == len(FINE):
+        assert within_limits(Chunk((*FINE, *values, *FINE), 3, 20.0), whole) is good
+    assert not within_limits(Chunk(tuple(values)), whole)
+
+
+@pytest.mark.parametrize("chunk", [Chunk(FINE * 2, 2, 20.0), Chunk(FINE * 3, 3, 10.0), Chunk(FINE * 3, 1), Chunk(FINE)])
+def test_a_chunk_of_another_shape_or_step_does_not_pass_the_gate(chunk: Chunk):
+    whole = replace(SCHEMA, horizon=3, step_ms=20.0)
+    assert within_limits(Chunk(FINE * 3, 3, 20.0), whole) and not within_limits(chunk, whole)
 
 
 def test_health_moves_only_along_its_arrows():

@@ -35,7 +35,6 @@ RULES = SessionRules(
 )
 REQUEST = OpenRequest(
     cameras=(CameraSpec("a", 1, 1, ImageFormat.RGB8),),
-    proprio_names=(),
     instruction="first",
     control_period_ns=100 * MS,
     max_action_age_ns=1_500 * MS,

@@ -71,7 +71,7 @@ async def serves(launched: Launched) -> list[type]:
     """What a launched worker says until it answers a ping; then it is ended."""
     heard: list[Message] = []
     link = WorkerLink(heard.append, lambda: None, lambda _: None)
-    await link.connect(launched.sock)
+    link.connect(launched.sock)
     link.send(Ping(1))
     await eventually(lambda: any(isinstance(message, Pong) for message in heard))
     launched.process.kill()

@@ -1,0 +1,239 @@
+"""What a robot sends and what a policy needs: matched, or refused with both sides."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeflow.errors import FailedPrecondition, InvalidArgument, RequestError
+from edgeflow.service.observation.matching import Names, matched, narrowed, short
+from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.types import CameraNeed, CameraSpec, ImageFormat, PolicyInputs, StateSpec
+
+NOTHING = Names(cameras={}, state={})
+
+
+def camera(name: str, width: int = 64, height: int = 48) -> CameraSpec:
+    return CameraSpec(name, width, height, ImageFormat.JPEG)
+
+
+def vector(name: str, size: int = 1, elements: str = "", units: str = "") -> StateSpec:
+    return StateSpec(name=name, size=size, elements=tuple(elements.split()), units=tuple(units.split()))
+
+
+def request(*cameras: CameraSpec, state: tuple[StateSpec, ...] = ()) -> OpenRequest:
+    return OpenRequest(
+        cameras=cameras or (camera("front"),),
+        instruction="go",
+        control_period_ns=1,
+        max_action_age_ns=None,
+        mode=None,
+        unnorm_key="",
+        state=state,
+    )
+
+
+def needs(*cameras: CameraNeed, state: tuple[StateSpec, ...] = ()) -> PolicyInputs:
+    return PolicyInputs(cameras=cameras, state=state)
+
+
+def seen(opened: OpenRequest) -> list[str]:
+    return [each.name for each in opened.policy_cameras]
+
+
+TOP, WRIST = CameraNeed(name="observation.images.top"), CameraNeed(name="observation.images.wrist")
+STATE = needs(state=(vector("observation.state", 2, "shoulder elbow", "rad rad"),))
+
+
+def test_cameras_are_matched_by_the_last_part_of_their_keys_and_come_in_the_policy_s_order():
+    sent = request(camera("spare"), camera("wrist"), camera("observation.images.top"))
+    assert seen(matched(sent, needs(TOP, WRIST), NOTHING)) == ["observation.images.top", "wrist"]
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [("observation.images.top", "top"), ("observation.state", "state"), ("top", "top"), ("images.top", "images.top")],
+)
+def test_the_field_s_keys(name: str, last: str):
+    assert short(name) == last
+
+
+def test_an_equal_name_comes_before_an_alike_one_and_two_alike_ones_are_none():
+    both = request(camera("top"), camera("observation.images.top"))
+    assert seen(matched(both, needs(TOP), NOTHING)) == ["observation.images.top"]
+    with pytest.raises(InvalidArgument, match=r"no camera is the policy's 'observation\.images\.top'"):
+        matched(request(camera("top"), camera("observation.top")), needs(TOP), NOTHING)
+
+
+def test_a_configured_name_wins_over_an_equal_one():
+    sent = request(camera("top"), camera("front"))
+    names = Names(cameras={"observation.images.top": "front"}, state={})
+    assert seen(matched(sent, needs(TOP), names)) == ["front"]
+    with pytest.raises(InvalidArgument) as caught:
+        matched(request(camera("top")), needs(TOP), names)
+    assert caught.value.reason == "INPUT_MISSING"
+
+
+def test_any_camera_may_stand_for_one_that_the_checkpoint_does_not_name():
+    any_camera = CameraNeed(name="image", named=False)
+    assert seen(matched(request(camera("wrist"), camera("top")), needs(any_camera), NOTHING)) == ["wrist"]
+    assert seen(matched(request(camera("wrist"), camera("image")), needs(any_camera), NOTHING)) == ["image"]
+    names = Names(cameras={"image": "top"}, state={})
+    assert seen(matched(request(camera("wrist"), camera("top")), needs(any_camera), names)) == ["top"]
+
+
+def test_a_missing_camera_is_refused_with_both_sides_and_the_line_to_configure():
+    with pytest.raises(InvalidArgument) as caught:
+        matched(request(camera("top"), camera("gripper")), needs(TOP, WRIST), NOTHING)
+    assert (caught.value.field, caught.value.reason) == ("open.cameras", "INPUT_MISSING")
+    for part in (
+        "the policy needs 'observation.images.top' of any size, 'observation.images.wrist' of any size",
+        "the robot sends 'top' 64x48, 'gripper' 64x48",
+        '"cameras": {"observation.images.wrist": "gripper"}',
+    ):
+        assert part in caught.value.text
+
+
+def test_a_camera_of_another_size_is_refused():
+    exact = CameraNeed(name="top", width=64, height=48)
+    assert seen(matched(request(camera("top")), needs(exact), NOTHING)) == ["top"]
+    with pytest.raises(InvalidArgument, match="'top' is 64x64; the policy takes 'top' 64x48") as caught:
+        matched(request(camera("top", 64, 64)), needs(exact), NOTHING)
+    assert caught.value.reason == "INPUT_SIZE"
+
+
+def test_more_pixels_than_cross_to_the_worker_are_refused():
+    sent = request(*(camera(name, 4000, 4000) for name in ("top", "wrist")))
+    assert matched(sent, needs(TOP), NOTHING)
+    with pytest.raises(InvalidArgument, match="bytes of pixels together") as caught:
+        matched(sent, needs(TOP, WRIST), NOTHING)
+    assert caught.value.reason == "CAMERA_SIZE"
+
+
+def test_a_mapping_of_what_the_policy_does_not_have_is_refused():
+    names = Names(cameras={"left": "a"}, state={})
+    with pytest.raises(FailedPrecondition, match=r"maps 'left' in 'cameras'.*its names are 'observation.images.top'"):
+        matched(request(camera("top")), needs(TOP), names)
+    with pytest.raises(FailedPrecondition) as caught:
+        matched(request(), needs(), Names(cameras={}, state={"pose": "state"}))
+    assert (caught.value.field, caught.value.reason) == ("open.state", "INPUT_MAPPING")
+
+
+def test_state_is_picked_by_name_wherever_it_stands_in_a_frame():
+    state = (vector("pose", 3), vector("state", 2), vector("gripper"))
+    assert matched(request(state=state), STATE, NOTHING).policy_numbers == (3, 4)
+    both = needs(state=(vector("gripper"), vector("pose", 3)))
+    assert matched(request(state=state), both, NOTHING).policy_numbers == (5, 0, 1, 2)
+
+
+def test_a_list_of_vectors_makes_up_one():
+    names = Names(cameras={}, state={"observation.state": ["arm", "gripper"]})
+    opened = matched(request(state=(vector("gripper"), vector("arm"))), STATE, names)
+    assert opened.policy_numbers == (1, 0)
+    with pytest.raises(InvalidArgument, match=r"'arm', configured as the policy's 'observation\.state'"):
+        matched(request(state=(vector("gripper"),)), STATE, names)
+
+
+def test_single_numbers_make_up_a_vector_that_has_their_names_as_elements():
+    sent = request(state=(vector("time"), vector("shoulder"), vector("elbow")))
+    assert matched(sent, STATE, NOTHING).policy_numbers == (1, 2)
+    with pytest.raises(InvalidArgument) as caught:
+        matched(request(state=(vector("elbow"), vector("shoulder"))), STATE, NOTHING)
+    assert caught.value.reason == "INPUT_ORDER"
+    with pytest.raises(InvalidArgument) as caught:
+        matched(request(state=(vector("elbow"),)), STATE, NOTHING)
+    assert caught.value.reason == "INPUT_MISSING"
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason", "text"),
+    [
+        (vector("state", 3), "INPUT_SIZE", "'state' has 3 numbers; the policy takes 2"),
+        (vector("state", 2, "elbow shoulder"), "INPUT_ORDER", "number 0 .* is 'shoulder', and 'elbow' came"),
+        (vector("state", 2, units="rad deg"), "INPUT_UNIT", "number 1 .* is 'rad', and 'deg' came"),
+        (vector("joints", 2), "INPUT_MISSING", r'"state": \{"observation.state": "joints"\}'),
+    ],
+)
+def test_other_state_is_refused_with_both_sides(sent: StateSpec, reason: str, text: str):
+    with pytest.raises(InvalidArgument, match=text) as caught:
+        matched(request(state=(sent,)), STATE, NOTHING)
+    assert (caught.value.field, caught.value.reason) == ("open.state", reason)
+    assert "the policy needs 'observation.state' of 2 numbers (shoulder rad, elbow rad)" in caught.value.text
+    assert f"the robot sends '{sent.name}' of {sent.size} numbers" in caught.value.text
+
+
+@pytest.mark.parametrize(
+    "sent", [vector("state", 2), vector("state", 2, "shoulder elbow"), vector("state", 2, "", "rad rad")]
+)
+def test_what_one_side_does_not_state_is_not_compared(sent: StateSpec):
+    assert matched(request(state=(sent,)), STATE, NOTHING).policy_numbers == (0, 1)
+
+
+def test_a_refusal_has_a_bounded_length():
+    many = tuple(vector(f"{index:064}") for index in range(256))
+    long = needs(state=(vector("s", 200, " ".join(f"{index:064}" for index in range(200))),))
+    with pytest.raises(InvalidArgument) as caught:
+        matched(request(state=many), long, Names(cameras={}, state={"s": [each.name for each in many[:100]]}))
+    assert len(caught.value.text) < 2000
+
+
+def test_a_narrowed_request_is_matched_again_with_the_same_numbers():
+    state = (vector("pose", 3), vector("state", 2), vector("gripper"))
+    opened = matched(request(state=state), STATE, NOTHING)
+    fewer, numbers = narrowed(opened, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (fewer.state, numbers) == ((state[1],), [3.0, 4.0])
+    assert matched(fewer, STATE, NOTHING).policy_numbers == (0, 1)
+
+
+KEYS = st.sampled_from(["a", "b", "c", "observation.images.a", "observation.images.b", "observation.c"])
+SENT_CAMERAS = st.lists(KEYS, min_size=1, max_size=4, unique=True).map(lambda names: [camera(name) for name in names])
+NEEDED = st.lists(st.builds(CameraNeed, name=KEYS, named=st.booleans()), max_size=3, unique_by=lambda need: need.name)
+SENT_STATE = st.lists(st.builds(vector, KEYS, st.integers(1, 3)), max_size=4, unique_by=lambda each: each.name)
+NEEDED_STATE = st.lists(st.builds(vector, KEYS, st.integers(1, 3)), max_size=3, unique_by=lambda each: each.name)
+CONFIGURED = st.dictionaries(KEYS, KEYS, max_size=2)
+
+
+def naive_camera(need: CameraNeed, sent: list[CameraSpec], configured: dict[str, str]) -> CameraSpec | None:
+    if need.name in configured:
+        return {each.name: each for each in sent}.get(configured[need.name])
+    for each in sent:
+        if each.name == need.name:
+            return each
+    alike = [each for each in sent if each.name.split(".")[-1] == need.name.split(".")[-1]]
+    if len(alike) == 1:
+        return alike[0]
+    return None if need.named else sent[0]
+
+
+@given(SENT_CAMERAS, NEEDED, CONFIGURED)
+def test_cameras_match_as_the_naive_rule_says(
+    sent: list[CameraSpec], needed: list[CameraNeed], configured: dict[str, str]
+):
+    expected = [naive_camera(need, sent, configured) for need in needed]
+    known = configured.keys() <= {need.name for need in needed}
+    try:
+        opened = matched(request(*sent), needs(*needed), Names(cameras=configured, state={}))
+    except RequestError as error:
+        assert not known or None in expected
+        assert error.reason == ("INPUT_MISSING" if known else "INPUT_MAPPING")
+    else:
+        assert known and list(opened.policy_cameras) == expected
+
+
+@given(SENT_STATE, NEEDED_STATE)
+def test_state_that_is_matched_has_the_numbers_of_the_vectors_of_that_name(
+    sent: list[StateSpec], needed: list[StateSpec]
+):
+    numbers = [f"{each.name} {place}" for each in sent for place in range(each.size)]
+    try:
+        opened = matched(request(state=tuple(sent)), needs(state=tuple(needed)), NOTHING)
+    except RequestError as error:
+        assert error.reason in ("INPUT_MISSING", "INPUT_SIZE") and error.field == "open.state"
+    else:
+        assert len(opened.policy_numbers) == sum(each.size for each in needed)
+        got = iter(numbers[index] for index in opened.policy_numbers)
+        for need in needed:
+            names = [next(got).split() for _ in range(need.size)]
+            assert {name.split(".")[-1] for name, _ in names} == {need.name.split(".")[-1]}
+            assert [int(place) for _, place in names] == list(range(need.size))

@@ -1,0 +1,114 @@
+"""Chunks in a session: the age of a row counts from its own moment, and what was sent is remembered for a while."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeflow.ipc.messages import FrameResult
+from edgeflow.service.sessions.events import ActionEvent, StatusEvent
+from edgeflow.service.sessions.requests import CheckedFrame, Playing
+from edgeflow.service.sessions.session import Session
+from edgeflow.service.sessions.tracks import MOST_SENT, SentChunks
+from edgeflow.types import Chunk, Disposition
+from tests.service.scripted import SCHEMA
+from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
+
+HORIZON, STEP_MS = 5, 20.0
+WIDE = replace(SCHEMA, horizon=HORIZON, step_ms=STEP_MS)
+CHUNK = Chunk(tuple(value for row in range(HORIZON) for value in (0.1 * row, 0.0, 1.0)), HORIZON, STEP_MS)
+LIMIT_MS = 100
+
+
+def session_of(*, chunks: bool) -> Session:
+    return Session(1, replace(REQUEST, chunks=chunks, max_action_age_ns=LIMIT_MS * MS), WIDE, RULES, 0)
+
+
+def answered(session: Session, seq: int = 1, chunk: Chunk = CHUNK) -> None:
+    """A frame of the time 0 is answered."""
+    session.admit(seq, 0, 0)
+    session.offer(CheckedFrame(seq=seq, stamp_ns=0, images=(b"abc",)), 0)
+    assert session.start_decoding(0, alone=True) is not None
+    session.decoded(b"abc", 1)
+    frame = session.start_sending(0)
+    assert frame is not None
+    session.result(
+        FrameResult(
+            session=1,
+            epoch=frame.epoch,
+            seq=seq,
+            chunk=chunk,
+            token_ids=[],
+            valid=True,
+            queue_ns=0,
+            inference_ns=0,
+            passes=1,
+            settled=0,
+        )
+    )
+
+
+def action_of(session: Session, now_ms: int) -> ActionEvent:
+    (found,) = [event for event in session.take(now_ms * MS) if isinstance(event, ActionEvent)]
+    return found
+
+
+@pytest.mark.parametrize(("now_ms", "step"), [(0, 0), (19, 0), (20, 1), (79, 3), (80, 4), (99, 4), (180, 4)])
+def test_a_robot_without_chunks_gets_the_row_that_is_due_with_its_own_limit(now_ms: int, step: int):
+    session = session_of(chunks=False)
+    answered(session)
+    action = action_of(session, now_ms)
+    assert action.chunk == Chunk(CHUNK.row(step)) and action.values == CHUNK.row(step)
+    assert action.max_age_ms == LIMIT_MS + step * STEP_MS
+    assert (action.stamp_ns, action.age_ns) == (0, now_ms * MS)
+    assert (session.robot_schema.horizon, session.schema.horizon) == (1, HORIZON)
+
+
+def test_a_robot_that_plays_chunks_gets_all_rows():
+    session = session_of(chunks=True)
+    answered(session)
+    action = action_of(session, 70)
+    assert action.chunk == CHUNK and action.max_age_ms == LIMIT_MS and session.robot_schema is WIDE
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+@pytest.mark.parametrize(("now_ms", "sent"), [(100, True), (180, True), (181, False), (500, False)])
+def test_an_answer_is_too_old_once_its_last_row_is(now_ms: int, sent: bool, chunks: bool):
+    session = session_of(chunks=chunks)
+    answered(session)
+    events = session.take(now_ms * MS)
+    outcome = next(event for event in events if isinstance(event, StatusEvent))
+    assert outcome.disposition is (Disposition.ACTED if sent else Disposition.DROPPED)
+    assert sent or outcome.reason == "ACTION_TOO_OLD"
+
+
+@pytest.mark.parametrize(
+    "chunk", [Chunk(CHUNK.row(0)), Chunk(CHUNK.values, HORIZON, 10.0), Chunk(CHUNK.values[:-3], 4, STEP_MS)]
+)
+def test_a_chunk_of_another_shape_is_no_action(chunk: Chunk):
+    session = session_of(chunks=True)
+    answered(session, chunk=chunk)
+    reasons = [event.reason for event in session.take(0)]
+    assert reasons == ["POLICY_OUTPUT_INVALID"] * 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 600), st.integers(1, 9)), max_size=600, unique_by=lambda each: each[0]))
+def test_sent_chunks_are_the_last_ones(sent: list[tuple[int, int]]):
+    chunks = SentChunks()
+    for seq, horizon in sent:
+        chunks.add(seq, horizon)
+    kept = dict(sent[-MOST_SENT:])
+    for seq in range(601):
+        assert not chunks.has(Playing(seq, kept.get(seq, 0)))
+        assert seq not in kept or chunks.has(Playing(seq, kept[seq] - 1))
+
+
+def test_only_what_was_handed_out_counts_as_sent():
+    session = session_of(chunks=False)
+    answered(session)
+    assert not session.sent.has(Playing(1, 0))
+    action_of(session, 5)
+    assert session.sent.has(Playing(1, 0)) and not session.sent.has(Playing(1, 1))
