@@ -17,6 +17,7 @@ STATE, ENVIRONMENT, ACTION = "observation.state", "observation.environment_state
 TYPES = ("VISUAL", "STATE", "ENV", "ACTION", "REWARD", "LANGUAGE")
 BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 ACTIVATIONS = ("relu", "gelu")
+LONGEST = 4096  # pixels of a side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,10 @@ def _cameras(inputs: Fields) -> tuple[Camera, ...]:
             channels, height, width = feature.shape("shape", 3)
             if channels != 3:
                 raise CheckpointError(f"{feature.name('shape')} has {channels} channels; served: 3")
+            if max(height, width) > LONGEST:
+                raise CheckpointError(
+                    f"{feature.name('shape')} has {width} x {height} pixels; served: sides to {LONGEST}"
+                )
             found.append(Camera(name=name, height=height, width=width))
     return tuple(found)
 

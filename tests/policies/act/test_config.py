@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.act.config import Camera, load_config
@@ -17,6 +21,7 @@ from tests.policies.act.checkpoint import change_json, write_checkpoint, write_j
 from tests.policies.act.twin import TwinSize
 
 RATE = {"control_rate_hz": 50}
+FILES = ("config.json", "policy_preprocessor.json", "policy_postprocessor.json")
 
 
 @pytest.fixture
@@ -98,6 +103,10 @@ def test_inputs_that_the_network_does_not_read_are_left_out(checkpoint: Path):
             "config.json.input_features.observation.images.depth.shape has 1 channels; served: 3",
         ),
         (
+            {"input_features": {"observation.images.top": {"type": "VISUAL", "shape": [3, 40, 4097]}}},
+            "config.json.input_features.observation.images.top.shape has 4097 x 40 pixels; served: sides to 4096",
+        ),
+        (
             {"input_features": {"observation.images.top": {"type": "VISUAL", "shape": [3, 40]}}},
             "config.json.input_features.observation.images.top.shape is [3, 40]; served: a list of 3 sizes",
         ),
@@ -159,7 +168,43 @@ def test_settings_are_read(checkpoint: Path):
     assert settings.model_dump() == {**given, "control_rate_hz": 50.0}
 
 
-@pytest.mark.parametrize("file", ["config.json", "policy_preprocessor.json", "policy_postprocessor.json"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 1 << 40) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+def places(values: Any) -> list[tuple[Any, Any]]:
+    """Every container with each of its keys."""
+    keys = list(values) if isinstance(values, dict) else list(range(len(values)))
+    inner = [each for key in keys if isinstance(values[key], dict | list) for each in places(values[key])]
+    return [(values, key) for key in keys] + inner
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("intact"), rename={"observation.joints": "observation.state"})
+
+
+@given(data=st.data(), file=st.sampled_from(FILES), value=JSON)
+def test_any_value_anywhere_is_served_or_refused_by_name(intact: Path, data: st.DataObject, file: str, value: Any):
+    text = (intact / file).read_text()
+    values = json.loads(text)
+    container, key = data.draw(st.sampled_from(places(values)))
+    container[key] = value
+    try:
+        write_json(intact / file, values)
+        ACT.check(intact, RATE)
+    except CheckpointError as error:
+        assert any(name in str(error) for name in (*FILES, ".safetensors", "statistics"))
+    except ConfigError as error:
+        assert str(error).startswith("policy.")
+    finally:
+        (intact / file).write_text(text)
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_a_missing_file_is_named(file: str, checkpoint: Path):
     (checkpoint / file).unlink()
     with pytest.raises(CheckpointError, match=rf"^{checkpoint} has no {file}: "):
