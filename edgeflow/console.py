@@ -57,6 +57,9 @@ class Status(Protocol):
     @property
     def forecasts(self) -> Sequence[tuple[str, float, float]]: ...
 
+    @property
+    def horizon(self) -> int: ...
+
 
 WIDE = 140  # columns of tables that go to a file or a pipe
 
@@ -134,9 +137,10 @@ class ServicePrinter:
                     self._console.print(f"  chat: {status.chat}", highlight=False, markup=False)
                 if status.operators:
                     self._console.print(f"  operators: {status.operators}", highlight=False, markup=False)
+                what = "actions" if status.horizon == 1 else f"chunks of {status.horizon} actions"
                 for mode, fps, age_ms in status.forecasts:
                     self._console.print(
-                        f"  {mode:>9}: one robot alone gets {fps:.1f} actions per second, {age_ms:.0f} ms old",
+                        f"  {mode:>9}: one robot alone gets {fps:.1f} {what} per second, {age_ms:.0f} ms old",
                         highlight=False,
                     )
                 for warning in status.warnings:

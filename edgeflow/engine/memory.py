@@ -29,7 +29,8 @@ class KVNeed:
     """Memory of a policy's KV, and what must stay free beside it, in bytes.
 
     ring: slots per session, K. spare: slots beside all rings. capacity: positions per slot.
-    position_bytes: one position, in every layer. reserve_bytes, chat_bytes: kept free beside the KV.
+    position_bytes: one position, in every layer. reserve_bytes, chat_bytes: kept free beside the KV. frame_bytes: the
+    same for each session.
     """
 
     ring: int
@@ -38,6 +39,7 @@ class KVNeed:
     position_bytes: int
     reserve_bytes: int
     chat_bytes: int = 0
+    frame_bytes: int = 0
 
     def kv_bytes(self, sessions: int) -> int:
         """All slots of so many sessions."""
@@ -45,12 +47,12 @@ class KVNeed:
 
     def total_bytes(self, sessions: int) -> int:
         """All slots, and what stays free."""
-        return self.kv_bytes(sessions) + self.reserve_bytes + self.chat_bytes
+        return self.kv_bytes(sessions) + sessions * self.frame_bytes + self.reserve_bytes + self.chat_bytes
 
 
 def sessions_that_fit(need: KVNeed, free_bytes: int, most: int = MOST_SESSIONS) -> int:
     """The number of sessions whose KV fits beside the reserve and chat: 0 to `most`."""
-    left, each = free_bytes - need.total_bytes(0), need.kv_bytes(1) - need.kv_bytes(0)
+    left, each = free_bytes - need.total_bytes(0), need.total_bytes(1) - need.total_bytes(0)
     return max(0, min(most, left // each)) if each else most
 
 
@@ -62,7 +64,7 @@ def choose_sessions(wanted: int | None, need: KVNeed, free_bytes: int) -> int:
     fitting = sessions_that_fit(need, free_bytes, wanted or MOST_SESSIONS)
     if wanted is not None and fitting < wanted:
         raise ConfigError(_refusal(wanted, fitting, need, free_bytes))
-    if need.kv_bytes(1) > free_bytes:
+    if need.kv_bytes(1) + need.frame_bytes > free_bytes:
         raise ConfigError(_refusal(1, 0, need, free_bytes))
     return max(1, fitting)
 
@@ -114,13 +116,14 @@ def size(count: int) -> str:
 
 
 def _refusal(sessions: int, fitting: int, need: KVNeed, free_bytes: int) -> str:
-    slots = sessions * need.ring + need.spare
+    slots, activations = sessions * need.ring + need.spare, need.reserve_bytes + sessions * need.frame_bytes
+    kv = f"{slots} slots x {need.capacity} positions x {need.position_bytes} bytes = {size(need.kv_bytes(sessions))}, "
     chat = f" and {size(need.chat_bytes)} for chat" if need.chat_bytes else ""
     advice = f"lower max_sessions ({fitting} fit)" if fitting else "lower max_prompt_tokens"
     return (
-        f"max_sessions: {sessions} sessions need {size(need.total_bytes(sessions))}: {slots} slots x {need.capacity} "
-        f"positions x {need.position_bytes} bytes = {size(need.kv_bytes(sessions))}, {size(need.reserve_bytes)} for "
-        f"activations and graphs{chat}; {size(max(free_bytes, 0))} are free beside the weights: {advice}"
+        f"max_sessions: {sessions} sessions need {size(need.total_bytes(sessions))}: {kv if slots else ''}"
+        f"{size(activations)} for activations and graphs{chat}; {size(max(free_bytes, 0))} are free beside the "
+        f"weights: {advice}"
         + (" or max_prompt_tokens" if fitting else "")
         + (", or choose a smaller chat model" if need.chat_bytes else "")
     )

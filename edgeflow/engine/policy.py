@@ -159,7 +159,8 @@ class Footprint:
 
     decoder: weights that may be converted to another precision, in numbers; other: all other weights. slots: KV slots
     per session. position_bytes: of one position of a slot, in every layer. positions: of a slot besides those of the
-    text. row_bytes: activations per row of a pass.
+    text. row_bytes: activations per row of a pass. frame_bytes: of each frame of a pass besides those of its rows.
+    graphs: whether passes can be replayed as CUDA graphs.
     """
 
     decoder: int
@@ -168,6 +169,8 @@ class Footprint:
     position_bytes: int
     positions: int
     row_bytes: int
+    frame_bytes: int = 0
+    graphs: bool = False
 
 
 class Published(Protocol):

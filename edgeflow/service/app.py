@@ -198,6 +198,7 @@ class Service:
             done=0,
             total=0,
             forecasts=forecasts,
+            horizon=ready.schema.horizon,
             warnings=tuple(warnings),
         )
 

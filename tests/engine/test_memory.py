@@ -67,6 +67,7 @@ needs = st.builds(
     position_bytes=amounts,
     reserve_bytes=st.integers(0, 1 << 40),
     chat_bytes=st.integers(0, 1 << 40),
+    frame_bytes=st.integers(0, 1 << 30),
 )
 
 

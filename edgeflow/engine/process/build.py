@@ -48,7 +48,9 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         raise ConfigError(f"unnorm_key: {config.unnorm_key!r} is not one of {', '.join(keys)}")
     table = operator_table(Path(config.operators) if config.operators else None, config.weights, device, dtype)
     footprint = published.footprint(dtype)
-    graphs = footprint.slots > 0 and choose_graphs(config.graphs, device, dtype)
+    if config.graphs == "on" and not footprint.graphs:
+        raise ConfigError(f"graphs: passes of the family {family.name} are not replayed; use auto or off")
+    graphs = footprint.graphs and choose_graphs(config.graphs, device, dtype)
     if graphs and dtype == torch.float32:
         table = table.forcing(packed_attention="masked")  # what serves float32 else reads slots on the host
     need = kv_need(config, footprint, device, spare=int(graphs), chat_bytes=chat_bytes)
@@ -107,6 +109,7 @@ def kv_need(
         capacity=rounded_capacity(footprint.positions + config.max_prompt_tokens),
         position_bytes=footprint.position_bytes,
         reserve_bytes=FIXED_BYTES[device.type] + config.row_budget * footprint.row_bytes,
+        frame_bytes=footprint.frame_bytes,
         chat_bytes=chat_bytes,
     )
 

@@ -39,7 +39,7 @@ class PublishedACT:
         return UNNORM_KEYS
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
-        """The memory of the weights, and of one frame's activations, which is a row."""
+        """The memory of the weights, and of one frame's activations."""
         used = [shape for name, shape in self._shapes.items() if not name.startswith(TRAINING)]
         stem = self._shapes.get("model.backbone.conv1.weight", (0,))[0]
         return Footprint(
@@ -48,7 +48,8 @@ class PublishedACT:
             slots=0,
             position_bytes=0,
             positions=0,
-            row_bytes=frame_numbers(self._config, stem) * dtype.itemsize,
+            row_bytes=0,
+            frame_bytes=frame_numbers(self._config, stem) * dtype.itemsize,
         )
 
     def load(self, placement: Placement) -> ACTPolicy:

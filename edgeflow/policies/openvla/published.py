@@ -38,6 +38,7 @@ class PublishedOpenVLA:
             * DENSE.position_bytes(text.num_key_value_heads, text.head_dim, dtype),
             positions=numbers.image_tokens + stages,
             row_bytes=activation_bytes(text, 1, dtype),
+            graphs=True,
         )
 
     def load(self, placement: Placement) -> OpenVLAPolicy:

@@ -24,7 +24,8 @@ class ServiceStatus:
     chat: the chat model and the memory of its slots, in one line; "" without chat.
     operators: operators in use besides the built-in ones, in one line.
     memory: the KV memory of the sessions and what was free, in one line.
-    forecasts: (mode, actions per second, age in ms) for one robot alone at full rate, from measured pass times.
+    forecasts: (mode, answers per second, age in ms) for one robot alone at full rate, from measured pass times.
+    horizon: actions per answer.
     warnings: settings that the system does not permit.
     """
 
@@ -43,4 +44,5 @@ class ServiceStatus:
     operators: str = ""
     memory: str = ""
     forecasts: tuple[tuple[str, float, float], ...] = ()
+    horizon: int = 1
     warnings: tuple[str, ...] = ()
