@@ -220,8 +220,6 @@ def _open_message(session: Session, number: int) -> pb.Open:
         depth=session.depth,
         tolerance_bins=session.tolerance_bins,
         max_passes=session.max_passes,
+        state=session.state,
     )
-    message = open_message(settings, session.instructions[number % len(session.instructions)])
-    message.state.extend(pb.StateVector(name=each.name, size=each.size) for each in session.state)
-    message.chunks = True
-    return message
+    return open_message(settings, session.instructions[number % len(session.instructions)])
