@@ -18,8 +18,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "aloha": {"chunk": 25, "dims": 14, "proprio": 14, "images": 3, "bounds": "min_max", "control_rate_hz": 25.0},
     "bridge": {"chunk": 5, "dims": 7, "proprio": 7, "images": 1, "bounds": "q99", "control_rate_hz": 5.0},
 }
-CAMERAS = {1: ("full_image",), 2: ("full_image", "wrist_image")}
-CAMERAS[3] = ("full_image", "left_wrist_image", "right_wrist_image")
+CAMERAS = {
+    1: ("full_image",),
+    2: ("full_image", "wrist_image"),
+    3: ("full_image", "left_wrist_image", "right_wrist_image"),
+}
 STATE = "state"
 """The name of the state vector."""
 
