@@ -177,8 +177,9 @@ class ControlPlane:
         except RequestError as error:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return False
-        near = self._engine.policy.near[: program.passes]
-        self._opened[message.session] = _Opened(key, message.deadline_ns, message.patience_ns, SteadyTokens(near))
+        self._opened[message.session] = _Opened(
+            key, message.deadline_ns, message.patience_ns, SteadyTokens(self._engine.policy.near)
+        )
         self._publish(SessionOpened(message.session, schema))
         return True
 

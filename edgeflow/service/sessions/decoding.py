@@ -157,6 +157,6 @@ def prepare_ns(cameras: Iterable[CameraSpec]) -> int:
 
 
 def _pixels(cameras: Iterable[CameraSpec]) -> int:
-    """What a decoder takes for a frame, in pixels."""
+    """The work of a decoder for a frame, in pixels."""
     encoded = [camera for camera in cameras if camera.format is not ImageFormat.RGB8]
     return sum(camera.width * camera.height + EXTRA_PIXELS for camera in encoded)
