@@ -1,9 +1,10 @@
-"""Random arrivals, stalls, resets and closes: what must hold of every plan."""
+"""Random programs, arrivals, stalls, resets and closes: what must hold of every plan."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,15 +13,30 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Outcome, Pass, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Pace, Speculation
+from edgeflow.types import PROMPT, Pace, Speculation, Stage, StageProgram
 
-STAGES = 4
+STAGES = 4  # most passes of any program
 SESSIONS = 3
 DRAIN_NS = 5
 PACES = st.one_of(
     st.builds(Pace, st.integers(1, STAGES)),
     st.builds(Pace, st.just(0), st.builds(Speculation, st.integers(0, 2), st.integers(0, STAGES))),
 )
+BEHIND = st.builds(
+    Stage, rows=st.integers(1, 5), repeats=st.integers(1, 3), group=st.integers(0, 2), advances=st.booleans()
+)
+PROGRAMS = st.one_of(
+    st.builds(StageProgram.tokens, st.integers(1, STAGES)),
+    st.lists(BEHIND, max_size=3)
+    .filter(lambda stages: sum(stage.repeats for stage in stages) < STAGES)
+    .map(lambda stages: StageProgram((Stage(rows=PROMPT), *stages))),
+)
+
+
+def drafts_of(program: StageProgram, pace: Pace) -> int:
+    """Rows that a frame drafts behind its prompt: an answer in tokens can be drafted, and nothing else."""
+    tokens = all((stage.rows, stage.group, stage.advances) == (1, 0, True) for stage in program.stages[1:])
+    return program.passes - 1 if tokens and pace.speculation else 0
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -35,7 +51,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now_ns = 0
         self.epochs: dict[int, int] = {}
         self.paces: dict[int, Pace] = {}
-        self.begun: dict[FrameRef, Pace] = {}  # the pace that a frame began with
+        self.programs: dict[int, StageProgram] = {}
+        self.rings: dict[int, range] = {}  # slots that a session has been seen to use, and those between
+        self.begun: dict[FrameRef, tuple[StageProgram, Pace]] = {}  # what a frame began with
+        self.spans: dict[FrameRef, list[tuple[int, int, bool]]] = {}  # start, length, advances of its passes
         self.newest: dict[int, FrameRef] = {}  # of a session, in flight or gone
         self.passes: Counter[FrameRef] = Counter()
         self.offered: list[FrameRef] = []
@@ -47,13 +66,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.known: Counter[FrameRef] = Counter()  # tokens that were committed
         self.seq = 0
 
-    @rule(session=st.integers(0, 4), pace=PACES)
-    def open(self, session: int, pace: Pace) -> None:
+    @rule(session=st.integers(0, 4), pace=PACES, program=PROGRAMS)
+    def open(self, session: int, pace: Pace, program: StageProgram) -> None:
         if session in self.epochs or len(self.epochs) == SESSIONS:
             return
-        self.scheduler.open(session, epoch=1, pace=pace)
+        self.scheduler.open(session, epoch=1, pace=pace, program=program)
         self.epochs[session] = 1
         self.paces[session] = pace
+        self.programs[session] = program
 
     @rule(session=st.integers(0, 4), pace=PACES)
     def change_pace(self, session: int, pace: Pace) -> None:
@@ -103,6 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         session = data.draw(st.sampled_from(sorted(self.epochs)))
         del self.epochs[session]
         self.newest.pop(session, None)
+        self.rings.pop(session, None)
         self.collect(self.scheduler.close(session))
 
     @rule(stall_ns=st.integers(0, 8))
@@ -125,20 +146,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         planned, outcomes = self.uncommitted.pop(0)
         left = self.scheduler.commit(planned.number, outcomes, self.now_ns)
         for outcome in outcomes:
-            self.known[outcome.sequence] += len(outcome.tokens)
+            program, _ = self.begun[outcome.sequence]
+            self.known[outcome.sequence] += len(outcome.tokens) if program.drafts else 1
             self.passes[outcome.sequence] += 1
         done = {departure.frame for departure in left if departure.why is Leaving.DONE}
         assert done <= {outcome.sequence for outcome in outcomes}
         for departure in left:
             frame = departure.frame
             assert frame.epoch == self.epochs[frame.session], "a result of an old epoch"
-            speculation = self.begun[frame].speculation
+            program, pace = self.begun[frame]
+            speculation = pace.speculation if drafts_of(program, pace) else None
             if departure.why is Leaving.DONE:
                 most = speculation.max_passes if speculation else 0
-                settled = self.known[frame] >= STAGES
+                settled = self.known[frame] >= program.passes
                 assert settled or self.passes[frame] == most, "a frame leaves when its tokens are settled"
-                assert departure.settled == min(self.known[frame], STAGES)
+                assert speculation or self.passes[frame] == program.passes, "without drafts each of its passes runs"
+                assert departure.settled == min(self.known[frame], program.passes)
                 assert departure.passes == self.passes[frame]
+                self.check_spans(frame)
             elif departure.why is Leaving.OVERTAKEN:
                 gone = [other.frame for other in left if other.frame.session == frame.session]
                 assert any(other > frame for other in gone)
@@ -152,14 +177,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check(self, planned: Pass[FrameRef], dice: random.Random) -> list[Outcome[FrameRef]]:
         """Run a pass as the device does: each segment settles any number of its sampled rows."""
-        exact = all(segment.samples == 1 for earlier, _ in self.uncommitted for segment in earlier.segments)
+        exact = all(segment.drafts == 0 for earlier, _ in self.uncommitted for segment in earlier.segments)
         outcomes = []
         slots = [segment.slot for segment in planned.segments]
         assert len(slots) == len(set(slots)), "two segments of a pass share a slot"
         for segment in planned.segments:
             ref = segment.sequence
             assert self.left[ref] == 0, "a frame that left is run again"
-            assert 1 <= segment.samples <= max(1, STAGES - segment.stage)
             if segment.stage == 0:
                 assert self.settled[ref] == 0, "a prompt is run once"
                 self.begin(segment)
@@ -170,11 +194,23 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert segment.start == start if exact else segment.start >= start
                 assert segment.stage == self.settled[ref] if exact else 1 <= segment.stage <= self.settled[ref]
                 assert segment.length == segment.samples
-            accepted = dice.randint(1, segment.samples)
+            program, pace = self.begun[ref]
+            stage = [stage for stage in program.stages for _ in range(stage.repeats)][segment.stage]
+            drafts = drafts_of(program, pace)
+            assert segment.drafts == max(drafts - segment.stage, 0)
+            assert segment.samples == (stage.rows or 1) + segment.drafts
+            assert (segment.group, segment.advances) == (stage.group, stage.advances)
+            self.check_ring(segment.slot, ref.session, program)
+            self.spans.setdefault(ref, []).append((segment.start, segment.length, segment.advances))
+            accepted = dice.randint(1, segment.drafts + 1)
             self.settled[ref] += accepted
-            self.written[segment.slot] = (ref, start + segment.length - segment.samples + accepted)
-            outcomes.append(Outcome(ref, (0,) * accepted))
-        exact = exact and all(segment.samples == 1 for segment in planned.segments)
+            kept = segment.length - segment.drafts + accepted - 1 if segment.advances else 0
+            self.written[segment.slot] = (ref, start + kept)
+            outputs = (
+                accepted if program.drafts else dice.randint(0, segment.samples)
+            )  # what they are is not its matter
+            outcomes.append(Outcome(ref, (0,) * outputs))
+        exact = exact and all(segment.drafts == 0 for segment in planned.segments)
         for move in planned.moves:
             frame, rows = self.written[move.source]
             assert rows == move.length if exact else rows <= move.length
@@ -186,8 +222,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def begin(self, segment: Segment[FrameRef]) -> None:
         """A prompt and its drafts, which are those of the frame before it in its epoch."""
         ref = segment.sequence
-        pace = self.begun[ref] = self.paces[ref.session]
-        drafts = STAGES - 1 if pace.speculation else 0
+        program, pace = self.begun[ref] = self.programs[ref.session], self.paces[ref.session]
+        drafts = drafts_of(program, pace)
         assert (segment.start, segment.length, segment.drafts) == (0, self.rows[ref] + drafts, drafts)
         before = self.newest.get(ref.session)
         self.newest[ref.session] = ref
@@ -196,6 +232,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert segment.guess is not None and segment.guess.position == self.rows[before]
             assert self.written[segment.guess.slot][0] == before, "the guess is another frame's"
+
+    def check_ring(self, slot: int, session: int, program: StageProgram) -> None:
+        """The slots of a session lie together, are no more than its passes, and are nobody else's."""
+        seen = self.rings.get(session, range(slot, slot + 1))
+        self.rings[session] = ring = range(min(slot, seen[0]), max(slot, seen[-1]) + 1)
+        assert len(ring) <= program.passes
+        for other, slots in self.rings.items():
+            assert other == session or slots[-1] < ring[0] or ring[-1] < slots[0], "two sessions share slots"
+
+    def check_spans(self, frame: FrameRef) -> None:
+        """Rows that advance follow each other from the start; others enter where those before them end."""
+        program, pace = self.begun[frame]
+        spans = self.spans[frame]
+        assert spans[0][0] == 0
+        if drafts_of(program, pace):
+            return  # they may be placed at the furthest; the device knows
+        assert len(spans) == program.passes
+        for (start, length, advances), (following, _, _) in pairwise(spans):
+            assert following == (start + length if advances else start)
 
     @invariant()
     def no_frame_leaves_twice(self) -> None:
@@ -213,7 +268,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.uncommitted:
             self.commit()
         assert sorted(self.left) == sorted(self.offered), "a frame never left"
-        assert all(self.passes[ref] <= STAGES for ref in self.begun)
+        assert all(self.passes[ref] <= program.passes for ref, (program, _) in self.begun.items())
         assert self.scheduler.plan(self.now_ns + DRAIN_NS) is None
         for session in list(self.epochs):
             assert self.scheduler.close(session) == []

@@ -1,0 +1,181 @@
+"""Programs of stages in the scheduler and in forecasts: what a session's passes are, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeflow.scheduler.forecast import Robot, by_mode, forecast
+from edgeflow.scheduler.pace import served_pace
+from edgeflow.scheduler.plan import Frame, FrameRef, Outcome, Segment
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.types import PROMPT, Pace, PassTimes, Speculation, Stage, StageProgram
+from tests.scheduler.test_properties import BEHIND
+
+MS = 1_000_000
+ROWS = 20  # of a prompt
+PROMPT_STAGE = Stage(rows=PROMPT)
+DENOISING = StageProgram((PROMPT_STAGE, Stage(rows=1, group=1), Stage(rows=5, repeats=4, group=1, advances=False)))
+LIMITS = SchedulerLimits(7, 8, 1000, 2 * MS)
+TIMES = PassTimes(
+    stages=7,
+    prefill_ns=60 * MS,
+    two_prefills_ns=110 * MS,
+    packed_ns=66 * MS,
+    decode_ns=10 * MS,
+    decodes_ns=16 * MS,
+    row_ns=MS // 2,
+)
+PROGRAMS = st.lists(BEHIND, max_size=3).map(lambda stages: StageProgram((PROMPT_STAGE, *stages)))
+
+
+def test_what_a_program_says_of_itself():
+    seven = StageProgram.tokens(7)
+    assert (seven.passes, seven.drafts, seven.at(0).rows, seven.at(6).rows) == (7, 6, PROMPT, 1)
+    assert (StageProgram.tokens(1).passes, StageProgram.tokens(1).drafts) == (1, 0)
+    assert (DENOISING.passes, DENOISING.drafts) == (6, 0)
+    assert [stage.rows for stage in DENOISING.unrolled] == [PROMPT, 1, 5, 5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    "stage", [Stage(rows=2), Stage(rows=1, advances=False), Stage(rows=1, group=1)], ids=["rows", "overwrites", "group"]
+)
+def test_only_tokens_can_be_drafted(stage: Stage):
+    assert StageProgram((PROMPT_STAGE, stage)).drafts == 0
+    assert StageProgram((PROMPT_STAGE, Stage(rows=1), stage)).drafts == 0
+    assert StageProgram((PROMPT_STAGE, Stage(rows=1), Stage(rows=1, repeats=2))).drafts == 3
+
+
+def test_speculative_is_serial_where_nothing_can_be_drafted():
+    drafts = Pace(0, Speculation())
+    assert served_pace(drafts, StageProgram.tokens(2)) == drafts
+    assert {served_pace(drafts, program) for program in (DENOISING, StageProgram.tokens(1))} == {Pace(1)}
+    assert served_pace(Pace(6), DENOISING) == Pace(6)
+
+
+@pytest.mark.parametrize("shift", Shift)
+def test_stages_that_overwrite_enter_where_the_first_of_them_does(shift: Shift):
+    scheduler = Scheduler(replace(LIMITS, shift=shift))
+    scheduler.open(0, 1, Pace(0, Speculation()), DENOISING)
+    scheduler.offer(Frame(FrameRef(0, 1, 1), ROWS))
+    seen: list[Segment[FrameRef]] = []
+    moves = []
+    for _ in range(DENOISING.passes):
+        planned = scheduler.plan(len(seen) * 3 * MS)
+        assert planned is not None
+        (segment,) = planned.segments
+        left = scheduler.commit(planned.number, [Outcome(segment.sequence, ())])
+        seen.append(segment)
+        moves += planned.moves
+        assert bool(left) == (len(seen) == DENOISING.passes)
+    assert [(each.start, each.length, each.samples) for each in seen] == [
+        (0, ROWS, 1),
+        (ROWS, 1, 1),
+        *[(ROWS + 1, 5, 5)] * 4,
+    ]
+    assert [each.group for each in seen] == [0, 1, 1, 1, 1, 1]
+    assert [each.advances for each in seen] == [True, True, False, False, False, False]
+    assert {each.drafts for each in seen} == {0}
+    assert [move.length for move in moves] == ([] if shift is Shift.ROTATE else [ROWS, *[ROWS + 1] * 4])
+
+
+def test_a_program_that_no_ring_holds_is_refused():
+    scheduler = Scheduler(replace(LIMITS, stages=5, max_sessions=1))
+    with pytest.raises(ValueError, match="6 passes does not fit a ring of 5 slots"):
+        scheduler.open(0, 1, Pace(1), DENOISING)
+    scheduler.open(0, 1, Pace(1), StageProgram.tokens(5))
+
+
+def test_a_pipeline_is_full_when_a_session_has_a_frame_in_each_of_its_own_passes():
+    scheduler = Scheduler(LIMITS)
+    scheduler.open(0, 1, Pace(3), StageProgram.tokens(3))
+    scheduler.open(1, 1, Pace(7))
+    for seq in range(1, 8):
+        for session in (0, 1):
+            scheduler.offer(Frame(FrameRef(session, 1, seq), ROWS))
+        planned = scheduler.plan(0)
+        assert planned is not None
+        scheduler.commit(planned.number, [Outcome(each.sequence, (0,)) for each in planned.segments])
+    assert len(planned.segments) == 3 + 7
+    assert scheduler.counts.full_passes == 5
+
+
+@settings(max_examples=30, deadline=None)
+@given(program=PROGRAMS)
+def test_a_forecast_of_a_lone_robot_is_the_sum_of_its_passes(program: StageProgram):
+    """Serial: the prompt and each row after it. Pipelined: one frame in each of the stages in every pass."""
+    rows = [stage.rows for stage in program.unrolled[1:]]
+    serial_ns = TIMES.pass_ns(1, 0) + sum(TIMES.pass_ns(0, each) for each in rows)
+    packed_ns = TIMES.pass_ns(1, sum(rows))
+    robot = Robot(pace=Pace(1), period_ns=0, program=program)
+    (serial,) = forecast(TIMES, LIMITS, [robot])
+    (packed,) = forecast(TIMES, LIMITS, [replace(robot, pace=Pace(program.passes))])
+    assert (serial.age_ns, serial.fps) == (serial_ns, pytest.approx(1e9 / serial_ns))
+    assert (packed.age_ns, packed.fps) == (program.passes * packed_ns, pytest.approx(1e9 / packed_ns))
+    assert serial.passes_per_action == packed.passes_per_action == program.passes
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    programs=st.lists(
+        st.tuples(PROGRAMS | st.builds(StageProgram.tokens, st.integers(1, 7)), st.integers(1, 7)),
+        min_size=2,
+        max_size=3,
+    )
+)
+def test_forecasts_are_what_the_scheduler_does(programs: list[tuple[StageProgram, int]]):
+    robots = [Robot(pace=Pace(depth), period_ns=0, program=program) for program, depth in programs]
+    for found, fps in zip(forecast(TIMES, LIMITS, robots), simulated(programs), strict=True):
+        assert found.fps == pytest.approx(fps, rel=0.1)
+
+
+def simulated(programs: list[tuple[StageProgram, int]], passes: int = 600) -> list[float]:
+    """Answers per second of sessions whose frames are always at hand, by counting each of their passes."""
+    scheduler = Scheduler(SchedulerLimits(max(program.passes for program, _ in programs), len(programs), 1000, 2 * MS))
+    for session, (program, depth) in enumerate(programs):
+        scheduler.open(session, 1, Pace(depth), program)
+    had = [0] * len(programs)
+    now_ns = 0
+    for seq in range(1, passes + 1):
+        for session in range(len(programs)):
+            scheduler.offer(Frame(FrameRef(session, 1, seq), 1))
+        planned = scheduler.plan(now_ns)
+        assert planned is not None
+        rows = sum(each.length for each in planned.segments if each.stage)
+        now_ns += TIMES.pass_ns(sum(each.stage == 0 for each in planned.segments), rows)
+        for segment in planned.segments:
+            had[segment.sequence.session] += 1
+        scheduler.commit(planned.number, [Outcome(each.sequence, (0,)) for each in planned.segments])
+    return [count / program.passes * 1e9 / now_ns for count, (program, _) in zip(had, programs, strict=True)]
+
+
+def test_each_robot_has_the_passes_of_its_own_answers():
+    """Side by side in serial, the one with fewer passes answers more often."""
+    wide, narrow = (Robot(pace=Pace(1), period_ns=0, program=StageProgram.tokens(count)) for count in (7, 4))
+    found = forecast(TIMES, LIMITS, [wide, narrow])
+    assert [each.passes_per_action for each in found] == [7, 4]
+    assert found[1].fps > 1.3 * found[0].fps
+
+
+def test_the_modes_are_those_of_the_program():
+    assert list(by_mode(TIMES, LIMITS, None, StageProgram.tokens(4))) == [
+        "serial",
+        "depth 2",
+        "pipelined",
+        "speculative",
+    ]
+    assert list(by_mode(TIMES, LIMITS, None, DENOISING)) == ["serial", "depth 2", "depth 3", "pipelined"]
+    assert list(by_mode(TIMES, LIMITS, None, StageProgram((PROMPT_STAGE,)))) == ["serial"]
+    narrow = Robot(pace=Pace(4), period_ns=0, program=StageProgram.tokens(4))
+    assert by_mode(TIMES, LIMITS, None, StageProgram.tokens(4))["pipelined"] == forecast(TIMES, LIMITS, [narrow])[0]
+    assert by_mode(TIMES, LIMITS) == by_mode(TIMES, LIMITS, None, StageProgram.tokens(7))
+
+
+def test_drafts_of_a_narrow_robot_settle_within_its_own_passes():
+    pace, program = Pace(0, Speculation()), StageProgram.tokens(4)
+    (found,) = forecast(TIMES, LIMITS, [Robot(pace=pace, period_ns=0, program=program)])
+    assert (found.passes_per_action, found.assumed) == (4, True)
