@@ -22,8 +22,8 @@ from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.engine.process.build import build_engine
 from edgeflow.types import Pace, Speculation
+from edgeflow.worker.build import build_engine
 
 SPEED_M_S = 0.05
 PERIOD_S = 0.05

@@ -14,11 +14,11 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
-from edgeflow.engine.process.build import build_engine
-from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Pace
+from edgeflow.worker.build import build_engine
+from edgeflow.worker.worker import Worker
 
 CAMERA = 96
 BAR = 1.5  # p99 / p50

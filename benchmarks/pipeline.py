@@ -31,7 +31,6 @@ from edgeflow.console import table_console
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.engine.process.calibrate import calibrate
 from edgeflow.kernels.packed_attention import naive_gather
 from edgeflow.kernels.slots_in_place import slots_in_place
 from edgeflow.model_paths import resolve_model
@@ -40,6 +39,7 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode, PassTimes
+from edgeflow.worker.calibrate import calibrate
 
 CPU = torch.device("cpu")
 INSTRUCTION = "grasp the red handle"

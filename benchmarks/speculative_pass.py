@@ -26,9 +26,9 @@ from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.engine.process.build import build_engine
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
+from edgeflow.worker.build import build_engine
 
 BAR = 1.25
 PERIOD_S = 0.05

@@ -18,10 +18,10 @@ from edgeflow.demo.evaluation import THIS_MACHINE, load_policy, run_episodes
 from edgeflow.demo.measure import FRESH_SEEDS
 from edgeflow.demo.virtual import VirtualService
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.engine.process.calibrate import calibrate
 from edgeflow.errors import ConfigError
 from edgeflow.model_paths import EMBEDDED_MODEL
 from edgeflow.types import PassTimes
+from edgeflow.worker.calibrate import calibrate
 
 
 def run_all(cells: Sequence[Cell], folder: Path, pool: Executor, commit: str, minutes: float) -> None:

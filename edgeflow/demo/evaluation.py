@@ -23,11 +23,11 @@ from edgeflow.demo.virtual import Delay, VirtualService
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.engine.control.warmup import warm_up
-from edgeflow.engine.process.build import BuiltEngine, build_engine
-from edgeflow.engine.process.calibrate import calibrate
 from edgeflow.errors import ConfigError
 from edgeflow.scheduler.pace import pace_of
 from edgeflow.types import Mode, Pace, PassTimes, Speculation
+from edgeflow.worker.build import BuiltEngine, build_engine
+from edgeflow.worker.calibrate import calibrate
 
 SEED_STRIDE = 100_000  # episodes of one seed never meet those of the next
 THIS_MACHINE = "this machine"  # the profile "none"

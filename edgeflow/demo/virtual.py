@@ -22,12 +22,12 @@ from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
-from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.plan import FrameRef, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import Pace, PassTimes
+from edgeflow.worker.worker import Worker
 
 _SESSION = 1
 _EPOCH = 1

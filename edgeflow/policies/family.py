@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
+    from edgeflow.recorded.comparison import CheckResult
     from edgeflow.types import Mode
-    from edgeflow.verify.recorded.comparison import CheckResult
 
 Progress = Callable[[str, int, int], None]
 Settings = Mapping[str, Any]

@@ -29,7 +29,7 @@ def run_service(
     Raises StartError if the service cannot start, WorkerError if it cannot continue.
     announce: called with every phase and the progress of the warm-up; "ready" carries the bound addresses.
     ready_file: written as {"grpc": port, "http": port, "health": port} once robots can connect.
-    launch: starts a worker; default: a process running edgeflow.engine.process.start.
+    launch: starts a worker; default: a process running edgeflow.worker.start.
     log: receives the lines of the log; default: standard error, which then must not block.
     """
     if ready_file is not None:

@@ -22,9 +22,7 @@ from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
-from edgeflow.verify.chat_bundle import ChatCase, read_chat_bundle
-from edgeflow.verify.chat_modes import Asked, Ways
-from edgeflow.verify.recorded.comparison import (
+from edgeflow.recorded.comparison import (
     FEATURE_TOLERANCE,
     PIXEL_TOLERANCE,
     CheckResult,
@@ -33,6 +31,8 @@ from edgeflow.verify.recorded.comparison import (
     logit_errors,
     mismatches,
 )
+from edgeflow.verify.chat_bundle import ChatCase, read_chat_bundle
+from edgeflow.verify.chat_modes import Asked, Ways
 
 CPU = torch.device("cpu")
 KV_BOUNDS = {INT8.name: LogitBounds(largest=0.5, mean=0.05, lost=0.15)}

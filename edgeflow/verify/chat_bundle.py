@@ -19,8 +19,8 @@ from torch import Tensor
 
 from edgeflow.errors import CheckpointError
 from edgeflow.models.checkpoint import read_tensors
+from edgeflow.recorded.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
 from edgeflow.text.checkpoint_json import read_json, read_json_value
-from edgeflow.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
 
 ORACLE_FILE = "oracle.json"
 

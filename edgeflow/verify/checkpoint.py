@@ -17,10 +17,10 @@ from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat
 from edgeflow.models.decoder_config import FAMILIES
 from edgeflow.policies.family import Progress, Verification
 from edgeflow.policies.registry import family_of
+from edgeflow.recorded.comparison import FP8_BOUNDS, CheckResult, exact_float32
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.types import Mode
 from edgeflow.verify.chat import verify_chat, verify_chat_weights, verify_kv
-from edgeflow.verify.recorded.comparison import FP8_BOUNDS, CheckResult, exact_float32
 
 
 def verify_checkpoint(

@@ -11,7 +11,7 @@ import pytest
 from edgeflow.policies.registry import FAMILIES
 from tests.architecture.test_imports import PACKAGE, imported
 
-ROOMS = ("service", "scheduler", "engine", "verify", "commands")
+ROOMS = ("service", "scheduler", "engine", "worker", "verify", "commands")
 SOURCES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
 COMMON_WORDS = {"act"}  # also the name of a route and of a command: such a family is found by what is imported
 NAMES = [family.name for family in FAMILIES if family.name not in COMMON_WORDS]

@@ -34,26 +34,25 @@ ALLOWED: dict[str, set[str]] = {
     "engine": ENGINE - {"ipc"} | {"engine/sampling"},
     "engine/control": ENGINE | {"engine"},
     "engine/chat": ENGINE | {"engine", "engine/sampling"},
-    "engine/process": ENGINE | {"engine", "engine/control", "engine/chat", "policies"},
-    "verify/recorded": LEAVES | {"models", "text"},
-    "policies": LEAVES
-    | {"client", "engine", "engine/control", "kernels", "models", "scheduler", "text", "verify/recorded"},
-    "verify": MEASURING | {"engine/control", "engine/chat", "engine/sampling", "policies", "verify/recorded"},
+    "worker": ENGINE | {"engine", "engine/control", "engine/chat", "policies"},
+    "recorded": LEAVES | {"models", "text"},
+    "policies": LEAVES | {"client", "engine", "engine/control", "kernels", "models", "scheduler", "text", "recorded"},
+    "verify": MEASURING | {"engine/control", "engine/chat", "engine/sampling", "policies", "recorded"},
     "tuning": MEASURING,
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
     "service": LEAVES | {"config", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
     "demo": LEAVES
     | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "policies", "ipc"}
-    | {"engine", "engine/control", "engine/chat", "engine/sampling", "engine/process"},
+    | {"engine", "engine/control", "engine/chat", "engine/sampling", "worker"},
     "gpu_suite": MEASURING
-    | {"engine/control", "engine/chat", "engine/sampling", "policies", "tuning", "verify", "verify/recorded"},
+    | {"engine/control", "engine/chat", "engine/sampling", "policies", "tuning", "verify", "recorded"},
     "commands": LEAVES
     | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}
     | {"engine/chat", "tuning", "verify"},
     "cli": LEAVES | {"commands", "console", "loadtest"},
 }
-ROOMS_INSIDE = {"engine": {"sampling", "control", "chat", "process"}, "verify": {"recorded"}}
+ROOMS_INSIDE = {"engine": {"sampling", "control", "chat"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
 LAYERS = {
     "kernels": ("kv", "", "triton", "flashinfer", "table", "trials"),
@@ -85,7 +84,7 @@ def room(path: Path) -> str:
 
 
 def room_of(parts: Sequence[str]) -> str:
-    """engine.process.worker is of engine/process, engine.graphs of engine"""
+    """engine.control.plane is of engine/control, engine.graphs of engine"""
     inside = parts[1:2] if parts[1:2] and parts[1] in ROOMS_INSIDE.get(parts[0], ()) else ()
     return "/".join((parts[0], *inside))
 

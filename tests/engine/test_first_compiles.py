@@ -20,7 +20,6 @@ from edgeflow.engine.contract import Contract
 from edgeflow.engine.control.actions import ActionTokens
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.process.calibrate import calibrate
 from edgeflow.engine.program import PassOutputs, PassProgram
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingState
@@ -37,9 +36,10 @@ from edgeflow.models.prompt import Prompt
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.plan import Pass, Ref, Segment
 from edgeflow.scheduler.ring import Shift
-from tests.engine.process.simulated_device import AsynchronousEngine
+from edgeflow.worker.calibrate import calibrate
 from tests.engine.recorded import record
 from tests.kernels.interpreted_engine import in_triton
+from tests.worker.simulated_device import AsynchronousEngine
 
 META = torch.device("meta")
 SIZE = SIZES["tiny"]

@@ -24,8 +24,6 @@ from edgeflow.engine.memory import (
     describe,
     sessions_that_fit,
 )
-from edgeflow.engine.process import build
-from edgeflow.engine.process.build import build_engine
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.kv.slots import rounded_capacity
@@ -36,6 +34,8 @@ from edgeflow.policies.openvla.footprint import read_footprint
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.published import PublishedOpenVLA
 from edgeflow.service.observe.status import Phase, ServiceStatus
+from edgeflow.worker import build
+from edgeflow.worker.build import build_engine
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.tiny_checkpoint import write_checkpoint
 

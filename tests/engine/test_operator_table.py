@@ -17,7 +17,6 @@ from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat.precision import choose_weights
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.process.build import build_engine
 from edgeflow.engine.table import operators_line
 from edgeflow.errors import ConfigError
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_frames, random_policy
@@ -32,6 +31,7 @@ from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.types import Mode
 from edgeflow.verify.checkpoint import verify_checkpoint
+from edgeflow.worker.build import build_engine
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import write_checkpoint
 

@@ -9,10 +9,10 @@ import pytest
 
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.policy import Footprint
-from edgeflow.engine.process.build import kv_need
 from edgeflow.gpu_suite.order import Order
 from edgeflow.gpu_suite.setting import Setting
 from edgeflow.gpu_suite.subjects.engines import engine_of, policy_of
+from edgeflow.worker.build import kv_need
 from tests.engine.recorded import record
 
 

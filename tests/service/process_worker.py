@@ -9,8 +9,6 @@ import signal
 import socket
 import threading
 
-from edgeflow.engine.process.inbox import Inbox
-from edgeflow.engine.process.start import stand_by
 from edgeflow.ipc.channel import BlockingChannel
 from edgeflow.ipc.leash import bind_to_parent
 from edgeflow.ipc.messages import (
@@ -25,6 +23,8 @@ from edgeflow.ipc.messages import (
     WarmupProgress,
 )
 from edgeflow.types import Chunk
+from edgeflow.worker.inbox import Inbox
+from edgeflow.worker.start import stand_by
 from tests.service.scripted import SCHEMA, good_values, ready_message
 
 FOREVER_S = 3600

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from edgeflow.cli import app
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.kv.formats import INT8
+from edgeflow.recorded.comparison import exact_float32
 from edgeflow.types import Mode
 from edgeflow.verify.chat import verify_chat, verify_kv
 from edgeflow.verify.chat_modes import Ways
 from edgeflow.verify.checkpoint import verify_checkpoint
-from edgeflow.verify.recorded.comparison import exact_float32
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.other_device import OTHER, other_device
 from tests.oracles import ORACLES

@@ -14,7 +14,7 @@ from edgeflow.policies.family import Family, Files, Settings, Verification
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
-    from edgeflow.verify.recorded.comparison import CheckResult
+    from edgeflow.recorded.comparison import CheckResult
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 

@@ -25,9 +25,9 @@ from edgeflow.policies.act.policy import Normaliser
 from edgeflow.policies.act.processors import Processors, load_processors
 from edgeflow.policies.act.published import read_network
 from edgeflow.policies.family import Verification
+from edgeflow.recorded.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
+from edgeflow.recorded.comparison import CheckResult, compare
 from edgeflow.text.checkpoint_json import read_json
-from edgeflow.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
-from edgeflow.verify.recorded.comparison import CheckResult, compare
 
 TOLERANCE = 1e-5
 MODE = "one pass"

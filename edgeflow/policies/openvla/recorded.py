@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.verify.recorded.bundle import RecordedCase, read_cases, read_image
+from edgeflow.recorded.bundle import RecordedCase, read_cases, read_image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

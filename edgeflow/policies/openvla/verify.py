@@ -28,9 +28,7 @@ from edgeflow.policies.openvla.config import RESIZE_STRATEGIES
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.preprocess import Preprocessor
 from edgeflow.policies.openvla.recorded import Case, read_bundle
-from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
-from edgeflow.verify.recorded.comparison import (
+from edgeflow.recorded.comparison import (
     FEATURE_TOLERANCE,
     FP8_BOUNDS,
     PIXEL_TOLERANCE,
@@ -39,6 +37,8 @@ from edgeflow.verify.recorded.comparison import (
     logit_errors,
     mismatches,
 )
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode
 
 CPU = torch.device("cpu")
 ACTION_TOLERANCE = 1e-12

@@ -14,7 +14,7 @@ from edgeflow.policies.openvla_oft.statistics import read_statistics
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
-    from edgeflow.verify.recorded.comparison import CheckResult
+    from edgeflow.recorded.comparison import CheckResult
 
 REQUIRED = ("preprocessor_config.json", "tokenizer.json")
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from edgeflow.errors import CheckpointError
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.policies.openvla_oft.settings import PRESETS, OFTSettings
+from edgeflow.recorded.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
 from edgeflow.text.checkpoint_json import read_json
-from edgeflow.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
 
 _BOUNDS = {"bounds_q99": "q99", "bounds": "min_max"}
 _CUSTOMARY_RATE_HZ = 10.0  # of a platform without preset; no recorded value depends on it

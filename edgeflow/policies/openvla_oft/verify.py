@@ -32,9 +32,9 @@ from edgeflow.policies.openvla_oft.published import read_head, read_proprio
 from edgeflow.policies.openvla_oft.recorded import OFTBundle, OFTCase, read_oft_bundle
 from edgeflow.policies.openvla_oft.settings import OFTSettings
 from edgeflow.policies.openvla_oft.statistics import Bounds, read_statistics
+from edgeflow.recorded.comparison import CheckResult, compare, mismatches
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.types import Image, Observation
-from edgeflow.verify.recorded.comparison import CheckResult, compare, mismatches
 
 MODE = "one pass"
 TOLERANCE = 1e-4

@@ -18,7 +18,7 @@ from edgeflow.service.host.spawn import SpawnedProcess, spawn
 from edgeflow.service.worker.kit import Kit
 from edgeflow.types import PassTimes
 
-ENTRY = "edgeflow.engine.process.start"
+ENTRY = "edgeflow.worker.start"
 KILL_WAIT_S = 5.0
 STACKS_SIGNAL = signal.SIGUSR1  # the same as in ipc/leash.py
 STACKS_S = 0.3

@@ -26,11 +26,11 @@ from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.grammar import PATIENCE_S, Grammars
 from edgeflow.engine.chat.grammar_child import COMPILE, HANDLE, KEPT, KEPT_ANSWERS, MASK, NEXT, Compiler
-from edgeflow.engine.process.inbox import Inbox
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import InvalidArgument, RequestError, Unavailable
 from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.worker.inbox import Inbox
 from tests.chat_checkpoint import END
 from tests.engine.chat.test_plane import request_of
 

@@ -16,7 +16,6 @@ from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate, run_pass
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.executor import Executor
-from edgeflow.engine.process.worker import Worker
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.stamps import Stamp
 from edgeflow.ipc.messages import ChatDone, ChatStart, ChatStop, ChatToken, Message, PrefixSet, SetPrefix
@@ -26,6 +25,7 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.scheduler.requests import Finish
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.worker.worker import Worker
 from tests.engine.chat.test_generate import engine_of
 from tests.engine.chat.test_plane import request_of
 from tests.engine.recorded import record

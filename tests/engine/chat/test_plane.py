@@ -17,7 +17,6 @@ from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile, Pacer
-from edgeflow.engine.process.worker import CHAT_PATIENCE_NS, Worker
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import ConfigError
 from edgeflow.ipc.messages import (
@@ -40,6 +39,7 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import Pace
+from edgeflow.worker.worker import CHAT_PATIENCE_NS, Worker
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.tiny_checkpoint import write_checkpoint
 

@@ -13,8 +13,6 @@ from edgeflow.engine.control.one_pass import OnePassEngine, one_pass_engine
 from edgeflow.engine.control.plane import observation_of
 from edgeflow.engine.control.sample_frames import sample_observations
 from edgeflow.engine.control.warmup import record_passes, warm_up
-from edgeflow.engine.process.calibrate import calibrate
-from edgeflow.engine.process.worker import Worker
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SessionOpened, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -22,6 +20,8 @@ from edgeflow.reasons import Reason
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import Pace
+from edgeflow.worker.calibrate import calibrate
+from edgeflow.worker.worker import Worker
 from tests.engine.control.small_policy import DIMS, HORIZON, INPUTS, STEP_MS, SmallPolicy
 
 TEXT_ROWS = 3

@@ -9,12 +9,12 @@ import torch
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.control.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.engine.process.build import build_engine, choose_preprocess
 from edgeflow.policies.openvla.config import ImageConfig
 from edgeflow.policies.openvla.device_preprocess import DevicePreprocessor
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
+from edgeflow.worker.build import build_engine, choose_preprocess
 from tests.engine.control.test_lossless import make_engine
 from tests.engine.test_graph_launches import META, OnTheDevice
 from tests.engine.test_graphs import CPU, ON_THE_DEVICE, replaying, tokens

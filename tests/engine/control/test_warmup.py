@@ -13,12 +13,12 @@ from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.control.warmup import record_passes
 from edgeflow.engine.device import choose_graphs
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.engine.process.build import build_engine
 from edgeflow.errors import ConfigError
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
+from edgeflow.worker.build import build_engine
 from tests.engine.recorded import record
 from tests.engine.test_graphs import CPU, ON_THE_DEVICE
 from tests.tiny_checkpoint import TinySize, write_checkpoint

@@ -20,10 +20,10 @@ from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode, Pace, Speculation, StageProgram
 from tests.engine.control.test_lossless import CPU, LOGITS_TOLERANCE, make_engine
 from tests.engine.control.test_speculation import alike
-from tests.engine.process.test_worker import IMAGES, Bench, results
-from tests.engine.process.test_worker import frame as message
 from tests.engine.recorded import record
 from tests.tiny_checkpoint import TinySize, write_checkpoint
+from tests.worker.test_worker import IMAGES, Bench, results
+from tests.worker.test_worker import frame as message
 
 ON_THE_DEVICE = built_in_table().forcing(packed_attention="masked", shift_kv_chain="indexed", linear="gemm")
 KEYS = {"arm": 7, "base": 4}

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.act.family import ACT
 from edgeflow.policies.family import Verification
+from edgeflow.recorded.comparison import CheckResult
 from edgeflow.types import Mode
-from edgeflow.verify.recorded.comparison import CheckResult
 from tests.oracles import ORACLES
 from tests.policies.act.checkpoint import change_tensors, write_bundle, write_json
 from tests.policies.act.twin import TwinSize

@@ -18,9 +18,9 @@ from edgeflow.demo.training import network
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.verify import verify_bundle
+from edgeflow.recorded.comparison import exact_float32
 from edgeflow.types import Mode
 from edgeflow.verify.checkpoint import verify_checkpoint
-from edgeflow.verify.recorded.comparison import exact_float32
 from tests.engine.other_device import OTHER, other_device
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import TinySize, write_checkpoint

@@ -18,8 +18,8 @@ from edgeflow.policies.openvla_oft.network import OFTNetwork
 from edgeflow.policies.openvla_oft.statistics import Bounds
 from edgeflow.policies.openvla_oft.verify import verify
 from edgeflow.policies.registry import family_of
+from edgeflow.recorded.comparison import CheckResult
 from edgeflow.types import Mode
-from edgeflow.verify.recorded.comparison import CheckResult
 from tests.oracles import ORACLES
 from tests.policies.openvla_oft.tiny import KINDS, TinyOFT, write_bundle
 from tests.tiny_checkpoint import TinySize

@@ -34,10 +34,10 @@ from edgeflow.service.children.messages import (
 )
 from edgeflow.service.children.roles import ChildStart
 from edgeflow.service.worker.link import WorkerLink
-from tests.engine.process.test_chat_link import READY, done
 from tests.service.chat.test_answers import ASKED, CHAT, SLOTS
 from tests.service.chat.workers import Loaded
 from tests.service.harness import config, eventually
+from tests.worker.test_chat_link import READY, done
 
 ALICE = {"x-edgeflow-peer": "192.0.2.7", "x-edgeflow-principal": "alice", "x-edgeflow-token": "a" * 64}
 READY_HERE = ChatReady(**{name: getattr(READY, name) for name in READY.__slots__ if name != "slots"}, slots=["arm"])

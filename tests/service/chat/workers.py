@@ -18,8 +18,6 @@ from edgeflow.config import ServiceConfig
 from edgeflow.engine.chat.build import build_chat
 from edgeflow.engine.chat.plane import ChatPlane
 from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.process.chat_link import ChatLink
-from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.models.chat import ChatModel, load_chat_model
@@ -27,6 +25,8 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.worker.process import Launched
+from edgeflow.worker.chat_link import ChatLink
+from edgeflow.worker.worker import Worker
 from tests.service.harness import Served, config, eventually, serving
 from tests.service.scripted import ready_message
 

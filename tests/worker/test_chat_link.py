@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from edgeflow.engine.process.chat_link import MAX_REQUESTS, MAX_UNSENT_BYTES, MAX_WAITING, ChatLink
-from edgeflow.engine.process.inbox import CHAT_PER_TURN, Inbox
 from edgeflow.ipc.channel import PREFIX, BlockingChannel, ChannelClosed
 from edgeflow.ipc.messages import (
     ChatDone,
@@ -28,6 +26,8 @@ from edgeflow.ipc.messages import (
     SetPrefix,
 )
 from edgeflow.types import Pace
+from edgeflow.worker.chat_link import MAX_REQUESTS, MAX_UNSENT_BYTES, MAX_WAITING, ChatLink
+from edgeflow.worker.inbox import CHAT_PER_TURN, Inbox
 from tests.engine.chat.test_plane import request_of
 
 PATIENCE_S = 30.0

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from edgeflow.config import load_config
-from edgeflow.engine.process.build import build_engine
 from edgeflow.errors import ConfigError
 from edgeflow.ipc.channel import BlockingChannel
 from edgeflow.ipc.messages import (
@@ -25,6 +24,7 @@ from edgeflow.ipc.messages import (
     WorkerReady,
 )
 from edgeflow.types import Pace
+from edgeflow.worker.build import build_engine
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 
@@ -41,7 +41,7 @@ def start(tmp_path):
             [
                 sys.executable,
                 "-c",
-                "from edgeflow.engine.process.start import run; run()",
+                "from edgeflow.worker.start import run; run()",
                 "--fd",
                 str(theirs.fileno()),
                 "--config",

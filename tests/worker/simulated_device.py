@@ -13,13 +13,13 @@ from edgeflow.clock import ManualClock
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.policy import TokenPolicy
-from edgeflow.engine.process.worker import Worker
 from edgeflow.engine.stamps import Stamp
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.forecast import Robot
 from edgeflow.scheduler.plan import Pass, Ref, Segment
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import PassTimes
+from edgeflow.worker.worker import Worker
 
 STAGING_NS = 200_000
 ENQUEUEING_NS = 100_000

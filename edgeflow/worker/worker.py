@@ -11,7 +11,6 @@ from edgeflow.engine.chat.plane import ChatPlane
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.plane import ControlPlane
 from edgeflow.engine.control.profile import Pacer
-from edgeflow.engine.process.inbox import Inbox
 from edgeflow.engine.running import Running
 from edgeflow.ipc.messages import (
     ChangePace,
@@ -33,6 +32,7 @@ from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.turns import ChatTurns
 from edgeflow.types import PassTimes
+from edgeflow.worker.inbox import Inbox
 
 CHAT_PATIENCE_NS = 250_000_000  # beside robots that leave no gap, chat gets a step this often
 

@@ -49,7 +49,7 @@ def _work(arguments: argparse.Namespace) -> int:
             known = stand_by(arguments.fd, _load)
         except ChannelClosed:
             return 0
-    from edgeflow.engine.process.main import main  # seconds: the leash comes first
+    from edgeflow.worker.main import main  # seconds: the leash comes first
 
     return main(arguments.fd, arguments.config, known, arguments.handover)
 
@@ -84,7 +84,7 @@ def stand_by(fd: int, load: Callable[[], None]) -> PassTimes | None:
 
 
 def _load() -> None:
-    import edgeflow.engine.process.main  # noqa: F401
+    import edgeflow.worker.main  # noqa: F401
 
 
 def _be_idle() -> None:

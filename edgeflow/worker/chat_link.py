@@ -14,8 +14,6 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from edgeflow.engine.process.chat_messages import Incoming, check_images
-from edgeflow.engine.process.inbox import Inbox
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import ChannelClosed, pack
 from edgeflow.ipc.messages import (
@@ -30,6 +28,8 @@ from edgeflow.ipc.messages import (
     SetPrefix,
 )
 from edgeflow.reasons import Reason
+from edgeflow.worker.chat_messages import Incoming, check_images
+from edgeflow.worker.inbox import Inbox
 
 MAX_UNSENT_BYTES = 64 << 10
 MAX_REQUESTS = 32  # unanswered ones; nothing more is read meanwhile

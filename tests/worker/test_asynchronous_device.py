@@ -9,7 +9,6 @@ import torch
 
 from edgeflow.clock import ManualClock
 from edgeflow.config import ServiceConfig
-from edgeflow.engine.process.calibrate import calibrate
 from edgeflow.errors import FailedPrecondition, ResourceExhausted
 from edgeflow.ipc.messages import Ping, Pong, WorkerReady
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
@@ -33,8 +32,9 @@ from edgeflow.types import (
     Speculation,
     StageProgram,
 )
-from tests.engine.process.simulated_device import LAUNCH_NS, MS, TRUTH, AsynchronousEngine, ClosedLoop, Delivered
+from edgeflow.worker.calibrate import calibrate
 from tests.tiny_checkpoint import write_checkpoint
+from tests.worker.simulated_device import LAUNCH_NS, MS, TRUTH, AsynchronousEngine, ClosedLoop, Delivered
 
 K = 7
 CLOSE = 0.05

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edgeflow.clock import ManualClock
-from edgeflow.engine.process.inbox import Inbox
 from edgeflow.ipc.messages import CloseSession, Ping, SubmitFrame
+from edgeflow.worker.inbox import Inbox
 
 
 def frame(session: int, seq: int) -> SubmitFrame:

@@ -11,11 +11,11 @@ from edgeflow.engine.control.offline import limits_for
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.control.sample_frames import sample_observations
 from edgeflow.engine.policy import INSTRUCTION
-from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import CloseSession, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Pace, PassTimes, Speculation
+from edgeflow.worker.worker import Worker
 
 REPEATS = 5
 DRAFTED = 3  # frames that follow each other in a row, of which all but the first find others under way

@@ -11,7 +11,6 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.control.profile import DeviceProfile, Pacer
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.engine.process.worker import Worker
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -31,6 +30,7 @@ from edgeflow.scheduler.pace import rounds_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import Pace
+from edgeflow.worker.worker import Worker
 from tests.tiny_checkpoint import write_checkpoint
 
 CPU = torch.device("cpu")
