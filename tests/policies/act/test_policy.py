@@ -259,7 +259,7 @@ def test_the_footprint_is_that_of_the_weights_that_serve(checkpoint: Path):
     assert training.numel()
     assert found.other == sum(tensor.numel() for tensor in tensors.values())
     assert (found.decoder, found.slots, found.position_bytes, found.positions) == (0, 0, 0, 0)
-    assert found.frame_bytes == 2 * ACT.load(checkpoint, RATE, LoadOptions()).footprint(torch.bfloat16).row_bytes > 0
+    assert found.frame_bytes == 2 * ACT.load(checkpoint, RATE, LoadOptions()).footprint(torch.bfloat16).frame_bytes > 0
 
 
 @given(pixels=st.integers(1, 600))
