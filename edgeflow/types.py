@@ -223,6 +223,11 @@ class ActionSchema:
         if self.horizon < 1 or not 0.0 <= self.step_ms < math.inf or (self.horizon > 1 and not self.step_ms):
             raise ValueError(f"an action schema of horizon {self.horizon} has no step of {self.step_ms!r} ms")
 
+    @property
+    def reach_ns(self) -> int:
+        """How long after the capture of a frame the last action of its answer is due."""
+        return round((self.horizon - 1) * self.step_ms * 1e6)
+
 
 PROMPT = 0
 """Rows of a stage that takes as many as the frame's prompt has."""
@@ -280,10 +285,6 @@ class StageProgram:
     def unrolled(self) -> tuple[Stage, ...]:
         """The stage of each pass."""
         return tuple(stage for stage in self.stages for _ in range(stage.repeats))
-
-    def at(self, index: int) -> Stage:
-        """The stage of pass `index`."""
-        return self.unrolled[index]
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ class Blender:
         self._earlier = [*self._earlier, chunk][-keeps:] if keeps else []
 
     def restart(self) -> None:
-        """Forget all chunks: they are of another episode, instruction or stream."""
+        """Forget all chunks: they are of another episode, instruction or stream, or from before a HOLD."""
         self._earlier = []
 
 

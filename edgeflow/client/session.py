@@ -188,6 +188,8 @@ class Session:
         if not within_limits(rows, opened.schema):
             self._watchdog.halt(Command.HOLD, Reason.ACTION_OUT_OF_LIMITS)
             return False
+        if self._watchdog.directive().command is not Command.ACT:
+            self._blender.restart()  # what was played before a HOLD is over, whatever its rows were for
         chunk = self._blender.blended(rows, timeline, message.epoch)
         action = self._action_of(message, taken, opened, chunk, now_ns)
         if not self._watchdog.offer(action):

@@ -59,7 +59,7 @@ class SubmitFrame:
     """Control → worker: one checked observation. Payload: height*width*3 RGB bytes of each camera of the policy.
 
     sizes: height and width of each image, flattened. state: the numbers of all state vectors. Both in the order of the
-    policy's inputs. waited_ns: time since control received it.
+    policy's inputs. stamp_ns: capture time on the robot's clock. waited_ns: time since control received it.
     Answered by exactly one FrameResult or FrameDropped.
     """
 
@@ -70,6 +70,7 @@ class SubmitFrame:
     instruction: str
     payload: Payloads
     state: list[float] = field(default_factory=list)
+    stamp_ns: int = 0
     waited_ns: int = 0
 
     def images(self) -> list[Image]:

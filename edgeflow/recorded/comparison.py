@@ -35,7 +35,7 @@ class CheckResult:
 
 @contextmanager
 def exact_float32(device: torch.device) -> Iterator[None]:
-    """Full float32 on a device: matrices are multiplied without TF32, and torch's attention is its plain one.
+    """Full float32 on a device: matrices and convolutions without TF32, and torch's attention is its plain one.
 
     CUDA's memory-efficient attention builds float32 products from three in TF32, whose rounding is another. On a CPU
     every kernel computes float32 in full, and those that serve are the ones checked.
@@ -43,13 +43,15 @@ def exact_float32(device: torch.device) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    before = torch.get_float32_matmul_precision()
+    matrices, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(matrices)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def compare(case: str, quantity: str, found: Tensor, wanted: Tensor, tolerance: float) -> CheckResult:

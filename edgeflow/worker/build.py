@@ -48,8 +48,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         raise ConfigError(f"unnorm_key: {config.unnorm_key!r} is not one of {', '.join(keys)}")
     table = operator_table(Path(config.operators) if config.operators else None, config.weights, device, dtype)
     footprint = published.footprint(dtype)
-    if config.graphs == "on" and not footprint.graphs:
-        raise ConfigError(f"graphs: passes of the family {family.name} are not replayed; use auto or off")
+    _check_family(config, family.name, footprint)
     graphs = footprint.graphs and choose_graphs(config.graphs, device, dtype)
     if graphs and dtype == torch.float32:
         table = table.forcing(packed_attention="masked")  # what serves float32 else reads slots on the host
@@ -69,6 +68,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         sessions=sessions,
         text_rows=config.max_prompt_tokens,
         table=table,
+        row_budget=config.row_budget,
         graphs=graphs,
         shift=Shift(config.shift),
     )
@@ -123,6 +123,15 @@ def _check_before_loading(
     choose_sessions(config.max_sessions, need, free_bytes(device) - weights)
 
 
+def _check_family(config: ServiceConfig, name: str, footprint: Footprint) -> None:
+    """Refuse settings that would do nothing for this family."""
+    if config.graphs == "on" and not footprint.graphs:
+        raise ConfigError(f"graphs: passes of the family {name} are not replayed; use auto or off")
+    for key, given in (("weights", config.weights != "float"), ("operators", bool(config.operators))):
+        if given and not footprint.decoder:
+            raise ConfigError(f"{key}: the family {name} does not use the operator table; remove it")
+
+
 def _check_policy(config: ServiceConfig, policy: Policy) -> None:
     """Refuse a limit that leaves no room for a short instruction."""
     shortest, limit = policy.text_rows(INSTRUCTION), config.max_prompt_tokens
@@ -137,6 +146,8 @@ def _check_speculation(config: ServiceConfig, engine: PassEngine) -> None:
     most = max(engine.policy.program(key).passes for key in engine.policy.unnorm_keys)
     if config.max_passes > most:
         raise ConfigError(f"max_passes: is {config.max_passes}; this model takes 1 to {most}")
+    if config.mode == "depth" and config.depth > most:
+        raise ConfigError(f"depth: is {config.depth}; this model takes 1 to {most}")
     if config.tolerance_bins and not any(engine.near):
         raise ConfigError("tolerance_bins: this model has no displacements, which alone may settle within bins")
 

@@ -30,7 +30,9 @@ class _Driver:
         self._text = text
         self._seq = 0
         self.sessions = min(2, engine.sessions)
-        self.stages = max(engine.policy.program(key).passes for key in engine.policy.unnorm_keys)
+        policy = engine.policy
+        self._key = max(policy.unnorm_keys, key=lambda key: policy.program(key).passes)  # of the longest answers
+        self.stages = policy.program(self._key).passes
         limits = limits_for(self.stages, sessions=self.sessions, row_budget=row_budget)
         self._worker = Worker(engine, Scheduler(limits), clock, self._ignore, pacer=pacer)
         (self._observation,) = sample_observations(engine.policy.inputs, 1, text)
@@ -42,7 +44,7 @@ class _Driver:
                     session=session,
                     epoch=1,
                     pace=pace,
-                    unnorm_key=self._engine.policy.unnorm_keys[0],
+                    unnorm_key=self._key,
                     instruction=self._text,
                 )
             )

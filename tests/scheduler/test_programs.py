@@ -35,7 +35,7 @@ PROGRAMS = st.lists(BEHIND, max_size=3).map(lambda stages: StageProgram((PROMPT_
 
 def test_what_a_program_says_of_itself():
     seven = StageProgram.tokens(7)
-    assert (seven.passes, seven.drafts, seven.at(0).rows, seven.at(6).rows) == (7, 6, PROMPT, 1)
+    assert (seven.passes, seven.drafts, seven.unrolled[0].rows, seven.unrolled[6].rows) == (7, 6, PROMPT, 1)
     assert (StageProgram.tokens(1).passes, StageProgram.tokens(1).drafts) == (1, 0)
     assert (DENOISING.passes, DENOISING.drafts) == (6, 0)
     assert [stage.rows for stage in DENOISING.unrolled] == [PROMPT, 1, 5, 5, 5, 5]

@@ -58,19 +58,19 @@ class ChunkAnswers:
 class OnePassEngine:
     """Runs the frames of a pass as one batch (engine/control/engine.PassEngine). Passes are not replayed.
 
-    launch_ahead: 1 where launching enqueues (CUDA), as of Executor.
+    launch_ahead: 0 everywhere, since a frame that waits behind a pass can still be replaced by a newer one.
     """
 
     graphs: Graphs[PassOutputs] | None = None
     record: Record | None = None
     near: tuple[bool, ...] = ()
-    kv_bytes = 0
+    launch_ahead = 0
 
-    def __init__(self, policy: OnePassPolicy, sessions: int, text_rows: int) -> None:
+    def __init__(self, policy: OnePassPolicy, sessions: int, text_rows: int, kv_bytes: int = 0) -> None:
         self.policy = policy
         self.sessions = sessions
         self.text_rows = text_rows
-        self.launch_ahead = 1 if policy.device.type == "cuda" else 0
+        self.kv_bytes = kv_bytes
 
     @torch.inference_mode()
     def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, Any]) -> Ticket[FrameRef]:
@@ -109,6 +109,6 @@ class OnePassEngine:
         return self.policy.actions(answer.values, unnorm_key)
 
 
-def one_pass_engine(policy: Policy, options: EngineOptions) -> OnePassEngine:
-    """The engine of a policy that answers in one pass."""
-    return OnePassEngine(cast("OnePassPolicy", policy), options.sessions, options.text_rows)
+def one_pass_engine(policy: Policy, options: EngineOptions, kv_bytes: int = 0) -> OnePassEngine:
+    """The engine of a policy that answers in one pass. kv_bytes: memory that it keeps for the rows of a pass."""
+    return OnePassEngine(cast("OnePassPolicy", policy), options.sessions, options.text_rows, kv_bytes)

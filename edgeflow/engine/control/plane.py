@@ -320,6 +320,7 @@ def observation_of(message: SubmitFrame, inputs: PolicyInputs) -> Observation:
         images={camera.name: image for camera, image in zip(inputs.cameras, images, strict=True)},
         state={need.name: tuple(message.state[end - need.size : end]) for need, end in vectors},
         instruction=message.instruction,
+        stamp_ns=message.stamp_ns,
     )
 
 

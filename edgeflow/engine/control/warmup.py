@@ -17,7 +17,8 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.agreement import Deviations, deviations, nudged
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
-from edgeflow.engine.control.sample_frames import sample_observations
+from edgeflow.engine.control.one_pass import OnePassEngine
+from edgeflow.engine.control.sample_frames import brightened, sample_observations
 from edgeflow.engine.policy import INSTRUCTION, PreparedFrame
 from edgeflow.errors import ConfigError, WorkerError
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
@@ -28,7 +29,8 @@ from edgeflow.types import Mode
 FRAMES = 3  # beyond the fill
 BATCH = 2
 SIDE = 64  # pixels of a camera of any size
-BATCH_TOLERANCE = 1e-2  # of the largest action, which in 16 bits a sum in another order may move
+BATCH_TOLERANCE = 1e-4  # of the largest action, which a sum in another order may move
+ROUNDING_FACTOR = 4.0  # how much further a batch may move actions in 16 bits than a level of the pixels does
 SHARED = (Mode.PIPELINED, Mode.SPECULATIVE)
 
 Progress = Callable[[str, int, int], None]
@@ -38,8 +40,10 @@ def warm_up(engine: PassEngine, shift: Shift, progress: Progress) -> None:
     """Run and check the ways of sharing passes; WorkerError when a frame is not answered as it is alone."""
     if isinstance(engine, PolicyEngine):
         _warm_up_modes(engine, shift, progress)
-    else:
+    elif isinstance(engine, OnePassEngine):
         _warm_up_batches(engine, progress)
+    else:
+        raise TypeError(f"there is no warm-up for {type(engine).__name__}")
 
 
 def _warm_up_modes(engine: PolicyEngine, shift: Shift, progress: Progress) -> None:
@@ -79,9 +83,12 @@ def _objection(right: list[Decoded], found: list[Decoded], allowed: Deviations |
     return f"{wrong} of {len(found)} frames" if wrong else ""
 
 
-def _warm_up_batches(engine: PassEngine, progress: Progress) -> None:
-    """Frames of several robots in one pass: actions as of each alone, up to the rounding of sums."""
-    observations = sample_observations(engine.policy.inputs, BATCH, INSTRUCTION, SIDE)
+def _warm_up_batches(engine: OnePassEngine, progress: Progress) -> None:
+    """Frames of several robots in one pass: actions as of each alone, up to the rounding of sums.
+
+    In 16 bits, actions may differ by a few times what frames do whose pixels are moved by one level.
+    """
+    observations = list(sample_observations(engine.policy.inputs, min(BATCH, engine.sessions), INSTRUCTION, SIDE))
     frames = [engine.policy.prepare(each) for each in observations]
     progress("batches", 0, 2)
     alone = np.concatenate([_chunks(engine, [frame]) for frame in frames])
@@ -89,12 +96,21 @@ def _warm_up_batches(engine: PassEngine, progress: Progress) -> None:
     together = _chunks(engine, frames)
     if not (np.isfinite(alone).all() and np.isfinite(together).all()):
         raise WorkerError("the warm-up pass gave actions that are not finite: the checkpoint is damaged")
-    off, most = np.abs(together - alone).max(), BATCH_TOLERANCE * max(1.0, np.abs(alone).max())
-    if off > most:
+    allowed = BATCH_TOLERANCE * max(1.0, float(np.abs(alone).max()))
+    if engine.policy.dtype != torch.float32:
+        moved = [_chunks(engine, [engine.policy.prepare(each)]) for each in brightened(observations)]
+        allowed = max(allowed, ROUNDING_FACTOR * _spread(np.concatenate(moved) - alone))
+    off = _spread(together - alone)
+    if off > allowed:
         raise WorkerError(f"the warm-up pass gave other actions in a batch than alone: {off:.3g} apart")
 
 
-def _chunks(engine: PassEngine, frames: list[Any]) -> NDArray[np.float64]:
+def _spread(differences: NDArray[np.float64]) -> float:
+    """The root mean square of differences."""
+    return float(np.sqrt(np.square(differences).mean()))
+
+
+def _chunks(engine: OnePassEngine, frames: list[Any]) -> NDArray[np.float64]:
     """[B, horizon, D], normalised, of frames in one pass."""
     refs = [FrameRef(session, 1, 1) for session in range(len(frames))]
     segments = [Segment(sequence=ref, slot=ref.session, start=0, length=1, stage=0) for ref in refs]

@@ -97,6 +97,7 @@ class Admission:
         self._programs: dict[str, StageProgram] = {}
         self._settling = SettlingModel()
         self._prepares = False
+        self._reach_ns = 0  # how long after a frame the last action of its answer is due
         self._plans: dict[int, SessionPlan] = {}
         self._forecast = lru_cache(maxsize=256)(forecast)
 
@@ -106,6 +107,7 @@ class Admission:
         self._cost = CostModel(ready.pass_times)
         self._prefill_rows = ready.prefill_rows
         self._bins = ready.bins
+        self._reach_ns = ready.schema.reach_ns
         self._programs = dict(zip(ready.unnorm_keys, ready.programs, strict=False))
         self._default = next(iter(ready.programs), StageProgram.tokens(ready.pass_times.stages))
         self._default = self._programs.get(config.unnorm_key, self._default)
@@ -290,11 +292,11 @@ class Admission:
         if limit_ns is not None:
             lowest = [self._lowest_age_ns(plan, asked) for plan in plans]
             reached = zip(plans, lowest, strict=True)
-            allowed = [plan for plan, age_ns in reached if max(age_ns, plan.worst_age_ns) <= limit_ns]
+            allowed = [plan for plan, age_ns in reached if max(age_ns, plan.worst_age_ns) - self._reach_ns <= limit_ns]
             if not allowed:
                 raise FailedPrecondition(
                     f"an action age of {limit_ns // 1_000_000} ms cannot be kept; "
-                    f"the lowest possible is {-(-min(lowest) // 1_000_000)} ms",
+                    f"the lowest possible is {-(-(min(lowest) - self._reach_ns) // 1_000_000)} ms",
                     field="open.max_action_age_ms",
                     reason=Reason.AGE_UNREACHABLE,
                 )

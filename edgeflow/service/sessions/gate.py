@@ -45,12 +45,14 @@ class AgeLimit:
     """How old a frame may be when its action is executed.
 
     explicit_ns: from the session or the configuration; None = the validity of an action and the age foretold for the
-    session, or the time that its frames take where that is longer, within bounds.
+    session, or the time that its frames take where that is longer, within bounds. reach_ns: how long after the capture
+    of a frame the last row of its chunk is due, from which that row's age counts.
     """
 
-    def __init__(self, explicit_ns: int | None, validity_ns: int, times: FrameTimes) -> None:
+    def __init__(self, explicit_ns: int | None, validity_ns: int, times: FrameTimes, reach_ns: int = 0) -> None:
         self.times = times
         self.foretold_ns = 0
+        self._reach_ns = reach_ns
         self._explicit_ns = explicit_ns
         self._validity_ns = validity_ns
 
@@ -64,7 +66,7 @@ class AgeLimit:
     @property
     def spare_ns(self) -> int:
         """The part of the limit that remains beyond the time that frames are expected to take."""
-        return self.ns - self._expected_ns
+        return self.ns + self._reach_ns - self._expected_ns
 
     @property
     def _expected_ns(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import RETRY_AFTER_MS, RequestError, Unavailable
+from edgeflow.errors import RETRY_AFTER_MS, FailedPrecondition, RequestError, Unavailable
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -40,7 +40,7 @@ from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session, start_threads
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import Command, Mode, PassTimes
+from edgeflow.types import ActionSchema, Command, Mode, PassTimes
 
 TICK_S = 0.02
 MOST_SINGLES = 64  # single actions at once
@@ -154,6 +154,7 @@ class ControlPlane:
             answer: SessionOpened = await opened
             if self.worker is not worker:
                 raise _no_worker()
+            _check_chunks(request, answer.schema)
         except BaseException:
             self._port.send(CloseSession(number))
             raise
@@ -416,6 +417,17 @@ class ControlPlane:
         elif runner is not None:
             runner.session.end(End(message.code, Reason.NOT_REOPENED, message.text))
             runner.pump()
+
+
+def _check_chunks(request: OpenRequest, schema: ActionSchema) -> None:
+    """Refuse single actions of chunks that hold displacements: each row goes on from the one before it."""
+    if schema.horizon > 1 and any(schema.relative) and not request.chunks:
+        raise FailedPrecondition(
+            f"this policy answers with {schema.horizon} displacements, each from where the one before it leads: the "
+            "client must play chunks (edgeflow's SDK does)",
+            field="open.chunks",
+            reason=Reason.CHUNKS_NEEDED,
+        )
 
 
 def _no_worker() -> Unavailable:

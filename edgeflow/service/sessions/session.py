@@ -30,6 +30,7 @@ Rules beyond the protocol:
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import replace
 
@@ -87,8 +88,11 @@ class Session:
         self._late_in_a_row = 0
         self.commands: deque[ResetSession | CloseSession] = deque()
         self.valid_for_ms = rules.action_ttl_ms
+        if self.robot_schema.horizon > 1:
+            self.valid_for_ms = min(rules.action_ttl_ms, math.ceil(schema.horizon * schema.step_ms))
         times = FrameTimes(IN_FLIGHT * len(schema.names)) if times is None else times
-        self.age_limit = AgeLimit(request.max_action_age_ns, rules.action_ttl_ms * 1_000_000, times)
+        validity_ns = rules.action_ttl_ms * 1_000_000
+        self.age_limit = AgeLimit(request.max_action_age_ns, validity_ns, times, reach_ns=schema.reach_ns)
         self._order = FrameOrder()
         self._rates = Rates(rules, request.control_period_ns, now_ns)
         self._silence = Silence(rules, request.control_period_ns, now_ns)

@@ -39,6 +39,7 @@ class Track:
             instruction=instruction,
             payload=payload,
             state=[self.frame.state[index] for index in request.policy_numbers],
+            stamp_ns=self.frame.stamp_ns,
             waited_ns=now_ns - self.received_ns,
         )
 

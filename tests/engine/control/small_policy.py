@@ -37,7 +37,10 @@ class Seen:
 
 
 class SmallPolicy:
-    """Chunks are a linear function of what is seen. sizes: of the batches that were run."""
+    """Chunks are a linear function of what is seen. sizes: of the batches that were run.
+
+    leaks: frames of a batch touch each other. rounds: how far a batch moves them.
+    """
 
     inputs = INPUTS
     fixed_rows = 5
@@ -45,10 +48,11 @@ class SmallPolicy:
     device = torch.device("cpu")
     dtype = torch.float32
 
-    def __init__(self, *, leaks: bool = False) -> None:
+    def __init__(self, *, leaks: bool = False, rounds: float = 0.0) -> None:
         generator = torch.Generator().manual_seed(0)
         self._weight = torch.randn(HORIZON * DIMS, 4, generator=generator)
         self._leaks = leaks
+        self._rounds = rounds
         self.sizes: list[int] = []
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:
@@ -67,6 +71,8 @@ class SmallPolicy:
         features = torch.stack([frame.features for frame in frames])
         if self._leaks:
             features = features + features.sum(0)
+        if len(frames) > 1:
+            features = features * (1 + self._rounds)
         return (features @ self._weight.T).view(len(frames), HORIZON, DIMS)
 
     def actions(self, values: NDArray[np.float64], unnorm_key: str | None = None) -> NDArray[np.float64]:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from edgeflow.clock import ManualClock
 from edgeflow.engine.control.engine import EngineOptions
@@ -158,3 +159,17 @@ def test_made_up_observations_are_what_the_policy_needs():
     }
     assert first.images["top"].data != second.images["top"].data
     assert first.state == {"joints": (0.0,) * 3, "gripper": (0.0,)}
+
+
+def test_in_16_bits_a_batch_may_move_actions_as_pixels_do():
+    policy = SmallPolicy(rounds=3e-3)
+    with pytest.raises(WorkerError, match="other actions in a batch than alone"):
+        warm_up(engine_of(policy), Shift.ROTATE, lambda *_: None)
+    policy.dtype = torch.bfloat16
+    warm_up(engine_of(policy), Shift.ROTATE, lambda *_: None)
+
+
+def test_one_session_is_not_warmed_up_as_two():
+    policy = SmallPolicy()
+    warm_up(engine_of(policy, sessions=1), Shift.ROTATE, lambda *_: None)
+    assert max(policy.sizes) == 1

@@ -32,7 +32,7 @@ STATE = [
 
 def wide_script(**changes) -> Script:
     """A worker with a policy of three cameras and a state that answers with four actions."""
-    schema = replace(SCHEMA, horizon=HORIZON, step_ms=STEP_MS)
+    schema = replace(SCHEMA, relative=(False,) * 3, horizon=HORIZON, step_ms=STEP_MS)
     return Script(values=lambda _: [value for row in ROWS for value in row], inputs=NEEDS, schema=schema, **changes)
 
 
@@ -192,3 +192,21 @@ async def test_a_single_action_by_grpc_has_the_form_that_its_request_asks_for(ch
             answer = await served.act(pb.ActRequest(open=opened, frame=frame_message(1, **observation())))
             assert answer.schema.horizon == answer.action.horizon == (HORIZON if chunks else 1)
             assert len(answer.action.values) == 3 * answer.action.horizon
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+async def test_single_actions_of_displacements_are_refused(checkpoint, chunks: bool):
+    """A row of displacements goes on from the one before it, so that it alone leads elsewhere."""
+    script = wide_script()
+    script.schema = replace(script.schema, relative=(True, True, False))
+    async with robot_of(checkpoint, script) as (robot, _):
+        if chunks:
+            assert (await robot.open(**opening(chunks=True))).schema.horizon == HORIZON
+            return
+        await robot.send(
+            pb.ClientMessage(open=pb.Open(instruction="go", control_period_ms=50, **opening(chunks=False)))
+        )
+        code, _ = await robot.rest()
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        trailers = dict(await robot.call.trailing_metadata())
+        assert trailers["edgeflow-reason"] == "CHUNKS_NEEDED"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgeflow.errors import InvalidArgument, ResourceExhausted
+from edgeflow.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow.scheduler.pace import served_mode
 from edgeflow.service.sessions.admission import Admission
 from edgeflow.service.sessions.requests import OpenRequest
@@ -132,3 +132,14 @@ def test_cameras_that_the_decoders_have_no_room_for_are_named(cameras: tuple[Cam
         fill(admission, seeing(*cameras, period_ms=200))
     assert f"decoding {sizes} pixels every 200 ms" in caught.value.text
     assert caught.value.field == field
+
+
+def test_the_age_of_a_chunk_counts_from_the_row_that_is_due():
+    """One pass takes 60 ms: too late for an action of 30 ms, not for a chunk whose last row is due 80 ms later."""
+    admission = serving({"arm": ONE_PASS})
+    asked = request(10, Mode.AUTO, age_ms=30)
+    with pytest.raises(FailedPrecondition, match=r"cannot be kept; the lowest possible is \d+ ms"):
+        admission.plan(asked, ())
+    schema = replace(ready().schema, horizon=5, step_ms=20.0)
+    admission.worker_ready(replace(ready(), unnorm_keys=["arm"], programs=[ONE_PASS], schema=schema))
+    assert admission.plan(asked, ()).stages == 1

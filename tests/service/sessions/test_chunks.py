@@ -112,3 +112,18 @@ def test_only_what_was_handed_out_counts_as_sent():
     assert not session.sent.has(Playing(1, 0))
     action_of(session, 5)
     assert session.sent.has(Playing(1, 0)) and not session.sent.has(Playing(1, 1))
+
+
+@pytest.mark.parametrize(("chunks", "valid_for_ms"), [(True, HORIZON * STEP_MS), (False, RULES.action_ttl_ms)])
+def test_a_chunk_is_not_valid_for_longer_than_it_lasts(chunks: bool, valid_for_ms: float):
+    session = session_of(chunks=chunks)
+    answered(session)
+    assert RULES.action_ttl_ms > HORIZON * STEP_MS
+    assert action_of(session, 0).valid_for_ms == valid_for_ms
+
+
+def test_a_frame_may_wait_for_its_turn_as_long_as_a_row_will_be_due():
+    session = session_of(chunks=True)
+    session.age_limit.foretold_ns = 150 * MS
+    assert session.age_limit.ns == LIMIT_MS * MS
+    assert session.age_limit.spare_ns == (LIMIT_MS + (HORIZON - 1) * STEP_MS - 150) * MS
