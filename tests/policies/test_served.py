@@ -1,0 +1,115 @@
+"""Chunks from end to end: `edgeflow serve` with a policy of cameras and state, and a robot that uses the SDK."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgeflow.client.robot import RobotClient
+from edgeflow.engine.policy import LoadOptions, OnePassPolicy, Placement
+from edgeflow.errors import InvalidArgument
+from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.policies.registry import family_of
+from edgeflow.types import CameraSpec, Command, Image, ImageFormat, Observation, StateSpec
+from tests.policies.act.checkpoint import write_checkpoint
+from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
+
+START_S = 120.0
+INSTRUCTION = "put the cup on the plate"
+CPU = torch.device("cpu")
+
+
+@contextlib.contextmanager
+def served(directory: Path, policy: dict[str, Any], **config: Any) -> Iterator[str]:
+    """Run the command, as a person would; the address of its gRPC server."""
+    path, ready, log = (directory.parent / name for name in ("config.json", "ready.json", "log"))
+    ports = {name: {"port": 0} for name in ("grpc", "http", "health")}
+    settings = {"model": str(directory), "policy": policy, "chat": {"enabled": False}, "standby": False}
+    path.write_text(json.dumps({**settings, **ports, **config}))
+    command = [sys.executable, "-m", "edgeflow.cli", "serve", "--config", str(path), "--ready-file", str(ready)]
+    with log.open("w") as stream:
+        process = subprocess.Popen([*command, "--json"], stdout=stream, stderr=stream)
+    try:
+        deadline = time.monotonic() + START_S
+        while not ready.exists():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield f"127.0.0.1:{json.loads(ready.read_text())['grpc']}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, log.read_text()
+
+
+def loaded(directory: Path, settings: dict[str, Any]) -> OnePassPolicy:
+    """The policy in this process."""
+    chosen = dict(settings)
+    family = family_of(directory, chosen.pop("family", ""))
+    placement = Placement(dtype=torch.float32, device=CPU, table=built_in_table())
+    policy: Any = family.load(directory, chosen, LoadOptions()).load(placement)
+    return policy
+
+
+@torch.inference_mode()
+def answer_of(policy: OnePassPolicy, seen: Observation) -> np.ndarray:
+    """[horizon, D] in the schema's units."""
+    values = policy.run([policy.prepare(seen)])[0].double().numpy()
+    return policy.actions(values, policy.unnorm_keys[0])
+
+
+def checkpoints(folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+    size = TinyOFT()
+    return {
+        "act": (write_checkpoint(folder / "act"), {"control_rate_hz": 2.0}),
+        "openvla_oft": (
+            write_oft(folder / "oft", size),
+            {"family": "openvla_oft", **size.settings(), "control_rate_hz": 2.0},
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["act", "openvla_oft"])
+def test_a_robot_gets_the_chunk_that_the_policy_computes(tmp_path: Path, name: str):
+    directory, settings = checkpoints(tmp_path)[name]
+    policy = loaded(directory, settings)
+    random = np.random.default_rng(0)
+    needs = policy.inputs
+    pixels = {each.name: random.integers(0, 256, (each.height or 30, each.width or 40, 3), np.uint8)
+              for each in needs.cameras}  # fmt: skip
+    state = {each.name: tuple(random.uniform(-1, 1, each.size).astype(np.float32).tolist()) for each in needs.state}
+    images = {each: Image(*values.shape[:2], values.tobytes()) for each, values in pixels.items()}
+    wanted = answer_of(policy, Observation(images=images, state=state, instruction=INSTRUCTION))
+
+    # The robot's names are its own, and it sends more than is needed, in another order.
+    names = {each: f"robot_{index}" for index, each in enumerate(pixels)}
+    cameras = [
+        CameraSpec(names[each], values.shape[1], values.shape[0], ImageFormat.RGB8) for each, values in pixels.items()
+    ]
+    cameras = [CameraSpec("spare", 8, 8, ImageFormat.RGB8), *cameras[::-1]]
+    sent = {names[each]: values for each, values in pixels.items()} | {"spare": np.zeros((8, 8, 3), np.uint8)}
+    vectors = [StateSpec(name="force", size=2), *(StateSpec(name=each.name, size=each.size) for each in needs.state)]
+    with served(directory, settings, cameras=names) as address:
+        options = {"instruction": INSTRUCTION, "control_period_s": 0.1, "open_timeout_s": 30.0}
+        with RobotClient(address, cameras=cameras, state=vectors, **options) as robot:
+            schema = robot.opened.schema
+            assert (schema.horizon, schema.step_ms) == (len(wanted), 500.0)
+            deadline = time.monotonic() + 60
+            while (now := robot.latest()).command is not Command.ACT:
+                assert time.monotonic() < deadline, now.reason
+                robot.push(sent, state={"force": (0.0, 0.0), **state})
+                time.sleep(0.1)
+            assert now.action is not None
+            assert np.allclose(now.action.chunk, wanted, rtol=1e-5, atol=1e-5)
+            assert np.array_equal(now.action.values, now.action.chunk[now.action.step])
+        with pytest.raises(InvalidArgument, match=r"the policy needs .* the robot sends"):
+            RobotClient(address, cameras=cameras[:1], state=vectors, **options).__enter__()
