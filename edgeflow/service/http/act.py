@@ -138,6 +138,8 @@ def parse_body(content_type: str, body: bytes) -> ActBody:
     unknown = next((key for key in value if key not in ActBody.model_fields), None)
     if unknown is not None:
         raise InvalidArgument("is not a field of this request", field=_field(unknown), reason=Reason.BODY_FIELD)
+    if "image" not in value and "images" not in value:
+        raise _no_image()
     try:
         return ActBody.model_validate(value)
     except ValidationError as error:
@@ -170,7 +172,7 @@ def _images(body: ActBody) -> list[tuple[str, str, ImageBody]]:
     """Each image with its field and the name of its camera; of `image` both are "image"."""
     alone = "image" in body.model_fields_set
     if not alone and not body.images:
-        raise InvalidArgument("is missing: send image or images", field="image", reason=Reason.BODY_FIELD)
+        raise _no_image()
     if not alone:
         for name in ("format", "width", "height"):
             if name in body.model_fields_set:
@@ -181,6 +183,10 @@ def _images(body: ActBody) -> list[tuple[str, str, ImageBody]]:
         raise InvalidArgument("replaces image: send one of them", field="images", reason=Reason.BODY_FIELD)
     image = ImageBody(data=body.image, format=body.format, width=body.width, height=body.height)
     return [("image", "image", image)]
+
+
+def _no_image() -> InvalidArgument:
+    return InvalidArgument("is missing: send image or images", field="image", reason=Reason.BODY_FIELD)
 
 
 def _camera(name: str, image: ImageBody, field: str) -> pb.Camera:

@@ -35,14 +35,7 @@ from collections import deque
 from dataclasses import replace
 
 from edgeflow.errors import RequestError
-from edgeflow.ipc.messages import (
-    CloseSession,
-    FrameDropped,
-    FrameResult,
-    Payloads,
-    ResetSession,
-    SubmitFrame,
-)
+from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, Payloads, ResetSession, SubmitFrame
 from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, within_limits

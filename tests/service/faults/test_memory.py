@@ -9,6 +9,7 @@ import resource
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +27,7 @@ from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import Mode, Pace
+from edgeflow.types import Chunk, Mode, Pace
 from tests.service.harness import config, eventually, frame_message, serving
 from tests.service.processes import Launcher
 from tests.service.scripted import SCHEMA, good_values
@@ -46,13 +47,12 @@ class Port:
 
     def send(self, message: Message) -> None:
         if isinstance(message, SubmitFrame) and self.answer is not None:
-            values = good_values(message)
             self.answer(
                 FrameResult(
                     session=1,
                     epoch=message.epoch,
                     seq=message.seq,
-                    values=values,
+                    chunk=Chunk(tuple(good_values(message))),
                     token_ids=[1, 2, 3],
                     valid=True,
                     queue_ns=1,
@@ -81,7 +81,8 @@ async def test_frames_leave_no_memory_behind(leaks: bool):
     """The second case is the control: 64 bytes a frame are seen."""
     log = EventLog(MonotonicClock(), io.StringIO())
     with ThreadPoolExecutor(1) as pool:
-        session, port = Session(1, REQUEST, SCHEMA, RULES, 0), Port()
+        request = replace(REQUEST, policy_cameras=REQUEST.cameras)
+        session, port = Session(1, request, SCHEMA, RULES, 0), Port()
         runner = SessionRunner(
             session,
             SimpleNamespace(mode=Mode.SERIAL, pace=Pace(1)),  # the rest of its plan matters to the worker only
