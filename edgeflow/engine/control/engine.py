@@ -22,11 +22,14 @@ from edgeflow.types import StageProgram
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Options of an engine. text_rows: the most rows of an instruction. graphs: replay recordings of passes."""
+    """Options of an engine. text_rows: the most rows of an instruction. row_budget: the most rows of a pass, of which a
+    session alone may take more. graphs: replay recordings of passes.
+    """
 
     sessions: int
     text_rows: int
     table: OperatorTable
+    row_budget: int = 1 << 30
     graphs: bool = False
     shift: Shift = Shift.ROTATE
 

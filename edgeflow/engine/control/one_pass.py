@@ -58,18 +58,18 @@ class ChunkAnswers:
 class OnePassEngine:
     """Runs the frames of a pass as one batch (engine/control/engine.PassEngine). Passes are not replayed.
 
-    launch_ahead: 1 where launching enqueues (CUDA), as of Executor.
+    launch_ahead: 1 where launching enqueues (CUDA), as of Executor. kv_bytes: memory of the policy's slots.
     """
 
     graphs: Graphs[PassOutputs] | None = None
     record: Record | None = None
     near: tuple[bool, ...] = ()
-    kv_bytes = 0
 
-    def __init__(self, policy: OnePassPolicy, sessions: int, text_rows: int) -> None:
+    def __init__(self, policy: OnePassPolicy, sessions: int, text_rows: int, kv_bytes: int = 0) -> None:
         self.policy = policy
         self.sessions = sessions
         self.text_rows = text_rows
+        self.kv_bytes = kv_bytes
         self.launch_ahead = 1 if policy.device.type == "cuda" else 0
 
     @torch.inference_mode()
@@ -109,6 +109,6 @@ class OnePassEngine:
         return self.policy.actions(answer.values, unnorm_key)
 
 
-def one_pass_engine(policy: Policy, options: EngineOptions) -> OnePassEngine:
-    """The engine of a policy that answers in one pass."""
-    return OnePassEngine(cast("OnePassPolicy", policy), options.sessions, options.text_rows)
+def one_pass_engine(policy: Policy, options: EngineOptions, kv_bytes: int = 0) -> OnePassEngine:
+    """The engine of a policy that answers in one pass. kv_bytes: memory of the slots that the policy reserved."""
+    return OnePassEngine(cast("OnePassPolicy", policy), options.sessions, options.text_rows, kv_bytes)
