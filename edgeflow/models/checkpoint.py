@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -95,13 +97,23 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     return {name: _shape(file, name, path) for name, (file, path) in _places(directory).items()}
 
 
-def fingerprint(path: Path) -> str:
-    """SHA-256 over names and bytes of a checkpoint's JSON files and the first MiB of each weights file."""
+def fingerprint(path: Path, settings: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """SHA-256 over names and bytes of a checkpoint's JSON files and the first MiB of each weights file.
+
+    settings: with which the checkpoint is served, as in a JSON file; where there are any they count too.
+    CheckpointError for a file that cannot be read.
+    """
     digest = hashlib.sha256()
-    for file in sorted([*path.glob("*.json"), *path.glob("*.safetensors"), *path.glob("*.pt")]):
+    files = [*path.glob("*.json"), *path.glob("*.safetensors"), *path.glob("*.pt")]
+    for file in sorted(each for each in files if each.is_file()):
         digest.update(file.name.encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(1 << 20))
+        try:
+            with file.open("rb") as stream:
+                digest.update(stream.read(1 << 20))
+        except OSError as error:
+            raise CheckpointError(f"{file} is unreadable: copy the checkpoint again") from error
+    if settings:
+        digest.update(json.dumps(dict(settings), sort_keys=True).encode())
     return digest.hexdigest()
 
 

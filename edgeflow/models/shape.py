@@ -13,6 +13,11 @@ from edgeflow.text.checkpoint_json import read_json
 def checkpoint_shape(directory: Path, rows: int) -> ModelShape:
     """Read the shape from `config.json`. rows: of the longest prefill. ConfigError where it has no decoder."""
     config = read_json(directory / "config.json")
+    if "text_config" not in config and "hidden_size" not in config:
+        raise ConfigError(
+            f"{directory}: config.json has neither text_config nor hidden_size, so the model has no decoder whose "
+            "operators are chosen"
+        )
     decoder = config.get("text_config", config)
     if not isinstance(decoder, dict):
         raise ConfigError(f"{directory}: text_config in config.json must be an object")

@@ -24,6 +24,8 @@ MOST_BYTES = 16 << 30
 MOST_RECORDS = 1 << 16
 _ZIP = b"PK\x03\x04"
 _LEAVES = (str, int, float, bool, type(None))
+_KEYS = (str, int)
+SHOWN = 80  # characters of a name in messages
 _REFUSED = re.compile(r"(?:GLOBAL|class|instance of|global) ([A-Za-z_][\w.]*\.\w+)")
 """The name that torch's reader gives for what it does not build."""
 
@@ -37,8 +39,10 @@ def read_state_dict(path: Path, most_bytes: int, *, strip: str = "") -> dict[str
     if not isinstance(value, dict) or not value:
         raise CheckpointError(f"{path} holds {_article(type(value))}, expected tensors by name: copy the file again")
     for name, tensor in value.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise CheckpointError(f"{path}: {name!r} is {_article(type(tensor))}, expected a tensor by name")
+        if not isinstance(name, str):
+            raise CheckpointError(f"{path} has a key of type {_name(type(name))}, expected tensors by name")
+        if not isinstance(tensor, Tensor):
+            raise CheckpointError(f"{path}: {name[:SHOWN]!r} is {_article(type(tensor))}, expected a tensor")
     if strip and all(name.startswith(strip) for name in value):
         value = {name.removeprefix(strip): tensor for name, tensor in value.items()}
     return dict(value)
@@ -84,7 +88,9 @@ def _check_directory(path: Path, most: int) -> None:
         raise CheckpointError(f"{path} is truncated or damaged: copy the file again") from error
     packed = next((each.filename for each in records if each.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:
-        raise CheckpointError(f"{path}: the record {packed!r} is compressed: only files as torch.save writes them")
+        raise CheckpointError(
+            f"{path}: the record {packed[:SHOWN]!r} is compressed: only files as torch.save writes them"
+        )
     total = sum(each.file_size for each in records)
     if total > most or len(records) > MOST_RECORDS:
         raise CheckpointError(
@@ -96,7 +102,7 @@ def _unreadable(path: Path, error: Exception) -> str:
     """The message for a file that torch's reader refuses: it gives the type where it was not permitted to build it."""
     named = _REFUSED.search(str(error))
     if named:
-        return f"{path} holds {named[1]}: only tensors and plain containers are read, so save those alone"
+        return f"{path} holds {named[1][:SHOWN]}: only tensors and plain containers are read, so save those alone"
     return f"{path} is truncated, or not a file of tensors as torch.save writes it: copy the file again"
 
 
@@ -115,13 +121,21 @@ def _check_values(path: Path, value: Any, most: int) -> None:
         if kind is Tensor or kind is Parameter:
             total += _checked_bytes(path, each)
         elif kind is dict or kind is OrderedDict:
-            waiting += [*each, *each.values()]
+            _check_keys(path, each)
+            waiting += each.values()
         elif kind is list or kind is tuple:
             waiting += each
         else:
             raise CheckpointError(f"{path} holds {_article(kind)}: only tensors and plain containers are read")
     if total > most:
         raise CheckpointError(f"{path}: its tensors take {total} bytes, expected at most {most}")
+
+
+def _check_keys(path: Path, value: dict[Any, Any]) -> None:
+    """Check that names and numbers alone are keys. Others are neither printed nor hashed, which may take forever."""
+    wrong = next((type(key) for key in value if type(key) not in _KEYS), None)
+    if wrong is not None:
+        raise CheckpointError(f"{path} has a key of type {_name(wrong)}: only names and whole numbers are read")
 
 
 def _checked_bytes(path: Path, tensor: Tensor) -> int:
@@ -132,5 +146,8 @@ def _checked_bytes(path: Path, tensor: Tensor) -> int:
 
 
 def _article(kind: type) -> str:
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return f"a value of type {name}"
+    return f"a value of type {_name(kind)}"
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

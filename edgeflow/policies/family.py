@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeflow.errors import CheckpointError
+
 if TYPE_CHECKING:
     import torch
 
@@ -29,6 +31,20 @@ class Files:
 
     config: Mapping[str, Any]
     cases: Mapping[str, Any] | None = None
+
+
+def check_kind(config: Mapping[str, Any], key: str, kind: str, *, family: str) -> None:
+    """CheckpointError for a config.json without the entry by which its family is known, or with another one."""
+    if config.get(key) != kind:
+        raise CheckpointError(f"policy.family: {family}, but config.json has {described_kind(config, key)}")
+
+
+def described_kind(config: Mapping[str, Any], key: str = "") -> str:
+    """The family that a config.json states, for messages. key: the entry that should state it; by default any."""
+    stated = [f"{each} {repr(config[each])[:60]}" for each in ("model_type", "type") if each in config]
+    if key in config or (not key and stated):
+        return " and ".join(stated)
+    return " but ".join([f"no {key or 'model_type and no type'}", *stated])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.act.family import ACT
-from edgeflow.policies.family import Family, Files
+from edgeflow.policies.family import Family, Files, described_kind
 from edgeflow.policies.openvla.family import OPENVLA
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from edgeflow.text.checkpoint_json import read_json
@@ -30,6 +30,5 @@ def family_of(directory: Path, configured: str = "", *, recorded: bool = False) 
     files = Files(config, read_json(directory / "cases.json", required=False) if recorded else None)
     found = next((family for family in FAMILIES if family.detect(files)), None)
     if found is None:
-        kind = f"model_type {config['model_type']!r}" if "model_type" in config else f"type {config.get('type')!r}"
-        raise CheckpointError(f"model: {directory} has {kind}; served: {names}")
+        raise CheckpointError(f"model: config.json of {directory} has {described_kind(config)}; served: {names}")
     return found

@@ -80,7 +80,8 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
             f"max_sessions: {memory} cannot be reserved; lower max_sessions or max_prompt_tokens"
         ) from error
     _check_speculation(config, engine)
-    return BuiltEngine(engine, limits_of(config, policy, sessions), device_name(device), fingerprint(path), memory)
+    limits, known_by = limits_of(config, policy, sessions), fingerprint(path, config.policy.settings)
+    return BuiltEngine(engine, limits, device_name(device), known_by, memory)
 
 
 def limits_of(config: ServiceConfig, policy: Policy, sessions: int) -> SchedulerLimits:
@@ -103,12 +104,14 @@ def kv_need(
     chat_bytes: int = 0,
 ) -> KVNeed:
     """The memory that sessions of a policy take: slots for the longest prompt that is allowed."""
+    longest = footprint.positions + config.max_prompt_tokens
+    rows = max(config.row_budget, longest)  # a session alone may exceed the budget
     return KVNeed(
         ring=footprint.slots,
         spare=spare,
-        capacity=rounded_capacity(footprint.positions + config.max_prompt_tokens),
+        capacity=rounded_capacity(longest),
         position_bytes=footprint.position_bytes,
-        reserve_bytes=FIXED_BYTES[device.type] + config.row_budget * footprint.row_bytes,
+        reserve_bytes=FIXED_BYTES[device.type] + rows * footprint.row_bytes,
         frame_bytes=footprint.frame_bytes,
         chat_bytes=chat_bytes,
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from edgeflow.errors import CheckpointError
-from edgeflow.models.checkpoint import INDEX_FILE, SINGLE_FILE, Weights, read_tensors
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.models.checkpoint import INDEX_FILE, SINGLE_FILE, Weights, fingerprint, read_tensors
+from edgeflow.models.shape import checkpoint_shape
 from edgeflow.text.checkpoint_json import read_json
 
 CPU = torch.device("cpu")
@@ -102,6 +104,35 @@ def test_an_index_that_promises_too_much(tmp_path: Path):
     (tmp_path / INDEX_FILE).write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match="lacks the tensor c that the index promises"):
         open_weights(tmp_path)["c"]
+
+
+def test_a_fingerprint_leaves_out_what_is_no_file(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    before = fingerprint(tmp_path)
+    (tmp_path / "optimizer.pt").symlink_to(tmp_path / "nothing")
+    (tmp_path / "folder.pt").mkdir()
+    assert fingerprint(tmp_path) == before
+    (tmp_path / "optimizer.pt").unlink()
+    (tmp_path / "optimizer.pt").write_bytes(b"weights")
+    assert fingerprint(tmp_path) != before
+
+
+def test_a_fingerprint_of_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(Path, "open", Mock(side_effect=PermissionError))
+    with pytest.raises(CheckpointError, match=r"config\.json is unreadable: copy the checkpoint again"):
+        fingerprint(tmp_path)
+
+
+@pytest.mark.parametrize("config", [{"type": "act", "dim_model": 512}, {}])
+def test_a_checkpoint_without_a_decoder_has_no_shape(tmp_path: Path, config: dict):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError) as caught:
+        checkpoint_shape(tmp_path, 16)
+    assert str(caught.value) == (
+        f"{tmp_path}: config.json has neither text_config nor hidden_size, so the model has no decoder whose operators "
+        "are chosen"
+    )
 
 
 def test_an_index_cannot_lead_out_of_the_directory(tmp_path: Path):

@@ -111,7 +111,8 @@ def test_code_in_a_plain_pickle_does_not_run(tmp_path: Path):
         ([torch.Size([1])], "a value of type torch.Size"),
         (collections.Counter("aa"), "a value of type collections.Counter"),
         ({"x": b"bytes"}, "bytes"),
-        ({(1, 2j): "x"}, "complex"),
+        ({"x": 2j}, "complex"),
+        ({(1, 2): "x"}, "a key of type tuple"),
         (np.ones(2), "numpy"),
         ({"x": torch.eye(2).to_sparse()}, "a tensor that is not dense (torch.sparse_coo, torch.float32)"),
     ],
@@ -219,6 +220,29 @@ def test_a_damaged_file_is_read_or_refused(archive: bool, damage: list[tuple[flo
             read_weights_only(path, MOST)
 
 
+class Unprintable(tuple):
+    """A key that may neither be printed nor hashed once it is there."""
+
+    calls = 0
+
+    def __hash__(self) -> int:
+        type(self).calls += 1
+        return 0
+
+    __repr__ = __str__ = None
+
+
+def test_a_key_is_told_by_its_type_alone(tmp_path: Path, monkeypatch):
+    path = saved(tmp_path / "a.pt", torch.ones(1))
+    for key in (Unprintable(), None, 1.5, True):
+        monkeypatch.setattr(torch, "load", lambda *_, key=key, **__: {"x": [{key: torch.ones(1)}]})
+        before = Unprintable.calls
+        kind = type(key)
+        name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+        assert refusal(path) == f"FILE has a key of type {name}: only names and whole numbers are read"
+        assert Unprintable.calls == before + (kind is Unprintable)  # the dictionary of the test itself
+
+
 def test_a_state_dict_loses_a_prefix_that_all_names_have(tmp_path: Path):
     tensors = {"module.fc1.weight": torch.ones(1), "module.fc1.bias": torch.zeros(1)}
     path = saved(tmp_path / "a.pt", collections.OrderedDict(tensors))
@@ -233,8 +257,9 @@ def test_a_state_dict_loses_a_prefix_that_all_names_have(tmp_path: Path):
     [
         (torch.ones(1), "FILE holds a value of type torch.Tensor, expected tensors by name: copy the file again"),
         ({}, "FILE holds a value of type dict, expected tensors by name: copy the file again"),
-        ({"step": 3}, "FILE: 'step' is a value of type int, expected a tensor by name"),
-        ({3: torch.ones(1)}, "FILE: 3 is a value of type torch.Tensor, expected a tensor by name"),
+        ({"step": 3}, "FILE: 'step' is a value of type int, expected a tensor"),
+        ({"s" * 90: 3}, f"FILE: '{'s' * 80}' is a value of type int, expected a tensor"),
+        ({3: torch.ones(1)}, "FILE has a key of type int, expected tensors by name"),
     ],
 )
 def test_a_state_dict_is_tensors_by_name(tmp_path: Path, value: object, message: str):

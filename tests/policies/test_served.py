@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from edgeflow.client.robot import RobotClient
+from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.policy import LoadOptions, OnePassPolicy, Placement
 from edgeflow.errors import InvalidArgument
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -57,6 +58,7 @@ def loaded(directory: Path, settings: dict[str, Any]) -> OnePassPolicy:
     family = family_of(directory, chosen.pop("family", ""))
     placement = Placement(dtype=torch.float32, device=CPU, table=built_in_table())
     policy: Any = family.load(directory, chosen, LoadOptions()).load(placement)
+    family.prepare(policy, EngineOptions(sessions=1, text_rows=128, table=built_in_table()))
     return policy
 
 

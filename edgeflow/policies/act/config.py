@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgeflow.errors import CheckpointError
 from edgeflow.policies.act.fields import Fields
+from edgeflow.policies.family import check_kind
 from edgeflow.text.checkpoint_json import read_json
 
 CONFIG_FILE = "config.json"
@@ -67,8 +68,9 @@ class ACTConfig:
 
 def load_config(directory: Path) -> ACTConfig:
     """Read and check config.json; CheckpointError names the key and what is served."""
-    values = Fields(CONFIG_FILE, read_json(directory / CONFIG_FILE))
-    values.choice("type", ("act",))
+    config = read_json(directory / CONFIG_FILE)
+    check_kind(config, "type", "act", family="act")
+    values = Fields(CONFIG_FILE, config)
     values.only("n_obs_steps", 1)
     values.only("replace_final_stride_with_dilation", False)
     width, heads = values.size("dim_model", 512), values.size("n_heads", 8)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeflow.errors import CheckpointError, ConfigError
-from edgeflow.policies.act.config import load_config
-from edgeflow.policies.act.processors import load_processors
-from edgeflow.policies.act.settings import read_settings
+from edgeflow.errors import ConfigError
+from edgeflow.policies.act.checkpoint import read_checkpoint
 from edgeflow.policies.family import Family, Files, Settings, Verification
 
 if TYPE_CHECKING:
@@ -16,28 +14,22 @@ if TYPE_CHECKING:
     from edgeflow.engine.policy import LoadOptions, Policy, Published
     from edgeflow.recorded.comparison import CheckResult
 
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-
 
 def _detect(files: Files) -> bool:
     return files.config.get("type") == "act"
 
 
 def _check(directory: Path, settings: Settings) -> None:
-    config = load_config(directory)
-    load_processors(directory, config)
-    if not any((directory / name).is_file() for name in WEIGHTS):
-        raise CheckpointError(f"model: {directory} has no {WEIGHTS[0]}: fetch the checkpoint again")
-    read_settings(settings, config)
+    read_checkpoint(directory, settings)
 
 
 def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
     from edgeflow.policies.act.published import PublishedACT
 
-    _check(directory, settings)
+    checkpoint = read_checkpoint(directory, settings)
     if options.center_crop:
         raise ConfigError("center_crop: policies of this family, act, take whole images; remove it")
-    return PublishedACT(directory, read_settings(settings, load_config(directory)))
+    return PublishedACT(directory, checkpoint)
 
 
 def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +10,7 @@ from edgeflow.errors import CheckpointError
 
 LARGEST = 1 << 16
 """Of any size that a checkpoint states."""
+LARGEST_FLOAT = sys.float_info.max
 
 
 class Fields:
@@ -44,9 +45,20 @@ class Fields:
     def number(self, key: str, default: float) -> float:
         """A finite number."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise CheckpointError(f"{self.name(key)} is {value!r}; served: a number")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not -LARGEST_FLOAT <= value <= LARGEST_FLOAT
+        ):
+            raise CheckpointError(f"{self.name(key)} is {repr(value)[:60]}; served: a number")
         return float(value)
+
+    def positive(self, key: str, default: float) -> float:
+        """A finite number above 0."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise CheckpointError(f"{self.name(key)} is {value!r}; served: a number above 0")
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)

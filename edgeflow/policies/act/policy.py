@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError, InvalidArgument
+from edgeflow.kernels.kv.layout import uploaded
 from edgeflow.policies.act.config import ACTION, STATE, ACTConfig, Camera
 from edgeflow.policies.act.network import ACTNetwork
 from edgeflow.policies.act.processors import Processors
 from edgeflow.policies.act.resnet import map_side
 from edgeflow.policies.act.settings import ACTSettings
 from edgeflow.policies.act.statistics import Affine
+from edgeflow.policies.inputs import pixels, placed
 from edgeflow.types import (
     PROMPT,
     ActionSchema,
@@ -170,13 +172,13 @@ class ACTPolicy:
             raise InvalidArgument(
                 f"{self._sources[name]} has {len(vector)} numbers; the policy takes {size}", field="frame.state"
             )
-        return self._normalise[name](torch.tensor(vector, dtype=torch.float32).to(self._place))
+        return self._normalise[name](uploaded(torch.tensor(vector, dtype=torch.float32), self._place))
 
 
 def unit_range(image: Image, place: torch.device) -> Tensor:
     """[3, h, w] float32, 0 to 1"""
-    pixels = np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
-    raw = torch.from_numpy(pixels.copy()).to(place, non_blocking=True)  # a copy: torch takes no bytes it may not write
+    copied = pixels(image).copy()  # torch takes no bytes that it may not write
+    raw = uploaded(torch.from_numpy(copied), place)
     planes = torch.empty(3, image.height, image.width, dtype=torch.float32, device=place)
     return planes.copy_(raw.permute(2, 0, 1)).div_(255)
 
@@ -184,4 +186,4 @@ def unit_range(image: Image, place: torch.device) -> Tensor:
 def _batch(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     """[...] of each frame → [B, ...] on the device"""
     together = parts[0][None] if len(parts) == 1 else torch.stack(tuple(parts))
-    return together.to(device, non_blocking=True)
+    return placed(together, device)

@@ -129,7 +129,7 @@ def _step(entry: Fields, kinds: Mapping[str, str]) -> _Normaliser:
     state_file = entry.text("state_file") if "state_file" in entry else ""
     if Path(state_file).name != state_file:
         raise CheckpointError(f"{entry.name('state_file')} is {state_file!r}; served: a file of the checkpoint")
-    return _Normaliser(kinds=kinds, eps=entry.object("config").number("eps", EPS), state_file=state_file)
+    return _Normaliser(kinds=kinds, eps=entry.object("config").positive("eps", EPS), state_file=state_file)
 
 
 def _affines(directory: Path, step: _Normaliser, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Affine]:

@@ -9,12 +9,11 @@ import torch
 
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.models.checkpoint import Weights, tensor_shapes
-from edgeflow.policies.act.config import ACTConfig, load_config
+from edgeflow.policies.act.checkpoint import ACTCheckpoint
+from edgeflow.policies.act.config import ACTConfig
 from edgeflow.policies.act.network import ACTNetwork
 from edgeflow.policies.act.policy import UNNORM_KEYS, ACTPolicy
-from edgeflow.policies.act.processors import load_processors
 from edgeflow.policies.act.resnet import map_side
-from edgeflow.policies.act.settings import ACTSettings
 
 PREFIX = "model."
 TRAINING = ("model.vae_encoder",)
@@ -25,13 +24,12 @@ LIVE = 3
 
 
 class PublishedACT:
-    """A checkpoint directory; CheckpointError for one that is not served."""
+    """A checkpoint directory; CheckpointError for weights that are missing or truncated."""
 
-    def __init__(self, directory: Path, settings: ACTSettings) -> None:
+    def __init__(self, directory: Path, checkpoint: ACTCheckpoint) -> None:
         self._directory = directory
-        self._settings = settings
-        self._config = load_config(directory)
-        self._processors = load_processors(directory, self._config)
+        self._checkpoint = checkpoint
+        self._config = checkpoint.config
         self._shapes = tensor_shapes(directory)
 
     @property
@@ -56,7 +54,8 @@ class PublishedACT:
         """Read the weights; CheckpointError says what is wrong with them."""
         network = read_network(self._directory, self._config, placement.dtype, placement.device)
         place = placement.device if placement.preprocess_on_device else CPU
-        return ACTPolicy(self._config, self._processors, network, self._settings, place=place)
+        checkpoint = self._checkpoint
+        return ACTPolicy(self._config, checkpoint.processors, network, checkpoint.settings, place=place)
 
 
 def read_network(directory: Path, config: ACTConfig, dtype: torch.dtype, device: torch.device) -> ACTNetwork:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field
 
 from edgeflow.errors import ConfigError
 from edgeflow.policies.act.config import STATE, ACTConfig
 from edgeflow.policies.family import Settings
+from edgeflow.policies.settings import Name, validated
 
-Name = Annotated[str, Field(min_length=1, max_length=64)]
 Rate = Annotated[float, Field(gt=0, le=10_000)]
+MISSING = {
+    "control_rate_hz": "the checkpoint does not state it: add the rate of the training's data, "
+    'such as "policy": {"control_rate_hz": 50}'
+}
 
 
 class ACTSettings(BaseModel):
@@ -29,10 +32,7 @@ class ACTSettings(BaseModel):
 
 def read_settings(settings: Settings, config: ACTConfig) -> ACTSettings:
     """The settings for a checkpoint; ConfigError names the key, what is wrong and what to write."""
-    try:
-        read = ACTSettings.model_validate(dict(settings))
-    except ValidationError as error:
-        raise ConfigError("; ".join(map(_describe, error.errors()[:3]))) from None
+    read = validated("act", ACTSettings, settings, MISSING)
     _check_names("action_names", read.action_names, config.action, "action")
     _check_names("state_names", read.state_names, config.state, STATE)
     return read
@@ -44,16 +44,3 @@ def _check_names(key: str, names: list[str], size: int, what: str) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ConfigError(f"policy.{key}: {twice[0]!r} is there twice")
-
-
-def _describe(detail: ErrorDetails) -> str:
-    key = ".".join(map(str, detail["loc"]))
-    if detail["type"] == "extra_forbidden":
-        known = ", ".join(ACTSettings.model_fields)
-        return f"policy.{key}: this family, act, has no such setting; it has {known}"
-    if detail["type"] == "missing":
-        return (
-            f"policy.{key}: missing, and the checkpoint does not state it: add the rate of the training's data, "
-            'such as "policy": {"control_rate_hz": 50}'
-        )
-    return f"policy.{key}: {detail['msg']}"

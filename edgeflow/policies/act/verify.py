@@ -133,9 +133,13 @@ class _Checker:
 
 
 def _fits(tensor: Tensor, dims: tuple[int | None, ...]) -> bool:
-    """True for [B, dims], where None is any length."""
+    """True for [B, dims], where None is any length; of B and the lengths none is 0."""
     lengths = zip(tensor.shape[1:], dims, strict=False)
-    return len(tensor.shape) == 1 + len(dims) and all(want in (None, have) for have, want in lengths)
+    return (
+        len(tensor.shape) == 1 + len(dims)
+        and tensor.numel() > 0
+        and all(want in (None, have) for have, want in lengths)
+    )
 
 
 def _quantity(name: str) -> str:
@@ -153,6 +157,11 @@ def _check_ensembles(directory: Path) -> Iterator[CheckResult]:
     for entry in listed.objects("ensemble"):
         name = f"ensemble.{entry.text('name')}"
         chunks, wanted = (_ensemble_part(tensors, f"{name}.{part}") for part in ("in.chunks", "out.actions"))
+        if chunks.dim() != 4 or not chunks.numel():
+            raise CheckpointError(
+                f"{TENSORS_FILE}: {name}.in.chunks has shape {list(chunks.shape)}, expected steps, robots, horizon, "
+                "numbers"
+            )
         yield compare(name, "actions", _ensembled(chunks, entry.number("coefficient", 0.0)), wanted, TOLERANCE)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeflow.errors import CheckpointError
-from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.llama import MAX_SIZE, LlamaConfig
+from edgeflow.policies.family import check_kind
 from edgeflow.text.checkpoint_json import read_json
 
 TOWER_HEADS = {
@@ -88,15 +89,14 @@ def load_config(
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory: give the directory of a checkpoint")
     values = read_json(directory / "config.json")
-    if values.get("model_type") != "openvla":
-        raise CheckpointError(f"{directory} has model_type {values.get('model_type')!r}; supported: openvla")
+    check_kind(values, "model_type", "openvla", family="openvla")
     processor = read_json(directory / "preprocessor_config.json") if processor is None else processor
     statistics = read_json(directory / "dataset_statistics.json", required=False)
     try:
         return _config(values, processor, statistics, center_crop=center_crop, name=directory.resolve().name)
     except KeyError as error:
         raise CheckpointError(f"{directory}: the configuration lacks {error.args[0]}") from error
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
+    except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise CheckpointError(f"{directory}: the configuration has a value of the wrong type: {error}") from error
 
 
@@ -108,7 +108,7 @@ def _config(
     image = _image_config(values, processor, center_crop)
     if len(image.towers) != len(heads):
         raise ValueError(f"{len(heads)} vision towers, but normalisation for {len(image.towers)}")
-    padding, bins = int(values["pad_to_multiple_of"]), int(values["n_action_bins"])
+    padding, bins = (_whole(values, key) for key in ("pad_to_multiple_of", "n_action_bins"))
     if padding < 0 or not 2 <= bins <= text.vocab_size - padding:
         raise ValueError(f"{bins} n_action_bins and padding {padding} do not fit a vocabulary of {text.vocab_size}")
     return OpenVLAConfig(
@@ -117,10 +117,19 @@ def _config(
         tower_heads=heads,
         action_vocab=text.vocab_size - padding,
         n_action_bins=bins,
-        statistics=_all_statistics(statistics or values["norm_stats"]),
+        statistics=_all_statistics(statistics, "dataset_statistics.json ")
+        if statistics
+        else _all_statistics(values["norm_stats"], "config.json norm_stats."),
         action_block=dict(values.get("edgeflow_action", {})),
         vicuna_prompt=_is_vicuna(values, name),
     )
+
+
+def _whole(values: Mapping[str, Any], key: str) -> int:
+    value = values[key]
+    if type(value) is not int or abs(value) > MAX_SIZE:
+        raise ValueError(f"config.json {key} must be a whole number up to {MAX_SIZE}, got {str(value)[:60]}")
+    return value
 
 
 def _is_vicuna(values: Mapping[str, Any], name: str) -> bool:
@@ -201,18 +210,27 @@ def _known_heads(names: Sequence[str], index: int) -> int:
     return TOWER_HEADS[name]
 
 
-def _all_statistics(entries: Mapping[str, Any]) -> dict[str, ActionStatistics]:
+def _all_statistics(entries: Mapping[str, Any], where: str) -> dict[str, ActionStatistics]:
+    """By dataset. where: in messages, before its name."""
     if not entries:
         raise ValueError("norm_stats names no dataset: actions cannot be un-normalised")
-    return {str(key): _statistics(str(key), entry["action"]) for key, entry in entries.items()}
+    return {str(key): _statistics(f"{where}{key}.action", entry["action"]) for key, entry in entries.items()}
 
 
-def _statistics(key: str, action: Mapping[str, Any]) -> ActionStatistics:
-    q01, q99 = tuple(map(float, action["q01"])), tuple(map(float, action["q99"]))
+def _statistics(where: str, action: Mapping[str, Any]) -> ActionStatistics:
+    q01, q99 = (_bounds(f"{where}.{name}", action[name]) for name in ("q01", "q99"))
     mask = action.get("mask")
     mask = tuple(map(bool, mask)) if mask is not None else (True,) * len(q01)
     if not len(q01) == len(q99) == len(mask) or not q01:
-        raise ValueError(f"norm_stats.{key}.action: q01, q99 and mask differ in length or are empty")
-    if not all(map(math.isfinite, (*q01, *q99))):
-        raise ValueError(f"norm_stats.{key}.action: q01 and q99 must be finite")
+        raise ValueError(f"{where}: q01, q99 and mask differ in length or are empty")
     return ActionStatistics(q01, q99, mask)
+
+
+def _bounds(where: str, given: Any) -> tuple[float, ...]:
+    try:
+        values = tuple(map(float, given))
+    except OverflowError:
+        values = (math.inf,)
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"{where} must be finite")
+    return values

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.errors import CheckpointError, ConfigError
-from edgeflow.policies.family import Family, Files, Settings, Verification
+from edgeflow.policies.family import Family, Files, Settings, Verification, check_kind
+from edgeflow.text.checkpoint_json import read_json
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
     from edgeflow.recorded.comparison import CheckResult
 
+OFT_STEMS = ("action_head", "proprio_projector")
 REQUIRED = ("preprocessor_config.json", "tokenizer.json")
 
 
@@ -23,10 +25,11 @@ def _detect(files: Files) -> bool:
 def _check(directory: Path, settings: Settings) -> None:
     if settings:
         raise ConfigError(f"policy.{min(settings)}: this family, openvla, has no such setting")
-    head = min(directory.glob("action_head--*.pt"), default=None)
-    if head is not None:
+    check_kind(read_json(directory / "config.json"), "model_type", "openvla", family="openvla")
+    extra = min((path for stem in OFT_STEMS for path in directory.glob(f"{stem}*.pt")), default=None)
+    if extra is not None:
         raise ConfigError(
-            f"policy: {directory} has {head.name}, which is of OpenVLA-OFT: "
+            f"policy: {directory} has {extra.name}, which is of OpenVLA-OFT: "
             'add "policy": {"family": "openvla_oft", "preset": "libero"} (or aloha, bridge)'
         )
     for name in REQUIRED:

@@ -27,7 +27,10 @@ UNREAD = 2
 
 
 class OFTNetwork:
-    """Several robots are one pass, each in a separate KV slot. head, proprio: None where they are not used."""
+    """Several robots are one pass, each in a separate KV slot. head, proprio: None where they are not used.
+
+    Slots are reserved once, by the engine that serves the policy, and never while it serves.
+    """
 
     def __init__(
         self,
@@ -47,13 +50,24 @@ class OFTNetwork:
         self._kv: KVSlots | None = None
 
     def reserve(self, robots: int, rows: int) -> KVSlots:
-        """A KV store for so many robots of at most so many rows; it only grows."""
+        """The KV store of passes of so many robots, of at most so many rows each; RuntimeError where a smaller one was
+        reserved before."""
+        if self._kv is None:
+            self._kv = self.decoder.kv_slots(robots, rounded_capacity(rows))
         kv = self._kv
-        if kv is None or kv.slots < robots or kv.capacity < rows:
-            held = (kv.slots, kv.capacity) if kv else (0, 0)
-            self._kv = kv = None  # its memory serves the next one
-            self._kv = kv = self.decoder.kv_slots(max(robots, held[0]), rounded_capacity(max(rows, held[1])))
+        if kv.slots < robots or kv.capacity < rows:
+            raise RuntimeError(
+                f"{robots} robots of {rows} rows do not fit the {kv.slots} KV slots of {kv.capacity} rows: "
+                "reserve them before the first pass"
+            )
         return kv
+
+    @property
+    def slots(self) -> int:
+        """Robots of a pass at most; RuntimeError before they are reserved."""
+        if self._kv is None:
+            raise RuntimeError("no KV slots are reserved: reserve them before the first pass")
+        return self._kv.slots
 
     def image_rows(self, pixels: Tensor) -> Tensor:
         """[B, images * channels, side, side] → [B, images * patches, E], camera after camera."""
@@ -79,7 +93,11 @@ class OFTNetwork:
         return PackedLayout.of(spans, self.device, samples=[numbers + UNREAD] * len(spans), sees=sees)
 
     def read_out(self, rows: Sequence[Tensor], numbers: int) -> Tensor:
-        """B tensors [L, E] → [B * numbers, E] before the final norm; the last layer computes only what is read."""
-        kv = self.reserve(len(rows), max(map(len, rows)))
-        sampled = self.decoder.forward_sampled(torch.cat(list(rows)), self.layout(rows, numbers), kv)
-        return sampled.view(len(rows), numbers + UNREAD, -1)[:, :numbers].flatten(0, 1)
+        """B tensors [L, E] → [B * numbers, E] before the final norm.
+
+        The last layer computes all rows: alone, those that are read would be a span each, which costs more than they
+        save.
+        """
+        layout, kv = self.layout(rows, numbers), self.reserve(len(rows), max(map(len, rows)))
+        hidden = self.decoder.forward(torch.cat(list(rows)), layout, kv)[layout.sampled_rows]
+        return hidden.view(len(rows), numbers + UNREAD, -1)[:, :numbers].flatten(0, 1)

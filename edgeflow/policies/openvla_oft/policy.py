@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
-from edgeflow.kernels.kv.layout import uploaded
+from edgeflow.policies.inputs import pixels, placed
 from edgeflow.policies.openvla.actions import SEVEN, SEVEN_UNITS, bin_centers
 from edgeflow.policies.openvla.config import OpenVLAConfig
 from edgeflow.policies.openvla.device_preprocess import EitherPreprocessor
 from edgeflow.policies.openvla_oft.network import OFTNetwork
 from edgeflow.policies.openvla_oft.settings import STATE, OFTSettings
-from edgeflow.policies.openvla_oft.statistics import Bounds, DatasetBounds
-from edgeflow.types import ActionSchema, CameraNeed, Image, Observation, PolicyInputs, StageProgram, StateSpec
+from edgeflow.policies.openvla_oft.statistics import Bounds, Statistics
+from edgeflow.types import ActionSchema, CameraNeed, Observation, PolicyInputs, StageProgram, StateSpec
 
 PROMPTS_KEPT = 256
 _JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate", "gripper")
@@ -47,7 +47,7 @@ class OpenVLAOFTPolicy:
         self,
         config: OpenVLAConfig,
         settings: OFTSettings,
-        statistics: Mapping[str, DatasetBounds],
+        statistics: Statistics,
         network: OFTNetwork,
         prompt_ids: Callable[[str], tuple[int, ...]],
         *,
@@ -75,7 +75,7 @@ class OpenVLAOFTPolicy:
 
     @property
     def unnorm_keys(self) -> tuple[str, ...]:
-        return tuple(self._statistics)
+        return tuple(self._statistics.actions)
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - the same for all data sets
         """One pass."""
@@ -89,30 +89,34 @@ class OpenVLAOFTPolicy:
         """The inputs of a pass; images are preprocessed on the device where that is configured."""
         images = [self._preprocess(pixels(observation.images[name])) for name in self.settings.cameras]
         if len({each.device for each in images}) > 1:  # one was too long for the device
-            images = [_placed(each, self.device) for each in images]
+            images = [placed(each, self.device) for each in images]
         return OFTFrame(
             torch.cat(images), self._prompt_ids(observation.instruction), self._state(observation.state.get(STATE, ()))
         )
 
     def _state(self, values: Sequence[float]) -> Tensor | None:
         """[P] normalised; None for a policy without state."""
-        bounds = next(iter(self._statistics.values())).proprio
+        bounds = self._statistics.proprio
         if bounds is None:
             return None
         return torch.from_numpy(bounds.normalised(np.asarray(values, np.float64))).float()
 
     @torch.inference_mode()
     def run(self, frames: Sequence[OFTFrame]) -> Tensor:
-        """Frames [B] → normalised actions [B, horizon, D] float32 on the device, not read on the host."""
-        return self.decode(self.network.read_out(self.embed(frames), self.numbers)).view(
-            len(frames), self.settings.chunk, self.settings.dims
-        )
+        """Frames [B] → normalised actions [B, horizon, D] float32 on the device, not read on the host.
+
+        As many at once as there are KV slots; RuntimeError before those are reserved.
+        """
+        slots, settings = self.network.slots, self.settings
+        groups = [frames[first : first + slots] for first in range(0, len(frames), slots)]
+        found = [self.decode(self.network.read_out(self.embed(group), self.numbers)) for group in groups]
+        return torch.cat(found).view(len(frames), settings.chunk, settings.dims)
 
     def embed(self, frames: Sequence[OFTFrame]) -> list[Tensor]:
         """Frames [B] → their rows, B tensors [L, E]."""
-        images = torch.stack([_placed(frame.pixel_values, self.device) for frame in frames])
+        images = torch.stack([placed(frame.pixel_values, self.device) for frame in frames])
         states = [frame.state for frame in frames if frame.state is not None]
-        state = _placed(torch.stack(states), self.device) if states else None
+        state = placed(torch.stack(states), self.device) if states else None
         return self.network.embed(images, [frame.prompt_ids for frame in frames], state, self.numbers)
 
     def decode(self, hidden: Tensor) -> Tensor:
@@ -144,17 +148,18 @@ class OpenVLAOFTPolicy:
             relative=tuple(relative if settings.relative is None else settings.relative),
             control_rate_hz=settings.control_rate_hz,
             horizon=settings.chunk,
-            step_ms=1000.0 / settings.control_rate_hz,
+            step_ms=1000.0 / settings.control_rate_hz if settings.chunk > 1 else 0.0,
         )
 
     def _dataset(self, key: str | None) -> Bounds:
         """The statistics of a data set's actions; without a key there must be exactly one."""
-        if key is None and len(self._statistics) == 1:
-            return next(iter(self._statistics.values())).action
-        if key is None or key not in self._statistics:
+        actions = self._statistics.actions
+        if key is None and len(actions) == 1:
+            return next(iter(actions.values()))
+        if key is None or key not in actions:
             found = "choose" if key is None else f"{key!r} is not"
-            raise CheckpointError(f"unnorm_key: {found} one of {', '.join(self._statistics)}")
-        return self._statistics[key].action
+            raise CheckpointError(f"unnorm_key: {found} one of {', '.join(actions)}")
+        return actions[key]
 
 
 def fixed_rows(settings: OFTSettings, image_tokens: int) -> int:
@@ -162,21 +167,12 @@ def fixed_rows(settings: OFTSettings, image_tokens: int) -> int:
     return settings.images * image_tokens + bool(settings.proprio) + settings.chunk * settings.dims + 1
 
 
-def pixels(image: Image) -> NDArray[np.uint8]:
-    """[H, W, 3], not a copy."""
-    return np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
-
-
 def _meaning(settings: OFTSettings) -> tuple[tuple[str, ...], tuple[str, ...], tuple[bool, ...]]:
-    """Names and units of an action's numbers, and which are displacements, where the settings do not say."""
+    """Names and units of an action's numbers, and which are displacements, as the preset's robot has them; without a
+    preset nothing is known of them."""
     if settings.dims == len(ARMS) and settings.preset == "aloha":
         return ARMS, ARMS_UNITS, (False,) * len(ARMS)
-    if settings.dims == len(SEVEN) and settings.preset != "aloha":
+    if settings.dims == len(SEVEN) and settings.preset in ("libero", "bridge"):
         return SEVEN, SEVEN_UNITS, (*[True] * 6, False)
     count = settings.dims
     return tuple(f"a{index}" for index in range(count)), ("1",) * count, (False,) * count
-
-
-def _placed(values: Tensor, device: torch.device) -> Tensor:
-    """On the device, uploaded where it is not there yet."""
-    return values if values.device.type == device.type else uploaded(values, device)

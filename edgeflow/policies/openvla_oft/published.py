@@ -15,7 +15,7 @@ from edgeflow.policies.openvla.config import load_config
 from edgeflow.policies.openvla.footprint import read_footprint
 from edgeflow.policies.openvla.prompt import Prompter
 from edgeflow.policies.openvla.vision import Vision
-from edgeflow.policies.openvla_oft.files import find_files
+from edgeflow.policies.openvla_oft.checkpoint import OFTCheckpoint
 from edgeflow.policies.openvla_oft.heads import (
     ActionHead,
     ProprioProjector,
@@ -25,57 +25,55 @@ from edgeflow.policies.openvla_oft.heads import (
 )
 from edgeflow.policies.openvla_oft.network import OFTNetwork
 from edgeflow.policies.openvla_oft.policy import OpenVLAOFTPolicy, fixed_rows
-from edgeflow.policies.openvla_oft.settings import OFTSettings
-from edgeflow.policies.openvla_oft.statistics import read_statistics
 
 
 class PublishedOpenVLAOFT:
-    """The configuration of a checkpoint, its settings and its statistics; CheckpointError or ConfigError for wrong
-    ones."""
+    """A checkpoint directory whose settings, files and statistics have been read; CheckpointError for a wrong
+    configuration."""
 
-    def __init__(self, directory: Path, settings: OFTSettings, *, center_crop: bool = False) -> None:
+    def __init__(self, directory: Path, checkpoint: OFTCheckpoint, *, center_crop: bool = False) -> None:
         self._directory = directory
-        self._settings = settings
+        self._checkpoint = checkpoint
         self._config = load_config(directory, center_crop=center_crop)
-        self._statistics = read_statistics(directory, settings)
-        self._files = find_files(directory, settings)
 
     @property
     def unnorm_keys(self) -> tuple[str, ...]:
-        return tuple(self._statistics)
+        return tuple(self._checkpoint.statistics.actions)
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
-        """A slot per session, as long as its rows."""
-        text, settings = self._config.text, self._settings
+        """Rows with their keys and values, which live as long as a pass: no session has slots of its own."""
+        text, settings, files = self._config.text, self._checkpoint.settings, self._checkpoint.files
         found = read_footprint(self._directory, self._config)
-        extra = head_numbers(settings.dims, text.hidden_size) if self._files.head else 0
-        extra += proprio_numbers(settings.proprio, text.hidden_size) if self._files.proprio else 0
+        heads = text.num_key_value_heads, text.head_dim
+        extra = head_numbers(settings.dims, text.hidden_size) if files.head else 0
+        extra += proprio_numbers(settings.proprio, text.hidden_size) if files.proprio else 0
         return Footprint(
             decoder=found.decoder,
             other=found.vision + extra,
-            slots=1,
-            position_bytes=text.num_hidden_layers
-            * DENSE.position_bytes(text.num_key_value_heads, text.head_dim, dtype),
+            slots=0,
+            position_bytes=0,
             positions=fixed_rows(settings, found.image_tokens),
-            row_bytes=activation_bytes(text, 1, dtype),
+            row_bytes=activation_bytes(text, 1, dtype) + text.num_hidden_layers * DENSE.position_bytes(*heads, dtype),
         )
 
     def load(self, placement: Placement) -> OpenVLAOFTPolicy:
-        """Read the weights; CheckpointError names the file and the tensor at fault."""
-        config, settings, files = self._config, self._settings, self._files
+        """Read the weights, small files first; CheckpointError names the file and the tensor at fault."""
+        config, settings, files = self._config, self._checkpoint.settings, self._checkpoint.files
         prompter = Prompter(self._directory, vicuna=config.vicuna_prompt)
         weights = Weights(self._directory, placement.dtype, placement.device)
+        head = read_head(files.head, weights, settings.dims, config.text.hidden_size)
+        proprio = read_proprio(files.proprio, weights, settings.proprio, config.text.hidden_size)
         network = OFTNetwork(
             LlamaDecoder(config.text, weights.under("language_model."), table=placement.table),
             Vision(config, weights, placement.table),
             placement.device,
-            head=read_head(files.head, weights, settings.dims, config.text.hidden_size),
-            proprio=read_proprio(files.proprio, weights, settings.proprio, config.text.hidden_size),
+            head=head,
+            proprio=proprio,
         )
         return OpenVLAOFTPolicy(
             config,
             settings,
-            self._statistics,
+            self._checkpoint.statistics,
             network,
             prompter.ids,
             preprocess_on_device=placement.preprocess_on_device,

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
 from edgeflow.models.checkpoint import read_tensors
-from edgeflow.policies.openvla_oft.settings import PRESETS, OFTSettings
+from edgeflow.policies.openvla_oft.settings import MOST, PRESETS, OFTSettings
 from edgeflow.recorded.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
 from edgeflow.text.checkpoint_json import read_json
 
@@ -41,8 +42,19 @@ class OFTCase:
 
     @property
     def input_ids(self) -> tuple[int, ...]:
-        """The prompt's text ids as recorded."""
-        return tuple(self.tensor("in.input_ids").flatten().tolist())
+        """The prompt's text ids as recorded; CheckpointError where they are not whole numbers."""
+        ids = self.tensor("in.input_ids").flatten()
+        if ids.dtype not in (torch.int64, torch.int32) or not len(ids):
+            raise CheckpointError(f"{TENSORS_FILE}: {self.name}.in.input_ids has {len(ids)} values of {ids.dtype}")
+        return tuple(ids.tolist())
+
+    @property
+    def raw_state(self) -> tuple[float, ...]:
+        """The state as it was given, in the data's units; CheckpointError where it is not a vector."""
+        raw = self.tensor("in.proprio_raw")
+        if raw.dim() != 1:
+            raise CheckpointError(f"{TENSORS_FILE}: {self.name}.in.proprio_raw has shape {list(raw.shape)}")
+        return tuple(raw.tolist())
 
     def tensor(self, name: str) -> Tensor:
         """A tensor that must be there."""
@@ -53,10 +65,11 @@ class OFTCase:
 
 @dataclass(frozen=True, slots=True)
 class OFTBundle:
-    """constants: the settings of all cases, but for images, proprio and action_head."""
+    """constants: the settings of all cases, but for images, proprio and action_head. strays: tensors of no case."""
 
     constants: Mapping[str, Any]
     cases: list[OFTCase]
+    strays: tuple[str, ...] = ()
 
     def settings(self, case: OFTCase) -> OFTSettings:
         """The settings that a case was recorded with."""
@@ -79,7 +92,9 @@ def read_oft_bundle(directory: Path) -> OFTBundle:
     names = [case.name for case in cases]
     if len(set(names)) < len(names):
         raise CheckpointError(f"{directory / CASES_FILE}: two cases have the same name")
-    return OFTBundle(_constants(values.get("constants")), cases)
+    prefixes = tuple(f"{name}." for name in names)
+    strays = tuple(sorted(each for each in tensors if not each.startswith(prefixes)))
+    return OFTBundle(_constants(values.get("constants")), cases, strays)
 
 
 def _constants(values: Any) -> dict[str, Any]:
@@ -87,11 +102,11 @@ def _constants(values: Any) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise CheckpointError(f"{where} must be an object")
     names = {"chunk": "NUM_ACTIONS_CHUNK", "dims": "ACTION_DIM", "proprio": "PROPRIO_DIM"}
-    for name in names.values():
-        if type(values.get(name)) is not int:
-            raise CheckpointError(f"{where}.{name} must be a whole number")
+    for key, name in names.items():
+        if type(values.get(name)) is not int or not 1 <= values[name] <= MOST[key]:
+            raise CheckpointError(f"{where}.{name} must be a whole number, 1 to {MOST[key]}")
     bounds = values.get("normalization")
-    if bounds not in _BOUNDS:
+    if not isinstance(bounds, str) or bounds not in _BOUNDS:
         raise CheckpointError(f"{where}.normalization: {bounds!r} is not one of {', '.join(_BOUNDS)}")
     preset = PRESETS.get(str(values.get("platform")).lower(), {})
     found = {key: values[name] for key, name in names.items()}
@@ -106,8 +121,11 @@ def _case(directory: Path, index: int, values: Any, key: Any, tensors: Mapping[s
     for flag, value in flags.items():
         if not isinstance(value, bool):
             raise CheckpointError(f"{where}.{flag} must be true or false")
-    if not images or values.get("num_images", len(images)) != len(images):
-        raise CheckpointError(f"{where}.images: {len(images)} images, num_images is {values.get('num_images')}")
+    if not 1 <= len(images) <= MOST["images"] or values.get("num_images", len(images)) != len(images):
+        raise CheckpointError(
+            f"{where}.images: {len(images)} images of at most {MOST['images']}, num_images is "
+            f"{values.get('num_images')}"
+        )
     unnorm_key = values.get("unnorm_key", key)
     if not isinstance(unnorm_key, str):
         raise CheckpointError(f"{where}.unnorm_key must be text")

@@ -5,13 +5,13 @@ Published source: openvla-oft's prismatic/vla/constants.py, which chooses by the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from edgeflow.errors import ConfigError
+from edgeflow.policies.settings import Name, validated
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "libero": {"chunk": 8, "dims": 7, "proprio": 8, "images": 2, "bounds": "q99", "control_rate_hz": 20.0},
@@ -25,6 +25,18 @@ CAMERAS = {
 }
 STATE = "state"
 """The name of the state vector."""
+MOST = {"chunk": 1000, "dims": 256, "proprio": 256, "images": 16}
+"""The largest of each size."""
+LATEST = "latest"
+
+
+def _checked_step(value: object) -> object:
+    if value is None or value == LATEST or (type(value) is int and value >= 0):
+        return value
+    raise ValueError('should be a training step, or "latest"')
+
+
+Step = Annotated[int | Literal["latest"] | None, PlainValidator(_checked_step)]
 
 
 class OFTSettings(BaseModel):
@@ -33,20 +45,20 @@ class OFTSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     preset: Literal["libero", "aloha", "bridge"] | None = Field(None, description="the keys that a robot is known by")
-    chunk: int = Field(ge=1, le=1000, description="actions per answer")
-    dims: int = Field(ge=1, le=256, description="numbers of an action")
-    proprio: int = Field(ge=0, le=256, description="numbers of the state vector; 0 = none")
-    images: int = Field(ge=1, le=16, description="cameras")
+    chunk: int = Field(ge=1, le=MOST["chunk"], description="actions per answer")
+    dims: int = Field(ge=1, le=MOST["dims"], description="numbers of an action")
+    proprio: int = Field(ge=0, le=MOST["proprio"], description="numbers of the state vector; 0 = none")
+    images: int = Field(ge=1, le=MOST["images"], description="cameras")
     bounds: Literal["q99", "min_max"] = Field(description="the statistics that stand for -1 and 1")
     control_rate_hz: float = Field(gt=0, le=1000, description="rate at which the actions of a chunk follow each other")
     action_head: bool | None = Field(
         None, description="regress actions with the head of action_head--*.pt; default: if there is such a file"
     )
-    step: int | Literal["latest"] | None = Field(None, description="training step of the .pt files, of several")
+    step: Step = Field(None, description="training step of the .pt files, of several; latest = the newest")
     dataset: str | None = Field(None, description="the entry of the statistics, of several")
-    camera_names: list[str] | None = Field(None, description="names of the cameras, in the order of the images")
-    state_names: list[str] | None = Field(None, description="names of the numbers of the state vector")
-    action_names: list[str] | None = Field(None, description="names of the numbers of an action")
+    camera_names: list[Name] | None = Field(None, description="names of the cameras, in the order of the images")
+    state_names: list[Name] | None = Field(None, description="names of the numbers of the state vector")
+    action_names: list[Name] | None = Field(None, description="names of the numbers of an action")
     relative: list[bool] | None = Field(None, description="per number of an action: true for a displacement")
 
     @classmethod
@@ -54,10 +66,8 @@ class OFTSettings(BaseModel):
         """The settings in force; ConfigError in one line."""
         preset = given.get("preset")
         known = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
-        try:
-            settings = cls.model_validate({**known, **given})
-        except ValidationError as error:
-            raise ConfigError("; ".join(_described(detail) for detail in error.errors()[:3])) from None
+        missing = dict.fromkeys(cls.model_fields, f"give it, or policy.preset: {', '.join(PRESETS)}")
+        settings = validated("openvla_oft", cls, {**known, **given}, missing)
         settings._check_lengths()
         return settings
 
@@ -80,14 +90,3 @@ class OFTSettings(BaseModel):
     def cameras(self) -> tuple[str, ...]:
         """The names of the cameras, in the order of the images."""
         return CAMERAS[self.images] if self.camera_names is None else tuple(self.camera_names)
-
-
-def _described(detail: Any) -> str:
-    """An error in one line, with its key."""
-    key = ".".join(("policy", *map(str, detail["loc"][:1])))
-    if detail["type"] == "extra_forbidden":
-        return f"{key}: unknown key; known: {', '.join(OFTSettings.model_fields)}"
-    if detail["type"] == "missing":
-        return f"{key}: is missing; give it, or policy.preset: {', '.join(PRESETS)}"
-    message = str(detail["msg"]).removeprefix("Input ")
-    return f"{key}: {json.dumps(detail['input'], default=str)[:60]} {message}"

@@ -53,15 +53,15 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetBounds:
-    """proprio: None for a policy without state."""
+class Statistics:
+    """actions: bounds by data set. proprio: bounds of the state, of the one data set where there is a state."""
 
-    action: Bounds
+    actions: dict[str, Bounds]
     proprio: Bounds | None
 
 
-def read_statistics(directory: Path, settings: OFTSettings) -> dict[str, DatasetBounds]:
-    """The data sets whose actions have `policy.dims` numbers, by name.
+def read_statistics(directory: Path, settings: OFTSettings) -> Statistics:
+    """Those of the data sets whose actions have `policy.dims` numbers.
 
     dataset_statistics.json overrides norm_stats of config.json. CheckpointError for entries that are missing or wrong.
     """
@@ -73,15 +73,13 @@ def read_statistics(directory: Path, settings: OFTSettings) -> dict[str, Dataset
         chosen = {settings.dataset: chosen[settings.dataset]}
     if settings.proprio and len(chosen) > 1:
         raise ConfigError(f"policy.dataset: choose one of {', '.join(chosen)}: its statistics normalise the state")
-    return {
-        key: DatasetBounds(
-            _bounds(f"{name} {key}.action", entry["action"], settings, settings.dims),
-            _bounds(f"{name} {key}.proprio", entry.get("proprio"), settings, settings.proprio)
-            if settings.proprio
-            else None,
-        )
-        for key, entry in chosen.items()
+    actions = {
+        key: _bounds(f"{name} {key}.action", entry["action"], settings, settings.dims) for key, entry in chosen.items()
     }
+    if not settings.proprio:
+        return Statistics(actions, None)
+    ((key, entry),) = chosen.items()
+    return Statistics(actions, _bounds(f"{name} {key}.proprio", entry.get("proprio"), settings, settings.proprio))
 
 
 def _entries(directory: Path) -> tuple[str, dict[str, Any]]:
@@ -141,9 +139,12 @@ def _numbers(where: str, entry: Mapping[str, Any], key: str, count: int) -> Numb
     given = entry.get(key)
     if not isinstance(given, list) or not all(type(each) in (int, float) for each in given):
         raise CheckpointError(f"{where}.{key} must be a list of numbers")
-    values = np.asarray(given, np.float64)
-    if len(values) != count:
-        raise CheckpointError(f"{where}.{key} has {len(values)} numbers, expected {count}")
+    if len(given) != count:
+        raise CheckpointError(f"{where}.{key} has {len(given)} numbers, expected {count}")
+    try:
+        values = np.asarray(given, np.float64)
+    except OverflowError:
+        values = np.full(count, np.inf)
     if not np.isfinite(values).all():
         raise CheckpointError(f"{where}.{key} must be finite")
     return values

@@ -2,14 +2,15 @@
 
 Compared where the bundle records it: prompt and text ids, pixel values, the state as it is normalised, projected
 patches, all rows before and after the language model, the rows that are read, their largest logits and the tokens,
-normalised actions and actions, of each frame by itself and of frames of several robots in one pass.
+normalised actions and actions, of each frame by itself and of frames of several robots in one pass, and actions as they
+are served, cut to the limits. A stored value that is not compared is infinitely off.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,14 @@ from edgeflow.text.checkpoint_json import read_json
 from edgeflow.types import Image, Observation
 
 MODE = "one pass"
+GIVEN = ("in.input_ids", "in.proprio_raw")
+"""Inputs, which are not compared."""
+ACTIONS = "out.actions"
+LARGEST = ("mid.action_logits_top32_ids", "mid.action_logits_top32_values")
 TOLERANCE = 1e-4
 """Absolute, as the bundles state it."""
 PIXEL_TOLERANCE = 1e-6
+LARGEST_MARGIN = 1e9
 SPACE_ID = 29871
 """Llama 2's space, with which prompts end, where a bundle has no tokenizer."""
 _IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -64,14 +70,23 @@ def verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]
             results += _check_inputs(subject)
             results += _check_rows(subject)
             results += _check_answer(subject, together[subject.case.name])
+            results += _unknown(subject.case.name, subject.case.tensors.keys() - {*GIVEN, *subject.compared})
+    for name in bundle.strays:
+        results += _unknown(name.partition(".")[0], [name.partition(".")[2]])
     return [(MODE, result) for result in results]
 
 
-@dataclass(frozen=True, slots=True)
+def _unknown(case: str, names: Iterable[str]) -> Iterator[CheckResult]:
+    """Stored values that nothing was compared with."""
+    for name in sorted(names):
+        yield CheckResult(case, f"unknown {name}", math.inf, TOLERANCE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
     """A case, the policy of its settings, which cases of equal settings share, and the case's frame as it is prepared.
 
-    tokenised: the text ids, where the bundle has a tokenizer.
+    tokenised: the text ids, where the bundle has a tokenizer. compared: names of the stored tensors that were.
     """
 
     case: OFTCase
@@ -79,10 +94,12 @@ class _Subject:
     frame: OFTFrame
     action: Bounds
     tokenised: tuple[int, ...] | None
+    compared: set[str] = field(default_factory=set)
 
     def checked(self, quantity: str, name: str, found: Tensor, tolerance: float = TOLERANCE) -> Iterator[CheckResult]:
         """Compare `found` with the recorded tensor of that name, if there is one."""
         if name in self.case.tensors:
+            self.compared.add(name)
             yield compare(self.case.name, quantity, found, self.case.tensors[name], tolerance)
 
 
@@ -104,9 +121,11 @@ def _subjects(directory: Path, bundle: OFTBundle, table: OperatorTable, device: 
         key = settings.model_dump_json()
         if key not in policies:
             policies[key] = shared.policy(settings)
-        action = read_statistics(directory, settings)[case.unnorm_key].action
+        case.tensor(ACTIONS)
+        action = read_statistics(directory, settings).actions[case.unnorm_key]
         tokenised = prompter.ids(case.instruction) if prompter else None
-        subjects.append(_Subject(case, policies[key], _frame(case, policies[key], tokenised), action, tokenised))
+        frame = _frame(case, policies[key], tokenised)
+        subjects.append(_Subject(case=case, policy=policies[key], frame=frame, action=action, tokenised=tokenised))
     return subjects
 
 
@@ -151,16 +170,18 @@ def _processor(directory: Path) -> dict[str, Any]:
 
 def _frame(case: OFTCase, policy: OpenVLAOFTPolicy, tokenised: tuple[int, ...] | None) -> OFTFrame:
     """The frame as the policy prepares it, with the recorded ids and the space behind them."""
-    ids = case.input_ids
+    ids, vocabulary = case.input_ids, policy.network.decoder.config.vocab_size
+    if not all(0 <= each < vocabulary for each in ids):
+        raise CheckpointError(f"{case.name}.in.input_ids has ids beyond the vocabulary of {vocabulary}")
     space = tokenised[-1] if tokenised else SPACE_ID
-    raw = case.tensor("in.proprio_raw").tolist() if case.proprio else ()
+    raw = case.raw_state if case.proprio else ()
     images = {
         name: Image(image.shape[0], image.shape[1], image.tobytes())
         for name, image in zip(policy.settings.cameras, case.images, strict=True)
     }
     if len(raw) != policy.settings.proprio:
         raise CheckpointError(f"{case.name}.in.proprio_raw has {len(raw)} numbers, expected {policy.settings.proprio}")
-    prepared = policy.prepare(Observation(images=images, instruction=case.instruction, state={"state": tuple(raw)}))
+    prepared = policy.prepare(Observation(images=images, instruction=case.instruction, state={"state": raw}))
     return OFTFrame(prepared.pixel_values, ids if ids[-1:] == (space,) else (*ids, space), prepared.state)
 
 
@@ -196,27 +217,28 @@ def _check_rows(subject: _Subject) -> Iterator[CheckResult]:
     read = network.read_out(rows, policy.numbers)
     normed = network.decoder.final_norm(read, "prefill")
     yield from subject.checked("hidden states of actions", "mid.actions_hidden_states", normed[None])
-    if not subject.case.action_head:
-        yield from _check_logits(subject, network.decoder.logits(read, "prefill").cpu())
+    yield from _check_logits(subject, network.decoder.logits(read, "prefill").cpu())
 
 
 def _check_logits(subject: _Subject, logits: Tensor) -> Iterator[CheckResult]:
     """The recorded largest logits [n, 32], their order, the margin of the largest, and the tokens."""
     case = subject.case
-    ids, values = (case.tensors.get(f"mid.action_logits_top32_{kind}") for kind in ("ids", "values"))
+    ids, values = (case.tensors.get(name) for name in LARGEST)
     if ids is not None and values is not None:
-        fits = ids.dtype == torch.int64 and ids.dim() == 2 and len(ids) == len(logits)
-        if not fits or bool(((ids < 0) | (ids >= logits.shape[1])).any()):
+        subject.compared.update(LARGEST)
+        fits = ids.dtype == torch.int64 and ids.dim() == 2 and len(ids) == len(logits) and values.shape == ids.shape
+        if not fits or not ids.numel() or bool(((ids < 0) | (ids >= logits.shape[1])).any()):
             yield CheckResult(case.name, "largest logits", math.inf, TOLERANCE)
         else:
-            yield from subject.checked("largest logits", "mid.action_logits_top32_values", logits.gather(1, ids))
+            yield from subject.checked("largest logits", LARGEST[1], logits.gather(1, ids))
             rest = logits.scatter(1, ids, -torch.inf).amax(1) - values.amin(1)
             yield CheckResult(case.name, "ids of the largest logits", max(rest.max().item(), 0.0), TOLERANCE)
     margin = case.values.get("min_top1_top2_margin")
-    if isinstance(margin, float):
+    if isinstance(margin, int | float) and not isinstance(margin, bool):
         top = logits.topk(2).values
         found = (top[:, 0] - top[:, 1]).min().item()
-        yield CheckResult(case.name, "margin of the largest logits", abs(found - margin), TOLERANCE)
+        off = abs(found - margin) if abs(margin) < LARGEST_MARGIN else math.inf
+        yield CheckResult(case.name, "margin of the largest logits", off, TOLERANCE)
     tokens = case.values.get("token_ids")
     if isinstance(tokens, list):
         yield CheckResult(case.name, "action tokens", mismatches(logits.argmax(-1).tolist(), tokens), 0)
@@ -227,6 +249,8 @@ def _together(subjects: list[_Subject]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for policy in {id(each.policy): each.policy for each in subjects}.values():
         alike = [each for each in subjects if each.policy is policy]
+        longest = max(len(each.frame.prompt_ids) for each in alike)
+        policy.network.reserve(len(alike), policy.fixed_rows + longest)
         chunks = policy.run([each.frame for each in alike]).cpu()
         found |= {each.case.name: chunk for each, chunk in zip(alike, chunks, strict=True)}
     return found
@@ -239,7 +263,10 @@ def _check_answer(subject: _Subject, together: Tensor) -> Iterator[CheckResult]:
     found = torch.stack([alone, together])
     yield from subject.checked("normalised actions", "out.actions_normalized", found)
     actions = torch.from_numpy(subject.action.unnormalised(found.double().numpy()))
-    yield from subject.checked("actions", "out.actions", actions)
+    yield from subject.checked("actions", ACTIONS, actions)
+    served = torch.stack([torch.from_numpy(policy.actions(each, case.unnorm_key)) for each in found.double().numpy()])
+    recorded = torch.from_numpy(subject.action.within_limits(case.tensor(ACTIONS).double().numpy()))
+    yield compare(case.name, "served actions", served, recorded, TOLERANCE)
     shape = case.values.get("actions_shape")
     if isinstance(shape, list):
         yield CheckResult(case.name, "shape of the chunk", float(list(alone.shape) != shape), 0)

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeflow.engine.policy import LoadOptions
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.act.config import Camera, load_config
 from edgeflow.policies.act.family import ACT
 from edgeflow.policies.act.settings import read_settings
 from edgeflow.policies.family import Files
+from edgeflow.text import checkpoint_json
 from tests.policies.act.checkpoint import change_json, write_checkpoint, write_json
 from tests.policies.act.twin import TwinSize
 
@@ -68,7 +70,8 @@ def test_inputs_that_the_network_does_not_read_are_left_out(checkpoint: Path):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"type": "diffusion"}, "config.json.type is 'diffusion'; served: act"),
+        ({"type": "diffusion"}, "policy.family: act, but config.json has type 'diffusion'"),
+        ({"type": ["act"]}, "policy.family: act, but config.json has type ['act']"),
         ({"n_obs_steps": 2}, "config.json.n_obs_steps is 2; served: 1"),
         (
             {"vision_backbone": "resnext50_32x4d"},
@@ -128,6 +131,21 @@ def test_an_option_that_is_not_served_is_named(entries: dict, message: str, tmp_
     assert str(caught.value) == message
 
 
+def test_a_checkpoint_without_a_type_names_the_family(checkpoint: Path):
+    write_json(checkpoint / "config.json", {"model_type": "openvla"})
+    with pytest.raises(CheckpointError) as caught:
+        ACT.check(checkpoint, RATE)
+    assert str(caught.value) == "policy.family: act, but config.json has no type but model_type 'openvla'"
+
+
+def test_a_file_is_read_once(checkpoint: Path, monkeypatch):
+    read: list[str] = []
+    plain = checkpoint_json.read_json_value
+    monkeypatch.setattr(checkpoint_json, "read_json_value", lambda path: read.append(path.name) or plain(path))
+    ACT.load(checkpoint, RATE, LoadOptions())
+    assert sorted(read) == sorted(FILES)
+
+
 def test_a_checkpoint_is_recognised_by_its_type():
     assert ACT.detect(Files({"type": "act"}))
     assert not ACT.detect(Files({"type": "diffusion"}))
@@ -139,21 +157,21 @@ def test_a_checkpoint_is_recognised_by_its_type():
     [
         (
             {},
-            "policy.control_rate_hz: missing, and the checkpoint does not state it: "
+            "policy.control_rate_hz: is missing; the checkpoint does not state it: "
             'add the rate of the training\'s data, such as "policy": {"control_rate_hz": 50}',
         ),
         (
             {**RATE, "preset": "aloha"},
             "policy.preset: this family, act, has no such setting; it has control_rate_hz, action_names, state_names",
         ),
-        ({"control_rate_hz": 0}, "policy.control_rate_hz: Input should be greater than 0"),
-        ({"control_rate_hz": "50"}, "policy.control_rate_hz: Input should be a valid number"),
-        ({"control_rate_hz": True}, "policy.control_rate_hz: Input should be a valid number"),
-        ({"control_rate_hz": float("inf")}, "policy.control_rate_hz: Input should be a finite number"),
+        ({"control_rate_hz": 0}, "policy.control_rate_hz: 0 should be greater than 0"),
+        ({"control_rate_hz": "50"}, 'policy.control_rate_hz: "50" should be a valid number'),
+        ({"control_rate_hz": True}, "policy.control_rate_hz: true should be a valid number"),
+        ({"control_rate_hz": float("inf")}, "policy.control_rate_hz: Infinity should be a finite number"),
         ({**RATE, "action_names": ["a"]}, "policy.action_names: 1 names, but action has 3 numbers"),
         ({**RATE, "action_names": ["a", "b", "a"]}, "policy.action_names: 'a' is there twice"),
         ({**RATE, "state_names": ["a", "b"]}, "policy.state_names: 2 names, but observation.state has 5 numbers"),
-        ({**RATE, "state_names": [1]}, "policy.state_names.0: Input should be a valid string"),
+        ({**RATE, "state_names": [1]}, "policy.state_names.0: 1 should be a valid string"),
     ],
 )
 def test_a_wrong_setting_is_named(settings: dict, message: str, checkpoint: Path):

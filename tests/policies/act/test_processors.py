@@ -186,6 +186,24 @@ def rename(**names: str) -> Callable[[dict], None]:
         (
             BEFORE,
             3,
+            lambda step: step["config"].update(eps=10**400),
+            f"{STEP}[3].config.eps is 1{'0' * 59}; served: a number",
+        ),
+        (
+            BEFORE,
+            3,
+            lambda step: step["config"].update(eps=-1),
+            f"{STEP}[3].config.eps is -1.0; served: a number above 0",
+        ),
+        (
+            BEFORE,
+            3,
+            lambda step: step["config"].update(eps=0),
+            f"{STEP}[3].config.eps is 0.0; served: a number above 0",
+        ),
+        (
+            BEFORE,
+            3,
             lambda step: step.update(state_file="../other.safetensors"),
             f"{STEP}[3].state_file is '../other.safetensors'; served: a file of the checkpoint",
         ),

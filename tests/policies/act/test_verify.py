@@ -152,6 +152,21 @@ def test_ensembles(newest_first: bool, tmp_path: Path):
     assert wrong(results) == (["actions"] if newest_first else [])
 
 
+@pytest.mark.parametrize("shape", [(4, 3), (0, 1, 3, 2), (3, 1, 0, 2)])
+def test_ensembles_of_another_shape_are_refused(shape: tuple[int, ...], tmp_path: Path):
+    bundle = write_bundle(tmp_path, TwinSize(cameras=TOP))
+    names = {"ensemble__some__in__chunks": torch.zeros(shape), "ensemble__some__out__actions": torch.zeros(3, 1, 2)}
+    change_tensors(bundle / "expected.safetensors", **names)
+    cases = json.loads((bundle / "cases.json").read_text())
+    write_json(bundle / "cases.json", {**cases, "ensemble": [{"name": "some", "coefficient": 0.3}]})
+    with pytest.raises(CheckpointError) as caught:
+        verify(bundle)
+    assert str(caught.value) == (
+        f"expected.safetensors: ensemble.some.in.chunks has shape {list(shape)}, expected steps, robots, horizon, "
+        "numbers"
+    )
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -186,6 +201,15 @@ def test_what_does_not_apply_is_refused(asked: dict, message: str, tmp_path: Pat
         (
             {"case1__in__observation__state": torch.zeros(3, 5)},
             "expected.safetensors: the inputs of case1 have batches of different sizes",
+        ),
+        (
+            {"case0__in__observation__images__top": torch.zeros(1, 3, 0, 4)},
+            "expected.safetensors: case0.in.observation.images.top has shape [1, 3, 0, 4]: "
+            "name the directory of a bundle",
+        ),
+        (
+            {"case1__in__observation__state": torch.zeros(0, 5)},
+            "expected.safetensors: case1.in.observation.state has shape [0, 5]: name the directory of a bundle",
         ),
         (
             {"case2__out__action_chunk": None},

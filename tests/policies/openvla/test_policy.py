@@ -263,8 +263,8 @@ def text_config(**entries: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"model_type": "llava"}, "has model_type 'llava'; supported: openvla"),
-        ({"model_type": None}, "model_type None"),
+        ({"model_type": "llava"}, "policy.family: openvla, but config.json has model_type 'llava'"),
+        ({"model_type": None}, "config.json has no model_type"),
         ({"text_config": None}, "lacks text_config"),
         ({"norm_stats": None}, "lacks norm_stats"),
         ({"norm_stats": {}}, "names no dataset"),

@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.engine.policy import OnePassPolicy, Placement
+from edgeflow.engine.control.engine import EngineOptions
+from edgeflow.engine.control.warmup import warm_up
+from edgeflow.engine.policy import Footprint, LoadOptions, OnePassPolicy, Placement
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
+from edgeflow.policies.openvla.config import load_config
+from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from edgeflow.policies.openvla_oft.policy import ARMS, OpenVLAOFTPolicy
-from edgeflow.policies.openvla_oft.published import PublishedOpenVLAOFT
 from edgeflow.policies.openvla_oft.settings import OFTSettings
+from edgeflow.scheduler.ring import Shift
 from edgeflow.types import Image, Observation, StageProgram
 from tests.policies.openvla_oft.tiny import (
     HEAD,
@@ -29,14 +33,24 @@ from tests.policies.openvla_oft.tiny import (
 
 CPU = torch.device("cpu")
 SIZE = TinyOFT()
+TEXT_ROWS = 80
 INSTRUCTIONS = ("pick up the cup", "go", "put the red block on the blue one", "open the drawer")
 
 
-def load(directory: Path, table: OperatorTable | None = None, **settings: object) -> OpenVLAOFTPolicy:
-    chosen = OFTSettings.of(SIZE.settings(**settings))
-    return PublishedOpenVLAOFT(directory, chosen).load(
-        Placement(dtype=torch.float32, device=CPU, table=table or built_in_table())
-    )
+def load(
+    directory: Path, table: OperatorTable | None = None, dtype: torch.dtype = torch.float32, **settings: object
+) -> OpenVLAOFTPolicy:
+    """A policy with slots for as many robots as there are instructions."""
+    policy = unprepared(directory, table, dtype, **settings)
+    policy.network.reserve(len(INSTRUCTIONS), policy.fixed_rows + TEXT_ROWS)
+    return policy
+
+
+def unprepared(
+    directory: Path, table: OperatorTable | None = None, dtype: torch.dtype = torch.float32, **settings: object
+) -> OpenVLAOFTPolicy:
+    published = OPENVLA_OFT.load(directory, SIZE.settings(**settings), LoadOptions())
+    return published.load(Placement(dtype=dtype, device=CPU, table=table or built_in_table()))
 
 
 @pytest.fixture(scope="module")
@@ -107,21 +121,55 @@ def test_every_attention_gives_the_same(directory: Path, policy: OpenVLAOFTPolic
     torch.testing.assert_close(other.run(frames), policy.run(frames), rtol=0, atol=1e-5)
 
 
-def test_kv_slots_are_reserved_once_and_grow(directory: Path):
-    policy = load(directory)
-    reserved = policy.network.reserve(3, 64)
+def test_kv_slots_are_reserved_once_and_never_grow(directory: Path):
+    network = unprepared(directory).network
+    reserved = network.reserve(3, 60)
     assert (reserved.slots, reserved.capacity) == (3, 64)
-    assert policy.network.reserve(2, 60) is reserved
-    grown = policy.network.reserve(1, 65)
-    assert (grown.slots, grown.capacity) == (3, 80)
-    wider = policy.network.reserve(4, 10)
-    assert (wider.slots, wider.capacity) == (4, 80)
+    assert network.reserve(2, 64) is reserved
+    for robots, rows in ((4, 10), (1, 65)):
+        with pytest.raises(RuntimeError) as caught:
+            network.reserve(robots, rows)
+        assert str(caught.value) == (
+            f"{robots} robots of {rows} rows do not fit the 3 KV slots of 64 rows: reserve them before the first pass"
+        )
+
+
+def test_nothing_runs_before_slots_are_reserved(directory: Path):
+    policy = unprepared(directory)
+    with pytest.raises(RuntimeError, match="no KV slots are reserved"):
+        policy.run([policy.prepare(observation(1, "go", policy.settings.cameras)[0])])
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_more_frames_than_slots_run_in_groups(directory: Path, policy: OpenVLAOFTPolicy, head: bool, monkeypatch):
+    seen = [observation(seed, text, policy.settings.cameras)[0] for seed, text in enumerate((*INSTRUCTIONS, "go"))]
+    few = unprepared(directory, action_head=head)
+    kv = few.network.reserve(2, few.fixed_rows + TEXT_ROWS)
+    frames, sizes, read_out = [few.prepare(each) for each in seen], [], few.network.read_out
+    alone = torch.cat([few.run([frame]) for frame in frames])
+    monkeypatch.setattr(few.network, "read_out", lambda rows, n: sizes.append(len(rows)) or read_out(rows, n))
+    torch.testing.assert_close(few.run(frames), alone, rtol=0, atol=1e-5)
+    assert sizes == [2, 2, 1] and few.network.reserve(2, few.fixed_rows) is kv
+
+
+@pytest.mark.parametrize(("sessions", "robots_of_budget", "slots"), [(3, 8, 3), (3, 2, 2), (3, 0, 1), (1, 8, 1)])
+def test_an_engine_reserves_as_many_slots_as_a_pass_can_have_robots(
+    directory: Path, sessions: int, robots_of_budget: int, slots: int
+):
+    policy = unprepared(directory)
+    budget = max(1, robots_of_budget * policy.fixed_rows)
+    options = EngineOptions(sessions=sessions, text_rows=TEXT_ROWS, table=built_in_table(), row_budget=budget)
+    engine = OPENVLA_OFT.prepare(policy, options)
+    kv = policy.network.reserve(1, 1)
+    assert (kv.slots, engine.sessions, engine.kv_bytes) == (slots, sessions, kv.nbytes)
+    assert kv.capacity >= policy.fixed_rows + TEXT_ROWS
+    warm_up(engine, Shift.ROTATE, lambda *_: None)
+    assert policy.network.reserve(1, 1) is kv
 
 
 def test_frames_are_preprocessed_where_they_were_asked_for(directory: Path, policy: OpenVLAOFTPolicy):
-    chosen = OFTSettings.of(SIZE.settings())
     placement = Placement(dtype=torch.float32, device=CPU, table=built_in_table(), preprocess_on_device=True)
-    other = PublishedOpenVLAOFT(directory, chosen).load(placement)
+    other = OPENVLA_OFT.load(directory, SIZE.settings(), LoadOptions()).load(placement)
     given, _ = observation(5, "go", policy.settings.cameras)
     torch.testing.assert_close(other.prepare(given).pixel_values, policy.prepare(given).pixel_values, rtol=0, atol=0)
 
@@ -137,8 +185,7 @@ def test_an_image_that_is_too_long_for_the_device_joins_the_others_there(directo
 
 
 def test_bfloat16_computes_in_it_and_answers_in_float32(directory: Path, policy: OpenVLAOFTPolicy):
-    placement = Placement(dtype=torch.bfloat16, device=CPU, table=built_in_table())
-    other = PublishedOpenVLAOFT(directory, OFTSettings.of(SIZE.settings())).load(placement)
+    other = load(directory, dtype=torch.bfloat16)
     given, _ = observation(5, "go", policy.settings.cameras)
     found = other.run([other.prepare(given)])
     assert found.dtype == torch.float32 and other.dtype == torch.bfloat16
@@ -158,8 +205,7 @@ def test_a_prompt_is_tokenised_once(directory: Path, policy: OpenVLAOFTPolicy):
         asked.append(instruction)
         return (1, 5, 3)
 
-    network, config = policy.network, PublishedOpenVLAOFT(directory, policy.settings)._config
-    other = OpenVLAOFTPolicy(config, policy.settings, policy._statistics, network, ids)
+    other = OpenVLAOFTPolicy(load_config(directory), policy.settings, policy._statistics, policy.network, ids)
     assert [other.text_rows(each) for each in ("a", "b", "a", "b")] == [3] * 4 and asked == ["a", "b"]
 
 
@@ -207,13 +253,21 @@ def test_presets_are_served(tmp_path: Path, preset: str):
     chunk, dims, step_ms, images, names, relative = PRESETS[preset]
     settings = OFTSettings.of({"preset": preset})
     directory = write_oft(tmp_path / "oft", TinyOFT(chunk=chunk, dims=dims, proprio=settings.proprio))
-    policy = PublishedOpenVLAOFT(directory, settings).load(
-        Placement(dtype=torch.float32, device=CPU, table=built_in_table())
-    )
+    published = OPENVLA_OFT.load(directory, {"preset": preset}, LoadOptions())
+    policy = published.load(Placement(dtype=torch.float32, device=CPU, table=built_in_table()))
     schema = policy.action_schema()
     assert (schema.horizon, schema.step_ms, len(policy.inputs.cameras)) == (chunk, step_ms, images)
     assert schema.names == names and schema.relative == relative and len(set(names)) == dims
     assert schema.units[0] == ("rad" if preset == "aloha" else "m")
+
+
+def test_without_a_preset_nothing_is_known_of_seven_numbers(tmp_path: Path):
+    size = TinyOFT(dims=7, chunk=1)
+    published = OPENVLA_OFT.load(write_oft(tmp_path / "oft", size), size.settings(), LoadOptions())
+    schema = published.load(Placement(dtype=torch.float32, device=CPU, table=built_in_table())).action_schema()
+    assert (schema.names, schema.units) == (tuple(f"a{index}" for index in range(7)), ("1",) * 7)
+    assert not any(schema.relative)
+    assert (schema.horizon, schema.step_ms) == (1, 0.0)
 
 
 def test_actions_are_cut_to_the_limits_and_nan_stays(policy: OpenVLAOFTPolicy):
@@ -239,13 +293,14 @@ def test_several_data_sets_need_a_key(tmp_path: Path):
 
 
 def test_a_footprint_counts_every_number(directory: Path):
-    plain = PublishedOpenVLAOFT(directory, OFTSettings.of(SIZE.settings(proprio=0, action_head=False)))
-    whole = PublishedOpenVLAOFT(directory, OFTSettings.of(SIZE.settings()))
+    def footprint(**settings: object) -> Footprint:
+        return OPENVLA_OFT.load(directory, SIZE.settings(**settings), LoadOptions()).footprint(torch.float32)
+
     extra = sum(tensor.numel() for name in (HEAD, PROPRIO) for tensor in torch.load(directory / name).values())
-    small, large = plain.footprint(torch.float32), whole.footprint(torch.float32)
+    small, large = footprint(proprio=0, action_head=False), footprint()
     assert large.other - small.other == extra and large.decoder == small.decoder > 0
-    assert (large.slots, large.positions) == (1, load(directory).fixed_rows)
-    kv = load(directory).network.reserve(1, 16)
+    assert (large.slots, large.positions) == (0, load(directory).fixed_rows)
+    kv = unprepared(directory).network.reserve(1, 16)
     assert large.position_bytes == kv.nbytes // kv.capacity
 
 
@@ -266,3 +321,13 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, name: str, change: dict
     with pytest.raises(CheckpointError) as caught:
         load(directory)
     assert message in str(caught.value) and name in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [HEAD, PROPRIO])
+def test_a_damaged_file_is_told_before_the_large_weights_are_read(tmp_path: Path, name: str, monkeypatch):
+    directory = write_oft(tmp_path / "oft", SIZE)
+    (directory / name).write_bytes(b"damaged")
+    for part in ("LlamaDecoder", "Vision"):
+        monkeypatch.setattr(f"edgeflow.policies.openvla_oft.published.{part}", None)
+    with pytest.raises(CheckpointError, match=name):
+        load(directory)

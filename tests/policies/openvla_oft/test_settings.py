@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,17 @@ WRONG = [
     ({**PLAIN, "action_names": ["a"]}, "policy.action_names: has 1 entries; policy.dims is 3"),
     ({**PLAIN, "action_names": ["a", "b", "a"]}, "policy.action_names: a name is repeated"),
     ({**PLAIN, "relative": [True]}, "policy.relative: has 1 entries; policy.dims is 3"),
-    ({**PLAIN, "relative": [True, 1, 0]}, "policy.relative: 1 should be a valid boolean"),
+    ({**PLAIN, "relative": [True, 1, 0]}, "policy.relative.1: 1 should be a valid boolean"),
+    ({**PLAIN, "images": 2, "camera_names": ["a", ""]},
+     'policy.camera_names.1: "" String should have at least 1 character'),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", ["newest", "../x", -1, True, [1], 0.5])
+def test_a_wrong_step_is_told_once(step: object):
+    with pytest.raises(ConfigError) as caught:
+        OFTSettings.of({**PLAIN, "step": step})
+    assert str(caught.value) == f'policy.step: {json.dumps(step)} should be a training step, or "latest"'
 
 
 @pytest.mark.parametrize(("given", "message"), WRONG, ids=[wrong[1][:60] for wrong in WRONG])
@@ -67,7 +77,9 @@ def test_wrong_settings_are_refused(given: dict, message: str):
 def test_an_unknown_key_is_refused_with_those_that_are_known():
     with pytest.raises(ConfigError) as caught:
         OFTSettings.of({**PLAIN, "chunks": 4})
-    assert str(caught.value) == f"policy.chunks: unknown key; known: {', '.join(OFTSettings.model_fields)}"
+    assert str(caught.value) == (
+        f"policy.chunks: this family, openvla_oft, has no such setting; it has {', '.join(OFTSettings.model_fields)}"
+    )
 
 
 def touch(directory: Path, *names: str) -> Path:
@@ -106,18 +118,54 @@ def test_one_of_several_steps_must_be_chosen(tmp_path: Path):
     with pytest.raises(ConfigError) as caught:
         find_files(tmp_path, OFTSettings.of(PLAIN))
     assert str(caught.value) == (
-        "policy.step: choose the training step of one of action_head--100_checkpoint.pt, action_head--50_checkpoint.pt"
+        "policy.step: choose the training step of one of action_head--50_checkpoint.pt, action_head--100_checkpoint.pt"
     )
     found = find_files(tmp_path, OFTSettings.of({**PLAIN, "step": 50}))
     assert found.head == tmp_path / "action_head--50_checkpoint.pt"
     with pytest.raises(ConfigError) as caught:
-        find_files(tmp_path, OFTSettings.of({**PLAIN, "step": "latest"}))
-    assert str(caught.value) == f"policy.step: {tmp_path} has no action_head--latest_checkpoint.pt"
+        find_files(tmp_path, OFTSettings.of({**PLAIN, "step": 70}))
+    assert str(caught.value) == f"policy.step: {tmp_path} has no action_head--70_checkpoint.pt"
+
+
+def test_the_latest_step_is_the_newest(tmp_path: Path):
+    latest = OFTSettings.of({**PLAIN, "proprio": 2, "step": "latest"})
+    heads = [f"action_head--{step}_checkpoint.pt" for step in (50, 100)]
+    touch(tmp_path, *heads, "proprio_projector--50_checkpoint.pt")
+    with pytest.raises(ConfigError) as caught:
+        find_files(tmp_path, latest)
+    assert str(caught.value) == (
+        f"policy.step: the newest are {heads[1]} and proprio_projector--50_checkpoint.pt: give the step of both"
+    )
+    touch(tmp_path, "proprio_projector--100_checkpoint.pt")
+    assert find_files(tmp_path, latest).head == tmp_path / heads[1]
+    touch(tmp_path, *(f"{stem}--latest_checkpoint.pt" for stem in ("action_head", "proprio_projector")))
+    assert find_files(tmp_path, latest).head == tmp_path / "action_head--latest_checkpoint.pt"
+
+
+@pytest.mark.parametrize(
+    ("name", "off"),
+    [
+        ("action_head--best.pt", {"action_head": False}),
+        ("action_head.pt", {"action_head": False}),
+        ("action_head--new_checkpoint.pt", {"action_head": False}),
+        ("proprio_projector-50_checkpoint.pt", {"proprio": 0}),
+    ],
+)
+def test_a_file_of_another_name_is_refused(tmp_path: Path, name: str, off: dict):
+    touch(tmp_path, "proprio_projector--50_checkpoint.pt", name)
+    with pytest.raises(CheckpointError) as caught:
+        find_files(tmp_path, OFTSettings.of({**PLAIN, "proprio": 2}))
+    assert str(caught.value).startswith(f"model: {tmp_path} has {name}, whose name is not ")
+    find_files(tmp_path, OFTSettings.of({**PLAIN, "proprio": 2, **off}))
 
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("vision_backbone--5_checkpoint.pt", "FiLM"), ("noisy_action_projector--5_checkpoint.pt", "the diffusion head")],
+    [
+        ("vision_backbone--5_checkpoint.pt", "FiLM"),
+        ("vision_backbone.pt", "FiLM"),
+        ("noisy_action_projector--5_checkpoint.pt", "the diffusion head"),
+    ],
 )
 def test_other_variants_are_refused(tmp_path: Path, name: str, what: str):
     with pytest.raises(CheckpointError) as caught:

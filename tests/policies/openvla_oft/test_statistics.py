@@ -35,22 +35,22 @@ def write(directory: Path, entries: object, name: str = "dataset_statistics.json
 
 def test_bounds_are_chosen_by_the_settings(tmp_path: Path):
     directory = write(tmp_path, {"one": {"action": entry()}})
-    quantiles = read_statistics(directory, settings())["one"].action
-    extremes = read_statistics(directory, settings(bounds="min_max"))["one"].action
+    quantiles = read_statistics(directory, settings()).actions["one"]
+    extremes = read_statistics(directory, settings(bounds="min_max")).actions["one"]
     assert (quantiles.low.tolist(), quantiles.high.tolist()) == ([0, 0], [2, 2])
     assert (extremes.low.tolist(), extremes.high.tolist()) == ([-1, -1], [3, 3])
 
 
 def test_a_file_of_statistics_overrides_those_of_the_configuration(tmp_path: Path):
     write(tmp_path, {"norm_stats": {"other": {"action": entry(7)}}}, "config.json")
-    assert list(read_statistics(tmp_path, settings())) == ["other"]
+    assert list(read_statistics(tmp_path, settings()).actions) == ["other"]
     write(tmp_path, {"one": {"action": entry()}})
-    assert list(read_statistics(tmp_path, settings())) == ["one"]
+    assert list(read_statistics(tmp_path, settings()).actions) == ["one"]
 
 
 def test_data_sets_of_other_widths_are_left_out(tmp_path: Path):
     directory = write(tmp_path, {"one": {"action": entry()}, "wide": {"action": entry(count=3)}})
-    assert list(read_statistics(directory, settings())) == ["one"]
+    assert list(read_statistics(directory, settings()).actions) == ["one"]
     with pytest.raises(ConfigError) as caught:
         read_statistics(directory, settings(dims=4))
     assert str(caught.value) == "policy.dims: is 4; actions in dataset_statistics.json have 2, 3"
@@ -59,12 +59,12 @@ def test_data_sets_of_other_widths_are_left_out(tmp_path: Path):
 def test_one_of_several_is_chosen_where_a_state_is_normalised(tmp_path: Path):
     entries = {name: {"action": entry(), "proprio": entry(low, 3)} for low, name in enumerate("ab")}
     directory = write(tmp_path, entries)
-    assert list(read_statistics(directory, settings())) == ["a", "b"]
+    assert list(read_statistics(directory, settings()).actions) == ["a", "b"]
     with pytest.raises(ConfigError) as caught:
         read_statistics(directory, settings(proprio=3))
     assert str(caught.value) == "policy.dataset: choose one of a, b: its statistics normalise the state"
     chosen = read_statistics(directory, settings(proprio=3, dataset="b"))
-    assert list(chosen) == ["b"] and chosen["b"].proprio is not None and chosen["b"].proprio.low.tolist() == [1] * 3
+    assert list(chosen.actions) == ["b"] and chosen.proprio is not None and chosen.proprio.low.tolist() == [1] * 3
     with pytest.raises(ConfigError) as caught:
         read_statistics(directory, settings(dataset="c"))
     assert str(caught.value) == "policy.dataset: 'c' is not one of a, b"
@@ -77,6 +77,7 @@ WRONG = [
     ({"one": {"action": entry(q99=[1, True])}}, {}, "dataset_statistics.json one.action.q99 must be a list of numbers"),
     ({"one": {"action": entry(q99=[1])}}, {}, "dataset_statistics.json one.action.q99 has 1 numbers, expected 2"),
     ({"one": {"action": entry(q99=[1, float("inf")])}}, {}, "dataset_statistics.json one.action.q99 must be finite"),
+    ({"one": {"action": entry(q99=[1, 10**400])}}, {}, "dataset_statistics.json one.action.q99 must be finite"),
     ({"one": {"action": entry(q99=[-1, 1])}}, {}, "dataset_statistics.json one.action: q01 is above q99"),
     ({"one": {"action": entry(mask=[1, 0])}}, {}, "one.action.mask must be a list of true and false"),
     ({"one": {"action": entry(mask=[True])}}, {}, "one.action.mask has 1 entries, expected 2"),
@@ -126,8 +127,8 @@ def test_the_ends_are_the_bounds_and_beyond_them_nothing_is_cut():
 
 def test_what_is_left_as_it_is_may_reach_all_that_the_data_has(tmp_path: Path):
     directory = write(tmp_path, {"one": {"action": entry(mask=[True, False])}})
-    low, high = read_statistics(directory, settings())["one"].action.limits
+    low, high = read_statistics(directory, settings()).actions["one"].limits
     assert (low.tolist(), high.tolist()) == ([0, -1], [2, 3])
     short = {key: value for key, value in entry(mask=[True, False]).items() if key not in ("min", "max")}
-    low, high = read_statistics(write(tmp_path, {"one": {"action": short}}), settings())["one"].action.limits
+    low, high = read_statistics(write(tmp_path, {"one": {"action": short}}), settings()).actions["one"].limits
     assert (low.tolist(), high.tolist()) == ([0, 0], [2, 2])

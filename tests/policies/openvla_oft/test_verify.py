@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,14 @@ from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.policies.family import Verification
 from edgeflow.policies.openvla.prompt import Prompter
 from edgeflow.policies.openvla_oft.network import OFTNetwork
+from edgeflow.policies.openvla_oft.policy import OpenVLAOFTPolicy
 from edgeflow.policies.openvla_oft.statistics import Bounds
 from edgeflow.policies.openvla_oft.verify import verify
 from edgeflow.policies.registry import family_of
 from edgeflow.recorded.comparison import CheckResult
 from edgeflow.types import Mode
 from tests.oracles import ORACLES
-from tests.policies.openvla_oft.tiny import KINDS, TinyOFT, write_bundle
+from tests.policies.openvla_oft.tiny import KEY, KINDS, TinyOFT, write_bundle
 from tests.tiny_checkpoint import TinySize
 
 ORACLE = ORACLES / "openvla-oft-tiny"
@@ -53,7 +56,9 @@ def test_the_recorded_bundle_passes():
     assert [result for result in results if not result.ok] == []
     stored = [name for name in load_file(ORACLE / "expected.safetensors") if name.split(".", 1)[1] not in NOT_COMPARED]
     compared = [each for each in results if each.tolerance]
-    assert len(compared) == len(stored) + 2  # the ids of the largest logits, and their margin
+    served = {each.case for each in compared if each.quantity == "served actions"}
+    assert served == {each.case for each in results}
+    assert len(compared) == len(stored) + len(served) + 2  # the ids of the largest logits, and their margin
     assert sum(result.quantity == "action tokens" for result in results) == 1
 
 
@@ -86,9 +91,94 @@ def test_every_stored_value_is_compared(bundle: Path):
     try:
         for name in [name for name in tensors if name.split(".", 1)[1] not in NOT_COMPARED]:
             save_file({**tensors, name: tensors[name] + 3e-4}, path)
-            assert len(failed(bundle)) == 1, name
+            assert failed(bundle) - {"served actions"} != set(), name
+            assert len(failed(bundle)) == 1 + name.endswith("out.actions"), name
     finally:
         save_file(tensors, path)
+
+
+@pytest.mark.parametrize("name", ["case0.mid.other", "case0.in.other", "case1.in.proprio", "case9.mid.lm_last_hidden"])
+def test_a_stored_value_that_is_not_known_is_not_passed_over(tmp_path: Path, name: str):
+    directory = write_bundle(tmp_path / "oft")
+    path = directory / "expected.safetensors"
+    save_file({**load_file(path), name: torch.zeros(2)}, path)
+    found = [result for result in verified(directory) if not result.ok]
+    case, _, rest = name.partition(".")
+    assert [(each.case, each.quantity, each.deviation) for each in found] == [(case, f"unknown {rest}", math.inf)]
+
+
+def test_actions_are_compared_as_they_are_served(bundle: Path, monkeypatch):
+    plain = OpenVLAOFTPolicy.actions
+    monkeypatch.setattr(OpenVLAOFTPolicy, "actions", lambda self, *given: plain(self, *given) + 1e-3)
+    assert failed(bundle) == {"served actions"}
+
+
+TENSORS = {
+    "no actions": ({"case0.out.actions": None}, "expected.safetensors lacks case0.out.actions"),
+    "ids beyond the vocabulary": (
+        {"case0.in.input_ids": torch.tensor([[1, 10**6]])}, "case0.in.input_ids has ids beyond the vocabulary"
+    ),
+    "ids that are no numbers": (
+        {"case0.in.input_ids": torch.tensor([1.0, math.nan])},
+        "expected.safetensors: case0.in.input_ids has 2 values of torch.float32",
+    ),
+    "no ids": ({"case0.in.input_ids": torch.zeros(1, 0, dtype=torch.int64)}, "case0.in.input_ids has 0 values"),
+    "a number as state": ({"case0.in.proprio_raw": torch.tensor(1.0)}, "case0.in.proprio_raw has shape []"),
+    "a matrix as state": ({"case0.in.proprio_raw": torch.ones(1, 4)}, "case0.in.proprio_raw has shape [1, 4]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", TENSORS)
+def test_wrong_tensors_are_refused(tmp_path: Path, wrong: str):
+    change, message = TENSORS[wrong]
+    directory = write_bundle(tmp_path / "oft")
+    path = directory / "expected.safetensors"
+    save_file({name: each for name, each in (load_file(path) | change).items() if each is not None}, path)
+    with pytest.raises(CheckpointError) as caught:
+        verified(directory)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [torch.zeros(32), torch.zeros(1, 32)])
+def test_largest_logits_of_another_shape_are_infinitely_off(tmp_path: Path, values: torch.Tensor):
+    directory = write_bundle(tmp_path / "oft")
+    path = directory / "expected.safetensors"
+    save_file({**load_file(path), "case2.mid.action_logits_top32_values": values}, path)
+    assert failed(directory) == {"largest logits"}
+
+
+@pytest.mark.parametrize("margin", [9, -(10**400)])
+def test_a_margin_may_be_a_whole_number(tmp_path: Path, margin: int):
+    directory = write_bundle(tmp_path / "oft")
+    values = json.loads((directory / "cases.json").read_text())
+    values["cases"][2]["min_top1_top2_margin"] = margin
+    (directory / "cases.json").write_text(json.dumps(values))
+    assert failed(directory) == {"margin of the largest logits"}
+
+
+HUGE = [
+    ("config.json", "pad_to_multiple_of", math.inf, "config.json pad_to_multiple_of must be a whole number"),
+    ("config.json", "n_action_bins", 10**400, "config.json n_action_bins must be a whole number"),
+    (
+        "dataset_statistics.json",
+        f"{KEY}.action.q01",
+        [-(10**400), *[0.0] * 4],
+        f"dataset_statistics.json {KEY}.action.q01 must be finite",
+    ),
+]
+
+
+@pytest.mark.parametrize(("file", "key", "value", "message"), HUGE)
+def test_numbers_beyond_any_size_are_named(tmp_path: Path, file: str, key: str, value: object, message: str):
+    directory = write_bundle(tmp_path / "oft")
+    values = json.loads((directory / file).read_text())
+    *outer, last = key.split(".")
+    container = reduce(dict.__getitem__, outer, values)
+    container[last] = value
+    (directory / file).write_text(json.dumps(values))
+    with pytest.raises(CheckpointError) as caught:
+        verified(directory)
+    assert message in str(caught.value)
 
 
 ENTRIES = {
@@ -271,12 +361,18 @@ WRONG = {
         "cases.json constants.normalization: 'normal' is not one of bounds_q99, bounds",
     ),
     "no flag": (drop("cases", "1", "proprio"), "cases.json cases[1].proprio must be true or false"),
-    "images": (put(3, "cases", "0", "num_images"), "cases.json cases[0].images: 2 images, num_images is 3"),
+    "images": (put(3, "cases", "0", "num_images"), "cases[0].images: 2 images of at most 16, num_images is 3"),
+    "a list of bounds": (put([], "constants", "normalization"), "constants.normalization: [] is not one of"),
+    "too long": (
+        put(5000, "constants", "NUM_ACTIONS_CHUNK"),
+        "cases.json constants.NUM_ACTIONS_CHUNK must be a whole number, 1 to 1000",
+    ),
+    "too wide": (put(0, "constants", "ACTION_DIM"), "constants.ACTION_DIM must be a whole number, 1 to 256"),
     "no image": (put(["images/none.png"] * 2, "cases", "0", "images"), "the image is missing or unreadable"),
     "two names": (put("case0", "cases", "1", "name"), "two cases have the same name"),
     "no key": (drop("unnorm_key"), "cases.json cases[0].unnorm_key must be text"),
     "other key": (put("x", "unnorm_key"), "policy.dataset: 'x' is not one of tiny_no_noops"),
-    "no tensors": (put("other", "cases", "0", "name"), "expected.safetensors lacks other.in.input_ids"),
+    "no tensors": (put("other", "cases", "0", "name"), "expected.safetensors lacks other.out.actions"),
 }
 
 
