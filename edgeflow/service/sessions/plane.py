@@ -26,6 +26,7 @@ from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.faults import error_of_code
+from edgeflow.service.host.threads import start_threads
 from edgeflow.service.observation.matching import Names, matched
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
@@ -38,7 +39,7 @@ from edgeflow.service.sessions.gate import FrameTimes
 from edgeflow.service.sessions.places import Places
 from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session, start_threads
+from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.sessions.session import Session
 from edgeflow.types import Command, Mode, PassTimes
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -277,17 +275,6 @@ class SessionRunner:
         if self._last_frame_ns is not None:
             self._metrics.ingress_gap.observe((now_ns - self._last_frame_ns) / 1e9)
         self._last_frame_ns = now_ns
-
-
-def start_threads(pool: Executor, count: int) -> None:
-    """Start a pool's threads, so that none is needed once memory or threads are short."""
-    begun = threading.Event()
-    try:
-        with contextlib.suppress(RuntimeError):
-            for _ in range(count):
-                pool.submit(begun.wait)
-    finally:
-        begun.set()
 
 
 def open_session(
