@@ -21,7 +21,8 @@ from edgeflow.service.grpc.codec import check_act
 from edgeflow.service.http.act import act_request, parse_body
 from edgeflow.service.http.answers import CALLER
 from edgeflow.service.http.errors import BodyLate, BodyTooLarge
-from edgeflow.service.observation.matching import Names, matched
+from edgeflow.service.observation.matching import matched
+from edgeflow.service.observation.names import Names
 from edgeflow.types import PolicyInputs
 
 SMALL_BODY_BYTES = 128 << 10  # bodies up to here are read at once; the rest of a larger one needs a place

@@ -27,7 +27,8 @@ from edgeflow.scheduler.forecast import Forecast
 from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.host.threads import start_threads
-from edgeflow.service.observation.matching import Names, matched
+from edgeflow.service.observation.matching import matched
+from edgeflow.service.observation.names import Names
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
@@ -71,6 +72,7 @@ class ControlPlane:
         self._metrics = metrics
         self._log = log
         self._rules = SessionRules.of(config)
+        self._names = Names.of(config)
         self._runners: dict[int, SessionRunner] = {}
         self._places = Places(config.max_sessions or 0, config.limits.sessions_per_principal)
         self._returning: dict[int, asyncio.Task[None]] = {}
@@ -111,7 +113,7 @@ class ControlPlane:
         if self.worker is None:
             raise _no_worker()
         with self._metrics.refusals():
-            return matched(request, self.worker.inputs, Names.of(self.config))
+            return matched(request, self.worker.inputs, self._names)
 
     async def _plan(self, number: int, request: OpenRequest) -> SessionPlan:
         """Plan a session. Forecasts take milliseconds, so they run one at a time, in a thread if robots would wait."""
@@ -198,7 +200,8 @@ class ControlPlane:
     # Messages of the worker.
 
     def worker_ready(self, ready: WorkerReady) -> None:
-        """A worker is ready: hand it the open sessions."""
+        """A worker is ready: hand it the open sessions. ConfigError if it has not what the configuration names."""
+        self._names.of_policy(ready.inputs)
         self.worker = ready
         self._places.allow(self.config.max_sessions or ready.max_sessions)
         self._metrics.worker_started(ready)

@@ -117,7 +117,7 @@ async def test_no_more_decodings_run_than_there_are_threads_when_clients_leave(s
 async def test_the_credit_of_a_client_that_left_is_free_once_its_thread_is_done(slow: Slow):
     seen = Observation(opened=opened(), frame=frame(), received_ns=0)
     link = Deaf()
-    made = control(link, **{"timing": {"act_timeout_ms": 100}})
+    made = control(link, timing={"act_timeout_ms": 100})
     asked = [asyncio.create_task(made.act(seen, CALLER)) for _ in range(ACTS_AT_ONCE)]
     await eventually(lambda: slow.begun == 1)
     for task in asked[1:]:
