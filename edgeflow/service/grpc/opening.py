@@ -57,7 +57,7 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
 
 def check_request(opened: OpenRequest, limits: LimitsConfig) -> None:
     """Validate an Open that another process has checked, by the same limits."""
-    if opened.policy_cameras or opened.policy_numbers:
+    if opened.policy_numbers:
         raise InvalidArgument("is matched by the process that plans the session", field="open")
     _check_camera_names([camera.name for camera in opened.cameras], limits)
     for index, camera in enumerate(opened.cameras):

@@ -98,7 +98,8 @@ class ControlPlane:
         if request.max_action_age_ns is None and limit_ms:
             request = replace(request, max_action_age_ns=limit_ms * 1_000_000)
         try:
-            request = self.matched(request)
+            if not (request.policy_cameras or request.policy_numbers):
+                request = self.matched(request)
             plan = await self._plan(number, request)
             runner = await self._open(number, request, plan, single)
             self._register(runner, caller)
