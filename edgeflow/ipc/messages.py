@@ -73,7 +73,9 @@ class SubmitFrame:
     waited_ns: int = 0
 
     def images(self) -> list[Image]:
-        """The images, as views of the payload; WorkerError unless it has as many bytes as the sizes say."""
+        """The images, as views of the payload; WorkerError unless it has the bytes that the sizes say."""
+        if len(self.sizes) % 2:
+            raise WorkerError(f"a frame has {len(self.sizes)} sides of images, which are two each")
         sizes = list(zip(self.sizes[::2], self.sizes[1::2], strict=True))
         lengths = [height * width * CHANNELS for height, width in sizes]
         if isinstance(self.payload, tuple):

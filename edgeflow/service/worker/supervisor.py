@@ -87,8 +87,8 @@ class WorkerLife:
         try:
             launched = self._launched = self._launch()
             self.warnings = launched.warnings
-            self._listener.worker_launched(launched.handover)
             self._link.connect(launched.sock)
+            self._listener.worker_launched(launched.handover)
         except OSError as error:
             raise StartError(f"the worker could not be launched: {error.strerror}") from None
         begin_s = self._timing.worker_progress_ms / 1000
