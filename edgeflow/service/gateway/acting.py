@@ -1,4 +1,4 @@
-"""POST /v1/act in the gateway: read, parse, check and decode an observation; write the answer."""
+"""POST /v1/act in the gateway: reads, parses, checks and matches an observation, and writes the answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Observations:
         self._parsing = asyncio.Lock()
 
     async def read(self, request: Request, inputs: PolicyInputs) -> Observation:
-        """The checked observation of a request with what the policy gets; RequestErrors name the field and the limit.
+        """The observation of a request, checked and matched; RequestErrors name the field and the limit.
 
         inputs: what the policy needs.
         """

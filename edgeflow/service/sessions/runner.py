@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import Protocol
 
 from edgeflow.clock import Clock
@@ -113,7 +112,8 @@ class SessionRunner:
             self.session.admit(frame.seq, frame.stamp_ns, now_ns)
             refuse_unknown_fields(envelope, "message")
             checked = check_frame(frame, self.session.request, self._limits)
-            self.session.offer(self._with_known_chunk(checked), now_ns)
+            self._count_unknown_chunk(frame)
+            self.session.offer(checked, now_ns)
         except RequestError as error:
             self._refuse(frame.seq, error)
         self.pump()
@@ -264,12 +264,10 @@ class SessionRunner:
         self.plan = plan
         self.session.speculation = plan.pace.speculation
 
-    def _with_known_chunk(self, frame: CheckedFrame) -> CheckedFrame:
-        """The frame without a report that the robot plays what it never got, which is counted."""
-        if frame.playing is None or self.session.sent.has(frame.playing):
-            return frame
-        self._metrics.unknown_chunks.inc()
-        return replace(frame, playing=None)
+    def _count_unknown_chunk(self, frame: pb.Frame) -> None:
+        """Count a report that the robot plays what it never got."""
+        if frame.HasField("playing") and not self.session.sent.has(frame.playing.seq, frame.playing.step):
+            self._metrics.unknown_chunks.inc()
 
     def _observe_gap(self, now_ns: int) -> None:
         if self._last_frame_ns is not None:
