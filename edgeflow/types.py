@@ -111,8 +111,8 @@ class StateSpec:
 class CameraNeed:
     """A camera that a policy needs. width, height: the pixels that it takes; 0 = any size.
 
-    named: the checkpoint gives it this name. False = any camera may stand for it: without a configured or equal name
-    it is the robot's first.
+    named: the checkpoint gives it this name. False = it is the robot's first camera, whatever that is called, or the
+    one that the configuration names.
     """
 
     name: str
@@ -132,6 +132,9 @@ class PolicyInputs:
     def numbers(self) -> int:
         """The numbers of all state vectors together."""
         return sum(each.size for each in self.state)
+
+
+CHANNELS = 3  # of every image: red, green, blue
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from edgeflow.ipc.messages import Message
 
 PREFIX = struct.Struct("<II")
 MAX_HEADER_BYTES = 1 << 20
-MAX_PAYLOAD_BYTES = 64 << 20  # four megapixels of RGB and headroom
+MAX_PAYLOAD_BYTES = 64 << 20  # the pixels of all cameras of a frame together
 
 
 class ChannelClosed(Exception):

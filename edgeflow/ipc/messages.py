@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from edgeflow.errors import WorkerError
-from edgeflow.types import ActionSchema, Chunk, Image, Pace, PassTimes, PolicyInputs, StageProgram
+from edgeflow.types import CHANNELS, ActionSchema, Chunk, Image, Pace, PassTimes, PolicyInputs, StageProgram
 
 Payload: TypeAlias = bytes | memoryview
 """Raw bytes that follow a header: sent from any buffer without a copy, received as bytes."""
@@ -74,9 +74,11 @@ class SubmitFrame:
     waited_ns: int = 0
 
     def images(self) -> list[Image]:
-        """The images, as views of the payload; WorkerError unless it has as many bytes as the sizes say."""
+        """The images, as views of the payload; WorkerError unless it has the bytes that the sizes say."""
+        if len(self.sizes) % 2:
+            raise WorkerError(f"a frame has {len(self.sizes)} sides of images, which are two each")
         sizes = list(zip(self.sizes[::2], self.sizes[1::2], strict=True))
-        lengths = [height * width * 3 for height, width in sizes]
+        lengths = [height * width * CHANNELS for height, width in sizes]
         if isinstance(self.payload, tuple):
             parts = list(self.payload)
         else:

@@ -133,3 +133,11 @@ def test_a_worker_in_reserve_may_begin_without_pass_times():
     assert decode(*encode(Begin(None))) == Begin(None)
     with pytest.raises(WorkerError, match="pass_times"):
         decode(*encode(Begin([1, 2, 3, 4, 5])))
+
+
+@pytest.mark.parametrize("sizes", [[4], [4, 5, 6], [4, 5, 4, 5], [], [4, 4]])
+@pytest.mark.parametrize("payload", [bytes(60), (bytes(60),), (bytes(30), bytes(30))])
+def test_a_frame_has_the_pixels_that_its_sizes_say(sizes: list[int], payload: bytes | tuple[bytes, ...]):
+    frame = SubmitFrame(session=1, epoch=1, seq=1, sizes=sizes, instruction="go", payload=payload)
+    with pytest.raises(WorkerError):
+        frame.images()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from typing import Protocol
 
@@ -41,13 +40,15 @@ class ChatPort:
             self._link.send(message)
 
     def attach(self, sock: socket.socket) -> None:
-        """Take a socket to a worker, in place of the one before."""
+        """Take a socket to a worker, in place of the one before; one that cannot be used is closed."""
         self._drop()
         link = self._link = WorkerLink(
             lambda message: self._receive(link, message), lambda: None, lambda _: self._lost(link)
         )
-        with contextlib.suppress(OSError):
+        try:
             link.connect(sock)
+        except OSError:
+            self._link = None
 
     def close(self) -> None:
         """Drop the connection."""

@@ -27,7 +27,7 @@ from edgeflow.service.security.auth import Caller, Guard
 from edgeflow.service.sessions.act import act_once
 from edgeflow.service.sessions.events import ActionEvent
 from edgeflow.service.sessions.plane import ControlPlane
-from edgeflow.service.sessions.requests import CheckedFrame
+from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.types import ActionSchema
 
 MOST_TASKS = 2 * ACTS_AT_ONCE  # with those that were cancelled and have not ended yet
@@ -52,7 +52,7 @@ class ActDesk:
             if len(self._running) >= ACTS_AT_ONCE or len(self._tasks) >= MOST_TASKS:
                 keeper.send(_refusal(number, _busy("too many observations wait already")))
                 return
-            frame = self._frame(message, descriptors)
+            opened, frame = self._checked(message, descriptors)
         except Unavailable as error:
             keeper.send(_refusal(number, error))
             return
@@ -61,7 +61,9 @@ class ActDesk:
             return
         finally:
             close_all(descriptors)
-        task = self._running[number] = asyncio.create_task(self._answer(keeper, message, frame), name="act")
+        task = self._running[number] = asyncio.create_task(
+            self._answer(keeper, replace(message, opened=opened), frame), name="act"
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -76,23 +78,24 @@ class ActDesk:
             task.cancel()
         self._running.clear()
 
-    def _frame(self, message: Act, descriptors: list[int]) -> CheckedFrame:
-        """The frame with its pixels, whose number must be that of the policy's cameras."""
+    def _checked(self, message: Act, descriptors: list[int]) -> tuple[OpenRequest, CheckedFrame]:
+        """The request as matched here, and the frame with its pixels and its state.
+
+        WorkerError for what a gateway has not checked; Unavailable where it matched another policy.
+        """
         if len(descriptors) != 1:
             raise WorkerError("an observation lacks its pixels")
         try:
             check_request(message.opened, self._plane.config.limits)
             state = check_numbers(message.state, message.opened.numbers)
-            opened = self._plane.matched(message.opened)
-        except Unavailable:
-            raise
         except RequestError as error:
             raise WorkerError(f"an observation that was not checked: {error.field}") from None
+        opened = self._matched(message.opened)
         wanted = frame_bytes(opened)
         memory = unseal(descriptors[0], wanted)
         if len(memory) != wanted:
             raise WorkerError("an observation has the wrong number of pixels")
-        return CheckedFrame(
+        frame = CheckedFrame(
             seq=1,
             stamp_ns=0,
             images=(),
@@ -100,6 +103,20 @@ class ActDesk:
             pixels=images_of(memory, opened),
             decode_ns=message.decode_ns,
         )
+        return opened, frame
+
+    def _matched(self, opened: OpenRequest) -> OpenRequest:
+        """The request matched with the present policy, whose cameras must be those that the gateway decoded."""
+        try:
+            found = self._plane.matched(opened)
+        except Unavailable:
+            raise
+        except RequestError:
+            found = None
+        if found is None or found.policy_cameras != opened.policy_cameras:
+            text = "the policy changed while the observation was read"
+            raise Unavailable(text, reason=Reason.WORKER_RESTARTING, retry_after_ms=RETRY_AFTER_MS)
+        return found
 
     async def _answer(self, keeper: Keeper, message: Act, frame: CheckedFrame) -> None:
         """Send the answer. The credit is given back first: the gateway may use it as soon as it has the answer."""

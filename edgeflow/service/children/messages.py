@@ -151,7 +151,8 @@ class WantSocket:
 class Act:
     """Gateway → control: one checked observation. Sealed: height*width*3 RGB bytes of each of the policy's cameras.
 
-    opened: with the vectors of state that the policy gets, whose numbers are `state`, and not matched yet.
+    opened: with the policy's cameras, which must be those that control finds as well, and with the vectors of state
+    that it takes numbers of; these are `state`, and policy_numbers is empty.
     Answered by ActDone or ActRefused. peer, principal, token: of the caller (security/auth.py). received_ns: when the
     request arrived, on the machine's monotonic clock.
     """

@@ -1,4 +1,4 @@
-"""POST /v1/act in the gateway: read, parse, check and decode an observation; write the answer."""
+"""POST /v1/act in the gateway: reads, parses, checks and matches an observation, and writes the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from edgeflow.service.grpc.codec import check_act
 from edgeflow.service.http.act import act_request, parse_body
 from edgeflow.service.http.answers import CALLER
 from edgeflow.service.http.errors import BodyLate, BodyTooLarge
-from edgeflow.service.observation.matching import Names, matched
+from edgeflow.service.observation.matching import matched
+from edgeflow.service.observation.names import Names
 from edgeflow.types import PolicyInputs
 
 SMALL_BODY_BYTES = 128 << 10  # bodies up to here are read at once; the rest of a larger one needs a place
@@ -44,7 +45,7 @@ class Observations:
         self._parsing = asyncio.Lock()
 
     async def read(self, request: Request, inputs: PolicyInputs) -> Observation:
-        """The checked observation of a request with what the policy gets; RequestErrors name the field and the limit.
+        """The observation of a request, checked and matched; RequestErrors name the field and the limit.
 
         inputs: what the policy needs.
         """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
+from edgeflow.ipc.sealed import Sealed
 from edgeflow.reasons import Reason
 from edgeflow.service.children.child import ControlLink
 from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused, State
@@ -67,11 +69,14 @@ class Control:
 
     async def act(self, seen: Observation, caller: Caller) -> ActDone:
         """The answer to an observation; raises control's refusal, ResourceExhausted when too many already wait."""
-        await self._take_credit()
-        try:  # only what has credit is decoded: pixels take more memory than anything else here
-            return await self._ask(seen, caller)
-        finally:
-            self._credit.release()
+        with contextlib.ExitStack() as credit:
+            await self._take_credit()
+            credit.callback(self._credit.release)
+            return await self._ask(seen, caller, credit)
+
+    def close(self) -> None:
+        """Decode nothing more."""
+        self._decoder.close()
 
     async def _take_credit(self) -> None:
         if not self._credit.locked():
@@ -95,11 +100,23 @@ class Control:
             error.retry_after_ms = message.retry_after_ms
         answer.set_exception(error)
 
-    async def _ask(self, seen: Observation, caller: Caller) -> ActDone:
+    async def _decoded(self, seen: Observation, credit: contextlib.ExitStack) -> tuple[Sealed, int]:
+        """The pixels, and the time that they took. They take more memory than anything else here, so only what has
+        credit is decoded, and the credit of a client that leaves lasts until the thread is done.
+        """
         try:
-            pixels, decode_ns = await self._decoder.sealed(seen.frame, seen.opened)
+            job = await self._decoder.begin(seen.frame, seen.opened)
+            try:
+                return await asyncio.shield(job)
+            except asyncio.CancelledError:
+                kept = credit.pop_all()
+                job.add_done_callback(lambda _: kept.close())
+                raise
         except OSError:
             raise _busy() from None
+
+    async def _ask(self, seen: Observation, caller: Caller, credit: contextlib.ExitStack) -> ActDone:
+        pixels, decode_ns = await self._decoded(seen, credit)
         self._last += 1
         number = self._last
         answer = self._answers[number] = asyncio.get_running_loop().create_future()

@@ -147,6 +147,7 @@ class Gateway(ServingChild):
     async def _end(self) -> None:
         if self._http is not None:
             await self._http.stop()
+        self._control.close()
 
 
 class InFlight:

@@ -14,7 +14,7 @@ from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields, text
 from edgeflow.service.grpc.opening import check_open
 from edgeflow.service.grpc.state import check_numbers
 from edgeflow.service.images.images import check_image
-from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest, Playing
+from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.types import CameraSpec
 
 SMALL_FIELDS_BYTES = 1024  # bound on a frame's bytes beside pixels, text and proprio
@@ -60,7 +60,6 @@ def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) ->
     if message.HasField("instruction"):
         instruction = check_text(message.instruction, "frame.instruction", limits)
     checksum = message.crc32c if message.HasField("crc32c") else None
-    playing = Playing(message.playing.seq, message.playing.step) if message.HasField("playing") else None
     return CheckedFrame(
         seq=message.seq,
         stamp_ns=message.stamp_ns,
@@ -68,7 +67,6 @@ def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) ->
         state=state,
         instruction=instruction,
         crc32c=checksum,
-        playing=playing,
     )
 
 

@@ -10,6 +10,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from edgeflow.errors import RequestError
+from edgeflow.service.grpc.ending import abort
 from edgeflow.service.grpc.stream import Context
 from edgeflow.service.security.auth import ADMIN, ANY, CONTROL, Guard, Role
 
@@ -40,8 +41,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _refusal(self, handler: grpc.RpcMethodHandler | None, method: str, error: RequestError) -> Any:
         async def refuse(_: Any, context: Context) -> None:
             self._guard.refused(method, context.peer(), error)
-            trailers = (("edgeflow-reason", error.reason), ("edgeflow-field", error.field))
-            await context.abort(grpc.StatusCode[error.code], error.text, trailers)
+            await abort(context, error)
 
         if handler is None or (handler.request_streaming and handler.response_streaming):
             return grpc.stream_stream_rpc_method_handler(refuse)

@@ -12,7 +12,7 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.fields import check_name, check_text
 from edgeflow.service.grpc.state import check_state, check_vectors
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import MOST_TOLERANCE_BINS, CameraSpec, ImageFormat, Mode
+from edgeflow.types import CHANNELS, MOST_TOLERANCE_BINS, CameraSpec, ImageFormat, Mode
 
 MAX_PERIOD_MS = 10_000
 MAX_AGE_MS = 60_000
@@ -57,7 +57,7 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
 
 def check_request(opened: OpenRequest, limits: LimitsConfig) -> None:
     """Validate an Open that another process has checked, by the same limits."""
-    if opened.policy_cameras or opened.policy_numbers:
+    if opened.policy_numbers:
         raise InvalidArgument("is matched by the process that plans the session", field="open")
     _check_camera_names([camera.name for camera in opened.cameras], limits)
     for index, camera in enumerate(opened.cameras):
@@ -104,8 +104,8 @@ def _check_size(camera: CameraSpec, field: str, limits: LimitsConfig) -> None:
         text = f"{size} is outside the limits of 1 to {limits.image_pixels} pixels"
     elif max(camera.width, camera.height) > limits.image_side:
         text = f"{size} has a side longer than {limits.image_side} pixels"
-    elif camera.format is ImageFormat.RGB8 and pixels * 3 > limits.image_bytes:
-        text = f"{size} RGB is {pixels * 3} bytes; the limit is {limits.image_bytes}: send JPEG"
+    elif camera.format is ImageFormat.RGB8 and pixels * CHANNELS > limits.image_bytes:
+        text = f"{size} RGB is {pixels * CHANNELS} bytes; the limit is {limits.image_bytes}: send JPEG"
     if text:
         raise InvalidArgument(text, field=field, reason=Reason.CAMERA_SIZE)
 

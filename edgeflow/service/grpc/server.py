@@ -11,10 +11,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from edgeflow.config import ServiceConfig, is_loopback
-from edgeflow.errors import AddressError, EdgeflowError, InvalidArgument, RequestError
+from edgeflow.errors import AddressError, EdgeflowError, InvalidArgument
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import Unparsable, check_act, parse_act_request, parse_client_message
+from edgeflow.service.grpc.ending import abort
 from edgeflow.service.grpc.guard import Door, credentials
 from edgeflow.service.grpc.stream import Context, StreamCall
 from edgeflow.service.grpc.wire import action_message, schema_message
@@ -68,11 +69,11 @@ class ControlService:
                 raise
             except EdgeflowError as error:
                 self._count(method, error.code)
-                await context.abort(grpc.StatusCode[error.code], error.text, _trailers(error))
+                await abort(context, error)
             except Exception as error:
                 self._count(method, "INTERNAL")
                 text = f"internal error, incident {self._log.incident(method, error)}"
-                await context.abort(grpc.StatusCode.INTERNAL, text)
+                await abort(context, EdgeflowError(text))
 
         return guarded
 
@@ -164,13 +165,3 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ]
-
-
-def _trailers(error: EdgeflowError) -> tuple[tuple[str, str], ...]:
-    """Trailers for programs: the reason, the field at fault, and when to try again."""
-    if not isinstance(error, RequestError):
-        return ()
-    trailers = [("edgeflow-reason", error.reason), ("edgeflow-field", error.field)]
-    if error.retry_after_ms is not None:
-        trailers.append(("retry-after-ms", str(error.retry_after_ms)))
-    return tuple((key, value) for key, value in trailers if value)

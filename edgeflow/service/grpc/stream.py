@@ -80,13 +80,12 @@ class StreamCall:
             raise DeadlineExceeded(f"no Open within {timeout_s:g} s", reason=Reason.NOT_OPEN) from None
 
     def _opened(self, runner: SessionRunner) -> pb.ServerMessage:
-        session, worker = runner.session, self._plane.worker
+        session = runner.session
         return opened_message(
             session.number,
             session.robot_schema,
             runner.plan,
             model=self._plane.config.alias,
-            action_tokens=worker.action_tokens if worker else len(session.schema.names),
             valid_for_ms=session.valid_for_ms,
         )
 

@@ -38,7 +38,7 @@ def server_message(event: Event) -> pb.ServerMessage:
 
 
 def opened_message(
-    session: int, schema: ActionSchema, plan: SessionPlan, *, model: str, action_tokens: int, valid_for_ms: int
+    session: int, schema: ActionSchema, plan: SessionPlan, *, model: str, valid_for_ms: int
 ) -> pb.ServerMessage:
     """The answer to Open; a session starts in epoch 1."""
     speculation = plan.pace.speculation
@@ -47,7 +47,7 @@ def opened_message(
             session=session,
             epoch=1,
             schema=schema_message(schema),
-            action_tokens=action_tokens,
+            action_tokens=plan.stages,
             mode=_MODES[served_mode(plan.mode, plan.pace)],
             model=model,
             valid_for_ms=valid_for_ms,
@@ -55,7 +55,7 @@ def opened_message(
             predicted_fps=plan.forecast.fps,
             predicted_age_ms=(plan.forecast.age_ns + plan.decode_ns) / 1e6,
             tolerance_bins=speculation.tolerance_bins if speculation else 0,
-            max_passes=speculation.most_passes(action_tokens) if speculation else 0,
+            max_passes=speculation.most_passes(plan.stages) if speculation else 0,
         )
     )
 

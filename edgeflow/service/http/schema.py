@@ -69,8 +69,9 @@ class TimingsAnswer(_Answer):
 class ActAnswer(_Answer):
     """One answer. reason: why the robot must hold, if so. valid_for_ms: how long the answer may be executed.
 
-    chunk: actions for the moment of the frame and each step_ms after it. action: the first of them. max_age_ms: the
-    limit of each action, from its own moment on.
+    chunk: actions for the moment of the frame and each step_ms after it. action: row 0, the one for the moment of the
+    frame, however long the answer took: play the chunk where the horizon is above 1. max_age_ms: the limit of each
+    action from its own moment on, so for row i that of the frame plus i * step_ms.
     """
 
     action: list[float]

@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from edgeflow.errors import InvalidArgument
 from edgeflow.reasons import Reason
 from edgeflow.service.images.jpeg import read_jpeg
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow.types import CHANNELS, CameraSpec, ImageFormat
 
 Pixels = NDArray[np.uint8]
-CHANNELS = 3
 
 
 def check_image(data: bytes, camera: CameraSpec, field: str) -> None:

@@ -1,60 +1,50 @@
 """Matches what a robot sends with what the policy needs: cameras and state vectors, by name. Pure.
 
-The configuration's names win; then equal names, where the field's keys stand for their last part
-(`observation.images.top` is `top`, `observation.state` is `state`). A camera that the checkpoint does not name may
-also be the robot's first. What the policy does not need is ignored.
+The configuration's names win; then equal names (names.py). A camera that the checkpoint does not name is the robot's
+first. What the policy does not need is ignored.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, chain
-from typing import Protocol, TypeVar
 
-from edgeflow.config import ServiceConfig
-from edgeflow.errors import FailedPrecondition, InvalidArgument
+from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES
 from edgeflow.reasons import Reason
-from edgeflow.service.observation.describe import camera_text, joined, list_text, need_text, state_text
+from edgeflow.service.observation.describe import (
+    MOST_CHARACTERS,
+    camera_text,
+    joined,
+    list_text,
+    need_text,
+    state_text,
+)
+from edgeflow.service.observation.names import Names, place_of
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import CameraNeed, CameraSpec, PolicyInputs, StateSpec
+from edgeflow.types import CHANNELS, CameraNeed, CameraSpec, PolicyInputs, StateSpec
 
-PREFIXES = ("observation.images.", "observation.")
 CAMERAS, STATE = "open.cameras", "open.state"
-CHANNELS = 3
-
-
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-_AnyNamed = TypeVar("_AnyNamed", bound=_Named)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
-    """The configuration's mapping from the policy's names to the robot's. state: one name, or several to join."""
-
-    cameras: Mapping[str, str]
-    state: Mapping[str, str | list[str]]
-
-    @classmethod
-    def of(cls, config: ServiceConfig) -> Names:
-        return cls(cameras=config.cameras, state=config.state)
 
 
 def matched(request: OpenRequest, inputs: PolicyInputs, names: Names) -> OpenRequest:
-    """The request with the policy's cameras and numbers; a RequestError says what is needed and what came."""
+    """The request with the policy's cameras and numbers; a RequestError says what is needed and what came.
+
+    ConfigError where the names are not the policy's, which the service checks when its worker is ready.
+    """
+    names = names.of_policy(inputs)
     cameras = _Cameras(inputs.cameras, request.cameras, names.cameras)
     state = _State(inputs.state, request.state, names.state)
     return replace(request, policy_cameras=cameras.matched(), policy_numbers=state.matched())
 
 
 def narrowed(request: OpenRequest, numbers: Sequence[float]) -> tuple[OpenRequest, list[float]]:
-    """A matched request with no more state than the policy gets, not matched any more, and its numbers of a frame."""
+    """A matched request with only those state vectors that the policy takes numbers of, and their numbers of a frame.
+
+    Its policy_numbers are empty: it is to be matched again.
+    """
     taken = set(request.policy_numbers)
     state: list[StateSpec] = []
     kept: list[float] = []
@@ -65,31 +55,7 @@ def narrowed(request: OpenRequest, numbers: Sequence[float]) -> tuple[OpenReques
             state.append(vector)
             kept += numbers[begin:end]
         begin = end
-    return replace(request, state=tuple(state), policy_cameras=(), policy_numbers=()), kept
-
-
-def short(name: str) -> str:
-    """A name without the prefix of the field's keys: `top` of `observation.images.top`."""
-    return next((name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)), name)
-
-
-def _equal(name: str, sent: Sequence[_AnyNamed]) -> _AnyNamed | None:
-    """The one of this name; else the only one whose last part is the same."""
-    exact = next((each for each in sent if each.name == name), None)
-    alike = [each for each in sent if short(each.name) == short(name)]
-    return exact or (alike[0] if len(alike) == 1 else None)
-
-
-def _refuse_unknown(key: str, configured: Collection[str], needed: Sequence[str]) -> None:
-    """Refuse a mapping of something that the policy does not have."""
-    unknown = [name for name in configured if name not in needed]
-    if unknown:
-        raise FailedPrecondition(
-            f"the service's configuration maps {list_text(unknown)} in {key!r}, which this policy does not have; "
-            f"its names are {list_text(needed)}",
-            field=f"open.{key}",
-            reason=Reason.INPUT_MAPPING,
-        )
+    return replace(request, state=tuple(state), policy_numbers=()), kept
 
 
 class _Cameras:
@@ -100,11 +66,12 @@ class _Cameras:
     ) -> None:
         self._needs = needs
         self._sent = sent
+        self._names = [camera.name for camera in sent]
         self._configured = configured
 
     def matched(self) -> tuple[CameraSpec, ...]:
-        _refuse_unknown("cameras", self._configured, [need.name for need in self._needs])
         found = tuple(self._camera(need) for need in self._needs)
+        self._refuse_twice(found)
         size = sum(camera.width * camera.height for camera in found) * CHANNELS
         if size > MAX_PAYLOAD_BYTES:
             raise InvalidArgument(
@@ -125,21 +92,24 @@ class _Cameras:
         return camera
 
     def _find(self, need: CameraNeed) -> CameraSpec | None:
-        if need.name in self._configured:
-            name = self._configured[need.name]
-            return next((camera for camera in self._sent if camera.name == name), None)
-        found = _equal(need.name, self._sent)
-        if found is None and not need.named and self._sent:
-            return self._sent[0]
-        return found
+        configured = self._configured.get(need.name)
+        if configured is None and not need.named:
+            return self._sent[0] if self._sent else None
+        place = place_of(configured or need.name, self._names)
+        return None if place is None else self._sent[place]
+
+    def _refuse_twice(self, found: Sequence[CameraSpec]) -> None:
+        """Refuse one camera in place of two, as a configured name and an equal one can have it."""
+        for need, camera in zip(self._needs, found, strict=True):
+            if (first := self._needs[found.index(camera)]) is not need:
+                text = f"camera {camera.name!r} would be the policy's {first.name!r} and its {need.name!r}"
+                raise self._refusal(text, Reason.INPUT_MAPPING)
 
     def _hint(self, need: CameraNeed) -> str:
         """The configuration that would map one of the robot's spare cameras."""
         taken = {found.name for each in self._needs if each is not need and (found := self._find(each))}
-        spare = next((camera.name for camera in self._sent if camera.name not in taken), None)
-        if spare is None:
-            return ""
-        return f"; if {spare!r} is it, configure {_line('cameras', {**self._configured, need.name: spare})}"
+        spare = next((name for name in self._names if name not in taken), None)
+        return "" if spare is None else _hint_text("cameras", {**self._configured, need.name: spare}, spare)
 
     def _refusal(self, text: str, reason: Reason, hint: str = "") -> InvalidArgument:
         sides = joined(map(need_text, self._needs)), joined(map(camera_text, self._sent))
@@ -147,47 +117,49 @@ class _Cameras:
 
 
 class _State:
-    """The policy's state among the robot's, as indexes into the numbers of a frame."""
+    """The policy's state among the robot's, as indexes into the numbers of a frame.
+
+    Vectors of the robot are known by their places: those of an older client may have equal names.
+    """
 
     def __init__(
         self, needs: Sequence[StateSpec], sent: tuple[StateSpec, ...], configured: Mapping[str, str | list[str]]
     ) -> None:
         self._needs = needs
         self._sent = sent
+        self._names = [each.name for each in sent]
         self._configured = configured
-        starts = accumulate((each.size for each in sent), initial=0)
-        self._numbers = {id(each): range(start, start + each.size) for each, start in zip(sent, starts, strict=False)}
+        self._starts = list(accumulate((each.size for each in sent), initial=0))
 
     def matched(self) -> tuple[int, ...]:
-        _refuse_unknown("state", self._configured, [need.name for need in self._needs])
-        vectors = chain.from_iterable(self._vectors(need) for need in self._needs)
-        return tuple(chain.from_iterable(self._numbers[id(vector)] for vector in vectors))
+        places = chain.from_iterable(self._places(need) for need in self._needs)
+        return tuple(chain.from_iterable(range(self._starts[place], self._starts[place + 1]) for place in places))
 
-    def _vectors(self, need: StateSpec) -> list[StateSpec]:
+    def _places(self, need: StateSpec) -> list[int]:
         """The robot's vectors that make up the one that is needed."""
         if need.name in self._configured:
-            vectors = self._as_configured(need)
-        elif (equal := _equal(need.name, self._sent)) is not None:
-            vectors = [equal]
+            places = self._as_configured(need)
+        elif (equal := place_of(need.name, self._names)) is not None:
+            places = [equal]
         else:
-            vectors = self._scalars(need)
-        self._check(need, vectors)
-        return vectors
+            places = self._scalars(need)
+        self._check(need, [self._sent[place] for place in places])
+        return places
 
-    def _as_configured(self, need: StateSpec) -> list[StateSpec]:
+    def _as_configured(self, need: StateSpec) -> list[int]:
         given = self._configured[need.name]
-        by_name = {each.name: each for each in reversed(self._sent)}
         names = [given] if isinstance(given, str) else given
-        missing = [name for name in names if name not in by_name]
+        places = [place_of(name, self._names) for name in names]
+        missing = [name for name, place in zip(names, places, strict=True) if place is None]
         if missing:
             text = f"no state is {list_text(missing)}, configured as the policy's {need.name!r}"
             raise self._refusal(text, Reason.INPUT_MISSING)
-        return [by_name[name] for name in names]
+        return [place for place in places if place is not None]
 
-    def _scalars(self, need: StateSpec) -> list[StateSpec]:
+    def _scalars(self, need: StateSpec) -> list[int]:
         """Single numbers that have the names of the vector's elements."""
-        single = [each for each in self._sent if each.size == 1 and each.name in need.elements]
-        names = tuple(each.name for each in single)
+        single = [place for place, each in enumerate(self._sent) if each.size == 1 and each.name in need.elements]
+        names = tuple(self._names[place] for place in single)
         if names and names != need.elements and sorted(names) == sorted(need.elements):
             text = f"the policy's {need.name!r} has its elements in another order: {list_text(need.elements)}"
             raise self._refusal(text, Reason.INPUT_ORDER)
@@ -213,17 +185,17 @@ class _State:
         single = [each.name for each in self._sent if each.size == 1]
         whole = next((each.name for each in self._sent if each.size == need.size), None)
         found = whole or (single if len(single) == need.size else None)
-        if found is None:
-            return ""
-        return f"; if {found!r} is it, configure {_line('state', {**self._configured, need.name: found})}"
+        return "" if found is None else _hint_text("state", {**self._configured, need.name: found}, found)
 
     def _refusal(self, text: str, reason: Reason, hint: str = "") -> InvalidArgument:
         sides = joined(map(state_text, self._needs)), joined(map(state_text, self._sent))
         return InvalidArgument(_sides_text(text, *sides, hint), field=STATE, reason=reason)
 
 
-def _line(key: str, mapping: Mapping[str, object]) -> str:
-    return f'"{key}": {json.dumps(mapping)}'
+def _hint_text(key: str, mapping: Mapping[str, object], found: str | list[str]) -> str:
+    """The line to configure; none where it is too long to be read in a refusal."""
+    line = f'"{key}": {json.dumps(mapping, ensure_ascii=False)}'
+    return f"; if {found!r} is it, configure {line}" if len(line) <= MOST_CHARACTERS else ""
 
 
 def _sides_text(text: str, needed: str, sent: str, hint: str) -> str:

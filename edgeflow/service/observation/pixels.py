@@ -8,9 +8,9 @@ from edgeflow.errors import DataLoss
 from edgeflow.ipc.messages import Payload
 from edgeflow.reasons import Reason
 from edgeflow.service.images.crc32c import crc32c
-from edgeflow.service.images.images import CHANNELS, decode_jpeg
+from edgeflow.service.images.images import decode_jpeg
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow.types import CHANNELS, CameraSpec, ImageFormat
 
 
 def decode_frame(frame: CheckedFrame, opened: OpenRequest) -> tuple[Payload, ...]:

@@ -10,7 +10,7 @@ from edgeflow.ipc.messages import WorkerReady
 def policy_summary(worker: WorkerReady) -> dict[str, Any]:
     """The policy's cameras and state, its horizon and step. Sizes are null where any will do.
 
-    named: false where any camera of a robot may stand for it.
+    named: false for a camera that is the robot's first one, whatever its name.
     """
     return {
         "cameras": [

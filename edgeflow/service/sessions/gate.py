@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from statistics import median_low
+
+import numpy as np
 
 from edgeflow.types import ActionSchema, Chunk
 
 MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the age foretold
 MEASURED_TIMES = 4
 LIMIT_TOLERANCE = 1e-6  # of a dimension's range, for rounding
+MOST = sys.float_info.max
 
 
 def within_limits(chunk: Chunk, schema: ActionSchema) -> bool:
     """True if a chunk has the schema's shape and step, and all its actions are within the limits; NaN is not."""
     if (chunk.horizon, chunk.dims, chunk.step_ms) != (schema.horizon, len(schema.low), schema.step_ms):
         return False
-    return all(all(map(_within, chunk.row(index), schema.low, schema.high)) for index in range(chunk.horizon))
+    bounds = list(map(_bounds, schema.low, schema.high))
+    if chunk.horizon == 1:
+        return all(low <= value <= high for value, (low, high) in zip(chunk.values, bounds, strict=True))
+    lowest, highest = np.array(bounds, np.float64).reshape(-1, 2).T
+    rows = np.array(chunk.values, np.float64).reshape(chunk.horizon, chunk.dims)
+    return bool(((lowest <= rows) & (rows <= highest)).all())
 
 
-def _within(value: float, low: float, high: float) -> bool:
+def _bounds(low: float, high: float) -> tuple[float, float]:
+    """The least and the greatest value of a dimension, both finite."""
     slack = LIMIT_TOLERANCE * (high - low) if math.isfinite(high - low) else 0.0
-    return math.isfinite(value) and low - slack <= value <= high + slack
+    return max(low - slack, -MOST), min(high + slack, MOST)
 
 
 class FrameTimes:

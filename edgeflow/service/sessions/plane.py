@@ -26,7 +26,9 @@ from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.observation.matching import Names, matched
+from edgeflow.service.host.threads import start_threads
+from edgeflow.service.observation.matching import matched
+from edgeflow.service.observation.names import Names
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
@@ -38,7 +40,7 @@ from edgeflow.service.sessions.gate import FrameTimes
 from edgeflow.service.sessions.places import Places
 from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session, start_threads
+from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.sessions.session import Session
 from edgeflow.types import ActionSchema, Command, Mode, PassTimes
 
@@ -70,6 +72,7 @@ class ControlPlane:
         self._metrics = metrics
         self._log = log
         self._rules = SessionRules.of(config)
+        self._names = Names.of(config)
         self._runners: dict[int, SessionRunner] = {}
         self._places = Places(config.max_sessions or 0, config.limits.sessions_per_principal)
         self._returning: dict[int, asyncio.Task[None]] = {}
@@ -95,7 +98,8 @@ class ControlPlane:
         if request.max_action_age_ns is None and limit_ms:
             request = replace(request, max_action_age_ns=limit_ms * 1_000_000)
         try:
-            request = self.matched(request)
+            if not (request.policy_cameras or request.policy_numbers):
+                request = self.matched(request)
             plan = await self._plan(number, request)
             runner = await self._open(number, request, plan, single)
             self._register(runner, caller)
@@ -110,7 +114,7 @@ class ControlPlane:
         if self.worker is None:
             raise _no_worker()
         with self._metrics.refusals():
-            return matched(request, self.worker.inputs, Names.of(self.config))
+            return matched(request, self.worker.inputs, self._names)
 
     async def _plan(self, number: int, request: OpenRequest) -> SessionPlan:
         """Plan a session. Forecasts take milliseconds, so they run one at a time, in a thread if robots would wait."""
@@ -198,7 +202,8 @@ class ControlPlane:
     # Messages of the worker.
 
     def worker_ready(self, ready: WorkerReady) -> None:
-        """A worker is ready: hand it the open sessions."""
+        """A worker is ready: hand it the open sessions. ConfigError if it has not what the configuration names."""
+        self._names.of_policy(ready.inputs)
         self.worker = ready
         self._places.allow(self.config.max_sessions or ready.max_sessions)
         self._metrics.worker_started(ready)

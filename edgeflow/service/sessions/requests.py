@@ -39,20 +39,12 @@ class OpenRequest:
         return sum(each.size for each in self.state)
 
 
-@dataclass(frozen=True, slots=True)
-class Playing:
-    """A row of a chunk, as a robot reports what it plays. seq: the frame that the chunk answers."""
-
-    seq: int
-    step: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedFrame:
     """A frame whose sizes, header, numbers and text are valid.
 
     images, state: one image per camera, and the numbers of all vectors, in the order of the open request.
-    instruction: None = unchanged. playing: at its capture; None = nothing, or not reported.
+    instruction: None = unchanged.
     pixels: height*width*3 RGB bytes of each of the policy's cameras if they were decoded elsewhere, in decode_ns;
     None = decode them here.
     """
@@ -63,6 +55,5 @@ class CheckedFrame:
     state: tuple[float, ...] = ()
     instruction: str | None = None
     crc32c: int | None = None
-    playing: Playing | None = None
     pixels: tuple[Payload, ...] | None = None
     decode_ns: int = 0

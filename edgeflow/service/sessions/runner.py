@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import Protocol
 
 from edgeflow.clock import Clock
@@ -115,7 +112,8 @@ class SessionRunner:
             self.session.admit(frame.seq, frame.stamp_ns, now_ns)
             refuse_unknown_fields(envelope, "message")
             checked = check_frame(frame, self.session.request, self._limits)
-            self.session.offer(self._with_known_chunk(checked), now_ns)
+            self._count_unknown_chunk(frame)
+            self.session.offer(checked, now_ns)
         except RequestError as error:
             self._refuse(frame.seq, error)
         self.pump()
@@ -266,28 +264,15 @@ class SessionRunner:
         self.plan = plan
         self.session.speculation = plan.pace.speculation
 
-    def _with_known_chunk(self, frame: CheckedFrame) -> CheckedFrame:
-        """The frame without a report that the robot plays what it never got, which is counted."""
-        if frame.playing is None or self.session.sent.has(frame.playing):
-            return frame
-        self._metrics.unknown_chunks.inc()
-        return replace(frame, playing=None)
+    def _count_unknown_chunk(self, frame: pb.Frame) -> None:
+        """Count a report that the robot plays what it never got."""
+        if frame.HasField("playing") and not self.session.sent.has(frame.playing.seq, frame.playing.step):
+            self._metrics.unknown_chunks.inc()
 
     def _observe_gap(self, now_ns: int) -> None:
         if self._last_frame_ns is not None:
             self._metrics.ingress_gap.observe((now_ns - self._last_frame_ns) / 1e9)
         self._last_frame_ns = now_ns
-
-
-def start_threads(pool: Executor, count: int) -> None:
-    """Start a pool's threads, so that none is needed once memory or threads are short."""
-    begun = threading.Event()
-    try:
-        with contextlib.suppress(RuntimeError):
-            for _ in range(count):
-                pool.submit(begun.wait)
-    finally:
-        begun.set()
 
 
 def open_session(

@@ -7,7 +7,7 @@ from enum import Enum
 
 from edgeflow.ipc.messages import Payloads, SubmitFrame
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
-from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest, Playing
+from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.types import Chunk, Command, Disposition, Speculation, StageTimings
 
 INVALID_IN_A_ROW = 3  # consecutive invalid outputs that put a session in fault
@@ -56,7 +56,7 @@ class Ready:
     whole: bool
 
     def late_ns(self, age_ns: int) -> int:
-        """How long ago its row due was, where its frame is so old: the age of the frame for a single action."""
+        """Time since the moment of the row that is due, for a frame of this age; of a single action, the age itself."""
         return age_ns - round(self.chunk.step_at(age_ns / 1e6) * self.chunk.step_ms * 1e6)
 
     def events(self, now_ns: int, delay_ns: int, valid_for_ms: int, max_age_ms: int) -> list[Event]:
@@ -138,6 +138,6 @@ class SentChunks:
         if len(self._horizons) > MOST_SENT:
             del self._horizons[next(iter(self._horizons))]
 
-    def has(self, playing: Playing) -> bool:
-        """True if the row that a robot says it plays was sent to it."""
-        return playing.step < self._horizons.get(playing.seq, 0)
+    def has(self, seq: int, step: int) -> bool:
+        """True if this row of the answer to this frame was handed out."""
+        return step < self._horizons.get(seq, 0)

@@ -33,21 +33,26 @@ class WorkerLink:
         self._buffer = bytearray()
         self._unsent: deque[memoryview] = deque()
         self._sock: socket.socket | None = None
+        self._deaf = False  # the worker reads nothing more
 
     def connect(self, sock: socket.socket) -> None:
-        """Take over the socket; OSError if it cannot be used."""
-        sock.setblocking(False)
-        asyncio.get_running_loop().add_reader(sock, self._read)
+        """Take over the socket; OSError if it cannot be used: it is closed then."""
+        try:
+            sock.setblocking(False)
+            asyncio.get_running_loop().add_reader(sock, self._read)
+        except BaseException:
+            sock.close()
+            raise
         self._sock = sock
 
     @property
     def writable(self) -> bool:
         """True if everything sent so far has left this process."""
-        return self._sock is not None and not self._unsent
+        return self._sock is not None and not self._unsent and not self._deaf
 
     def send(self, message: Message) -> None:
         """Send a message, or queue what the socket does not take; ignored if the worker is gone."""
-        if self._sock is None:
+        if self._sock is None or self._deaf:
             return
         waiting = bool(self._unsent)
         self._unsent += [memoryview(buffer).cast("B") for buffer in pack(message) if buffer]
@@ -74,8 +79,16 @@ class WorkerLink:
         except (BlockingIOError, InterruptedError):
             return True
         except OSError:
-            self.close("eof")
+            self._deaf = True
+            self._unsent.clear()
+            asyncio.get_running_loop().call_soon(self._hear_out)
         return False
+
+    def _hear_out(self) -> None:
+        """Read the last words of a worker that has ended, such as why it could not start; then close."""
+        while self._sock is not None and self._read():
+            pass
+        self.close("eof")
 
     def _sent(self, count: int) -> None:
         """Forget so many bytes, which have left."""
@@ -90,20 +103,22 @@ class WorkerLink:
         if self._sock is None or self._write(self._sock) or self._sock is None:
             return
         asyncio.get_running_loop().remove_writer(self._sock)
-        self._writable()
+        if not self._deaf:
+            self._writable()
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Read and hand out what is there; False if there was nothing."""
         if self._sock is None:
-            return
+            return False
         try:
             data = self._sock.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self.close("eof")
-            return
+            return False
         self._buffer += data
         try:
             while self._sock is not None and (message := self._next_message()) is not None:
@@ -113,6 +128,7 @@ class WorkerLink:
         except Exception:
             self.close("protocol")  # with messages that nobody has handled
             raise
+        return True
 
     def _next_message(self) -> Message | None:
         if len(self._buffer) < PREFIX.size:

@@ -34,7 +34,9 @@ class WorkerListener(Protocol):
 
     def worker_progress(self, message: WarmupProgress) -> None: ...
 
-    def worker_ready(self, ready: WorkerReady) -> None: ...
+    def worker_ready(self, ready: WorkerReady) -> None:
+        """A worker is ready. StartError if it cannot be used: it is ended."""
+        ...
 
     def worker_message(self, message: Message) -> None: ...
 
@@ -85,8 +87,8 @@ class WorkerLife:
         try:
             launched = self._launched = self._launch()
             self.warnings = launched.warnings
-            self._listener.worker_launched(launched.handover)
             self._link.connect(launched.sock)
+            self._listener.worker_launched(launched.handover)
         except OSError as error:
             raise StartError(f"the worker could not be launched: {error.strerror}") from None
         begin_s = self._timing.worker_progress_ms / 1000
@@ -244,6 +246,7 @@ class Supervisor:
         life = self._life = WorkerLife(self._launch, self._clock, self._config, self._listener)
         try:
             ready = await life.start(self._limits)
+            self._listener.worker_ready(ready)
         except StartError as error:
             ended = await life.reap()
             self._log.event("worker_failed", error=type(error).__name__, text=error.text, ended=ended)
@@ -251,7 +254,6 @@ class Supervisor:
         for text in life.warnings:
             self._log.event("warning", text=text)
         self._log.event("worker_ready", device=ready.device, model=ready.model_fingerprint[:12], memory=ready.memory)
-        self._listener.worker_ready(ready)
         return ready
 
     async def _keep(self) -> None:

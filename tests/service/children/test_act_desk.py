@@ -15,8 +15,9 @@ from edgeflow.ipc.sealed import seal
 from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
 from edgeflow.service.security.auth import Guard, Role, TokenEntry, digest
+from edgeflow.service.sessions import plane as plane_module
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import CameraSpec, ImageFormat, Mode, StateSpec
+from edgeflow.types import CameraNeed, CameraSpec, ImageFormat, Mode, PolicyInputs, StateSpec
 from tests.service.harness import eventually, serving
 from tests.service.scripted import Script
 
@@ -28,6 +29,7 @@ OPENED = OpenRequest(
     max_action_age_ns=60_000_000_000,
     mode=None,
     unnorm_key="",
+    policy_cameras=(CAMERA,),
 )
 ACT = Act(request=1, opened=OPENED, state=[], peer="192.0.2.1", principal="", token="", received_ns=0, decode_ns=5)
 PIXELS = bytes(range(12))
@@ -98,7 +100,6 @@ async def test_an_observation_becomes_an_action(checkpoint):
         (changed(state=(StateSpec(name="a", size=1),)), (PIXELS,)),
         (replace(ACT, state=[0.5]), (PIXELS,)),
         (replace(changed(state=(StateSpec(name="a", size=1),)), state=[math.nan]), (PIXELS,)),
-        (changed(policy_cameras=(CAMERA,)), (PIXELS,)),
         (changed(policy_numbers=(0,)), (PIXELS,)),
         (changed(unnorm_key="a" * 65), (PIXELS,)),
         (changed(depth=2), (PIXELS,)),
@@ -113,6 +114,33 @@ async def test_what_no_gateway_sends_ends_it(checkpoint, message: Act, parts: tu
         with pytest.raises(WorkerError):
             ask(made, told, message, *parts)
         assert told.messages == []
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        PolicyInputs(cameras=(CameraNeed(name="top"),)),
+        PolicyInputs(cameras=(CameraNeed(name="image", named=False),), state=(StateSpec(name="state", size=2),)),
+        PolicyInputs(cameras=(), state=()),
+    ],
+)
+async def test_a_gateway_that_knows_the_policy_before_is_refused_and_goes_on(checkpoint, inputs: PolicyInputs):
+    async with desk(checkpoint) as (made, told, served):
+        plane = served.service.plane
+        plane.worker = replace(plane.worker, inputs=inputs)
+        ask(made, told, ACT, PIXELS)
+        (refused,) = told.messages
+        assert (refused.code, refused.reason) == ("UNAVAILABLE", "WORKER_RESTARTING") and refused.retry_after_ms
+
+
+async def test_an_observation_is_matched_once_in_control(checkpoint, monkeypatch):
+    async with desk(checkpoint) as (made, told, _):
+        calls = []
+        matched = plane_module.matched
+        monkeypatch.setattr(plane_module, "matched", lambda *parts: calls.append(parts) or matched(*parts))
+        ask(made, told, ACT, PIXELS)
+        await eventually(lambda: bool(told.messages))
+        assert isinstance(told.messages[0], ActDone) and len(calls) == 1
 
 
 async def test_a_gateway_has_so_much_credit_and_more_is_refused(checkpoint):

@@ -15,7 +15,8 @@ from edgeflow.service.grpc.codec import Unparsable, check_frame, parse_act_reque
 from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields
 from edgeflow.service.grpc.opening import check_open
 from edgeflow.service.images.crc32c import crc32c
-from edgeflow.service.observation.matching import Names, matched
+from edgeflow.service.observation.matching import matched
+from edgeflow.service.observation.names import Names
 from edgeflow.service.observation.pixels import decode_frame
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import CameraNeed, CameraSpec, ImageFormat, Mode, PolicyInputs, StateSpec

@@ -164,8 +164,22 @@ async def test_a_session_without_what_the_policy_needs_is_refused(checkpoint, ch
         assert served.metric("edgeflow_admission_rejected_total", reason=reason) == 1
 
 
+@pytest.mark.parametrize("character", ["a", "é", "漢", "𠀀", "%"])
+async def test_a_refusal_reaches_the_robot_whatever_the_names_of_its_joints(checkpoint, character: str):
+    size = 40
+    state = (StateSpec(name="observation.state", size=size, elements=tuple(f"joint_{i}" for i in range(size))),)
+    script = replace(wide_script(), inputs=replace(NEEDS, state=state))
+    joints = [pb.StateVector(name=f"{character * 60}{index:03}", size=1) for index in range(size)]
+    async with robot_of(checkpoint, script) as (robot, _):
+        message = pb.Open(instruction="go", control_period_ms=50, **opening(state=joints))
+        await robot.send(pb.ClientMessage(open=message))
+        code, details = await robot.rest()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and "the policy needs" in details
+        assert dict(await robot.call.trailing_metadata())["edgeflow-reason"] == "INPUT_MISSING"
+
+
 async def test_scalars_and_configured_names_are_mapped(checkpoint):
-    mapping = {"observation.images.left": "spare"}
+    mapping = {"left": "spare"}
     async with robot_of(checkpoint, cameras=mapping) as (robot, served):
         await robot.open(**opening(state=[], proprio_names=["shoulder", "elbow", "gripper"]))
         await robot.frame(1, **observation())

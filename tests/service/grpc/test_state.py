@@ -14,7 +14,6 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import check_frame
 from edgeflow.service.grpc.opening import check_open, check_request
 from edgeflow.service.grpc.state import MAX_NUMBER, check_numbers
-from edgeflow.service.sessions.requests import Playing
 from edgeflow.types import StateSpec
 from tests.service.harness import frame_message, open_message
 
@@ -77,11 +76,11 @@ def test_numbers_pass_if_they_are_as_many_as_agreed_and_plausible(values: list[f
         assert not good and error.field.startswith("frame.proprio")
 
 
-def test_a_frame_has_the_numbers_of_all_vectors_and_says_what_is_played():
+def test_a_frame_has_the_numbers_of_all_vectors():
     opened = check_open(open_message(state=[ARM, pb.StateVector(name="gripper", size=1)]), "demo", LIMITS)
-    message = frame_message(1, proprio=[0.5, -0.5, 1.0], playing=pb.Playing(seq=7, step=3))
+    message = frame_message(1, proprio=[0.5, -0.5, 1.0])
     frame = check_frame(message, opened, LIMITS)
-    assert (frame.state, frame.playing) == ((0.5, -0.5, 1.0), Playing(7, 3))
+    assert frame.state == (0.5, -0.5, 1.0)
     with pytest.raises(InvalidArgument, match="has 2 values; the session was opened with 3 numbers"):
         check_frame(frame_message(1, proprio=[0.5, -0.5]), opened, LIMITS)
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.errors import FailedPrecondition, InvalidArgument, RequestError
-from edgeflow.service.observation.matching import Names, matched, narrowed, short
+from edgeflow.errors import ConfigError, InvalidArgument, RequestError
+from edgeflow.service.observation.matching import matched, narrowed
+from edgeflow.service.observation.names import Names, short
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import CameraNeed, CameraSpec, ImageFormat, PolicyInputs, StateSpec
 
@@ -75,10 +76,10 @@ def test_a_configured_name_wins_over_an_equal_one():
     assert caught.value.reason == "INPUT_MISSING"
 
 
-def test_any_camera_may_stand_for_one_that_the_checkpoint_does_not_name():
+def test_a_camera_that_the_checkpoint_does_not_name_is_the_first_whatever_its_name():
     any_camera = CameraNeed(name="image", named=False)
     assert seen(matched(request(camera("wrist"), camera("top")), needs(any_camera), NOTHING)) == ["wrist"]
-    assert seen(matched(request(camera("wrist"), camera("image")), needs(any_camera), NOTHING)) == ["image"]
+    assert seen(matched(request(camera("wrist"), camera("image")), needs(any_camera), NOTHING)) == ["wrist"]
     names = Names(cameras={"image": "top"}, state={})
     assert seen(matched(request(camera("wrist"), camera("top")), needs(any_camera), names)) == ["top"]
 
@@ -111,13 +112,42 @@ def test_more_pixels_than_cross_to_the_worker_are_refused():
     assert caught.value.reason == "CAMERA_SIZE"
 
 
-def test_a_mapping_of_what_the_policy_does_not_have_is_refused():
-    names = Names(cameras={"left": "a"}, state={})
-    with pytest.raises(FailedPrecondition, match=r"maps 'left' in 'cameras'.*its names are 'observation.images.top'"):
-        matched(request(camera("top")), needs(TOP), names)
-    with pytest.raises(FailedPrecondition) as caught:
-        matched(request(), needs(), Names(cameras={}, state={"pose": "state"}))
-    assert (caught.value.field, caught.value.reason) == ("open.state", "INPUT_MAPPING")
+@pytest.mark.parametrize("sent", ["cam_high", "observation.images.cam_high"])
+@pytest.mark.parametrize("configured", ["cam_high", "observation.images.cam_high"])
+@pytest.mark.parametrize("name", ["top", "observation.images.top"])
+def test_configured_names_may_be_the_field_s_keys_or_their_last_parts(name: str, configured: str, sent: str):
+    names = Names(cameras={name: configured}, state={})
+    assert seen(matched(request(camera("wrist"), camera(sent)), needs(TOP, WRIST), names)) == [sent, "wrist"]
+
+
+@pytest.mark.parametrize("key", ["state", "observation.state"])
+def test_so_may_those_of_state(key: str):
+    names = Names(cameras={}, state={key: ["observation.arm", "gripper"]})
+    opened = matched(request(state=(vector("observation.gripper"), vector("arm"))), STATE, names)
+    assert opened.policy_numbers == (1, 0)
+
+
+@pytest.mark.parametrize("robot", [("wrist",), ("wrist", "top")])
+def test_a_camera_is_not_two_of_the_policy_s(robot: tuple[str, ...]):
+    names = Names(cameras={"top": "wrist"}, state={})
+    with pytest.raises(InvalidArgument, match=r"'wrist' would be .*images\.top' and its 'observation\.images\.wrist'"):
+        matched(request(*map(camera, robot)), needs(TOP, WRIST), names)
+    both = Names(cameras={"top": "wrist", "wrist": "top"}, state={})
+    assert seen(matched(request(camera("wrist"), camera("top")), needs(TOP, WRIST), both)) == ["wrist", "top"]
+
+
+@pytest.mark.parametrize(
+    ("cameras", "state", "text"),
+    [
+        ({"left": "a"}, {}, r"^cameras: the policy has no 'left'; its names are 'observation\.images\.top', '"),
+        ({}, {"pose": "state"}, r"^state: the policy has no 'pose'; its names are 'observation\.state'"),
+        ({"top": "a", "observation.images.wrist": "a"}, {}, "^cameras: 'a' is mapped to .*top' and .*wrist'"),
+        ({"top": "a", "observation.images.top": "b"}, {}, "^cameras: 'observation.images.top' is mapped twice"),
+    ],
+)
+def test_a_configuration_that_cannot_be_of_the_policy_is_refused(cameras: dict, state: dict, text: str):
+    with pytest.raises(ConfigError, match=text):
+        Names(cameras=cameras, state=state).of_policy(needs(TOP, WRIST, state=STATE.state))
 
 
 def test_state_is_picked_by_name_wherever_it_stands_in_a_frame():
@@ -178,6 +208,15 @@ def test_a_refusal_has_a_bounded_length():
     assert len(caught.value.text) < 2000
 
 
+def test_a_line_to_configure_is_short_or_left_out():
+    need = needs(state=(vector("s", 4, "a b c d"),))
+    for length, told in ((10, True), (64, True), (200, False)):
+        joints = tuple(vector("é" * length + str(index)) for index in range(4))
+        with pytest.raises(InvalidArgument) as caught:
+            matched(request(state=joints), need, NOTHING)
+        assert ('"state": {"s": ["éé' in caught.value.text) is told
+
+
 def test_a_narrowed_request_is_matched_again_with_the_same_numbers():
     state = (vector("pose", 3), vector("state", 2), vector("gripper"))
     opened = matched(request(state=state), STATE, NOTHING)
@@ -194,31 +233,43 @@ NEEDED_STATE = st.lists(st.builds(vector, KEYS, st.integers(1, 3)), max_size=3, 
 CONFIGURED = st.dictionaries(KEYS, KEYS, max_size=2)
 
 
-def naive_camera(need: CameraNeed, sent: list[CameraSpec], configured: dict[str, str]) -> CameraSpec | None:
-    if need.name in configured:
-        return {each.name: each for each in sent}.get(configured[need.name])
-    for each in sent:
-        if each.name == need.name:
-            return each
-    alike = [each for each in sent if each.name.split(".")[-1] == need.name.split(".")[-1]]
-    if len(alike) == 1:
-        return alike[0]
-    return None if need.named else sent[0]
+def last(name: str) -> str:
+    return name.split(".")[-1]
+
+
+def naive_place(name: str, names: list[str]) -> list[str]:
+    """None or one of the names: the same one, or the only one with this last part."""
+    alike = [each for each in names if last(each) == last(name)]
+    return [name] if name in names else alike * (len(alike) == 1)
+
+
+def naive_camera(need: CameraNeed, names: list[str], configured: dict[str, str]) -> list[str]:
+    if need.name not in configured and not need.named:
+        return names[:1]
+    return naive_place(configured.get(need.name, need.name), names)
 
 
 @given(SENT_CAMERAS, NEEDED, CONFIGURED)
 def test_cameras_match_as_the_naive_rule_says(
     sent: list[CameraSpec], needed: list[CameraNeed], configured: dict[str, str]
 ):
-    expected = [naive_camera(need, sent, configured) for need in needed]
-    known = configured.keys() <= {need.name for need in needed}
+    policy = [need.name for need in needed]
+    keys = [each for name in configured for each in naive_place(name, policy)]
+    mapped = list(configured.values())
+    names = Names(cameras=configured, state={})
+    if len(set(keys)) < len(configured) or len(set(mapped)) < len(mapped):
+        with pytest.raises(ConfigError):
+            matched(request(*sent), needs(*needed), names)
+        return
+    by_policy = dict(zip(keys, mapped, strict=True))
+    found = [naive_camera(need, [each.name for each in sent], by_policy) for need in needed]
     try:
-        opened = matched(request(*sent), needs(*needed), Names(cameras=configured, state={}))
+        opened = matched(request(*sent), needs(*needed), names)
     except RequestError as error:
-        assert not known or None in expected
-        assert error.reason == ("INPUT_MISSING" if known else "INPUT_MAPPING")
+        wanted = "INPUT_MISSING" if [] in found else "INPUT_MAPPING"
+        assert error.reason == wanted and ([] in found or len({each[0] for each in found}) < len(found))
     else:
-        assert known and list(opened.policy_cameras) == expected
+        assert [[name] for name in seen(opened)] == found
 
 
 @given(SENT_STATE, NEEDED_STATE)

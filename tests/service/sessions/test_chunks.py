@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.service.sessions.events import ActionEvent, StatusEvent
-from edgeflow.service.sessions.requests import CheckedFrame, Playing
+from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import Session
 from edgeflow.service.sessions.tracks import MOST_SENT, SentChunks
 from edgeflow.types import Chunk, Disposition
@@ -102,16 +102,16 @@ def test_sent_chunks_are_the_last_ones(sent: list[tuple[int, int]]):
         chunks.add(seq, horizon)
     kept = dict(sent[-MOST_SENT:])
     for seq in range(601):
-        assert not chunks.has(Playing(seq, kept.get(seq, 0)))
-        assert seq not in kept or chunks.has(Playing(seq, kept[seq] - 1))
+        assert not chunks.has(seq, kept.get(seq, 0))
+        assert seq not in kept or chunks.has(seq, kept[seq] - 1)
 
 
 def test_only_what_was_handed_out_counts_as_sent():
     session = session_of(chunks=False)
     answered(session)
-    assert not session.sent.has(Playing(1, 0))
+    assert not session.sent.has(1, 0)
     action_of(session, 5)
-    assert session.sent.has(Playing(1, 0)) and not session.sent.has(Playing(1, 1))
+    assert session.sent.has(1, 0) and not session.sent.has(1, 1)
 
 
 @pytest.mark.parametrize(("chunks", "valid_for_ms"), [(True, HORIZON * STEP_MS), (False, RULES.action_ttl_ms)])

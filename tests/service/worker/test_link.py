@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
-from edgeflow.ipc.messages import FrameResult, Message, Ping, Pong, SubmitFrame
+from edgeflow.ipc.messages import FrameResult, Message, Ping, Pong, SubmitFrame, WorkerFailed
+from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.worker.link import WorkerLink
 from edgeflow.types import Chunk
 from tests.service.harness import eventually
@@ -150,3 +151,43 @@ async def test_an_answer_in_pieces_is_read_whole(ends: Ends):
     await asyncio.to_thread(lambda: [ends.worker.send(answer) for _ in range(2)])
     await eventually(lambda: len(ends.heard) == 2)
     assert ends.heard == [answer, answer]
+
+
+@pytest.mark.parametrize("unread", [False, True])
+async def test_the_last_words_of_a_worker_are_heard_though_a_message_finds_it_gone(ends: Ends, unread: bool):
+    words = WorkerFailed(kind="CheckpointError", text="x" * (50 << 10))
+    if unread:
+        ends.link.send(Ping(0))
+    ends.worker.send(words)
+    ends.worker.close()
+    ends.link.send(Ping(1))
+    ends.link.send(Ping(2))
+    assert not ends.link.writable
+    await eventually(lambda: ends.lost == ["eof"])
+    assert ends.heard == [words] and ends.writable == 0
+
+
+async def test_last_words_are_heard_though_a_message_is_half_sent(ends: Ends):
+    words = WorkerFailed(kind="StartError", text="no memory")
+    ends.link.send(frame(1, bytes(8 * MIB)))
+    ends.worker.send(words)
+    ends.worker.close()
+    await eventually(lambda: ends.lost == ["eof"])
+    assert ends.heard == [words] and ends.writable == 0
+
+
+async def test_a_socket_that_cannot_be_used_is_closed(ends: Ends, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError("no more descriptors can be watched")
+
+    link = WorkerLink(ends.heard.append, lambda: None, ends.lost.append)
+    ours, theirs = socket.socketpair()
+    port = ChatPort()
+    fronts, workers = socket.socketpair()
+    with theirs, workers, monkeypatch.context() as patched:
+        patched.setattr(asyncio.get_running_loop(), "add_reader", full)
+        with pytest.raises(OSError):
+            link.connect(ours)
+        port.attach(fronts)
+        assert theirs.recv(1) == workers.recv(1) == b""
+    assert not port.attached and not link.writable

@@ -8,17 +8,17 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from edgeflow.errors import CheckpointError, StartError
+from edgeflow.errors import CheckpointError, ConfigError, StartError
 from edgeflow.ipc.messages import CloseSession, OpenSession, SessionRefused, WorkerFailed
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow.service.observe import loop_watch
 from edgeflow.service.observe.health import State
 from edgeflow.service.worker import supervisor
-from edgeflow.types import Pace
+from edgeflow.types import CameraNeed, Pace, PolicyInputs
 from tests.service.front_process import wait_for
 from tests.service.harness import WAIT_S, eventually, serving
-from tests.service.scripted import Script
+from tests.service.scripted import ANY_CAMERA, Script
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -54,6 +54,27 @@ async def test_a_killed_worker_is_replaced_and_the_same_stream_acts_again(checkp
         assert served.script.worker.submitted()[0].instruction == "grasp the blue handle"
         assert served.metric("edgeflow_worker_restarts_total", cause="eof") == 1
         assert len(served.script.workers) == 2
+
+
+async def test_a_configuration_that_is_not_of_the_policy_ends_the_start(checkpoint):
+    for names in ({"left": "front"}, {"image": "front", "observation.image": "front"}):
+        with pytest.raises(ConfigError, match=r"^cameras: .*'(left|image)'"):
+            async with serving(checkpoint, cameras=names):
+                pass
+    async with serving(checkpoint, cameras={"observation.image": "wrist"}) as served:
+        await served.robot().open()
+
+
+async def test_a_later_worker_that_the_configuration_does_not_suit_is_not_used(checkpoint, monkeypatch):
+    monkeypatch.setattr(supervisor, "BACKOFF_S", 0.01)
+    async with serving(checkpoint, cameras={"image": "wrist"}) as served:
+        served.script.inputs = PolicyInputs(cameras=(CameraNeed(name="top"),))
+        served.script.worker.kill()
+        await eventually(lambda: len(served.events("worker_failed")) > 0)
+        assert "its names are 'top'" in served.events("worker_failed")[0]["text"]
+        served.script.inputs = ANY_CAMERA
+        await eventually(lambda: len(served.events("worker_ready")) == 2)
+        await served.robot().open()
 
 
 async def test_frames_while_the_worker_restarts_are_dropped_by_name(checkpoint, monkeypatch):
