@@ -41,7 +41,7 @@ class PublishedOpenVLAOFT:
         return tuple(self._checkpoint.statistics.actions)
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
-        """Rows with their keys and values, which live as long as a pass: no session has slots of its own."""
+        """Rows with their keys and values, which live as long as a pass: no session keeps slots."""
         text, settings, files = self._config.text, self._checkpoint.settings, self._checkpoint.files
         found = read_footprint(self._directory, self._config)
         heads = text.num_key_value_heads, text.head_dim
