@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgeflow.errors import ConfigError
+from edgeflow.types import MAX_HORIZON, check_chunk
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "libero": {"chunk": 8, "dims": 7, "proprio": 8, "images": 2, "bounds": "q99", "control_rate_hz": 20.0},
@@ -33,7 +34,7 @@ class OFTSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     preset: Literal["libero", "aloha", "bridge"] | None = Field(None, description="the keys that a robot is known by")
-    chunk: int = Field(ge=1, le=1000, description="actions per answer")
+    chunk: int = Field(ge=1, le=MAX_HORIZON, description="actions per answer")
     dims: int = Field(ge=1, le=256, description="numbers of an action")
     proprio: int = Field(ge=0, le=256, description="numbers of the state vector; 0 = none")
     images: int = Field(ge=1, le=16, description="cameras")
@@ -73,6 +74,10 @@ class OFTSettings(BaseModel):
                 raise ConfigError(f"policy.{key}: has {len(entries)} entries; policy.{limit} is {count}")
             if entries is not None and key != "relative" and len(set(entries)) < count:
                 raise ConfigError(f"policy.{key}: a name is repeated")
+        try:
+            check_chunk(self.chunk, self.dims)
+        except ValueError as error:
+            raise ConfigError(f"policy.chunk: {error}") from None
         if self.camera_names is None and self.images not in CAMERAS:
             raise ConfigError(f"policy.camera_names: is missing; {self.images} cameras have no customary names")
 
