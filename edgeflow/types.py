@@ -191,6 +191,10 @@ class Chunk:
         return max(0, min(int(age_ms / self.step_ms), self.horizon - 1))
 
 
+MAX_HORIZON = 1000  # actions of a chunk
+MAX_CHUNK_NUMBERS = 32_768  # of all of them
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionSchema:
     """The meaning of an action's numbers, and how many actions one answer has.
@@ -199,7 +203,8 @@ class ActionSchema:
     frame: "tool" or "base", the frame in which relative dimensions are expressed.
     rotation: "rotvec" or "euler_xyz", how the three rotation dimensions compose.
     control_rate_hz: relative dimensions stand for one control step at this rate; 0 = not stated.
-    horizon, step_ms: as of the chunks that answer frames; a chunk of several actions has a step.
+    horizon, step_ms: as of the chunks that answer frames; a chunk of several actions has a step. A longer one than
+    check_chunk permits is a ValueError.
     """
 
     names: tuple[str, ...]
@@ -225,11 +230,19 @@ class ActionSchema:
             raise ValueError(f"action schema control_rate_hz is a rate or 0, got {self.control_rate_hz!r}")
         if self.horizon < 1 or not 0.0 <= self.step_ms < math.inf or (self.horizon > 1 and not self.step_ms):
             raise ValueError(f"an action schema of horizon {self.horizon} has no step of {self.step_ms!r} ms")
+        check_chunk(self.horizon, len(self.names))
 
     @property
     def reach_ns(self) -> int:
         """How long after the capture of a frame the last action of its answer is due."""
         return round((self.horizon - 1) * self.step_ms * 1e6)
+
+
+def check_chunk(horizon: int, dims: int) -> None:
+    """Raise ValueError for a chunk that is longer than clients take."""
+    most = min(MAX_HORIZON, MAX_CHUNK_NUMBERS // max(dims, 1))
+    if horizon > most:
+        raise ValueError(f"a horizon of {horizon} is too long; with {dims} dimensions it must be 1 to {most}")
 
 
 PROMPT = 0

@@ -13,7 +13,7 @@ from edgeflow.engine.device import choose_device, choose_dtype, choose_graphs, d
 from edgeflow.engine.memory import FIXED_BYTES, KVNeed, choose_sessions, describe, free_bytes
 from edgeflow.engine.policy import INSTRUCTION, Footprint, LoadOptions, Placement, Policy
 from edgeflow.engine.table import operator_table
-from edgeflow.errors import ConfigError
+from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.policies.registry import family_of
@@ -136,12 +136,17 @@ def _check_family(config: ServiceConfig, name: str, footprint: Footprint) -> Non
 
 
 def _check_policy(config: ServiceConfig, policy: Policy) -> None:
-    """Refuse a limit that leaves no room for a short instruction."""
+    """Refuse a limit that leaves no room for a short instruction, and answers that no client could take."""
     shortest, limit = policy.text_rows(INSTRUCTION), config.max_prompt_tokens
     if limit < shortest:
         raise ConfigError(
             f"max_prompt_tokens: {limit} is too few, a short instruction takes {shortest} with this model"
         )
+    try:
+        for key in policy.unnorm_keys:
+            policy.action_schema(key)
+    except ValueError as error:
+        raise CheckpointError(f"model: {error}") from None
 
 
 def _check_speculation(config: ServiceConfig, engine: PassEngine) -> None:

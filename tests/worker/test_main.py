@@ -6,12 +6,13 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from edgeflow.config import load_config
-from edgeflow.errors import ConfigError
+from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.ipc.channel import BlockingChannel
 from edgeflow.ipc.messages import (
     FrameResult,
@@ -23,7 +24,9 @@ from edgeflow.ipc.messages import (
     WorkerFailed,
     WorkerReady,
 )
-from edgeflow.types import Pace
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.published import PublishedOpenVLA
+from edgeflow.types import MAX_HORIZON, ActionSchema, Pace
 from edgeflow.worker.build import build_engine
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
@@ -111,3 +114,21 @@ def test_a_limit_that_does_not_fit_the_model_is_told(tmp_path, settings: dict[st
     directory = write_checkpoint(tmp_path / "tiny", TinySize(actions=actions))
     with pytest.raises(ConfigError, match=message):
         build_engine(load_config(None, {"model": str(directory), "device": "cpu", **settings}))
+
+
+def test_a_policy_whose_chunks_no_client_takes_is_not_served(tmp_path, monkeypatch):
+    def schema(self: OpenVLAPolicy, unnorm_key: str | None = None) -> ActionSchema:
+        return replace(made(self, unnorm_key), horizon=MAX_HORIZON + 1, step_ms=20.0)
+
+    made = OpenVLAPolicy.action_schema
+    published = PublishedOpenVLA.load
+
+    def load(*given):
+        policy = published(*given)
+        monkeypatch.setattr(OpenVLAPolicy, "action_schema", schema)
+        return policy
+
+    monkeypatch.setattr(PublishedOpenVLA, "load", load)
+    directory = write_checkpoint(tmp_path / "tiny", TinySize())
+    with pytest.raises(CheckpointError, match=r"^model: a horizon of 1001 is too long; with 7 dimensions it must be"):
+        build_engine(load_config(None, {"model": str(directory), "device": "cpu"}))

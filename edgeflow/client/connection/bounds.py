@@ -13,8 +13,6 @@ from edgeflow.reasons import Reason
 from edgeflow.types import ActionSchema
 
 MAX_DIMENSIONS = 256
-MAX_HORIZON = 1000
-MAX_CHUNK_NUMBERS = 32_768
 MIN_STEP_MS, MAX_STEP_MS = 1.0, 10_000.0
 MAX_DECLARED_VALID_MS = 60_000
 MAX_DECLARED_AGE_MS = 60_000  # an action that declares more has this limit
@@ -51,7 +49,7 @@ def check_schema(schema: ActionSchema) -> None:
         _check_limits(name[:32], low, high)
     if not 0.0 <= schema.control_rate_hz <= MAX_CONTROL_RATE_HZ:
         raise _refused(f"has a control rate of {schema.control_rate_hz:g} Hz; it must be 0 to {MAX_CONTROL_RATE_HZ:g}")
-    _check_horizon(schema.horizon, schema.step_ms, count)
+    _check_step(schema.horizon, schema.step_ms)
 
 
 def check_validity(valid_for_ms: int) -> None:
@@ -84,10 +82,7 @@ def _check_limits(name: str, low: float, high: float) -> None:
         raise _refused(f"{name!r} has low {low:g} and high {high:g}, which no value keeps")
 
 
-def _check_horizon(horizon: int, step_ms: float, dims: int) -> None:
-    most = min(MAX_HORIZON, MAX_CHUNK_NUMBERS // dims)
-    if not 1 <= horizon <= most:
-        raise _refused(f"has a horizon of {horizon}; with {dims} dimensions it must be 1 to {most}")
+def _check_step(horizon: int, step_ms: float) -> None:
     if horizon > 1 and not MIN_STEP_MS <= step_ms <= MAX_STEP_MS:
         raise _refused(f"has steps of {step_ms:g} ms; they must be {MIN_STEP_MS:g} to {MAX_STEP_MS:g} ms")
 

@@ -12,6 +12,7 @@ from edgeflow.errors import CheckpointError
 from edgeflow.policies.act.fields import Fields
 from edgeflow.policies.family import check_kind
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow.types import check_chunk
 
 CONFIG_FILE = "config.json"
 STATE, ENVIRONMENT, ACTION = "observation.state", "observation.environment_state", "action"
@@ -84,11 +85,12 @@ def load_config(directory: Path) -> ACTConfig:
     if not cameras and not environment:
         raise CheckpointError(f"{inputs.where} has neither images nor {ENVIRONMENT}; served: at least one of them")
     chunk = values.size("chunk_size", 100)
+    action = values.object("output_features").object(ACTION).shape("shape", 1)[0]
     return ACTConfig(
         cameras=cameras,
         state=_vector(inputs, "STATE", STATE),
         environment=environment,
-        action=values.object("output_features").object(ACTION).shape("shape", 1)[0],
+        action=action,
         backbone=values.choice("vision_backbone", BACKBONES, "resnet18"),
         width=width,
         heads=heads,
@@ -99,16 +101,28 @@ def load_config(directory: Path) -> ACTConfig:
         pre_norm=values.flag("pre_norm", False),
         latent=values.size("latent_dim", 32),
         chunk=chunk,
-        horizon=_horizon(values, chunk),
+        horizon=_horizon(values, chunk, action),
     )
 
 
-def _horizon(values: Fields, chunk: int) -> int:
+def _horizon(values: Fields, chunk: int, action: int) -> int:
     """Actions of an answer: n_action_steps, or all where they are ensembled, for which that number has to be 1."""
+    key, horizon = _answer(values, chunk)
+    try:
+        check_chunk(horizon, action)
+    except ValueError as error:
+        raise CheckpointError(f"{values.name(key)} is {horizon}: {error}") from None
+    return horizon
+
+
+def _answer(values: Fields, chunk: int) -> tuple[str, int]:
+    """The key that says how many actions an answer has, and how many these are."""
     steps = values.size("n_action_steps", chunk)
     if steps > chunk:
         raise CheckpointError(f"{values.name('n_action_steps')} is {steps}; served: at most chunk_size, {chunk}")
-    return chunk if "temporal_ensemble_coeff" in values else steps
+    if "temporal_ensemble_coeff" in values or "n_action_steps" not in values:
+        return "chunk_size", chunk
+    return "n_action_steps", steps
 
 
 def _cameras(inputs: Fields) -> tuple[Camera, ...]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from edgeflow.errors import ConfigError
 from edgeflow.policies.settings import Name, validated
+from edgeflow.types import MAX_HORIZON, check_chunk
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "libero": {"chunk": 8, "dims": 7, "proprio": 8, "images": 2, "bounds": "q99", "control_rate_hz": 20.0},
@@ -25,7 +26,7 @@ CAMERAS = {
 }
 STATE = "state"
 """The name of the state vector."""
-MOST = {"chunk": 1000, "dims": 256, "proprio": 256, "images": 16}
+MOST = {"chunk": MAX_HORIZON, "dims": 256, "proprio": 256, "images": 16}
 """The largest of each size."""
 LATEST = "latest"
 
@@ -83,6 +84,10 @@ class OFTSettings(BaseModel):
                 raise ConfigError(f"policy.{key}: has {len(entries)} entries; policy.{limit} is {count}")
             if entries is not None and key != "relative" and len(set(entries)) < count:
                 raise ConfigError(f"policy.{key}: a name is repeated")
+        try:
+            check_chunk(self.chunk, self.dims)
+        except ValueError as error:
+            raise ConfigError(f"policy.chunk: {error}") from None
         if self.camera_names is None and self.images not in CAMERAS:
             raise ConfigError(f"policy.camera_names: is missing; {self.images} cameras have no customary names")
 

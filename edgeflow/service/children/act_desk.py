@@ -17,6 +17,7 @@ from edgeflow.errors import (
 from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import unseal
 from edgeflow.reasons import Reason
+from edgeflow.service.children.act_answers import no_room, send_answer
 from edgeflow.service.children.keeper import Keeper
 from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
 from edgeflow.service.grpc.opening import check_request
@@ -57,7 +58,7 @@ class ActDesk:
             keeper.send(_refusal(number, error))
             return
         except OSError:
-            keeper.send(_refusal(number, _busy("no memory for another observation")))
+            keeper.send(no_room(number))
             return
         finally:
             close_all(descriptors)
@@ -125,7 +126,7 @@ class ActDesk:
         finally:
             if self._running.get(message.request) is asyncio.current_task():
                 del self._running[message.request]
-        keeper.send(answer)
+        send_answer(keeper, answer)
 
     async def _result(self, message: Act, frame: CheckedFrame) -> ActDone | ActRefused:
         number = message.request

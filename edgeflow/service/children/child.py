@@ -10,7 +10,7 @@ from typing import Any
 
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all
-from edgeflow.service.children.messages import CODING, MUST_TAKE, Beat, ChildMessage, LogEvent, ToChild
+from edgeflow.service.children.messages import CODING, MUST_TAKE, ActDone, Beat, ChildMessage, LogEvent, ToChild
 from edgeflow.service.observe.lines import incident_values
 
 BEAT_S = 0.25
@@ -70,6 +70,8 @@ class ControlLink:
         except DescriptorsLackingError as lack:
             if isinstance(lack.message, MUST_TAKE):
                 self._give_up(lack)
+            elif isinstance(lack.message, ActDone):
+                self._pass_on(lack.message, [])  # its client must hear something
         except EOFError:
             self._give_up(None)
         except WorkerError as error:

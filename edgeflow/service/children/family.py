@@ -10,16 +10,16 @@ from functools import partial
 from typing import Any
 
 from edgeflow.clock import Clock
-from edgeflow.errors import RETRY_AFTER_MS, WorkerError
+from edgeflow.errors import WorkerError
 from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import read_sealed, seal
+from edgeflow.service.children.act_answers import no_room
 from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.keeper import Keeper
 from edgeflow.service.children.launch import LaunchChild, Role
 from edgeflow.service.children.messages import (
     Act,
     ActCancel,
-    ActRefused,
     Certificates,
     ChatSocket,
     Keep,
@@ -170,7 +170,7 @@ class Family:
     def child_message_lost(self, keeper: Keeper, message: Any) -> None:
         match message:
             case Act():
-                keeper.send(_no_descriptors(message.request))
+                keeper.send(no_room(message.request))
             case Keep():
                 self._log.event("prefix_not_kept", slot=message.key)
 
@@ -262,17 +262,6 @@ def _connect(keeper: Keeper, handover: socket.socket | None) -> bool:
             return keeper.send(ChatSocket(), [fronts.fileno()])
     except OSError:
         return False
-
-
-def _no_descriptors(request: int) -> ActRefused:
-    return ActRefused(
-        request=request,
-        code="RESOURCE_EXHAUSTED",
-        text="no memory for another observation",
-        field="",
-        reason="",
-        retry_after_ms=RETRY_AFTER_MS,
-    )
 
 
 async def _start_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:

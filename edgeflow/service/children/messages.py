@@ -77,7 +77,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActDone:
-    """Control → gateway: the answer to Act. command: of the action; chunk and token_ids are empty unless it is ACT."""
+    """Control → gateway: the answer to Act. command: of the action; chunk and token_ids are empty unless it is ACT.
+
+    chunk: without values where these are sealed (act_answers.py).
+    """
 
     request: int
     command: str

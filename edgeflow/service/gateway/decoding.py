@@ -16,7 +16,7 @@ SMALL_BYTES = 320 * 240 * CHANNELS  # of pixels: sooner decoded than handed to a
 
 
 class Decoder:
-    """Decodes so many observations at a time, in threads that nothing else uses."""
+    """Decodes so many observations at a time, in separate threads."""
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")

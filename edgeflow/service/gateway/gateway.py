@@ -11,6 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgeflow.config import ServiceConfig, load_config
+from edgeflow.service.children.act_answers import whole
 from edgeflow.service.children.messages import (
     ActDone,
     ActRefused,
@@ -105,7 +106,9 @@ class Gateway(ServingChild):
         match message:
             case State():
                 self._control.said(message)
-            case ActDone() | ActRefused():
+            case ActDone():
+                self._control.answered(whole(message, descriptors))
+            case ActRefused():
                 self._control.answered(message)
             case Certificates():
                 self._renew(descriptors)

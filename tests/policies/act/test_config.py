@@ -92,6 +92,14 @@ def test_inputs_that_the_network_does_not_read_are_left_out(checkpoint: Path):
         ({"chunk_size": True}, "config.json.chunk_size has True; served: 1 to 65536"),
         ({"dim_feedforward": 1 << 17}, "config.json.dim_feedforward has 131072; served: 1 to 65536"),
         ({"n_decoder_layers": "1"}, "config.json.n_decoder_layers has '1'; served: 1 to 65536"),
+        (
+            {"chunk_size": 1001, "n_action_steps": None},
+            "config.json.chunk_size is 1001: a horizon of 1001 is too long; with 3 dimensions it must be 1 to 1000",
+        ),
+        (
+            {"chunk_size": 2000, "n_action_steps": 1200},
+            "config.json.n_action_steps is 1200: a horizon of 1200 is too long; with 3 dimensions it must be 1 to 1000",
+        ),
         ({"n_action_steps": 8}, "config.json.n_action_steps is 8; served: at most chunk_size, 7"),
         ({"pre_norm": 1}, "config.json.pre_norm is 1; served: true and false"),
         ({"input_features": []}, "config.json.input_features must be an object: copy the checkpoint again"),
