@@ -10,6 +10,7 @@ import torch
 
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.warmup import warm_up
+from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.policy import Footprint, LoadOptions, OnePassPolicy, Placement
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
@@ -300,8 +301,9 @@ def test_a_footprint_counts_every_number(directory: Path):
     small, large = footprint(proprio=0, action_head=False), footprint()
     assert large.other - small.other == extra and large.decoder == small.decoder > 0
     assert (large.slots, large.positions) == (0, load(directory).fixed_rows)
-    kv = unprepared(directory).network.reserve(1, 16)
-    assert large.position_bytes == kv.nbytes // kv.capacity
+    policy = unprepared(directory)
+    kv, text = policy.network.reserve(1, 16), load_config(directory).text
+    assert large.row_bytes == kv.nbytes // kv.capacity + activation_bytes(text, 1, torch.float32)
 
 
 @pytest.mark.parametrize(
