@@ -8,9 +8,11 @@ import pytest
 
 from edgeflow.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow.scheduler.pace import served_mode
+from edgeflow.service.grpc.wire import opened_message
 from edgeflow.service.sessions.admission import Admission
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import PROMPT, CameraSpec, ImageFormat, Mode, Pace, Speculation, Stage, StageProgram
+from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_admission import MS, fill, make, ready, request
 from tests.service.sessions.test_admission_drafts import drafting, told
 
@@ -39,6 +41,13 @@ def test_the_key_decides_how_many_passes_an_answer_has():
     assert plans["arm"].forecast.fps == pytest.approx(1000 / 120, rel=0.01)
     assert plans["base"].forecast.fps == pytest.approx(1000 / 90, rel=0.01)
     assert plans["base"].program == plans["base"].robot.program == PROGRAMS["base"]
+
+
+@pytest.mark.parametrize("key", PROGRAMS)
+def test_a_robot_is_told_the_tokens_of_its_own_answers(key: str):
+    plan = serving(PROGRAMS).plan(keyed(drafting(), key), ())
+    opened = opened_message(1, SCHEMA, plan, model="m", valid_for_ms=1).opened
+    assert opened.action_tokens == opened.max_passes == PROGRAMS[key].passes
 
 
 def test_sessions_without_a_key_have_that_of_the_service():
