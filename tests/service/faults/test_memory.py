@@ -26,7 +26,7 @@ from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import Mode, Pace
+from edgeflow.types import Chunk, Mode, Pace
 from tests.service.harness import config, eventually, frame_message, serving
 from tests.service.processes import Launcher
 from tests.service.scripted import SCHEMA, good_values
@@ -52,7 +52,7 @@ class Port:
                     session=1,
                     epoch=message.epoch,
                     seq=message.seq,
-                    values=values,
+                    chunk=Chunk(tuple(values)),
                     token_ids=[1, 2, 3],
                     valid=True,
                     queue_ns=1,

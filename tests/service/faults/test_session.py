@@ -15,7 +15,7 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.sessions.events import ActionEvent, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import Command
+from edgeflow.types import Chunk, Command
 from tests.service.harness import Robot, eventually, serving
 from tests.service.scripted import SCHEMA, Script
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
@@ -46,7 +46,7 @@ class Loop:
                     session=1,
                     epoch=submitted.epoch,
                     seq=submitted.seq,
-                    values=values,
+                    chunk=Chunk(tuple(values)),
                     token_ids=[1, 2, 3],
                     valid=valid,
                     queue_ns=1,
