@@ -11,7 +11,7 @@ from edgeflow.policies.act.config import STATE, ACTConfig
 from edgeflow.policies.family import Settings
 from edgeflow.policies.settings import Name, validated
 
-Rate = Annotated[float, Field(gt=0, le=10_000)]
+Rate = Annotated[float, Field(gt=0, le=1000)]
 MISSING = {
     "control_rate_hz": "the checkpoint does not state it: add the rate of the training's data, "
     'such as "policy": {"control_rate_hz": 50}'
