@@ -9,7 +9,7 @@ from typing import Any
 from edgeflow.errors import CheckpointError
 
 LARGEST = 1 << 16
-"""Of any size that a checkpoint states."""
+"""The largest size that a checkpoint may state."""
 LARGEST_FLOAT = sys.float_info.max
 
 
