@@ -391,19 +391,3 @@ def test_with_a_horizon_of_1_blending_changes_nothing(events, blending, limit_s,
             assert found.action.valid_until_ns == expected.action.valid_until_ns
             assert found.target.pose.position.tobytes() == expected.target.pose.position.tobytes()
             assert (found.action.step, found.action.chunk.shape) == (0, (1, DIMS))
-
-
-@pytest.mark.parametrize("blending", [Weighted(), TemporalEnsemble()])
-@pytest.mark.parametrize("held", [False, True])
-def test_nothing_from_before_a_hold_is_blended(blending, held: bool):
-    robot = Robot(blending=blending, horizon=100)
-    before, after = np.full((100, DIMS), -0.5), np.full((100, DIMS), 0.5)
-    for _ in range(5):
-        assert robot.act(robot.push(), rows=before, valid_for_ms=250)
-        robot.wait(STEP_MS)
-    if held:
-        robot.session.stream_said(pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD, reason="HELD")))
-    else:
-        robot.wait(300)
-    assert robot.act(robot.push(), rows=after, valid_for_ms=250)
-    assert np.array_equal(robot.session.directive().action.values, after[0])

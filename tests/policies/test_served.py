@@ -8,25 +8,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from edgeflow.client.actions import Action
 from edgeflow.client.robot import RobotClient
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.policy import LoadOptions, OnePassPolicy, Placement
 from edgeflow.errors import InvalidArgument
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.registry import family_of
-from edgeflow.types import CameraSpec, Command, Image, ImageFormat, Observation, StateSpec
+from edgeflow.types import CameraSpec, Image, ImageFormat, Observation, StateSpec
 from tests.policies.act.checkpoint import write_checkpoint
 from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
+from tests.service.front_process import HANG_S, wait_for
 
-START_S = 120.0
 INSTRUCTION = "put the cup on the plate"
 CPU = torch.device("cpu")
 
@@ -42,10 +44,8 @@ def served(directory: Path, policy: dict[str, Any], **config: Any) -> Iterator[s
     with log.open("w") as stream:
         process = subprocess.Popen([*command, "--json"], stdout=stream, stderr=stream)
     try:
-        deadline = time.monotonic() + START_S
-        while not ready.exists():
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        wait_for(lambda: ready.exists() or process.poll() is not None)
+        assert process.poll() is None, log.read_text()
         yield f"127.0.0.1:{json.loads(ready.read_text())['grpc']}"
     finally:
         process.send_signal(signal.SIGTERM)
@@ -67,6 +67,16 @@ def answer_of(policy: OnePassPolicy, seen: Observation) -> np.ndarray:
     """[horizon, D] in the schema's units."""
     values = policy.run([policy.prepare(seen)])[0].double().numpy()
     return policy.actions(values, policy.unnorm_keys[0])
+
+
+def first_action(acted: SimpleQueue[Action], push: Callable[[], object]) -> Action:
+    """Push frames until one is answered."""
+    deadline = time.monotonic() + HANG_S
+    while time.monotonic() < deadline:
+        push()
+        with contextlib.suppress(Empty):
+            return acted.get(timeout=0.2)
+    raise AssertionError("no frame was answered")
 
 
 def checkpoints(folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
@@ -101,17 +111,14 @@ def test_a_robot_gets_the_chunk_that_the_policy_computes(tmp_path: Path, name: s
     sent = {names[each]: values for each, values in pixels.items()} | {"spare": np.zeros((8, 8, 3), np.uint8)}
     vectors = [StateSpec(name="force", size=2), *(StateSpec(name=each.name, size=each.size) for each in needs.state)]
     with served(directory, settings, cameras=names) as address:
-        options = {"instruction": INSTRUCTION, "control_period_s": 0.1, "open_timeout_s": 30.0}
+        options: dict[str, Any] = {"instruction": INSTRUCTION, "control_period_s": 0.1, "open_timeout_s": 30.0}
+        acted: SimpleQueue[Action] = SimpleQueue()
+        options["on_action"] = lambda directive: directive.action and acted.put(directive.action)
         with RobotClient(address, cameras=cameras, state=vectors, **options) as robot:
             schema = robot.opened.schema
             assert (schema.horizon, schema.step_ms) == (len(wanted), 500.0)
-            deadline = time.monotonic() + 60
-            while (now := robot.latest()).command is not Command.ACT:
-                assert time.monotonic() < deadline, now.reason
-                robot.push(sent, state={"force": (0.0, 0.0), **state})
-                time.sleep(0.1)
-            assert now.action is not None
-            assert np.allclose(now.action.chunk, wanted, rtol=1e-5, atol=1e-5)
-            assert np.array_equal(now.action.values, now.action.chunk[now.action.step])
+            action = first_action(acted, lambda: robot.push(sent, state={"force": (0.0, 0.0), **state}))
+            assert np.allclose(action.chunk, wanted, rtol=1e-5, atol=1e-5)
+            assert np.array_equal(action.values, action.chunk[action.step])
         with pytest.raises(InvalidArgument, match=r"the policy needs .* the robot sends"):
             RobotClient(address, cameras=cameras[:1], state=vectors, **options).__enter__()
