@@ -32,11 +32,13 @@ ALLOWED: dict[str, set[str]] = {
     "scheduler": LEAVES,
     "engine/sampling": LEAVES | {"kernels", "models"},
     "engine": ENGINE - {"ipc"} | {"engine/sampling"},
-    "engine/control": ENGINE | {"engine"},
+    "engine/flow": ENGINE - {"ipc"} | {"engine"},
+    "engine/control": ENGINE | {"engine", "engine/flow"},
     "engine/chat": ENGINE | {"engine", "engine/sampling"},
     "worker": ENGINE | {"engine", "engine/control", "engine/chat", "policies"},
     "recorded": LEAVES | {"models", "text"},
-    "policies": LEAVES | {"client", "engine", "engine/control", "kernels", "models", "scheduler", "text", "recorded"},
+    "policies": LEAVES
+    | {"client", "engine", "engine/control", "engine/flow", "kernels", "models", "scheduler", "text", "recorded"},
     "verify": MEASURING | {"engine/control", "engine/chat", "engine/sampling", "policies", "recorded"},
     "tuning": MEASURING,
     "client": LEAVES | {"rpc"},
@@ -52,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"engine/chat", "tuning", "verify"},
     "cli": LEAVES | {"commands", "console", "loadtest"},
 }
-ROOMS_INSIDE = {"engine": {"sampling", "control", "chat"}}
+ROOMS_INSIDE = {"engine": {"sampling", "flow", "control", "chat"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
 LAYERS = {
     "kernels": ("kv", "", "triton", "flashinfer", "table", "trials"),

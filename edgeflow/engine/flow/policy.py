@@ -1,0 +1,119 @@
+"""The interface between the flow engine and policies whose answers are denoised: a prefix once, then Euler steps of an
+action expert over its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeflow.engine.policy import Policy
+from edgeflow.models.grouped import Condition, GroupedDecoder
+from edgeflow.types import Observation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSizes:
+    """The rows of a flow policy's answers.
+
+    steps: N, Euler steps from flow time 1 (noise) to 0. horizon: H, actions of a chunk. dims: A, numbers of a latent
+    action, padding included. lead: rows of a step before its actions (the state token of π0); they see the prefix and
+    themselves. causal: an action row sees those before it, not those after it. closing: rows at the end of a prefix
+    that its other rows do not see (the state token of SmolVLA). state: numbers that every step reads, 0 where the
+    prefix has them. candidates: M, chunks that are denoised for each frame, from noise of their own.
+    """
+
+    steps: int
+    horizon: int
+    dims: int
+    lead: int = 0
+    causal: bool = False
+    closing: int = 0
+    state: int = 0
+    candidates: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of a candidate in a step."""
+        return self.lead + self.horizon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Guidance:
+    """Rows of the chunk being played that an answer must continue (real-time chunking), on the host in float32.
+
+    target [H, A]: normalised, zeros behind its end and in padding. weights [H]: how firmly each row is drawn to it, 0
+    to 1. most: bound of the guidance weight. clean: leading rows that are set to the target, at flow time 0, instead of
+    being drawn to it (the trained mode of π0.5); `weights` are zeros then. delay: rows that will have passed when the
+    answer arrives, as it was assumed.
+    """
+
+    target: Tensor
+    weights: Tensor
+    most: float = 10.0
+    clean: int = 0
+    delay: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FlowFrame:
+    """The prepared inputs of a frame: only cameras and tokens that are there.
+
+    pixel_values [C, 3, h, w] float32, C present cameras. prompt_ids: text tokens without padding. state [S] float32,
+    normalised and padded. noise [M, H, A] float32: x at flow time 1.
+    """
+
+    pixel_values: Tensor
+    prompt_ids: tuple[int, ...]
+    state: Tensor
+    noise: Tensor
+    guidance: Guidance | None = None
+
+
+class FlowNetwork(Protocol):
+    """The networks of a flow policy, as functions over packed rows."""
+
+    @property
+    def decoder(self) -> GroupedDecoder: ...
+
+    def prefix_rows(self, frame: FlowFrame) -> int:
+        """Rows of a frame's prefix."""
+        ...
+
+    def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
+        """Of B frames: images [C, 3, h, w], token ids [t], state [B, S] → B tensors [prefix_rows, E], all on the
+        device, without reading anything on the host."""
+        ...
+
+    def embed_step(self, x: Tensor, time: Tensor, clean: Tensor, state: Tensor) -> tuple[Tensor, Condition | None]:
+        """Rows of a step of n candidates: x [n, H, A], flow time [n], clean rows [n, H] bool, whose time is 0, state
+        [n, S] → [n (lead + H), E'], and the condition of the norms where they are adaptive."""
+        ...
+
+    def velocity(self, hidden: Tensor) -> Tensor:
+        """Suffix rows after the final norm [n (lead + H), E'] → v [n, H, A] float32"""
+        ...
+
+
+class FlowPolicy(Policy, Protocol):
+    """A policy that denoises chunks of actions."""
+
+    sizes: FlowSizes
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def network(self) -> FlowNetwork: ...
+
+    def prepare(self, observation: Observation) -> FlowFrame:
+        """The prepared inputs of a frame; its noise follows from the policy's seed and the frame's stamp."""
+        ...
+
+    def actions(self, values: NDArray[np.float64], unnorm_key: str | None = None) -> NDArray[np.float64]:
+        """Normalised [H, A] → [horizon of the schema, D] in the schema's units."""
+        ...

@@ -1,0 +1,456 @@
+"""Two decoder stacks whose rows share a pass: prefix rows use one stack's weights, suffix rows the other's.
+
+Both write their keys and values to the same slots, and a suffix row attends over the prefix in its slot and over its
+own segment (π0, SmolVLA: a vision-language model and its action expert). Only the number of layers, the heads and their
+width must agree. Where a layer is of kind `CROSS`, suffix rows see the prefix alone, through projections of its keys
+and values that are computed once per frame and replace them in the slot.
+
+Knows nothing of schedulers: which rows a pass has, and what they see, is a `GroupLayout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeflow.kernels.geglu import geglu
+from edgeflow.kernels.kv.formats import DenseLayer
+from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.linear import Linear
+from edgeflow.kernels.packed_attention import Attend, PackedAttention
+from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
+from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces
+from edgeflow.kernels.table.bind_linear import bind_linear
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
+from edgeflow.kernels.weights import FloatWeight, Weight
+from edgeflow.models.checkpoint import Weights
+
+JOINT, CROSS = "joint", "cross"
+STAGE = "prefill"
+"""The stage by which operators are looked up: both groups run tens to hundreds of rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSizes:
+    """The sizes in which both stacks agree. kinds: of each layer, JOINT or CROSS. theta: of RoPE.
+
+    heads: H. kv_heads: KH. head_dim: D.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kinds: tuple[str, ...]
+    theta: float = 10_000.0
+
+    @property
+    def q_width(self) -> int:
+        """H * D"""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """KH * D"""
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSizes:
+    """The sizes of one stack. width: E. inner: F.
+
+    gelu: the gate of the MLP is a GELU, not a SiLU. plus_one: norms are stored less one (Gemma). adaptive: norms take
+    scale, shift and gate from a condition of each row instead of a weight (π0.5).
+    """
+
+    width: int
+    inner: int
+    eps: float
+    gelu: bool = False
+    plus_one: bool = False
+    adaptive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLayout:
+    """The rows of a pass, prefix rows first.
+
+    joint: all rows as layers of kind JOINT see them. cross: as those of kind CROSS do, with RoPE positions of their
+    own; None where the model has no such layer. prefixes: segments of prefix rows. prefix_rows: rows of these.
+    """
+
+    joint: PackedLayout
+    cross: PackedLayout | None
+    prefixes: int
+    prefix_rows: int
+
+    def of_kind(self, kind: str) -> PackedLayout:
+        """The layout of layers of one kind."""
+        if kind == JOINT:
+            return self.joint
+        if self.cross is None:
+            raise ValueError("this pass has no layout for layers that read the prefix alone")
+        return self.cross
+
+    def suffix(self, kind: str) -> PackedLayout:
+        """Suffix rows alone, over everything that the pass has written."""
+        whole, first = self.of_kind(kind), self.prefix_rows
+        return replace(
+            whole,
+            lengths=whole.lengths[self.prefixes :],
+            row_slot=whole.row_slot[first:],
+            row_position=whole.row_position[first:],
+            rope_position=whole.rope_position[:, first:],
+            sampled_rows=whole.sampled_rows[:0],
+            samples=None,
+            places=None if whole.places is None else whole.places[self.prefixes :],
+            sees=whole.sees and whole.sees.of_rows(slice(first, None)),
+        ).sharing(whole, "suffix")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What adaptive norms take their numbers from: values [n, E], and the one of each suffix row [L_S] int64."""
+
+    values: Tensor
+    of_row: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Norms:
+    """The norms of a stack: two of each layer, then the final one. weights [2 N + 1, E]; None where they are adaptive.
+
+    dense [(2 N + 1) 3E, E] and bias: of the adaptive ones, all behind each other.
+    """
+
+    sizes: StackSizes
+    weights: Tensor
+    dense: tuple[Tensor, Tensor] | None
+
+    @classmethod
+    def of(cls, sizes: StackSizes, weights: Weights, names: Sequence[str]) -> _Norms:
+        width = sizes.width
+        if sizes.adaptive:
+            dense = torch.cat([weights.take(f"{name}.dense.weight", 3 * width, width) for name in names])
+            bias = torch.cat([weights.take(f"{name}.dense.bias", 3 * width) for name in names])
+            return cls(sizes, dense.new_ones(len(names), width), (dense, bias))
+        stored = torch.stack([weights.take(f"{name}.weight", width) for name in names])
+        return cls(sizes, stored + 1 if sizes.plus_one else stored, None)
+
+    def modulation(self, condition: Condition | None) -> Tensor | None:
+        """Scale, shift and gate of every norm for each value of a condition: [2 N + 1, 3, n, E]; None where norms are
+        not adaptive."""
+        if self.dense is None:
+            return None
+        if condition is None:
+            raise ValueError("the norms of this stack need a condition")
+        numbers = torch.nn.functional.linear(condition.values.to(self.dense[0].dtype), *self.dense)
+        return numbers.view(len(numbers), len(self.weights), 3, self.sizes.width).permute(1, 2, 0, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """qkv: [(H + 2 KH) D, E], or of suffix rows in a CROSS layer queries alone [H D, E]. output, gate_up, down: as
+    published, gate and up fused."""
+
+    qkv: Linear
+    output: Linear
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """One stack with the operators that serve it."""
+
+    sizes: StackSizes
+    layers: tuple[_Layer, ...]
+    norms: _Norms
+    norm: RmsNorm
+    add_norm: AddRmsNorm
+    gated: Callable[[Tensor], Tensor]
+
+
+class _Rows:
+    """The rows of one group in a stack: what a sub-layer gave waits for the norm that adds it."""
+
+    def __init__(self, stack: _Stack, hidden: Tensor, condition: Condition | None) -> None:
+        self._stack = stack
+        self._condition = condition
+        self._modulation = stack.norms.modulation(condition) if len(hidden) else None
+        self._residual = hidden.clone()
+        self._added: Tensor | None = None
+        self._next = 0
+        self.count = len(hidden)
+
+    def normed(self) -> Tensor:
+        """The input of the next sub-layer, or of the head behind the last one."""
+        stack, index = self._stack, self._next
+        weight, eps = stack.norms.weights[index], stack.sizes.eps
+        if self._added is None:
+            x = stack.norm(self._residual, weight, eps)
+        else:
+            x, self._residual = stack.add_norm(self._added, self._residual, weight, eps)
+        self._next += 1
+        if self._modulation is not None:
+            x = torch.addcmul(self._of_rows(index, 1), x, 1 + self._of_rows(index, 0))
+        return x
+
+    def add(self, x: Tensor) -> None:
+        """What a sub-layer gave; adaptive norms scale it by the gate of the norm before it."""
+        self._added = x if self._modulation is None else x * self._of_rows(self._next - 1, 2)
+
+    def _of_rows(self, norm: int, part: int) -> Tensor:
+        """Scale, shift or gate of a norm, for each row [L_S, E]."""
+        assert self._modulation is not None and self._condition is not None
+        return self._modulation[norm, part].index_select(0, self._condition.of_row)
+
+    def mlp(self, layer: _Layer) -> None:
+        self.add(layer.down(self._stack.gated(layer.gate_up(self.normed()))))
+
+
+class GroupedDecoder:
+    """weights: those of each stack, names as published below it (layers.0.self_attn.q_proj.weight, …, norm.weight).
+
+    name: the model_name by which operators are looked up.
+    """
+
+    def __init__(
+        self,
+        heads: HeadSizes,
+        prefix: tuple[StackSizes, Weights],
+        suffix: tuple[StackSizes, Weights],
+        *,
+        name: str,
+        table: OperatorTable,
+    ) -> None:
+        self.heads = heads
+        self.name = name
+        self._table = table
+        self._like = prefix[1].take("norm.weight", prefix[0].width)
+        self._prefix = self._stack(*prefix, own=False)
+        self._suffix = self._stack(*suffix, own=True)
+        self._projections = [
+            self._projection(suffix[1].under(f"layers.{index}.")) if kind == CROSS else None
+            for index, kind in enumerate(heads.kinds)
+        ]
+        self._write: RopeWriteKV = self._find("rope_write_kv", "self_attention")
+        self._attention: PackedAttention = self._find("packed_attention", "self_attention")
+        self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype it computes in."""
+        return self._like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._like.device
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of its layers, each once."""
+        return tuple(dict.fromkeys(self.heads.kinds))
+
+    def kv_slots(self, slots: int, capacity: int) -> KVSlots:
+        """A store of this model's shape."""
+        heads = self.heads
+        return KVSlots(
+            layers=len(heads.kinds),
+            slots=slots,
+            capacity=capacity,
+            kv_heads=heads.kv_heads,
+            head_dim=heads.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+            shift=self._find("shift_kv", "prefix"),
+        )
+
+    def forward(
+        self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: Condition | None = None
+    ) -> Tensor:
+        """Prefix rows [L_P, E] and suffix rows [L_S, E'] → suffix rows after the final norm [L_S, E'].
+
+        The prefix's keys and values are in their slots then. In the last layer nobody reads more of it, so no more is
+        computed.
+        """
+        return self._run(prefix, suffix, layout, kv, condition, whole=False)[1]
+
+    def forward_whole(
+        self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: Condition | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, with the prefix rows after their final norm; for comparisons."""
+        return self._run(prefix, suffix, layout, kv, condition, whole=True)
+
+    def _run(
+        self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: Condition | None, whole: bool
+    ) -> tuple[Tensor, Tensor]:
+        shared = _Shared.of(self, layout, kv)
+        rows = _Rows(self._prefix, prefix, None), _Rows(self._suffix, suffix, condition)
+        last = len(self.heads.kinds) - 1
+        for index, kind in enumerate(self.heads.kinds):
+            ends = index == last and not whole
+            self._attend(index, kind, rows, shared, kv, ends)
+            for group, stack in zip(rows, (self._prefix, self._suffix), strict=True):
+                if group.count and not (ends and group is rows[0]):
+                    group.mlp(stack.layers[index])
+        prefix_out = rows[0].normed() if whole and rows[0].count else prefix[:0]
+        return prefix_out, rows[1].normed() if rows[1].count else suffix
+
+    def _attend(
+        self, index: int, kind: str, rows: tuple[_Rows, _Rows], shared: _Shared, kv: KVSlots, ends: bool
+    ) -> None:
+        """One attention sub-layer of both groups. ends: the prefix is done when its keys and values are written."""
+        store: DenseLayer = kv.layer(index)
+        stacks = self._prefix.layers[index], self._suffix.layers[index]
+        projected = [
+            layer.qkv(group.normed()) if group.count else None for layer, group in zip(stacks, rows, strict=True)
+        ]
+        q = self._placed(kind, projected, shared, store)
+        prefix_rows = rows[0].count
+        if ends and prefix_rows:
+            q = q[prefix_rows:]
+        attended = shared.attend(kind, ends)(q, store).flatten(1) if len(q) else q.flatten(1)
+        projection = self._projections[index]
+        if projection is not None and prefix_rows:
+            projection.replace(store, shared.prefix.flat)
+        if not ends and prefix_rows:
+            rows[0].add(stacks[0].output(attended[:prefix_rows]))
+            attended = attended[prefix_rows:]
+        if rows[1].count:
+            rows[1].add(stacks[1].output(attended))
+
+    def _placed(self, kind: str, projected: list[Tensor | None], shared: _Shared, store: DenseLayer) -> Tensor:
+        """Rotated queries of both groups [L_Q, H, D]; keys and values are written to the slots."""
+        heads, kv_heads = self.heads.heads, self.heads.kv_heads
+        given = [each for each in projected if each is not None]
+        if kind == JOINT:
+            return self._write(torch.cat(given) if len(given) > 1 else given[0], heads, kv_heads, shared.rows, store)
+        prefix, suffix = projected
+        parts = []
+        if prefix is not None:
+            parts.append(self._write(prefix, heads, kv_heads, shared.prefix, store))
+        if suffix is not None:
+            parts.append(rotated(suffix.view(len(suffix), heads, -1), shared.crossing))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _stack(self, sizes: StackSizes, weights: Weights, *, own: bool) -> _Stack:
+        """own: the stack of suffix rows, whose CROSS layers have queries alone."""
+        names = [f"layers.{index}.{norm}" for index in range(len(self.heads.kinds)) for norm in _NORMS] + ["norm"]
+        layers = tuple(
+            self._layer(sizes, weights.under(f"layers.{index}."), queries_alone=own and kind == CROSS)
+            for index, kind in enumerate(self.heads.kinds)
+        )
+        return _Stack(
+            sizes=sizes,
+            layers=layers,
+            norms=_Norms.of(sizes, weights, names),
+            norm=self._find("rms_norm", "input"),
+            add_norm=self._find("add_rms_norm", "input"),
+            gated=geglu if sizes.gelu else self._find("swiglu", "mlp"),
+        )
+
+    def _layer(self, sizes: StackSizes, weights: Weights, *, queries_alone: bool) -> _Layer:
+        heads, width = self.heads, sizes.width
+        q = weights.linear("self_attn.q_proj", heads.q_width, width)
+        if not queries_alone:
+            q = q.cat([weights.linear(f"self_attn.{name}_proj", heads.kv_width, width) for name in "kv"])
+        gate, up = (weights.linear(f"mlp.{name}_proj", sizes.inner, width) for name in ("gate", "up"))
+        return _Layer(
+            qkv=self._linear("qkv", q),
+            output=self._linear("output", weights.linear("self_attn.o_proj", width, heads.q_width)),
+            gate_up=self._linear("gate_up", gate.cat([up])),
+            down=self._linear("down", weights.linear("mlp.down_proj", width, sizes.inner)),
+        )
+
+    def _projection(self, weights: Weights) -> _Projection:
+        width = self.heads.kv_width
+        k, v = (weights.take(f"self_attn.{name}_proj.weight", width, width) for name in "kv")
+        return _Projection(self._linear("qkv", FloatWeight(k)), self._linear("qkv", FloatWeight(v)))
+
+    def _linear(self, role: str, weight: Weight) -> Linear:
+        key = OperatorKey(op_name="linear", model_name=self.name, layer_role=role)
+        bound: Mapping[str, Linear] = bind_linear(self._table, key, weight, None)
+        return bound[STAGE]
+
+    def _find(self, op_name: str, role: str) -> Any:
+        key = OperatorKey(op_name=op_name, model_name=self.name, layer_role=role, stage=STAGE)
+        return self._table.resolve(key, self.device, self.dtype)
+
+    def attention(self, layout: PackedLayout, kv: KVSlots) -> Attend:
+        """What attends over a store in the layers of one kind."""
+        return self._attention(layout, kv)
+
+    def rotary(self, capacity: int) -> RotaryTable:
+        """The rotations of the positions of slots of a capacity."""
+        if capacity not in self._rotary:
+            heads = self.heads
+            self._rotary[capacity] = RotaryTable.of(capacity, heads.head_dim, heads.theta, self._like)
+        return self._rotary[capacity]
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """The projections of a prefix's keys and values that suffix rows see in a CROSS layer."""
+
+    keys: Linear
+    values: Linear
+
+    def replace(self, store: DenseLayer, flat: Tensor) -> None:
+        """Put them in the place of the keys and values that they are made from. flat: as of RowPlaces."""
+        for of_slots, project in ((store.keys, self.keys), (store.values, self.values)):
+            places = of_slots.flatten(0, 1)
+            found = places[flat]
+            places.index_copy_(0, flat, project(found.flatten(1)).view_as(found))
+
+
+class _Shared:
+    """Shared by all layers of a pass: the places of its rows, and what attends in each kind of layer."""
+
+    def __init__(
+        self, rows: RowPlaces, crossing: RowPlaces, prefix_rows: int, make: Callable[[str, bool], Attend]
+    ) -> None:
+        self.rows = rows
+        self.crossing = crossing
+        self.prefix = first_rows(rows, prefix_rows)
+        self._make = make
+        self._attend: dict[tuple[str, bool], Attend] = {}
+
+    @classmethod
+    def of(cls, decoder: GroupedDecoder, layout: GroupLayout, kv: KVSlots) -> _Shared:
+        rotary = decoder.rotary(kv.capacity)
+        rows = rotary.places(layout.joint, kv.capacity)
+        crossing = rows if layout.cross is None else rotary.places(layout.suffix(CROSS), kv.capacity)
+
+        def make(kind: str, suffix_alone: bool) -> Attend:
+            return decoder.attention(layout.suffix(kind) if suffix_alone else layout.of_kind(kind), kv)
+
+        return cls(rows, crossing, layout.prefix_rows, make)
+
+    def attend(self, kind: str, suffix_alone: bool) -> Attend:
+        """Made once per kind. suffix_alone: prefix rows do not ask."""
+        key = kind, suffix_alone
+        if key not in self._attend:
+            self._attend[key] = self._make(kind, suffix_alone)
+        return self._attend[key]
+
+
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def first_rows(rows: RowPlaces, count: int) -> RowPlaces:
+    """The first `count` rows."""
+    return RowPlaces(rows.cos[:count], rows.sin[:count], rows.minus_sin[:count], rows.flat[:count])
+
+
+def rotated(x: Tensor, rows: RowPlaces) -> Tensor:
+    """x [L, n, D], every head rotated by its row's position; a new tensor."""
+    half = x.shape[-1] // 2
+    turned = x * rows.cos
+    turned[..., :half].addcmul_(x[..., half:], rows.minus_sin)
+    turned[..., half:].addcmul_(x[..., :half], rows.sin)
+    return turned
