@@ -7,9 +7,10 @@ from pathlib import Path
 
 from edgeflow.errors import CheckpointError
 from edgeflow.policies.act.config import ACTConfig, load_config
-from edgeflow.policies.act.processors import Processors, load_processors
+from edgeflow.policies.act.processors import load_processors
 from edgeflow.policies.act.settings import ACTSettings, read_settings
 from edgeflow.policies.family import Settings
+from edgeflow.policies.lerobot.processors import Normalisation
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -19,7 +20,7 @@ class ACTCheckpoint:
     """The network's sizes, the pipelines with their statistics, and the settings."""
 
     config: ACTConfig
-    processors: Processors
+    processors: Normalisation
     settings: ACTSettings
 
 

@@ -9,26 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeflow.errors import CheckpointError
-from edgeflow.policies.act.fields import Fields
 from edgeflow.policies.family import check_kind
+from edgeflow.policies.lerobot.features import (
+    ACTION,
+    CONFIG_FILE,
+    ENVIRONMENT,
+    STATE,
+    Camera,
+    read_cameras,
+    read_vector,
+)
+from edgeflow.policies.lerobot.fields import Fields
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.types import check_chunk
 
-CONFIG_FILE = "config.json"
-STATE, ENVIRONMENT, ACTION = "observation.state", "observation.environment_state", "action"
-TYPES = ("VISUAL", "STATE", "ENV", "ACTION", "REWARD", "LANGUAGE")
 BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 ACTIVATIONS = ("relu", "gelu")
-LONGEST = 4096  # pixels of a side
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Camera:
-    """An image input: RGB images of height x width pixels."""
-
-    name: str
-    height: int
-    width: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +76,15 @@ def load_config(directory: Path) -> ACTConfig:
             f"{values.name('dim_model')} is {width} with n_heads {heads}; served: multiples of n_heads and of 4"
         )
     inputs = values.object("input_features")
-    cameras = _cameras(inputs)
-    environment = _vector(inputs, "ENV", ENVIRONMENT)
+    cameras = read_cameras(inputs)
+    environment = read_vector(inputs, "ENV", ENVIRONMENT)
     if not cameras and not environment:
         raise CheckpointError(f"{inputs.where} has neither images nor {ENVIRONMENT}; served: at least one of them")
     chunk = values.size("chunk_size", 100)
     action = values.object("output_features").object(ACTION).shape("shape", 1)[0]
     return ACTConfig(
         cameras=cameras,
-        state=_vector(inputs, "STATE", STATE),
+        state=read_vector(inputs, "STATE", STATE),
         environment=environment,
         action=action,
         backbone=values.choice("vision_backbone", BACKBONES, "resnet18"),
@@ -123,28 +119,3 @@ def _answer(values: Fields, chunk: int) -> tuple[str, int]:
     if "temporal_ensemble_coeff" in values or "n_action_steps" not in values:
         return "chunk_size", chunk
     return "n_action_steps", steps
-
-
-def _cameras(inputs: Fields) -> tuple[Camera, ...]:
-    found = []
-    for name in inputs:
-        feature = inputs.object(name)
-        if feature.choice("type", TYPES) == "VISUAL":
-            channels, height, width = feature.shape("shape", 3)
-            if channels != 3:
-                raise CheckpointError(f"{feature.name('shape')} has {channels} channels; served: 3")
-            if max(height, width) > LONGEST:
-                raise CheckpointError(
-                    f"{feature.name('shape')} has {width} x {height} pixels; served: sides to {LONGEST}"
-                )
-            found.append(Camera(name=name, height=height, width=width))
-    return tuple(found)
-
-
-def _vector(inputs: Fields, kind: str, name: str) -> int:
-    """The size of a vector input, 0 where there is none. The network reads only those of the published names."""
-    if name not in inputs:
-        return 0
-    feature = inputs.object(name)
-    feature.choice("type", (kind,))
-    return feature.shape("shape", 1)[0]

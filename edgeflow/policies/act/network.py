@@ -15,8 +15,9 @@ from torch import Tensor
 
 from edgeflow.errors import CheckpointError
 from edgeflow.models.checkpoint import Weights
-from edgeflow.policies.act.config import ENVIRONMENT, STATE, ACTConfig
+from edgeflow.policies.act.config import ACTConfig
 from edgeflow.policies.act.resnet import ResNet
+from edgeflow.policies.lerobot.features import ENVIRONMENT, STATE
 
 LAYER_NORM_EPS = 1e-5
 BASE = 10_000.0  # of the periods of camera positions

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.kernels.kv.layout import uploaded
-from edgeflow.policies.act.config import ACTION, STATE, ACTConfig, Camera
+from edgeflow.policies.act.config import ACTConfig
 from edgeflow.policies.act.network import ACTNetwork
-from edgeflow.policies.act.processors import Processors
 from edgeflow.policies.act.resnet import map_side
 from edgeflow.policies.act.settings import ACTSettings
-from edgeflow.policies.act.statistics import Affine
 from edgeflow.policies.inputs import pixels, placed
+from edgeflow.policies.lerobot.features import ACTION, STATE, Camera
+from edgeflow.policies.lerobot.processors import Normalisation
+from edgeflow.policies.lerobot.statistics import Affine
 from edgeflow.types import (
     PROMPT,
     ActionSchema,
@@ -73,7 +74,7 @@ class ACTPolicy:
     def __init__(
         self,
         config: ACTConfig,
-        processors: Processors,
+        processors: Normalisation,
         network: ACTNetwork,
         settings: ACTSettings,
         *,

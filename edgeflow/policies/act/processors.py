@@ -1,147 +1,31 @@
-"""The pipelines around the network: policy_preprocessor.json and policy_postprocessor.json with their statistics.
-
-Published source: LeRobot's processor/pipeline.py and normalize_processor.py. Torch-free.
-"""
+"""The pipelines around an ACT network. Torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError
-from edgeflow.policies.act.config import ACTION, TYPES, ACTConfig
-from edgeflow.policies.act.fields import Fields
-from edgeflow.policies.act.statistics import IDENTITY, KINDS, Affine, names_of, read_statistics
-from edgeflow.text.checkpoint_json import read_json
+from edgeflow.policies.act.config import ACTConfig
+from edgeflow.policies.lerobot.processors import (
+    BATCH,
+    DEVICE,
+    NORMALISE,
+    POSTPROCESSOR,
+    PREPROCESSOR,
+    RENAME,
+    UNNORMALISE,
+    Normalisation,
+    read_normalisation,
+    read_pipeline,
+)
 
-PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
-RENAME, NORMALISE, UNNORMALISE = "rename_observations_processor", "normalizer_processor", "unnormalizer_processor"
-STEPS = {
-    PREPROCESSOR: (RENAME, "to_batch_processor", "device_processor", NORMALISE),
-    POSTPROCESSOR: (UNNORMALISE, "device_processor"),
-}
+BEFORE, AFTER = (RENAME, BATCH, DEVICE, NORMALISE), (UNNORMALISE, DEVICE)
 """The steps that are served."""
-EPS = 1e-8
 
 
-@dataclass(frozen=True, slots=True)
-class Processors:
-    """sources: the name under which each input of the network is observed. inputs: by the network's name; an input that
-    is missing stays as it is. action: None = the network's actions are in the robot's units.
-    """
-
-    sources: Mapping[str, str]
-    inputs: Mapping[str, Affine]
-    action: Affine | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Normaliser:
-    """kinds: of normalisation, by feature."""
-
-    kinds: Mapping[str, str]
-    eps: float
-    state_file: str
-
-
-def load_processors(directory: Path, config: ACTConfig) -> Processors:
+def load_processors(directory: Path, config: ACTConfig) -> Normalisation:
     """Read and check both pipelines and their statistics; CheckpointError names the step or statistic at fault."""
-    before, after = _steps(directory, PREPROCESSOR), _steps(directory, POSTPROCESSOR)
+    before = read_pipeline(directory, PREPROCESSOR, BEFORE)
+    after = read_pipeline(directory, POSTPROCESSOR, AFTER)
     shapes: dict[str, tuple[int, ...]] = {camera.name: (3, 1, 1) for camera in config.cameras}
     shapes |= {name: (size,) for name, size in config.vectors.items()}
-    inputs = _affines(directory, _normaliser(_only(before, NORMALISE, PREPROCESSOR)), shapes)
-    outputs = _affines(directory, _unnormaliser(_only(after, UNNORMALISE, POSTPROCESSOR)), {ACTION: (config.action,)})
-    return Processors(_sources(before, config), inputs, outputs.get(ACTION))
-
-
-def _steps(directory: Path, name: str) -> list[tuple[str, Fields]]:
-    """Names and entries of a pipeline's steps."""
-    if not (directory / name).is_file():
-        raise CheckpointError(
-            f"{directory} has no {name}: only checkpoints with LeRobot's processor pipelines are served; "
-            "LeRobot converts older ones with its migrate_policy_normalization"
-        )
-    entries = Fields(name, read_json(directory / name)).objects("steps")
-    return [(_known(entry, STEPS[name]), entry) for entry in entries]
-
-
-def _known(entry: Fields, served: tuple[str, ...]) -> str:
-    key = "registry_name" if "registry_name" in entry else "class"
-    step = entry.text(key)
-    if key == "class" or step not in served:
-        raise CheckpointError(f"{entry.where}: the step {step} is not served; served: {', '.join(served)}")
-    if step == "device_processor":
-        entry.object("config").only("float_dtype", "float32")
-    return step
-
-
-def _only(steps: list[tuple[str, Fields]], name: str, file: str) -> Fields:
-    """The one step of a name."""
-    found = [entry for step, entry in steps if step == name]
-    if len(found) != 1:
-        raise CheckpointError(f"{file} has {len(found)} steps {name}; served: one")
-    return found[0]
-
-
-def _sources(steps: list[tuple[str, Fields]], config: ACTConfig) -> dict[str, str]:
-    """The observed name of each input: the renaming, which comes before the normalisation, backwards."""
-    names = [step for step, _ in steps]
-    if RENAME not in names:
-        return {name: name for name in config.inputs}
-    entry = _only(steps, RENAME, PREPROCESSOR)
-    if names.index(RENAME) > names.index(NORMALISE):
-        raise CheckpointError(f"{entry.where}: {RENAME} comes after {NORMALISE}; served: before it")
-    renamed = entry.object("config").object("rename_map")
-    new_names = {old: renamed.text(old) for old in renamed}
-    sources = {}
-    for name in config.inputs:
-        found = [old for old, new in new_names.items() if new == name]
-        if not found and name not in new_names:
-            found = [name]
-        if len(found) != 1:
-            raise CheckpointError(f"{renamed.where}: {len(found)} names become {name}; served: one")
-        sources[name] = found[0]
-    return sources
-
-
-def _normaliser(entry: Fields) -> _Normaliser:
-    """The step before the network: of the features that it lists, by their types."""
-    config = entry.object("config")
-    features, kinds = config.object("features"), _kinds(config)
-    types = {name: features.object(name).choice("type", TYPES) for name in features}
-    chosen = config.texts("normalize_observation_keys") if "normalize_observation_keys" in config else tuple(types)
-    return _step(entry, {name: kinds.get(kind, IDENTITY) for name, kind in types.items() if name in chosen})
-
-
-def _unnormaliser(entry: Fields) -> _Normaliser:
-    """The step behind the network, which knows only one feature: the action, listed or not."""
-    return _step(entry, {ACTION: _kinds(entry.object("config")).get("ACTION", IDENTITY)})
-
-
-def _kinds(config: Fields) -> dict[str, str]:
-    """Kinds of normalisation by type of feature."""
-    mapping = config.object("norm_map")
-    return {kind: mapping.choice(kind, KINDS) for kind in mapping}
-
-
-def _step(entry: Fields, kinds: Mapping[str, str]) -> _Normaliser:
-    state_file = entry.text("state_file") if "state_file" in entry else ""
-    if Path(state_file).name != state_file:
-        raise CheckpointError(f"{entry.name('state_file')} is {state_file!r}; served: a file of the checkpoint")
-    return _Normaliser(kinds=kinds, eps=entry.object("config").positive("eps", EPS), state_file=state_file)
-
-
-def _affines(directory: Path, step: _Normaliser, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Affine]:
-    """The normalisation of each feature in `shapes` that has one."""
-    kinds = {name: step.kinds[name] for name in shapes if step.kinds.get(name, IDENTITY) != IDENTITY}
-    if not kinds:
-        return {}
-    names = {name: [f"{name}.{each}" for each in names_of(kind)] for name, kind in kinds.items()}
-    wanted = {each: shapes[name] for name, both in names.items() for each in both}
-    if not step.state_file:
-        raise CheckpointError(
-            f"{directory} has no statistics for {', '.join(kinds)}: its processor names no state_file"
-        )
-    found = read_statistics(directory / step.state_file, wanted)
-    return {name: Affine.of(kind, [found[each] for each in names[name]], step.eps) for name, kind in kinds.items()}
+    return read_normalisation(directory, before, after, shapes, config.action)

@@ -7,8 +7,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgeflow.errors import ConfigError
-from edgeflow.policies.act.config import STATE, ACTConfig
+from edgeflow.policies.act.config import ACTConfig
 from edgeflow.policies.family import Settings
+from edgeflow.policies.lerobot.features import STATE
 from edgeflow.policies.settings import Name, validated
 
 Rate = Annotated[float, Field(gt=0, le=1000)]

@@ -19,12 +19,13 @@ from edgeflow.client.blending import ensemble_weights
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.policies.act.config import ACTConfig, load_config
-from edgeflow.policies.act.fields import Fields
 from edgeflow.policies.act.network import ACTNetwork
 from edgeflow.policies.act.policy import Normaliser
-from edgeflow.policies.act.processors import Processors, load_processors
+from edgeflow.policies.act.processors import load_processors
 from edgeflow.policies.act.published import read_network
 from edgeflow.policies.family import Verification
+from edgeflow.policies.lerobot.fields import Fields
+from edgeflow.policies.lerobot.processors import Normalisation
 from edgeflow.recorded.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
 from edgeflow.recorded.comparison import CheckResult, compare
 from edgeflow.text.checkpoint_json import read_json
@@ -66,7 +67,7 @@ def _refuse_options(asked: Verification) -> None:
 class _Checker:
     """The checks of a loaded checkpoint."""
 
-    def __init__(self, config: ACTConfig, processors: Processors, network: ACTNetwork) -> None:
+    def __init__(self, config: ACTConfig, processors: Normalisation, network: ACTNetwork) -> None:
         self._config = config
         self._processors = processors
         self._network = network

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from edgeflow.errors import CheckpointError
 from edgeflow.policies.act.config import load_config
 from edgeflow.policies.act.policy import Normaliser
-from edgeflow.policies.act.processors import Processors, load_processors
-from edgeflow.policies.act.statistics import Affine
+from edgeflow.policies.act.processors import load_processors
+from edgeflow.policies.lerobot.processors import Normalisation
+from edgeflow.policies.lerobot.statistics import Affine
 from tests.policies.act.checkpoint import (
     AFTER,
     AFTER_STATE,
@@ -38,7 +39,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path)
 
 
-def load(directory: Path) -> Processors:
+def load(directory: Path) -> Normalisation:
     return load_processors(directory, load_config(directory))
 
 
@@ -92,7 +93,7 @@ def test_actions_as_they_are_need_no_statistics(tmp_path: Path):
     directory = write_checkpoint(tmp_path, kinds={"VISUAL": "IDENTITY"})
     for name in (BEFORE_STATE, AFTER_STATE):
         (directory / name).unlink()
-    assert load(directory) == Processors({name: name for name in load_config(directory).inputs}, {}, None)
+    assert load(directory) == Normalisation({name: name for name in load_config(directory).inputs}, {}, None)
 
 
 def test_statistics_of_images_may_be_flat(checkpoint: Path):
