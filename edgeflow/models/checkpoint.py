@@ -53,6 +53,12 @@ class Weights(Mapping[str, Tensor]):
         below._set(sources, self._where + prefix, self.dtype, self.device)
         return below
 
+    def to(self, dtype: torch.dtype) -> Weights:
+        """The same tensors, read in another dtype."""
+        other = object.__new__(Weights)
+        other._set(self._sources, self._where, dtype, self.device)
+        return other
+
     def _set(
         self, sources: dict[str, Callable[[], Tensor]], where: str, dtype: torch.dtype, device: torch.device
     ) -> None:

@@ -1,4 +1,4 @@
-"""Two decoder stacks whose rows share a pass: prefix rows use one stack's weights, suffix rows the other's.
+"""Two decoder stacks in shared passes: prefix rows use one stack's weights, suffix rows the other's.
 
 Both write their keys and values to the same slots, and a suffix row attends over the prefix in its slot and over its
 own segment (π0, SmolVLA: a vision-language model and its action expert). Only the number of layers, the heads and their
@@ -10,7 +10,7 @@ Knows nothing of schedulers: which rows a pass has, and what they see, is a `Gro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +23,12 @@ from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.packed_attention import Attend, PackedAttention
-from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces
 from edgeflow.kernels.table.bind_linear import bind_linear
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
 from edgeflow.kernels.weights import FloatWeight, Weight
 from edgeflow.models.checkpoint import Weights
+from edgeflow.models.stack_norms import ResidualRows, StackNorms
 
 JOINT, CROSS = "joint", "cross"
 STAGE = "prefill"
@@ -114,42 +114,10 @@ class GroupLayout:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What adaptive norms take their numbers from: values [n, E], and the one of each suffix row [L_S] int64."""
+    """The source of the numbers of adaptive norms: values [n, E], and the one of each suffix row [L_S] int64."""
 
     values: Tensor
     of_row: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Norms:
-    """The norms of a stack: two of each layer, then the final one. weights [2 N + 1, E]; None where they are adaptive.
-
-    dense [(2 N + 1) 3E, E] and bias: of the adaptive ones, all behind each other.
-    """
-
-    sizes: StackSizes
-    weights: Tensor
-    dense: tuple[Tensor, Tensor] | None
-
-    @classmethod
-    def of(cls, sizes: StackSizes, weights: Weights, names: Sequence[str]) -> _Norms:
-        width = sizes.width
-        if sizes.adaptive:
-            dense = torch.cat([weights.take(f"{name}.dense.weight", 3 * width, width) for name in names])
-            bias = torch.cat([weights.take(f"{name}.dense.bias", 3 * width) for name in names])
-            return cls(sizes, dense.new_ones(len(names), width), (dense, bias))
-        stored = torch.stack([weights.take(f"{name}.weight", width) for name in names])
-        return cls(sizes, stored + 1 if sizes.plus_one else stored, None)
-
-    def modulation(self, condition: Condition | None) -> Tensor | None:
-        """Scale, shift and gate of every norm for each value of a condition: [2 N + 1, 3, n, E]; None where norms are
-        not adaptive."""
-        if self.dense is None:
-            return None
-        if condition is None:
-            raise ValueError("the norms of this stack need a condition")
-        numbers = torch.nn.functional.linear(condition.values.to(self.dense[0].dtype), *self.dense)
-        return numbers.view(len(numbers), len(self.weights), 3, self.sizes.width).permute(1, 2, 0, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,50 +135,13 @@ class _Layer:
 class _Stack:
     """One stack with the operators that serve it."""
 
-    sizes: StackSizes
     layers: tuple[_Layer, ...]
-    norms: _Norms
-    norm: RmsNorm
-    add_norm: AddRmsNorm
+    norms: StackNorms
     gated: Callable[[Tensor], Tensor]
 
-
-class _Rows:
-    """The rows of one group in a stack: what a sub-layer gave waits for the norm that adds it."""
-
-    def __init__(self, stack: _Stack, hidden: Tensor, condition: Condition | None) -> None:
-        self._stack = stack
-        self._condition = condition
-        self._modulation = stack.norms.modulation(condition) if len(hidden) else None
-        self._residual = hidden.clone()
-        self._added: Tensor | None = None
-        self._next = 0
-        self.count = len(hidden)
-
-    def normed(self) -> Tensor:
-        """The input of the next sub-layer, or of the head behind the last one."""
-        stack, index = self._stack, self._next
-        weight, eps = stack.norms.weights[index], stack.sizes.eps
-        if self._added is None:
-            x = stack.norm(self._residual, weight, eps)
-        else:
-            x, self._residual = stack.add_norm(self._added, self._residual, weight, eps)
-        self._next += 1
-        if self._modulation is not None:
-            x = torch.addcmul(self._of_rows(index, 1), x, 1 + self._of_rows(index, 0))
-        return x
-
-    def add(self, x: Tensor) -> None:
-        """What a sub-layer gave; adaptive norms scale it by the gate of the norm before it."""
-        self._added = x if self._modulation is None else x * self._of_rows(self._next - 1, 2)
-
-    def _of_rows(self, norm: int, part: int) -> Tensor:
-        """Scale, shift or gate of a norm, for each row [L_S, E]."""
-        assert self._modulation is not None and self._condition is not None
-        return self._modulation[norm, part].index_select(0, self._condition.of_row)
-
-    def mlp(self, layer: _Layer) -> None:
-        self.add(layer.down(self._stack.gated(layer.gate_up(self.normed()))))
+    def mlp(self, index: int, rows: ResidualRows) -> None:
+        layer = self.layers[index]
+        rows.add(layer.down(self.gated(layer.gate_up(rows.normed()))))
 
 
 class GroupedDecoder:
@@ -231,7 +162,7 @@ class GroupedDecoder:
         self.heads = heads
         self.name = name
         self._table = table
-        self._like = prefix[1].take("norm.weight", prefix[0].width)
+        self.dtype, self.device = prefix[1].dtype, prefix[1].device
         self._prefix = self._stack(*prefix, own=False)
         self._suffix = self._stack(*suffix, own=True)
         self._projections = [
@@ -241,15 +172,6 @@ class GroupedDecoder:
         self._write: RopeWriteKV = self._find("rope_write_kv", "self_attention")
         self._attention: PackedAttention = self._find("packed_attention", "self_attention")
         self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype it computes in."""
-        return self._like.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._like.device
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -290,31 +212,30 @@ class GroupedDecoder:
         self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: Condition | None, whole: bool
     ) -> tuple[Tensor, Tensor]:
         shared = _Shared.of(self, layout, kv)
-        rows = _Rows(self._prefix, prefix, None), _Rows(self._suffix, suffix, condition)
+        rows = ResidualRows(self._prefix.norms, prefix, None), ResidualRows(self._suffix.norms, suffix, condition)
         last = len(self.heads.kinds) - 1
-        for index, kind in enumerate(self.heads.kinds):
+        for index in range(len(self.heads.kinds)):
             ends = index == last and not whole
-            self._attend(index, kind, rows, shared, kv, ends)
+            self._attend(index, rows, shared, kv.layer(index), ends=ends)
             for group, stack in zip(rows, (self._prefix, self._suffix), strict=True):
                 if group.count and not (ends and group is rows[0]):
-                    group.mlp(stack.layers[index])
+                    stack.mlp(index, group)
         prefix_out = rows[0].normed() if whole and rows[0].count else prefix[:0]
         return prefix_out, rows[1].normed() if rows[1].count else suffix
 
     def _attend(
-        self, index: int, kind: str, rows: tuple[_Rows, _Rows], shared: _Shared, kv: KVSlots, ends: bool
+        self, index: int, rows: tuple[ResidualRows, ResidualRows], shared: _Shared, store: DenseLayer, *, ends: bool
     ) -> None:
         """One attention sub-layer of both groups. ends: the prefix is done when its keys and values are written."""
-        store: DenseLayer = kv.layer(index)
+        kind, prefix_rows = self.heads.kinds[index], rows[0].count
         stacks = self._prefix.layers[index], self._suffix.layers[index]
         projected = [
             layer.qkv(group.normed()) if group.count else None for layer, group in zip(stacks, rows, strict=True)
         ]
         q = self._placed(kind, projected, shared, store)
-        prefix_rows = rows[0].count
-        if ends and prefix_rows:
+        if ends:
             q = q[prefix_rows:]
-        attended = shared.attend(kind, ends)(q, store).flatten(1) if len(q) else q.flatten(1)
+        attended = (shared.attend(kind, ends)(q, store) if len(q) else q).flatten(1)
         projection = self._projections[index]
         if projection is not None and prefix_rows:
             projection.replace(store, shared.prefix.flat)
@@ -345,14 +266,8 @@ class GroupedDecoder:
             self._layer(sizes, weights.under(f"layers.{index}."), queries_alone=own and kind == CROSS)
             for index, kind in enumerate(self.heads.kinds)
         )
-        return _Stack(
-            sizes=sizes,
-            layers=layers,
-            norms=_Norms.of(sizes, weights, names),
-            norm=self._find("rms_norm", "input"),
-            add_norm=self._find("add_rms_norm", "input"),
-            gated=geglu if sizes.gelu else self._find("swiglu", "mlp"),
-        )
+        gated = geglu if sizes.gelu else self._find("swiglu", "mlp")
+        return _Stack(layers, StackNorms(sizes, weights, names, self._find), gated)
 
     def _layer(self, sizes: StackSizes, weights: Weights, *, queries_alone: bool) -> _Layer:
         heads, width = self.heads, sizes.width
@@ -377,19 +292,19 @@ class GroupedDecoder:
         bound: Mapping[str, Linear] = bind_linear(self._table, key, weight, None)
         return bound[STAGE]
 
-    def _find(self, op_name: str, role: str) -> Any:
+    def _find(self, op_name: str, role: str, dtype: torch.dtype | None = None) -> Any:
         key = OperatorKey(op_name=op_name, model_name=self.name, layer_role=role, stage=STAGE)
-        return self._table.resolve(key, self.device, self.dtype)
+        return self._table.resolve(key, self.device, dtype or self.dtype)
 
     def attention(self, layout: PackedLayout, kv: KVSlots) -> Attend:
-        """What attends over a store in the layers of one kind."""
+        """Attention over a store in the layers of one kind."""
         return self._attention(layout, kv)
 
     def rotary(self, capacity: int) -> RotaryTable:
         """The rotations of the positions of slots of a capacity."""
         if capacity not in self._rotary:
-            heads = self.heads
-            self._rotary[capacity] = RotaryTable.of(capacity, heads.head_dim, heads.theta, self._like)
+            heads, like = self.heads, torch.empty(0, dtype=self.dtype, device=self.device)
+            self._rotary[capacity] = RotaryTable.of(capacity, heads.head_dim, heads.theta, like)
         return self._rotary[capacity]
 
 

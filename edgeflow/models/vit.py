@@ -7,6 +7,7 @@ LayerNorm eps 1e-6, exact GELU, fused qkv with bias; LayerScale and prefix token
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,8 +28,9 @@ LAYER_NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
-    """norm1, norm2: weight and bias. LayerScale is folded into the projections that it scales."""
+class Block:
+    """The weights of a pre-norm block. norm1, norm2: weight and bias. A LayerScale is folded into the projections that
+    it scales."""
 
     norm1: tuple[Tensor, Tensor]
     qkv: Linear
@@ -37,21 +39,47 @@ class _Block:
     fc1: Linear
     fc2: Linear
 
-    @classmethod
-    def of(cls, weights: Weights, width: int) -> _Block:
-        """weights: those below `blocks.<index>.`"""
-        inner = weights.take("mlp.fc1.bias", None).shape[0]
-        norm1, norm2 = (
-            (weights.take(f"{norm}.weight", width), weights.take(f"{norm}.bias", width)) for norm in ("norm1", "norm2")
-        )
-        return cls(
-            norm1=norm1,
-            qkv=_linear(weights, "attn.qkv", 3 * width, width),
-            proj=_linear(weights, "attn.proj", width, width, scale="ls1"),
-            norm2=norm2,
-            fc1=_linear(weights, "mlp.fc1", inner, width),
-            fc2=_linear(weights, "mlp.fc2", width, inner, scale="ls2"),
-        )
+
+class Blocks:
+    """Blocks one after the other, over images laid behind each other.
+
+    like: a tensor in their dtype on their device. table: None for the built-in one. gelu: torch's `approximate`.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        heads: int,
+        like: Tensor,
+        *,
+        table: OperatorTable | None = None,
+        gelu: str = "none",
+    ) -> None:
+        self._blocks, self._heads, self._gelu = tuple(blocks), heads, gelu
+        operator = partial(_operator, table or built_in_table(), like)
+        self._attend: VarlenAttention = operator("varlen_attention", "full")
+        self._add_input_norm: AddLayerNorm = operator("add_layer_norm", "input")
+        self._add_post_norm: AddLayerNorm = operator("add_layer_norm", "post_attention")
+
+    def __call__(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """[L, E] → [L, E]. The output of a block waits for the norm that follows, which adds it to the residual in the
+        same launch."""
+        added: Tensor | None = None
+        for block in self._blocks:
+            if added is None:
+                normed = F.layer_norm(x, x.shape[1:], *block.norm1, LAYER_NORM_EPS)
+            else:
+                normed, x = self._add_input_norm(added, x, *block.norm1, LAYER_NORM_EPS)
+            q, k, v = block.qkv(normed).view(len(x), 3, self._heads, -1).unbind(1)
+            attended = block.proj(self._attend(q, k, v, sequences).flatten(1))
+            normed, x = self._add_post_norm(attended, x, *block.norm2, LAYER_NORM_EPS)
+            added = block.fc2(F.gelu(block.fc1(normed), approximate=self._gelu))
+        return x if added is None else x + added
+
+
+def _operator(table: OperatorTable, like: Tensor, name: str, role: str) -> Any:
+    key = OperatorKey(op_name=name, model_name="vit", layer_role=role, stage="prefill")
+    return table.resolve(key, like.device, like.dtype)
 
 
 class VisionTower:
@@ -65,7 +93,7 @@ class VisionTower:
         self, weights: Weights, *, heads: int, blocks: int, image_side: int, table: OperatorTable | None = None
     ) -> None:
         kernel = weights.take("patch_embed.proj.weight", None, 3, None, None)
-        self.width, self._patch, self._heads = kernel.shape[0], kernel.shape[-1], heads
+        self.width, self._patch = kernel.shape[0], kernel.shape[-1]
         if self.width % heads:
             raise CheckpointError(f"num_heads: {heads} heads do not divide a vision tower of width {self.width}")
         if image_side < self._patch:
@@ -76,43 +104,39 @@ class VisionTower:
         self._position = weights.take("pos_embed", 1, self.patches, self.width)[0]
         prefix = [weights.take(name, 1, None, self.width)[0] for name in ("cls_token", "reg_token") if name in weights]
         self._prefix = torch.cat([kernel.new_zeros(0, self.width), *prefix])
-        self._blocks = [_Block.of(weights.under(f"blocks.{index}."), self.width) for index in range(blocks)]
-        operator = partial(self._operator, table or built_in_table())
-        self._attend: VarlenAttention = operator("varlen_attention", "full")
-        self._add_input_norm: AddLayerNorm = operator("add_layer_norm", "input")
-        self._add_post_norm: AddLayerNorm = operator("add_layer_norm", "post_attention")
+        own = [_block(weights.under(f"blocks.{index}."), self.width) for index in range(blocks)]
+        self._blocks = Blocks(own, heads, kernel, table=table)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, side, side] → [B, patches, E]; class and register tokens, which have no position, are stripped."""
-        x = F.linear(_unfold(pixels, self._patch), self._kernel, self._bias) + self._position
+        x = F.linear(unfold(pixels, self._patch), self._kernel, self._bias) + self._position
         if len(self._prefix):
             x = torch.cat([self._prefix.expand(x.shape[0], -1, -1), x], dim=1)
         batch, tokens, _ = x.shape
         sequences = Sequences.equal(batch, tokens, x.device)
-        x = self._run(x.flatten(0, 1), sequences)
+        x = self._blocks(x.flatten(0, 1), sequences)
         return x.view(batch, tokens, self.width)[:, len(self._prefix) :]
 
-    def _run(self, x: Tensor, sequences: Sequences) -> Tensor:
-        """All blocks: [B tokens, E] → [B tokens, E]. What a block adds waits for the norm that follows, which adds it
-        to the residual in the same launch."""
-        added: Tensor | None = None
-        for block in self._blocks:
-            if added is None:
-                normed = F.layer_norm(x, (self.width,), *block.norm1, LAYER_NORM_EPS)
-            else:
-                normed, x = self._add_input_norm(added, x, *block.norm1, LAYER_NORM_EPS)
-            q, k, v = block.qkv(normed).view(len(x), 3, self._heads, -1).unbind(1)
-            attended = block.proj(self._attend(q, k, v, sequences).flatten(1))
-            normed, x = self._add_post_norm(attended, x, *block.norm2, LAYER_NORM_EPS)
-            added = block.fc2(F.gelu(block.fc1(normed)))
-        return x if added is None else x + added
 
-    def _operator(self, table: OperatorTable, name: str, role: str) -> Any:
-        key = OperatorKey(op_name=name, model_name="vit", layer_role=role, stage="prefill")
-        return table.resolve(key, self._kernel.device, self._kernel.dtype)
+def _block(weights: Weights, width: int) -> Block:
+    """weights: those below `blocks.<index>.`"""
+    inner = weights.take("mlp.fc1.bias", None).shape[0]
+    return Block(
+        norm1=norm_weights(weights, "norm1", width),
+        qkv=_linear(weights, "attn.qkv", 3 * width, width),
+        proj=_linear(weights, "attn.proj", width, width, scale="ls1"),
+        norm2=norm_weights(weights, "norm2", width),
+        fc1=_linear(weights, "mlp.fc1", inner, width),
+        fc2=_linear(weights, "mlp.fc2", width, inner, scale="ls2"),
+    )
 
 
-def _unfold(pixels: Tensor, patch: int) -> Tensor:
+def norm_weights(weights: Weights, name: str, width: int) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a LayerNorm."""
+    return weights.take(f"{name}.weight", width), weights.take(f"{name}.bias", width)
+
+
+def unfold(pixels: Tensor, patch: int) -> Tensor:
     """[B, 3, side, side] → [B, patches, 3 p p], patches row by row: the convolution as a matrix product.
 
     Pixels beyond the last whole patch are left out, as a convolution does.

@@ -1,0 +1,103 @@
+"""SigLIP towers as transformers publishes them, and the projections of their features to a language model's width.
+
+Published source: transformers' modeling_siglip.py and modeling_smolvlm.py. Unlike towers of timm (models/vit.py) they
+have GELU in its tanh form, separate q, k and v, and a norm behind the last block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgeflow.errors import CheckpointError
+from edgeflow.kernels.linear import Gemm, Linear
+from edgeflow.kernels.table.operator_table import OperatorTable
+from edgeflow.kernels.varlen_attention import Sequences
+from edgeflow.models.checkpoint import Weights
+from edgeflow.models.vit import LAYER_NORM_EPS, Block, Blocks, norm_weights, unfold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerSizes:
+    """width: E. inner: F. patch: pixels of a side. grid: patches of a side for which positions were learned."""
+
+    width: int
+    inner: int
+    layers: int
+    heads: int
+    patch: int
+    grid: int
+
+
+class SigLIPTower:
+    """A tower for square images of `side` pixels. weights: names below its prefix (embeddings.patch_embedding.weight,
+    encoder.layers.0.layer_norm1.weight, …, post_layernorm.weight).
+
+    patches: rows of features per image.
+    """
+
+    def __init__(self, sizes: TowerSizes, weights: Weights, *, side: int, table: OperatorTable | None = None) -> None:
+        width, patch = sizes.width, sizes.patch
+        if side % patch or side > sizes.grid * patch:
+            raise CheckpointError(
+                f"images of {side} pixels; served: multiples of the patch, {patch}, to {sizes.grid * patch}"
+            )
+        count = side // patch
+        self.width, self.patches, self._patch = width, count**2, patch
+        kernel = weights.take("embeddings.patch_embedding.weight", width, 3, patch, patch)
+        self._kernel = kernel.flatten(1)
+        self._bias = weights.take("embeddings.patch_embedding.bias", width)
+        learned = weights.take("embeddings.position_embedding.weight", sizes.grid**2, width)
+        self._position = learned[grid_positions(count, sizes.grid).to(learned.device)]
+        blocks = [_block(weights.under(f"encoder.layers.{index}."), sizes) for index in range(sizes.layers)]
+        self._blocks = Blocks(blocks, sizes.heads, kernel, table=table, gelu="tanh")
+        self._norm = norm_weights(weights, "post_layernorm", width)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._kernel.dtype
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[B, 3, side, side] → [B, patches, E]"""
+        x = F.linear(unfold(pixels.to(self.dtype), self._patch), self._kernel, self._bias) + self._position
+        batch = len(x)
+        x = self._blocks(x.flatten(0, 1), Sequences.equal(batch, self.patches, x.device))
+        return F.layer_norm(x, (self.width,), *self._norm, LAYER_NORM_EPS).view(batch, self.patches, self.width)
+
+
+def grid_positions(count: int, grid: int) -> Tensor:
+    """The learned positions of count x count patches, row by row: [count²] int64. An image of fewer patches than the
+    `grid` has on a side gets the positions at its relative places."""
+    places = torch.arange(count) / count
+    rows = torch.bucketize(places, torch.arange(1, grid) / grid, right=True)
+    return (rows[:, None] * grid + rows).flatten()
+
+
+def shuffled(x: Tensor, scale: int) -> Tensor:
+    """Squares of scale x scale patches joined into one row: [B, n², E] → [B, (n / scale)², scale² E]"""
+    batch, patches, width = x.shape
+    side = round(patches**0.5) // scale
+    squares = x.view(batch, side, scale, side, scale, width).transpose(2, 3)
+    return squares.reshape(batch, side * side, scale * scale * width)
+
+
+def _block(weights: Weights, sizes: TowerSizes) -> Block:
+    width = sizes.width
+    biases = [weights.take(f"self_attn.{name}_proj.bias", width) for name in "qkv"]
+    first, *others = (weights.linear(f"self_attn.{name}_proj", width, width) for name in "qkv")
+    return Block(
+        norm1=norm_weights(weights, "layer_norm1", width),
+        qkv=Gemm(first.cat(others), torch.cat(biases)),
+        proj=projection(weights, "self_attn.out_proj", width, width),
+        norm2=norm_weights(weights, "layer_norm2", width),
+        fc1=projection(weights, "mlp.fc1", sizes.inner, width),
+        fc2=projection(weights, "mlp.fc2", width, sizes.inner),
+    )
+
+
+def projection(weights: Weights, name: str, outputs: int, inputs: int, *, bias: bool = True) -> Linear:
+    """A projection of the tower or behind it."""
+    return Gemm(weights.linear(name, outputs, inputs), weights.take(f"{name}.bias", outputs) if bias else None)
