@@ -59,6 +59,17 @@ class Weights(Mapping[str, Tensor]):
         other._set(self._sources, self._where, dtype, self.device)
         return other
 
+    def renamed(self, prefixes: Mapping[str, str]) -> Weights:
+        """The same tensors, those under a prefix by a name under another one. prefixes: new by old."""
+        other = object.__new__(Weights)
+        sources = dict(self._sources)
+        for old, new in prefixes.items():
+            sources |= {
+                new + name.removeprefix(old): read for name, read in self._sources.items() if name.startswith(old)
+            }
+        other._set(sources, self._where, self.dtype, self.device)
+        return other
+
     def _set(
         self, sources: dict[str, Callable[[], Tensor]], where: str, dtype: torch.dtype, device: torch.device
     ) -> None:

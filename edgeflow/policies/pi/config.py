@@ -1,0 +1,136 @@
+"""The parts of a config.json of π0 and π0.5 that their loader needs.
+
+Published source: LeRobot's configuration_pi0.py and configuration_pi05.py. Torch-free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeflow.errors import CheckpointError
+from edgeflow.policies.family import check_kind
+from edgeflow.policies.flow.config import FlowConfig, read_flow_config
+from edgeflow.policies.lerobot.features import CONFIG_FILE
+from edgeflow.policies.lerobot.fields import Fields
+from edgeflow.text.checkpoint_json import read_json
+
+PI0, PI05 = "pi0", "pi05"
+MOST_LAYERS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmaSizes:
+    """The sizes of a Gemma stack."""
+
+    width: int
+    depth: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSizes:
+    """The sizes of a SigLIP tower."""
+
+    width: int
+    depth: int
+    inner: int
+    heads: int
+    patch: int
+
+
+GEMMA = {
+    "gemma_2b": GemmaSizes(width=2048, depth=18, inner=16384, heads=8, kv_heads=1, head_dim=256),
+    "gemma_300m": GemmaSizes(width=1024, depth=18, inner=4096, heads=8, kv_heads=1, head_dim=256),
+}
+VISION = VisionSizes(width=1152, depth=27, inner=4304, heads=16, patch=14)
+OTHER_SIZES = "oracle_sizes"
+"""Sizes other than the published ones, as bundles of recordings state them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiConfig:
+    """kind: PI0 or PI05. text, expert: the stacks of prefix and steps. trained_delay: clean rows that the training of
+    real-time chunking had at most, 0 = none."""
+
+    kind: str
+    flow: FlowConfig
+    text: GemmaSizes
+    expert: GemmaSizes
+    vision: VisionSizes
+    trained_delay: int
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the flow time conditions the expert's norms, and the state is a part of the prompt."""
+        return self.kind == PI05
+
+
+def load_config(directory: Path, kind: str) -> PiConfig:
+    """Read and check config.json; CheckpointError names the key and what is served."""
+    config = read_json(directory / CONFIG_FILE)
+    check_kind(config, "type", kind, family=kind)
+    values = Fields(CONFIG_FILE, config)
+    for key in ("use_relative_actions", "use_visual_memory", "use_proprioceptive_memory"):
+        values.only(key, False)
+    flow = read_flow_config(values, steps="num_inference_steps", side="image_resolution")
+    if not flow.state:
+        raise CheckpointError(f"{values.name('input_features')} lacks observation.state; served: with a state")
+    text, expert = _stack(values, "paligemma", "gemma_2b"), _stack(values, "action_expert", "gemma_300m")
+    for name in ("depth", "heads", "kv_heads", "head_dim"):
+        if getattr(text, name) != getattr(expert, name):
+            raise CheckpointError(
+                f"{CONFIG_FILE}: {name} of both stacks are {getattr(text, name)} and {getattr(expert, name)}; "
+                "served: equal ones"
+            )
+    return PiConfig(
+        kind=kind, flow=flow, text=text, expert=expert, vision=_vision(values, flow.side), trained_delay=_delay(values)
+    )
+
+
+def _delay(values: Fields) -> int:
+    if "rtc_training_max_delay" not in values:
+        return 0
+    delay = values.number("rtc_training_max_delay", 0)
+    if not delay.is_integer() or delay < 0:
+        raise CheckpointError(f"{values.name('rtc_training_max_delay')} is {delay}; served: whole numbers from 0")
+    return int(delay)
+
+
+def _stack(values: Fields, name: str, default: str) -> GemmaSizes:
+    variant = values.choice(f"{name}_variant", tuple(GEMMA), default)
+    sizes = GEMMA[variant]
+    if OTHER_SIZES in values:
+        stated = values.object(OTHER_SIZES).object(name)
+        sizes = GemmaSizes(
+            width=stated.size("width"),
+            depth=stated.size("depth"),
+            inner=stated.size("mlp_dim"),
+            heads=stated.size("num_heads"),
+            kv_heads=stated.size("num_kv_heads"),
+            head_dim=stated.size("head_dim"),
+        )
+    if sizes.heads % sizes.kv_heads or sizes.head_dim % 2 or sizes.width % 2 or sizes.depth > MOST_LAYERS:
+        raise CheckpointError(f"{CONFIG_FILE}: sizes of {name} are {sizes}; served: whole groups of heads, even widths")
+    return sizes
+
+
+def _vision(values: Fields, side: int) -> VisionSizes:
+    sizes = VISION
+    if OTHER_SIZES in values:
+        stated = values.object(OTHER_SIZES).object("vision")
+        sizes = VisionSizes(
+            width=stated.size("hidden_size"),
+            depth=stated.size("num_hidden_layers"),
+            inner=stated.size("intermediate_size"),
+            heads=stated.size("num_attention_heads"),
+            patch=stated.size("patch_size"),
+        )
+    if side % sizes.patch or sizes.width % sizes.heads or sizes.depth > MOST_LAYERS:
+        raise CheckpointError(
+            f"{values.name('image_resolution')} is {side} with {sizes}; served: whole patches and heads"
+        )
+    return sizes

@@ -1,0 +1,146 @@
+"""The networks of π0 and π0.5 (engine/flow/policy.FlowNetwork): PaliGemma for the prefix, a Gemma expert for steps.
+
+Published source: LeRobot's modeling_pi0.py and modeling_pi05.py. In bfloat16 the vision tower, its projector, all norms
+and the projections of actions, state and time stay in float32, as published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgeflow.engine.flow.policy import FlowFrame
+from edgeflow.engine.policy import Placement
+from edgeflow.models.checkpoint import Weights
+from edgeflow.models.grouped import JOINT, Condition, GroupedDecoder, HeadSizes, StackSizes
+from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection
+from edgeflow.policies.flow.embeddings import PrefixEmbedding, RowTimes, TimeEmbedding
+from edgeflow.policies.flow.time_mixing import TimeMixing
+from edgeflow.policies.pi.config import GemmaSizes, PiConfig
+
+PREFIX = "model."
+"""Of the names in all files that LeRobot saves, but not in the published base files."""
+BOTH = "paligemma_with_expert."
+EPS = 1e-6
+NAME = "gemma"
+"""Its model_name in the operator table."""
+
+
+class PiNetwork:
+    """weights: by their published names, without the prefix of LeRobot."""
+
+    def __init__(self, config: PiConfig, weights: Weights, placement: Placement) -> None:
+        self._config = config
+        expert, dims = config.expert, config.flow.dims
+        floats = weights.to(torch.float32)
+        self.decoder = read_decoder(config, weights.under(BOTH), placement)
+        self.prefix = read_prefix(config, weights.under(BOTH + "paligemma."), placement)
+        self._out = projection(floats, "action_out_proj", dims, expert.width)
+        if config.adaptive:
+            self._time = TimeEmbedding(expert.width, config.flow.periods, placement.device)
+            self._action = projection(floats, "action_in_proj", expert.width, dims)
+            mlp = "time_mlp" if "time_mlp_in.weight" in weights else "action_time_mlp"
+            self._mlp = [projection(floats, f"{mlp}_{part}", expert.width, expert.width) for part in ("in", "out")]
+        else:
+            self._mixing = TimeMixing(_repaired(floats), expert.width, dims, config.flow.periods)
+            self._state = projection(floats, "state_proj", expert.width, config.flow.state_dims)
+
+    def prefix_rows(self, frame: FlowFrame) -> int:
+        """Rows of a frame's prefix."""
+        return self.prefix.rows(len(frame.pixel_values), len(frame.prompt_ids))
+
+    def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
+        """As of FlowNetwork."""
+        return self.prefix(pixel_values, prompt_ids, state)
+
+    def embed_step(self, x: Tensor, time: Tensor, clean: Tensor, state: Tensor) -> tuple[Tensor, Condition | None]:
+        """As of FlowNetwork: rows of the actions, in π0 behind a row of the state."""
+        if self._config.adaptive:
+            times = RowTimes.of(time, clean)
+            condition = Condition(self.condition(times.values), times.of_row.flatten())
+            return self._action(x.float()).flatten(0, 1).to(self.decoder.dtype), condition
+        rows = torch.cat([self._state(state.float())[:, None], self._mixing(x, time, clean)], dim=1)
+        return rows.flatten(0, 1).to(self.decoder.dtype), None
+
+    def condition(self, time: Tensor) -> Tensor:
+        """The condition of π0.5's norms: flow times [n] → [n, E'] float32"""
+        x = self._time(time)
+        for layer in self._mlp:
+            x = F.silu(layer(x))
+        return x
+
+    def velocity(self, hidden: Tensor) -> Tensor:
+        """[n (lead + H), E'] → [n, H, A] float32"""
+        rows = hidden.float().view(-1, self.rows, hidden.shape[1])
+        velocity: Tensor = self._out(rows[:, self.rows - self._config.flow.chunk :])
+        return velocity
+
+    @property
+    def rows(self) -> int:
+        """Rows of a candidate in a step."""
+        return self._config.flow.chunk + (not self._config.adaptive)
+
+
+def read_network(directory: Path, config: PiConfig, placement: Placement) -> PiNetwork:
+    """The network of a checkpoint; CheckpointError names the tensor at fault."""
+    weights = Weights(directory, placement.dtype, placement.device)
+    prefixed = any(name.startswith(PREFIX) for name in weights)
+    return PiNetwork(config, weights.under(PREFIX) if prefixed else weights, placement)
+
+
+def read_decoder(config: PiConfig, weights: Weights, placement: Placement) -> GroupedDecoder:
+    """Both stacks. weights: names below `paligemma_with_expert.`"""
+    text = config.text
+    heads = HeadSizes(heads=text.heads, kv_heads=text.kv_heads, head_dim=text.head_dim, kinds=(JOINT,) * text.depth)
+    return GroupedDecoder(
+        heads,
+        (_stack(text), weights.under("paligemma.model.language_model.")),
+        (_stack(config.expert, adaptive=config.adaptive), weights.under("gemma_expert.model.")),
+        name=NAME,
+        table=placement.table,
+    )
+
+
+def read_prefix(config: PiConfig, weights: Weights, placement: Placement) -> PrefixEmbedding:
+    """The embedding of prefixes. weights: names below `paligemma_with_expert.paligemma.`
+
+    Files saved from a model with tied weights have the embedding as `lm_head` alone; where both are there, `lm_head` is
+    not used.
+    """
+    vision, width = config.vision, config.text.width
+    floats = weights.to(torch.float32)
+    sizes = TowerSizes(
+        width=vision.width,
+        inner=vision.inner,
+        layers=vision.depth,
+        heads=vision.heads,
+        patch=vision.patch,
+        grid=config.flow.side // vision.patch,
+    )
+    tower = SigLIPTower(
+        sizes, floats.under("model.vision_tower.vision_model."), side=config.flow.side, table=placement.table
+    )
+    project = projection(floats, "model.multi_modal_projector.linear", width, vision.width)
+    embedding = "model.language_model.embed_tokens.weight"
+    return PrefixEmbedding(
+        image_rows=tower.patches,
+        images=lambda pixels: project(tower.forward(pixels)),
+        table=weights.take(embedding if embedding in weights else "lm_head.weight", None, width),
+    )
+
+
+def _repaired(weights: Weights) -> Weights:
+    """π0's names of the MLP of action and time where a file has those of π0.5."""
+    if "action_time_mlp_in.weight" in weights:
+        return weights
+    return weights.renamed({f"time_mlp_{part}": f"action_time_mlp_{part}" for part in ("in", "out")})
+
+
+def _stack(sizes: GemmaSizes, *, adaptive: bool = False) -> StackSizes:
+    return StackSizes(
+        width=sizes.width, inner=sizes.inner, eps=EPS, gelu=True, plus_one=not adaptive, adaptive=adaptive
+    )
