@@ -1,0 +1,166 @@
+"""The parts of a SmolVLA checkpoint's config.json, and of its vision-language model's, that its loader needs.
+
+Published source: LeRobot's configuration_smolvla.py and smolvlm_with_expert.py. Torch-free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeflow.errors import CheckpointError
+from edgeflow.policies.family import check_kind
+from edgeflow.policies.flow.config import FlowConfig, read_flow_config
+from edgeflow.policies.lerobot.features import CONFIG_FILE
+from edgeflow.policies.lerobot.fields import Fields
+from edgeflow.text.checkpoint_json import read_json
+
+MODES = ("cross_attn", "self_attn")
+MOST_LAYERS = 128
+PUBLISHED = {
+    "HuggingFaceTB/SmolVLM2-500M-Video-Instruct": {
+        "scale_factor": 4,
+        "text_config": {
+            "hidden_size": 960,
+            "intermediate_size": 2560,
+            "num_attention_heads": 15,
+            "num_key_value_heads": 5,
+            "num_hidden_layers": 32,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+        },
+        "vision_config": {
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "patch_size": 16,
+            "image_size": 512,
+        },
+    }
+}
+"""What config.json of a published model says, which checkpoints name and do not hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmolVLAConfig:
+    """width, inner: of the vision-language model's stack; expert_width, expert_inner: of the expert's. layers: of both.
+
+    cross: for each layer, whether the expert reads the prefix alone. scale: patches of a side that the connector joins.
+    vision_*: of the tower; grid: its patches of a side. model: the name or folder of the vision-language model.
+    """
+
+    flow: FlowConfig
+    width: int
+    inner: int
+    expert_width: int
+    expert_inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    cross: tuple[bool, ...]
+    scale: int
+    vision_width: int
+    vision_inner: int
+    vision_layers: int
+    vision_heads: int
+    patch: int
+    grid: int
+    model: str
+
+
+def load_config(directory: Path) -> SmolVLAConfig:
+    """Read and check both files; CheckpointError names the key and what is served."""
+    config = read_json(directory / CONFIG_FILE)
+    check_kind(config, "type", "smolvla", family="smolvla")
+    values = Fields(CONFIG_FILE, config)
+    for key in ("add_image_special_tokens", "adapt_to_pi_aloha", "use_delta_joint_actions_aloha"):
+        values.only(key, False)
+    flow = read_flow_config(values, steps="num_steps", side="resize_imgs_with_padding")
+    model = values.text("vlm_model_name")
+    vlm = _read_vlm(directory, model)
+    text, vision = vlm.object("text_config"), vlm.object("vision_config")
+    width, heads = text.size("hidden_size"), text.size("num_attention_heads")
+    expert_width = int(width * values.positive("expert_width_multiplier", 0.75))
+    grid, rest = divmod(vision.size("image_size"), vision.size("patch_size"))
+    found = SmolVLAConfig(
+        flow=flow,
+        width=width,
+        inner=text.size("intermediate_size"),
+        expert_width=expert_width,
+        expert_inner=_inner(expert_width),
+        heads=heads,
+        kv_heads=text.size("num_key_value_heads", heads),
+        head_dim=text.size("head_dim", width // heads),
+        eps=text.positive("rms_norm_eps", 1e-5),
+        cross=_cross(values, text.size("num_hidden_layers")),
+        scale=vlm.size("scale_factor", 2),
+        vision_width=vision.size("hidden_size"),
+        vision_inner=vision.size("intermediate_size"),
+        vision_layers=vision.size("num_hidden_layers", 12),
+        vision_heads=vision.size("num_attention_heads"),
+        patch=vision.size("patch_size"),
+        grid=grid,
+        model=model,
+    )
+    _check_sizes(found, vlm, whole=rest == 0)
+    return found
+
+
+def _read_vlm(directory: Path, model: str) -> Fields:
+    """config.json of the vision-language model: of the folder of that name in the checkpoint, or as published."""
+    folder = local_folder(directory, model)
+    if folder is not None:
+        return Fields(f"{folder.name}/{CONFIG_FILE}", read_json(folder / CONFIG_FILE))
+    if model not in PUBLISHED:
+        raise CheckpointError(
+            f"{CONFIG_FILE}.vlm_model_name is {model!r}, which is no folder of the checkpoint; served: a folder with "
+            f"config.json and tokenizer.json, or {', '.join(PUBLISHED)}"
+        )
+    return Fields(f"{model} {CONFIG_FILE}", PUBLISHED[model])
+
+
+def local_folder(directory: Path, name: str) -> Path | None:
+    """A folder of the checkpoint by its relative name; None where there is none. Names that lead out of it are none."""
+    relative = Path(name)
+    if relative.is_absolute() or ".." in relative.parts:
+        return None
+    folder = directory / relative
+    return folder if folder.is_dir() else None
+
+
+def _cross(values: Fields, available: int) -> tuple[bool, ...]:
+    """For each layer of the vision-language model that is used, whether it is one of cross attention."""
+    layers = int(values.number("num_vlm_layers", 16))
+    layers = layers if layers > 0 else available
+    if layers > min(available, MOST_LAYERS):
+        raise CheckpointError(f"{values.name('num_vlm_layers')} is {layers}; served: to {min(available, MOST_LAYERS)}")
+    experts = values.number("num_expert_layers", -1)
+    if experts > 0 and experts != layers:
+        raise CheckpointError(f"{values.name('num_expert_layers')} is {experts:g}; served: num_vlm_layers, {layers}")
+    crossing = values.choice("attention_mode", MODES, MODES[0]) == MODES[0]
+    every = int(values.number("self_attn_every_n_layers", 2))
+    return tuple(crossing and not (every > 0 and index % every == 0) for index in range(layers))
+
+
+def _inner(width: int) -> int:
+    """F of a Llama of this width: 8/3 of it, rounded up to a multiple of 256."""
+    return -(-int(4 * int(2 * width / 3)) // 256) * 256
+
+
+def _check_sizes(config: SmolVLAConfig, vlm: Fields, *, whole: bool) -> None:
+    """Refuse sizes that do not divide each other."""
+    side = config.flow.side
+    checks = (
+        ("head_dim", config.head_dim % 2 == 0 and config.heads % config.kv_heads == 0, "whole groups of even heads"),
+        ("hidden_size", config.expert_width > 1 and config.expert_width % 2 == 0, "an expert of even width"),
+        ("num_hidden_layers", config.vision_layers <= MOST_LAYERS, f"at most {MOST_LAYERS} layers"),
+        ("vision_config.num_attention_heads", config.vision_width % config.vision_heads == 0, "whole heads"),
+        ("vision_config.image_size", whole, "whole patches"),
+        ("image size", side % (config.patch * config.scale) == 0, "images of whole squares of scale_factor patches"),
+        ("image size", side <= config.patch * config.grid, "images to image_size"),
+    )
+    for key, holds, served in checks:
+        if not holds:
+            raise CheckpointError(f"{vlm.where}: {key} does not fit the other sizes; served: {served}")

@@ -1,0 +1,117 @@
+"""The networks of SmolVLA (engine/flow/policy.FlowNetwork): SmolVLM for the prefix, an expert of its kind for steps.
+
+Published source: LeRobot's modeling_smolvla.py and smolvlm_with_expert.py. The projections of actions, state and time
+are computed in float32 in any dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.flow.policy import FlowFrame
+from edgeflow.engine.policy import Placement
+from edgeflow.models.checkpoint import Weights
+from edgeflow.models.grouped import CROSS, JOINT, Condition, GroupedDecoder, HeadSizes, StackSizes
+from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection, shuffled
+from edgeflow.policies.flow.embeddings import PrefixEmbedding
+from edgeflow.policies.flow.time_mixing import TimeMixing
+from edgeflow.policies.smolvla.config import SmolVLAConfig
+
+PREFIX = "model."
+"""Of the names in files that LeRobot saves."""
+VLM, EXPERT = "vlm_with_expert.vlm.model.", "vlm_with_expert.lm_expert."
+NAME = "smollm"
+"""Its model_name in the operator table."""
+
+
+class SmolVLANetwork:
+    """weights: by their published names, without the prefix of LeRobot."""
+
+    def __init__(self, config: SmolVLAConfig, weights: Weights, placement: Placement) -> None:
+        self._config = config
+        flow, floats = config.flow, weights.to(torch.float32)
+        self.decoder = read_decoder(config, weights, placement)
+        self.prefix = PrefixEmbedding(
+            image_rows=(flow.side // config.patch // config.scale) ** 2,
+            images=_images(config, weights.under(VLM), placement),
+            table=weights.take(f"{VLM}text_model.embed_tokens.weight", None, config.width),
+            state=projection(floats, "state_proj", config.width, flow.state_dims),
+        )
+        self._mixing = TimeMixing(floats, config.expert_width, flow.dims, flow.periods)
+        self._out = projection(floats, "action_out_proj", flow.dims, config.expert_width)
+
+    def prefix_rows(self, frame: FlowFrame) -> int:
+        """Rows of a frame's prefix."""
+        return self.prefix.rows(len(frame.pixel_values), len(frame.prompt_ids))
+
+    def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
+        """As of FlowNetwork."""
+        return self.prefix(pixel_values, prompt_ids, state)
+
+    def embed_step(
+        self,
+        x: Tensor,
+        time: Tensor,
+        clean: Tensor,
+        state: Tensor,  # noqa: ARG002 - it is in the prefix
+    ) -> tuple[Tensor, Condition | None]:
+        """As of FlowNetwork."""
+        return self._mixing(x, time, clean).flatten(0, 1).to(self.decoder.dtype), None
+
+    def velocity(self, hidden: Tensor) -> Tensor:
+        """[n H, E'] → [n, H, A] float32"""
+        velocity: Tensor = self._out(hidden.float().view(-1, self._config.flow.chunk, hidden.shape[1]))
+        return velocity
+
+
+def read_network(directory: Path, config: SmolVLAConfig, placement: Placement) -> SmolVLANetwork:
+    """The network of a checkpoint; CheckpointError names the tensor at fault."""
+    weights = Weights(directory, placement.dtype, placement.device)
+    prefixed = any(name.startswith(PREFIX) for name in weights)
+    return SmolVLANetwork(config, weights.under(PREFIX) if prefixed else weights, placement)
+
+
+def read_decoder(config: SmolVLAConfig, weights: Weights, placement: Placement) -> GroupedDecoder:
+    """Both stacks. RoPE is that of the expert, not of the vision-language model."""
+    heads = HeadSizes(
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        kinds=tuple(CROSS if cross else JOINT for cross in config.cross),
+    )
+    text = StackSizes(width=config.width, inner=config.inner, eps=config.eps)
+    expert = StackSizes(width=config.expert_width, inner=config.expert_inner, eps=config.eps)
+    return GroupedDecoder(
+        heads,
+        (text, weights.under(f"{VLM}text_model.")),
+        (expert, weights.under(EXPERT)),
+        name=NAME,
+        table=placement.table,
+    )
+
+
+def _images(config: SmolVLAConfig, weights: Weights, placement: Placement) -> Callable[[Tensor], Tensor]:
+    """Rows of images: tower, connector, and the scale of embeddings."""
+    sizes = TowerSizes(
+        width=config.vision_width,
+        inner=config.vision_inner,
+        layers=config.vision_layers,
+        heads=config.vision_heads,
+        patch=config.patch,
+        grid=config.grid,
+    )
+    tower = SigLIPTower(sizes, weights.under("vision_model."), side=config.flow.side, table=placement.table)
+    connect = projection(
+        weights,
+        "connector.modality_projection.proj",
+        config.width,
+        config.vision_width * config.scale**2,
+        bias=False,
+    )
+    scale = math.sqrt(config.width)
+    return lambda pixels: connect(shuffled(tower.forward(pixels), config.scale)) * scale
