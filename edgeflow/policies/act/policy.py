@@ -17,7 +17,7 @@ from edgeflow.policies.act.config import ACTConfig
 from edgeflow.policies.act.network import ACTNetwork
 from edgeflow.policies.act.resnet import map_side
 from edgeflow.policies.act.settings import ACTSettings
-from edgeflow.policies.inputs import pixels, placed
+from edgeflow.policies.inputs import placed, unit_range
 from edgeflow.policies.lerobot.features import ACTION, STATE, Camera
 from edgeflow.policies.lerobot.processors import Normalisation
 from edgeflow.policies.lerobot.statistics import Affine
@@ -25,7 +25,6 @@ from edgeflow.types import (
     PROMPT,
     ActionSchema,
     CameraNeed,
-    Image,
     Observation,
     PolicyInputs,
     Stage,
@@ -174,14 +173,6 @@ class ACTPolicy:
                 f"{self._sources[name]} has {len(vector)} numbers; the policy takes {size}", field="frame.state"
             )
         return self._normalise[name](uploaded(torch.tensor(vector, dtype=torch.float32), self._place))
-
-
-def unit_range(image: Image, place: torch.device) -> Tensor:
-    """[3, h, w] float32, 0 to 1"""
-    copied = pixels(image).copy()  # torch takes no bytes that it may not write
-    raw = uploaded(torch.from_numpy(copied), place)
-    planes = torch.empty(3, image.height, image.width, dtype=torch.float32, device=place)
-    return planes.copy_(raw.permute(2, 0, 1)).div_(255)
 
 
 def _batch(parts: Sequence[Tensor], device: torch.device) -> Tensor:

@@ -46,6 +46,11 @@ class Affine:
         half = (np.where(span == 0, eps, span) / 2).astype(np.float32)
         return cls(centre=first, divisor=half, factor=half, origin=1.0)
 
+    def normalised(self, values: Floats) -> Floats:
+        """Values [..., n] in the units of the statistics → normalised"""
+        normalised: Floats = (values - self.centre) / self.divisor - np.float32(self.origin)
+        return normalised
+
     def restored(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Normalised values [..., D] → in the units of the statistics."""
         restored: NDArray[np.float64] = (values + self.origin) * self.factor.astype(np.float64) + self.centre

@@ -13,6 +13,7 @@ from edgeflow.policies.family import check_kind
 from edgeflow.policies.flow.config import FlowConfig, read_flow_config
 from edgeflow.policies.lerobot.features import CONFIG_FILE
 from edgeflow.policies.lerobot.fields import Fields
+from edgeflow.policies.lerobot.folders import local_folder
 from edgeflow.text.checkpoint_json import read_json
 
 MODES = ("cross_attn", "self_attn")
@@ -119,15 +120,6 @@ def _read_vlm(directory: Path, model: str) -> Fields:
             f"config.json and tokenizer.json, or {', '.join(PUBLISHED)}"
         )
     return Fields(f"{model} {CONFIG_FILE}", PUBLISHED[model])
-
-
-def local_folder(directory: Path, name: str) -> Path | None:
-    """A folder of the checkpoint by its relative name; None where there is none. Names that lead out of it are none."""
-    relative = Path(name)
-    if relative.is_absolute() or ".." in relative.parts:
-        return None
-    folder = directory / relative
-    return folder if folder.is_dir() else None
 
 
 def _cross(values: Fields, available: int) -> tuple[bool, ...]:

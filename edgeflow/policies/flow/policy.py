@@ -1,0 +1,185 @@
+"""The part of a policy that flow-matching families share: observations to frames, latent actions to actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeflow.engine.flow.guidance import RTCSettings
+from edgeflow.engine.flow.policy import FlowFrame, FlowNetwork, FlowSizes
+from edgeflow.errors import CheckpointError, InvalidArgument
+from edgeflow.policies.flow.config import FlowConfig
+from edgeflow.policies.flow.images import Margin, fitted
+from edgeflow.policies.flow.prompts import Texts
+from edgeflow.policies.flow.settings import FlowSettings
+from edgeflow.policies.inputs import unit_range
+from edgeflow.policies.lerobot.features import ACTION, STATE
+from edgeflow.policies.lerobot.processors import Normalisation
+from edgeflow.types import (
+    PROMPT,
+    ActionSchema,
+    CameraNeed,
+    Observation,
+    PolicyInputs,
+    Stage,
+    StageProgram,
+    StateSpec,
+)
+
+UNNORM_KEYS = (ACTION,)
+"""A checkpoint has the statistics of one dataset."""
+STAMPS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowParts:
+    """What differs between families. image_rows: of a prefix per camera. margin: of images. bounded: the state has a
+    range, beyond which it is counted as unusual. rtc: None = answers begin anew.
+    """
+
+    sizes: FlowSizes
+    image_rows: int
+    margin: Margin
+    texts: Texts
+    bounded: bool
+    rtc: RTCSettings | None
+
+
+class DenoisingPolicy:
+    """A flow policy (engine/flow/policy.FlowPolicy). place: where images are prepared, the host or the device.
+
+    unusual_states: frames so far with a state outside of its statistics' range, where these are one.
+    """
+
+    def __init__(
+        self,
+        config: FlowConfig,
+        normalisation: Normalisation,
+        settings: FlowSettings,
+        network: FlowNetwork,
+        parts: FlowParts,
+        *,
+        place: torch.device,
+    ) -> None:
+        self.config = config
+        self.network = network
+        self.sizes = parts.sizes
+        self.rtc = parts.rtc
+        self.device, self.dtype = network.decoder.device, network.decoder.dtype
+        self.unusual_states = 0
+        self._parts = parts
+        self._settings = settings
+        self._place = place
+        self._normalisation = normalisation
+        self._cameras = [
+            normalisation.sources[camera.name]
+            for camera in config.cameras
+            if camera.name not in settings.absent_cameras
+        ]
+        self._state = normalisation.sources[STATE]
+
+    @property
+    def fixed_rows(self) -> int:
+        """Rows of a prompt with all cameras, besides those of its text."""
+        return len(self._cameras) * self._parts.image_rows + self.sizes.closing
+
+    @property
+    def inputs(self) -> PolicyInputs:
+        """Cameras of any size and the state, by their observed names."""
+        settings = self._settings
+        state = StateSpec(
+            name=self._state,
+            size=self.config.state,
+            elements=tuple(settings.state_names),
+            units=tuple(settings.state_units),
+        )
+        return PolicyInputs(cameras=tuple(CameraNeed(name=name) for name in self._cameras), state=(state,))
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]:
+        return UNNORM_KEYS
+
+    def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - there is one dataset
+        """The prefix, then N steps of all candidates."""
+        sizes = self.sizes
+        step = Stage(rows=sizes.candidates * sizes.rows, repeats=sizes.steps, group=1, advances=False)
+        return StageProgram((Stage(rows=PROMPT), step))
+
+    def text_rows(self, instruction: str, state: Mapping[str, tuple[float, ...]] | None = None) -> int:
+        """Rows of the instruction, with a frame's state vectors; None: the most that any state gives."""
+        texts = self._parts.texts
+        return texts.most_rows(instruction) if state is None else len(texts.ids(instruction, self._normalised(state)))
+
+    def prepare(self, observation: Observation) -> FlowFrame:
+        """The inputs of a frame; InvalidArgument for one without any camera, or with another state.
+
+        Cameras that a frame lacks have no rows.
+        """
+        state = self._normalised(observation.state)
+        self.unusual_states += bool(self._parts.bounded and np.abs(state).max(initial=0.0) > 1.0)
+        padded = torch.zeros(self.config.state_dims)
+        padded[: len(state)] = torch.from_numpy(state)
+        return FlowFrame(
+            pixel_values=self._images(observation),
+            prompt_ids=self._parts.texts.ids(observation.instruction, state),
+            state=padded,
+            noise=self._noise(observation.stamp_ns),
+        )
+
+    def actions(
+        self,
+        values: NDArray[np.float64],
+        unnorm_key: str | None = None,  # noqa: ARG002 - there is one dataset
+    ) -> NDArray[np.float64]:
+        """Normalised [H, A] → [horizon, D] in the units of the training's data"""
+        kept, affine = values[: self.config.horizon, : self.config.action], self._normalisation.action
+        return kept if affine is None else affine.restored(kept)
+
+    def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
+        """The meaning of actions as configured; what is not stated is absolute, without unit and limit."""
+        if unnorm_key not in (None, *UNNORM_KEYS):
+            raise CheckpointError(f"unnorm_key: {unnorm_key!r} is not one of {', '.join(UNNORM_KEYS)}")
+        settings, size, horizon = self._settings, self.config.action, self.config.horizon
+        return ActionSchema(
+            names=tuple(settings.action_names) or tuple(f"a{index}" for index in range(size)),
+            units=tuple(settings.action_units) or ("1",) * size,
+            low=tuple(settings.action_low) or (-math.inf,) * size,
+            high=tuple(settings.action_high) or (math.inf,) * size,
+            relative=tuple(settings.action_relative) or (False,) * size,
+            frame=settings.frame,
+            rotation=settings.rotation,
+            control_rate_hz=settings.control_rate_hz,
+            horizon=horizon,
+            step_ms=1000.0 / settings.control_rate_hz if horizon > 1 else 0.0,
+        )
+
+    def _images(self, observation: Observation) -> Tensor:
+        """[C, 3, side, side] of the cameras that are there, on the place where they are prepared."""
+        found = [observation.images[name] for name in self._cameras if name in observation.images]
+        if not found:
+            raise InvalidArgument(f"has none of {', '.join(self._cameras)}; send at least one", field="frame.images")
+        side, margin = self.config.side, self._parts.margin
+        return torch.stack([fitted(unit_range(image, self._place), side, margin) for image in found])
+
+    def _normalised(self, vectors: Mapping[str, tuple[float, ...]]) -> NDArray[np.float32]:
+        """The normalised state, without padding."""
+        values, size = vectors.get(self._state, ()), self.config.state
+        if len(values) != size:
+            raise InvalidArgument(
+                f"{self._state} has {len(values)} numbers; the policy takes {size}", field="frame.state"
+            )
+        state, affine = np.asarray(values, np.float32), self._normalisation.inputs.get(STATE)
+        return state if affine is None else affine.normalised(state)
+
+    def _noise(self, stamp_ns: int) -> Tensor:
+        """[M, H, A] float32, the same for the same seed and stamp; more candidates do not change the first ones."""
+        sizes = self.sizes
+        generator = np.random.default_rng([self._settings.noise_seed, stamp_ns % STAMPS])
+        shape = (sizes.candidates, sizes.horizon, sizes.dims)
+        return torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
