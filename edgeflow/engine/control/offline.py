@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.control.engine import Answer
+from edgeflow.engine.control.engine import Answer, PassEngine
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.policy import PreparedFrame
 from edgeflow.scheduler.pace import pace_of
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Outcome
 from edgeflow.scheduler.ring import Shift
@@ -19,9 +18,17 @@ from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import Mode, Speculation, StageProgram
 
 
+class FrameEngine(PassEngine, Protocol):
+    """An engine whose answers take several passes."""
+
+    def rows(self, prompt: Any) -> int:
+        """Rows of a frame's prompt."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A frame's action tokens, and its logits [K, V] if the engine keeps them."""
+    """A frame's answer, and its logits [K, V] if the engine keeps them."""
 
     sampled: Answer
     logits: list[Tensor]
@@ -39,7 +46,7 @@ class OfflineRun:
 
     def __init__(
         self,
-        engine: PolicyEngine,
+        engine: FrameEngine,
         scheduler: Scheduler,
         modes: list[Mode],
         depth: int = 0,
@@ -47,15 +54,15 @@ class OfflineRun:
     ) -> None:
         self.engine = engine
         self.scheduler = scheduler
-        self._answers = engine.answers()
-        self._program = StageProgram.tokens(engine.policy.K)
+        self.answers = engine.answers()
+        self._program = program_of(engine)
         self._logits: dict[FrameRef, list[Tensor]] = {}
-        self._observations: dict[FrameRef, PreparedFrame] = {}
+        self._observations: dict[FrameRef, Any] = {}
         self._waiting: set[int] = set()
         for session, mode in enumerate(modes):
-            scheduler.open(session, 1, pace_of(mode, engine.policy.K, depth, speculation))
+            scheduler.open(session, 1, pace_of(mode, self._program.passes, depth, speculation), self._program)
 
-    def decode(self, streams: Sequence[Iterable[PreparedFrame]]) -> list[list[Decoded]]:
+    def decode(self, streams: Sequence[Iterable[Any]]) -> list[list[Decoded]]:
         """Decode every frame of every stream, one stream per session; results in the order of the frames."""
         sources = [iter(stream) for stream in streams]
         results: list[list[Decoded]] = [[] for _ in streams]
@@ -69,7 +76,7 @@ class OfflineRun:
             for decoded in self.collect(launched):
                 results[decoded.sampled.frame.session].append(decoded)
 
-    def decode_arrivals(self, arrivals: Sequence[tuple[int, PreparedFrame]]) -> list[Decoded]:
+    def decode_arrivals(self, arrivals: Sequence[tuple[int, Any]]) -> list[Decoded]:
         """Decode frames of session 0, each offered after so many further passes, once the one before has started."""
         results: list[Decoded] = []
         for seq, (passes, frame) in enumerate(arrivals, start=1):
@@ -86,15 +93,15 @@ class OfflineRun:
     def collect(self, launched: Ticket[FrameRef]) -> list[Decoded]:
         """Wait for a pass and commit what it gave; the frames it finished."""
         outcomes = self.engine.collect(launched)
-        self._answers.add(outcomes)
+        self.answers.add(outcomes)
         self._keep_logits(launched, outcomes)
         left = self.scheduler.commit(launched.planned.number, outcomes)
         for departure in left:
             if departure.why is not Leaving.DONE:
-                self._answers.drop(departure.frame)
+                self.answers.drop(departure.frame)
                 self._logits.pop(departure.frame, None)
         done = [departure.frame for departure in left if departure.why is Leaving.DONE]
-        return [Decoded(self._answers.take(frame), self._logits.pop(frame, [])) for frame in done]
+        return [Decoded(self.answers.take(frame), self._logits.pop(frame, [])) for frame in done]
 
     def _keep_logits(self, launched: Ticket[FrameRef], outcomes: Sequence[Outcome[FrameRef]]) -> None:
         """Those behind settled tokens, in the order of the tokens."""
@@ -102,10 +109,10 @@ class OfflineRun:
             return
         of_segments = torch.split(launched.logits, list(launched.samples))  # padded ones last
         for outcome, rows in zip(outcomes, of_segments, strict=False):
-            if outcome.sequence not in self._answers:
+            if outcome.sequence not in self.answers:
                 continue  # it has left
             kept = self._logits.setdefault(outcome.sequence, [])
-            kept += rows[: min(len(outcome.tokens), self.engine.policy.K - len(kept))]
+            kept += rows[: min(len(outcome.tokens), self._program.passes - len(kept))]
 
     def step(self) -> Ticket[FrameRef] | None:
         """Launch one pass, to be collected; None when nothing is left to run."""
@@ -115,7 +122,7 @@ class OfflineRun:
         launched = self.engine.launch(planned, self._observations)
         for segment in planned.prefills:
             del self._observations[segment.sequence]
-            self._answers.begin(segment.sequence, self._program)
+            self.answers.begin(segment.sequence, self._program)
             self._waiting.discard(segment.sequence.session)
         return launched
 
@@ -123,17 +130,16 @@ class OfflineRun:
         """True when a frame of this session was offered and is not started yet."""
         return session in self._waiting
 
-    def offer(self, session: int, seq: int, frame: PreparedFrame) -> None:
+    def offer(self, session: int, seq: int, frame: Any) -> None:
         """Queue a frame; it must not replace one that still waits."""
         ref = FrameRef(session, 1, seq)
-        rows = self.engine.policy.image_tokens + len(frame.prompt_ids)
-        departures = self.scheduler.offer(Frame(ref, rows))
+        departures = self.scheduler.offer(Frame(ref, self.engine.rows(frame)))
         if departures:
             raise ValueError(f"frame {departures[0].frame} was superseded in an offline run")
         self._observations[ref] = frame
         self._waiting.add(session)
 
-    def _feed(self, session: int, source: Iterator[PreparedFrame], counts: list[int]) -> None:
+    def _feed(self, session: int, source: Iterator[Any], counts: list[int]) -> None:
         if session in self._waiting:
             return
         frame = next(source, None)
@@ -142,7 +148,13 @@ class OfflineRun:
             self.offer(session, counts[session], frame)
 
 
-def decode_serially(engine: PolicyEngine, frames: Iterable[PreparedFrame]) -> list[Decoded]:
-    """Decode each frame by itself, one pass per token: the reference of every other mode."""
-    scheduler = Scheduler(limits_for(engine.policy.K))
+def program_of(engine: PassEngine) -> StageProgram:
+    """The longest program of an engine's answers."""
+    policy = engine.policy
+    return max((policy.program(key) for key in policy.unnorm_keys), key=lambda program: program.passes)
+
+
+def decode_serially(engine: FrameEngine, frames: Iterable[Any]) -> list[Decoded]:
+    """Answer each frame by itself, pass after pass: the reference of every other mode."""
+    scheduler = Scheduler(limits_for(program_of(engine).passes))
     return OfflineRun(engine, scheduler, [Mode.SERIAL]).decode([frames])[0]

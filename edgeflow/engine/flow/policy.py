@@ -12,14 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.policy import Policy
+from edgeflow.errors import ConfigError
 from edgeflow.models.grouped import Condition, GroupedDecoder
-from edgeflow.types import Observation
+from edgeflow.types import MAX_HORIZON, PROMPT, Observation, Stage, StageProgram
+
+MOST_STEPS = 100
+MOST_CANDIDATES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSizes:
-    """The rows of a flow policy's answers.
+    """The rows of a flow policy's answers; ConfigError for numbers out of range.
 
     steps: N, Euler steps from flow time 1 (noise) to 0. horizon: H, actions of a chunk. dims: A, numbers of a latent
     action, padding included. lead: rows of a step before its actions (the state token of π0); they see the prefix and
@@ -37,10 +42,30 @@ class FlowSizes:
     state: int = 0
     candidates: int = 1
 
+    def __post_init__(self) -> None:
+        for name, most in (("steps", MOST_STEPS), ("candidates", MOST_CANDIDATES), ("horizon", MAX_HORIZON)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name}: is {getattr(self, name)}; it must be 1 to {most}")
+
     @property
     def rows(self) -> int:
-        """Rows of a candidate in a step."""
+        """R, rows of a candidate in a step."""
         return self.lead + self.horizon
+
+    @property
+    def step_rows(self) -> int:
+        """M * R, rows of a frame in a step."""
+        return self.candidates * self.rows
+
+    @property
+    def program(self) -> StageProgram:
+        """The stages of an answer: the prefix, then the steps."""
+        steps = Stage(rows=self.step_rows, repeats=self.steps, group=1, advances=False)
+        return StageProgram((Stage(rows=PROMPT), steps))
+
+    def time(self, step: int) -> float:
+        """Flow time at which a step begins, 1 for the first: 1 + (step - 1) dt."""
+        return 1.0 + (step - 1) * (-1.0 / self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,6 +131,11 @@ class FlowPolicy(Policy, Protocol):
     sizes: FlowSizes
     device: torch.device
     dtype: torch.dtype
+
+    @property
+    def rtc(self) -> RTCSettings | None:
+        """How answers continue the chunk being played; None where they cannot."""
+        ...
 
     @property
     def network(self) -> FlowNetwork: ...

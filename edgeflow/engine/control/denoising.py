@@ -1,0 +1,235 @@
+"""The engine of flow policies: the steps of several frames and robots share a pass with the newest prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeflow.engine.control.engine import Answer, EngineOptions
+from edgeflow.engine.executor import Ticket
+from edgeflow.engine.flow.continuing import guidance_of
+from edgeflow.engine.flow.guidance import Previous
+from edgeflow.engine.flow.layout import FlowLayouts, PrefixSegment, StepSegment
+from edgeflow.engine.flow.policy import FlowFrame, FlowPolicy
+from edgeflow.engine.flow.program import FlowProgram, Steps
+from edgeflow.engine.flow.state import FlowState, lines_of
+from edgeflow.engine.graphs import Graphs, Record
+from edgeflow.engine.policy import Policy
+from edgeflow.engine.program import PassOutputs
+from edgeflow.engine.stamps import CudaStamp, Stamp
+from edgeflow.kernels.kv.layout import on_device, uploaded
+from edgeflow.kernels.kv.slots import rounded_capacity
+from edgeflow.scheduler.plan import FrameRef, Move, Outcome, Pass, Segment
+from edgeflow.types import StageProgram
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptStep:
+    """A step of a frame [M, H, A] float32, on the device. x: before it; velocity: of the network; used: as guided."""
+
+    x: Tensor
+    velocity: Tensor
+    used: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Denoised(Outcome[FrameRef]):
+    """An outcome of a frame. values [M, H, A]: its chunks, normalised, behind its last step; kept: its step, where
+    steps are kept.
+    """
+
+    values: NDArray[np.float64] | None = field(default=None, compare=False)
+    kept: KeptStep | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowTicket(Ticket[FrameRef]):
+    """A pass on its way. results [f, M, H, A]: of the frames that it finishes. steps: where they are kept."""
+
+    steps: Steps | None = None
+
+
+class FlowAnswers:
+    """The chunks of frames in flight (engine/control/engine.AnswerBook). steps: of each frame, where they are kept."""
+
+    def __init__(self) -> None:
+        self._frames: dict[FrameRef, list[Denoised]] = {}
+        self.steps: dict[FrameRef, tuple[KeptStep, ...]] = {}
+
+    def __contains__(self, frame: FrameRef) -> bool:
+        return frame in self._frames
+
+    def begin(self, frame: FrameRef, program: StageProgram) -> None:  # noqa: ARG002 - the last outcome has the chunk
+        self._frames[frame] = []
+
+    def add(self, outcomes: Iterable[Outcome[FrameRef]]) -> None:
+        for outcome in outcomes:
+            if outcome.sequence in self._frames and isinstance(outcome, Denoised):
+                self._frames[outcome.sequence].append(outcome)
+
+    def take(self, frame: FrameRef) -> Answer:
+        outcomes = self._frames.pop(frame)
+        if not outcomes or outcomes[-1].values is None:
+            raise RuntimeError(f"{frame} is done and no pass has answered it")
+        kept = tuple(outcome.kept for outcome in outcomes if outcome.kept is not None)
+        if kept:
+            self.steps[frame] = kept
+        return Answer(frame=frame, finite=outcomes[-1].finite, values=outcomes[-1].values)
+
+    def drop(self, frame: FrameRef) -> None:
+        self._frames.pop(frame, None)
+
+
+class FlowEngine:
+    """Runs the passes of a flow policy (engine/control/engine.PassEngine). They are not replayed.
+
+    slots: whole rings of N + 1. capacity: positions that a frame may use of its slot, prefix and step. launch_ahead: 1
+    where launching enqueues, since nothing about a pass follows from the values of another. keep_steps: outcomes have
+    what their step was.
+    """
+
+    graphs: Graphs[PassOutputs] | None = None
+    record: Record | None = None
+    near: tuple[bool, ...] = ()
+
+    def __init__(self, policy: FlowPolicy, slots: int, capacity: int, *, keep_steps: bool = False) -> None:
+        sizes, decoder = policy.sizes, policy.network.decoder
+        self.policy = policy
+        self.keep_steps = keep_steps
+        self.sessions = slots // sizes.program.passes
+        self.capacity = capacity
+        self.text_rows = capacity - policy.fixed_rows - sizes.step_rows
+        self.kv = decoder.kv_slots(slots, rounded_capacity(capacity))
+        self._device = device = self.kv.data.device
+        self.launch_ahead = 1 if device.type == "cuda" else 0
+        self.state = FlowState(slots, sizes, device)
+        self._program = FlowProgram(policy.network, sizes, self.kv, self.state)
+        self._layouts = FlowLayouts(sizes, decoder.kinds, device)
+        self._prefixes = [0] * slots  # rows of the prefix in each slot, and whether its frame continues a chunk
+        self._guided = [False] * slots
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.kv.nbytes
+
+    def rows(self, prompt: FlowFrame) -> int:
+        """Rows of a frame's prefix."""
+        return self.policy.network.prefix_rows(prompt)
+
+    @torch.inference_mode()
+    def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, FlowFrame]) -> FlowTicket:
+        """Start a pass: place its rows, run it, fetch the chunks of the frames that it finishes."""
+        begin, steps = planned.prefills, planned.decodes
+        frames = [prompts[segment.sequence] for segment in begin]
+        prefixes = [self._begin(segment, frame) for segment, frame in zip(begin, frames, strict=True)]
+        stepping = [StepSegment(slot=each.slot, prefix=self._prefixes[each.slot], step=each.stage) for each in steps]
+        guided = any(self._guided[each.slot] for each in steps)
+        places = self._layouts.of(prefixes, stepping, [frame.prompt_ids for frame in frames])
+        lines = uploaded(lines_of(frames, self.policy.sizes), self._device) if frames else None
+        pixels = [
+            uploaded(frame.pixel_values, self._device) if frame.pixel_values.is_cpu else frame.pixel_values
+            for frame in frames
+        ]
+        started = self.stamp()
+        done = self._program.run(places, lines, pixels, guided=guided)
+        self._move(planned.moves)
+        return FlowTicket(
+            planned=planned,
+            samples=(1,) * len(planned.segments),
+            results=self._finished(steps, done),
+            logits=None,
+            started=started,
+            done=self.stamp(),
+            steps=done if self.keep_steps else None,
+        )
+
+    def collect(self, ticket: Ticket[FrameRef]) -> Sequence[Denoised]:
+        """Wait for a pass; what each of its segments gave.
+
+        A latent that was not finite at any step never is again: the chunk tells.
+        """
+        if ticket.done is not None:
+            ticket.done.wait()
+        chunks = iter(() if ticket.results is None else ticket.results.numpy())
+        kept = ticket.steps if isinstance(ticket, FlowTicket) else None
+        first = len(ticket.planned.prefills)
+        return [
+            self._outcome(segment, chunks, _kept(kept, index - first) if kept and index >= first else None)
+            for index, segment in enumerate(ticket.planned.segments)
+        ]
+
+    def stamp(self) -> Stamp | None:
+        """A mark behind everything enqueued so far; None where launching computes."""
+        return CudaStamp(self._device) if self._device.type == "cuda" else None
+
+    def answers(self) -> FlowAnswers:
+        return FlowAnswers()
+
+    def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:
+        """[horizon, D] of one candidate, in the units of the policy's schema."""
+        if answer.values is None:
+            raise ValueError(f"the answer to {answer.frame} has no actions")
+        return self.policy.actions(answer.values[candidate], unnorm_key)
+
+    def continued(self, prompt: FlowFrame, previous: Previous) -> FlowFrame:
+        """The frame, whose answer continues the chunk being played; as it is where the policy cannot.
+
+        InvalidArgument for a chunk or a delay that it cannot continue.
+        """
+        settings = self.policy.rtc
+        if settings is None:
+            return prompt
+        return replace(prompt, guidance=guidance_of(previous, settings, self.policy.sizes))
+
+    def _begin(self, segment: Segment[FrameRef], frame: FlowFrame) -> PrefixSegment:
+        """Note the frame of a slot. ValueError where its prefix has more rows than planned."""
+        rows = self.rows(frame)
+        if rows > segment.length:
+            raise ValueError(f"{segment.sequence} has {rows} rows of a prefix; {segment.length} were planned")
+        self._prefixes[segment.slot] = rows
+        self._guided[segment.slot] = frame.guidance is not None
+        return PrefixSegment(slot=segment.slot, rows=rows)
+
+    def _move(self, moves: Sequence[Move]) -> None:
+        if not moves:
+            return
+        for move in moves:
+            self.kv.copy_rows(move.source, move.target, min(move.length, self._prefixes[move.source]))
+            self._prefixes[move.target] = self._prefixes[move.source]
+            self._guided[move.target] = self._guided[move.source]
+        source, target = on_device([[move.source, move.target] for move in moves], self._device).unbind(1)
+        self.state.move(source, target)
+
+    def _finished(self, steps: Sequence[Segment[FrameRef]], done: Steps | None) -> Tensor | None:
+        """The chunks of the frames behind their last step, on their way to the host [f, M, H, A] float64."""
+        last = [index for index, each in enumerate(steps) if each.stage == self.policy.sizes.steps]
+        if done is None or not last:
+            return None
+        chunks = done.after if len(last) == len(steps) else done.after[on_device(last, self._device)]
+        return chunks.to("cpu", torch.float64, non_blocking=True, copy=True)
+
+    def _outcome(
+        self, segment: Segment[FrameRef], chunks: Iterator[NDArray[np.float64]], kept: KeptStep | None
+    ) -> Denoised:
+        if segment.stage < self.policy.sizes.steps:
+            return Denoised(segment.sequence, (), kept=kept)
+        values = next(chunks)
+        return Denoised(segment.sequence, (), bool(np.isfinite(values).all()), values=values, kept=kept)
+
+
+def flow_engine(policy: Policy, options: EngineOptions) -> FlowEngine:
+    """The engine of a flow policy, with a ring of N + 1 slots for each session."""
+    served = cast("FlowPolicy", policy)
+    sizes = served.sizes
+    capacity = served.fixed_rows + options.text_rows + sizes.step_rows
+    return FlowEngine(served, options.sessions * sizes.program.passes, capacity)
+
+
+def _kept(steps: Steps, index: int) -> KeptStep:
+    return KeptStep(x=steps.x[index], velocity=steps.velocity[index], used=steps.used[index])

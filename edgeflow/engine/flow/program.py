@@ -1,0 +1,103 @@
+"""One pass of a flow policy: prefixes of frames that begin, and a step of each frame that is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.flow.guidance import gain
+from edgeflow.engine.flow.layout import FlowPlaces
+from edgeflow.engine.flow.policy import FlowNetwork, FlowSizes
+from edgeflow.engine.flow.state import FlowState
+from edgeflow.kernels.kv.slots import KVSlots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The steps of a pass, of n frames [n, M, H, A]. x: before the step; velocity: of the network; used: as guided;
+    after: x behind the step.
+    """
+
+    x: Tensor
+    velocity: Tensor
+    used: Tensor
+    after: Tensor
+
+
+class FlowProgram:
+    """The networks over the slots of a store. What it does follows from the shape of a pass; it waits for nothing."""
+
+    def __init__(self, network: FlowNetwork, sizes: FlowSizes, kv: KVSlots, state: FlowState) -> None:
+        device = kv.data.device
+        self._network = network
+        self._sizes = sizes
+        self._kv = kv
+        self._state = state
+        times = [sizes.time(step) for step in range(1, sizes.steps + 1)]
+        self._times = torch.tensor(times, device=device)
+        self._gains = torch.tensor([gain(time) for time in times], device=device)
+        self._rows = torch.arange(sizes.horizon, device=device)
+        self._nothing = torch.empty(0, 1, device=device)
+
+    def run(self, places: FlowPlaces, lines: Tensor | None, pixels: Sequence[Tensor], *, guided: bool) -> Steps | None:
+        """Run a pass; None where no frame steps.
+
+        lines: of the frames that begin, on the device; pixels [C, 3, h, w] of each. guided: some frame that steps
+        continues another chunk.
+        """
+        prefix = self._nothing
+        if lines is not None:
+            self._state.enter(places.begin, lines)
+            state = lines[:, self._state.before_state :]
+            prefix = torch.cat(self._network.embed_prefix(pixels, places.ids, state))
+        if not len(places.slots):
+            self._network.decoder.forward(prefix, self._nothing, places.rows, self._kv)
+            return None
+        return self._step(prefix, places, guided)
+
+    def _step(self, prefix: Tensor, places: FlowPlaces, guided: bool) -> Steps:
+        slots, state, count = places.slots, self._state, self._sizes.candidates
+        clean = self._rows < state.clean[slots, None] if guided else None  # [n, H]
+        x = _kept(state.x[slots], state.target[slots] if guided else None, clean)
+        time = self._times[places.steps]
+        hidden, condition = self._network.embed_step(
+            x.flatten(0, 1), _each(time, count), self._clean(clean, len(x)), _each(state.state[slots], count)
+        )
+        hidden = self._network.decoder.forward(prefix, hidden, places.rows, self._kv, condition)
+        velocity = self._network.velocity(hidden).view(x.shape)
+        used = self._guided(x, velocity, time, places) if guided else velocity
+        after = torch.add(x, used, alpha=-1.0 / self._sizes.steps)
+        after = _kept(after, state.target[slots] if guided else None, clean)
+        state.x[slots] = after
+        return Steps(x=x, velocity=velocity, used=used, after=after)
+
+    def _clean(self, clean: Tensor | None, frames: int) -> Tensor:
+        """[n M, H]"""
+        if clean is None:
+            return torch.zeros(
+                frames * self._sizes.candidates, len(self._rows), dtype=torch.bool, device=self._rows.device
+            )
+        return _each(clean, self._sizes.candidates)
+
+    def _guided(self, x: Tensor, velocity: Tensor, time: Tensor, places: FlowPlaces) -> Tensor:
+        """The velocity [n, M, H, A], drawn to the target of each frame."""
+        state, slots = self._state, places.slots
+        reached = x - time[:, None, None, None] * velocity
+        bounded = torch.minimum(self._gains[places.steps], state.most[slots])
+        pull = (bounded[:, None] * state.weights[slots])[:, None, :, None]
+        return torch.addcmul(velocity, pull, state.target[slots][:, None] - reached, value=-1.0)
+
+
+def _each(values: Tensor, count: int) -> Tensor:
+    """[n, ...] → [n count, ...], every value `count` times"""
+    return values if count == 1 else values.repeat_interleave(count, dim=0)
+
+
+def _kept(x: Tensor, target: Tensor | None, clean: Tensor | None) -> Tensor:
+    """x [n, M, H, A], whose clean rows [n, H] are those of the target [n, H, A]."""
+    if target is None or clean is None:
+        return x
+    return torch.where(clean[:, None, :, None], target[:, None], x)

@@ -1,0 +1,116 @@
+"""The rule for flow policies: whatever shares a pass, every latent is the one that the frame alone gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeflow.engine.control.denoising import FlowEngine
+from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
+from edgeflow.engine.flow.policy import FlowFrame, Guidance
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode
+from tests.engine.flow.tiny_flow import SHAPES, TinyFlowPolicy, random_frames
+from tests.engine.flow.twin import Twin
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def policy(request) -> TinyFlowPolicy:
+    torch.set_num_threads(1)
+    return TinyFlowPolicy(SHAPES[request.param])
+
+
+def make_engine(policy: TinyFlowPolicy, sessions: int = 1) -> FlowEngine:
+    """An engine whose memory holds NaN wherever nothing was written."""
+    passes = policy.sizes.program.passes
+    engine = FlowEngine(policy, sessions * passes, policy.fixed_rows + 6 + policy.sizes.step_rows, keep_steps=True)
+    engine.kv.data.fill_(torch.nan)
+    engine.state._lines.fill_(torch.nan)
+    return engine
+
+
+def continuing(frames: Sequence[FlowFrame], seed: int) -> list[FlowFrame]:
+    """The frames; some of them are guided, some have clean rows."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for index, frame in enumerate(frames):
+        _, horizon, dims = frame.noise.shape
+        target = torch.randn(horizon, dims, generator=generator)
+        weights = torch.rand(horizon, generator=generator)
+        guided = Guidance(target=target, weights=weights, most=4.0)
+        clean = Guidance(target=target, weights=torch.zeros(horizon), most=0.0, clean=2, delay=2)
+        found.append(replace(frame, guidance=(None, guided, clean)[index % 3]))
+    return found
+
+
+def assert_right(run: OfflineRun, results: Sequence[Decoded], frames: Sequence[FlowFrame], twin: Twin) -> None:
+    assert len(results) == len(frames)
+    for result, frame in zip(results, frames, strict=True):
+        wanted = twin.steps(frame)
+        kept = run.answers.steps[result.sampled.frame]
+        found = [*(step.x for step in kept), torch.from_numpy(result.sampled.values)]
+        assert result.sampled.finite
+        for one, other in zip(found, wanted, strict=True):
+            assert (one.double() - other).abs().max() <= TOLERANCE * max(1.0, other.abs().max())
+
+
+@pytest.mark.parametrize("shift", Shift)
+def test_a_frame_alone_is_what_the_formulas_say(policy, shift: Shift):
+    frames = continuing(random_frames(policy.shape, 4), seed=1)
+    run = OfflineRun(make_engine(policy), Scheduler(limits_for(policy.sizes.steps + 1, shift=shift)), [Mode.SERIAL])
+    assert_right(run, run.decode([frames])[0], frames, Twin(policy.shape, policy.weights))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    gaps=st.lists(st.integers(0, 7), min_size=1, max_size=8),
+    depth=st.integers(1, 6),
+    shift=st.sampled_from(Shift),
+    seed=st.integers(0, 3),
+)
+def test_any_arrival_pattern(policy, gaps: list[int], depth: int, shift: Shift, seed: int):
+    frames = continuing(random_frames(policy.shape, len(gaps), seed), seed)
+    limits = limits_for(policy.sizes.steps + 1, shift=shift)
+    run = OfflineRun(make_engine(policy), Scheduler(limits), [Mode.DEPTH], depth)
+    results = run.decode_arrivals(list(zip(gaps, frames, strict=True)))
+    assert_right(run, results, frames, Twin(policy.shape, policy.weights))
+
+
+@pytest.mark.parametrize("shift", Shift)
+@pytest.mark.parametrize("budget", [1, 1 << 30], ids=["alone", "together"])
+def test_robots_share_passes(policy, shift: Shift, budget: int):
+    modes = [Mode.PIPELINED, Mode.SERIAL, Mode.DEPTH]
+    streams = [continuing(random_frames(policy.shape, 7 - session, session), session) for session in range(3)]
+    limits = limits_for(policy.sizes.steps + 1, sessions=3, shift=shift, row_budget=budget)
+    run = OfflineRun(make_engine(policy, 3), Scheduler(limits), modes, depth=2)
+    for frames, results in zip(streams, run.decode(streams), strict=True):
+        assert_right(run, results, frames, Twin(policy.shape, policy.weights))
+
+
+def test_a_frame_that_is_not_finite_does_not_spoil_its_neighbours(policy):
+    frames = random_frames(policy.shape, 6, seed=2)
+    bad = replace(frames[2], state=torch.full_like(frames[2].state, torch.nan))
+    if not policy.sizes.state and not policy.sizes.closing:
+        bad = replace(frames[2], noise=torch.full_like(frames[2].noise, torch.inf))
+    run = OfflineRun(make_engine(policy), Scheduler(limits_for(policy.sizes.steps + 1)), [Mode.PIPELINED])
+    results = run.decode([[*frames[:2], bad, *frames[3:]]])[0]
+    assert [each.sampled.finite for each in results] == [True, True, False, True, True, True]
+    others = [*results[:2], *results[3:]]
+    assert_right(run, others, [*frames[:2], *frames[3:]], Twin(policy.shape, policy.weights))
+
+
+def test_the_actions_are_those_of_a_candidate(policy):
+    run = OfflineRun(engine := make_engine(policy), Scheduler(limits_for(policy.sizes.steps + 1)), [Mode.SERIAL])
+    (result,) = run.decode([random_frames(policy.shape, 1)])[0]
+    assert result.sampled.values.shape == (policy.sizes.candidates, policy.sizes.horizon, policy.sizes.dims)
+    for candidate, values in enumerate(result.sampled.values):
+        assert np.array_equal(engine.actions(result.sampled, None, candidate), values[:, :2] * 2.0)
