@@ -9,9 +9,11 @@ from edgeflow.policies.act.family import ACT
 from edgeflow.policies.family import Family, Files, described_kind
 from edgeflow.policies.openvla.family import OPENVLA
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
+from edgeflow.policies.pi.family import PI0, PI05
+from edgeflow.policies.smolvla.family import SMOLVLA
 from edgeflow.text.checkpoint_json import read_json
 
-FAMILIES: tuple[Family, ...] = (OPENVLA_OFT, OPENVLA, ACT)
+FAMILIES: tuple[Family, ...] = (OPENVLA_OFT, OPENVLA, ACT, SMOLVLA, PI0, PI05)
 """The first that recognises a checkpoint serves it."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.flow.policy import FlowFrame, FlowNetwork, FlowSizes
+from edgeflow.engine.policy import Vectors
 from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.policies.flow.images import Margin, fitted
@@ -22,12 +22,10 @@ from edgeflow.policies.inputs import unit_range
 from edgeflow.policies.lerobot.features import ACTION, STATE
 from edgeflow.policies.lerobot.processors import Normalisation
 from edgeflow.types import (
-    PROMPT,
     ActionSchema,
     CameraNeed,
     Observation,
     PolicyInputs,
-    Stage,
     StageProgram,
     StateSpec,
 )
@@ -83,11 +81,7 @@ class DenoisingPolicy:
             if camera.name not in settings.absent_cameras
         ]
         self._state = normalisation.sources[STATE]
-
-    @property
-    def fixed_rows(self) -> int:
-        """Rows of a prompt with all cameras, besides those of its text."""
-        return len(self._cameras) * self._parts.image_rows + self.sizes.closing
+        self.fixed_rows = len(self._cameras) * parts.image_rows + self.sizes.closing  # with all cameras
 
     @property
     def inputs(self) -> PolicyInputs:
@@ -107,11 +101,9 @@ class DenoisingPolicy:
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - there is one dataset
         """The prefix, then N steps of all candidates."""
-        sizes = self.sizes
-        step = Stage(rows=sizes.candidates * sizes.rows, repeats=sizes.steps, group=1, advances=False)
-        return StageProgram((Stage(rows=PROMPT), step))
+        return self.sizes.program
 
-    def text_rows(self, instruction: str, state: Mapping[str, tuple[float, ...]] | None = None) -> int:
+    def text_rows(self, instruction: str, state: Vectors | None = None) -> int:
         """Rows of the instruction, with a frame's state vectors; None: the most that any state gives."""
         texts = self._parts.texts
         return texts.most_rows(instruction) if state is None else len(texts.ids(instruction, self._normalised(state)))
@@ -167,7 +159,7 @@ class DenoisingPolicy:
         side, margin = self.config.side, self._parts.margin
         return torch.stack([fitted(unit_range(image, self._place), side, margin) for image in found])
 
-    def _normalised(self, vectors: Mapping[str, tuple[float, ...]]) -> NDArray[np.float32]:
+    def _normalised(self, vectors: Vectors) -> NDArray[np.float32]:
         """The normalised state, without padding."""
         values, size = vectors.get(self._state, ()), self.config.state
         if len(values) != size:

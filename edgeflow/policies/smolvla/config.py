@@ -70,6 +70,11 @@ class SmolVLAConfig:
     grid: int
     model: str
 
+    @property
+    def image_rows(self) -> int:
+        """Rows of an image in a prefix."""
+        return (self.flow.side // self.patch // self.scale) ** 2
+
 
 def load_config(directory: Path) -> SmolVLAConfig:
     """Read and check both files; CheckpointError names the key and what is served."""

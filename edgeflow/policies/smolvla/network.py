@@ -37,7 +37,7 @@ class SmolVLANetwork:
         flow, floats = config.flow, weights.to(torch.float32)
         self.decoder = read_decoder(config, weights, placement)
         self.prefix = PrefixEmbedding(
-            image_rows=(flow.side // config.patch // config.scale) ** 2,
+            image_rows=config.image_rows,
             images=_images(config, weights.under(VLM), placement),
             table=weights.take(f"{VLM}text_model.embed_tokens.weight", None, config.width),
             state=projection(floats, "state_proj", config.width, flow.state_dims),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
+from edgeflow.engine.policy import Vectors
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import CROSS, JOINT, Condition, GroupedDecoder, HeadSizes, StackSizes
@@ -187,7 +188,7 @@ class TinyFlowPolicy:
     def program(self, unnorm_key: str | None = None) -> StageProgram:
         return self.sizes.program
 
-    def text_rows(self, instruction: str) -> int:
+    def text_rows(self, instruction: str, state: Vectors | None = None) -> int:
         return len(instruction.split())
 
     def prepare(self, observation: Observation) -> FlowFrame:

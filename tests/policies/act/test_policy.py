@@ -18,8 +18,8 @@ from edgeflow.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.act.family import ACT
 from edgeflow.policies.act.policy import ACTPolicy
-from edgeflow.policies.inputs import unit_range
 from edgeflow.policies.act.resnet import map_side
+from edgeflow.policies.inputs import unit_range
 from edgeflow.types import CameraNeed, Image, Observation, PolicyInputs, StateSpec
 from tests.policies.act.checkpoint import (
     BEFORE_STATE,

@@ -1,0 +1,29 @@
+"""A flow-matching checkpoint but for its weights. Torch-free: control checks a checkpoint before a worker loads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from edgeflow.errors import CheckpointError
+from edgeflow.policies.flow.processors import FlowProcessors
+from edgeflow.policies.flow.settings import FlowSettings
+
+Config = TypeVar("Config")
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True, slots=True)
+class FlowCheckpoint(Generic[Config]):
+    """The network's sizes, the pipelines with their statistics, and the settings."""
+
+    config: Config
+    processors: FlowProcessors
+    settings: FlowSettings
+
+
+def check_weights(directory: Path) -> None:
+    """CheckpointError for a directory without weights."""
+    if not any((directory / name).is_file() for name in WEIGHTS):
+        raise CheckpointError(f"model: {directory} has no {WEIGHTS[0]}: fetch the checkpoint again")

@@ -1,0 +1,61 @@
+"""π0 and π0.5, Physical Intelligence's flow-matching policies in LeRobot's layout, in the registry of policies."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgeflow.errors import ConfigError
+from edgeflow.policies.family import Family, Files, Settings, Verification
+from edgeflow.policies.pi.checkpoint import read_checkpoint
+from edgeflow.policies.pi.config import PI0 as PI0_KIND
+from edgeflow.policies.pi.config import PI05 as PI05_KIND
+
+if TYPE_CHECKING:
+    from edgeflow.engine.control.engine import EngineOptions, PassEngine
+    from edgeflow.engine.policy import LoadOptions, Policy, Published
+    from edgeflow.recorded.comparison import CheckResult
+
+
+def _detect(kind: str, files: Files) -> bool:
+    return files.config.get("type") == kind
+
+
+def _check(kind: str, directory: Path, settings: Settings) -> None:
+    read_checkpoint(directory, kind, settings)
+
+
+def _load(kind: str, directory: Path, settings: Settings, options: LoadOptions) -> Published:
+    from edgeflow.policies.pi.published import PublishedPi
+
+    checkpoint = read_checkpoint(directory, kind, settings)
+    if options.center_crop:
+        raise ConfigError(f"center_crop: policies of this family, {kind}, take whole images; remove it")
+    return PublishedPi(directory, checkpoint)
+
+
+def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
+    from edgeflow.engine.control.denoising import flow_engine
+
+    return flow_engine(policy, options)
+
+
+def _verify(kind: str, directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
+    from edgeflow.policies.pi.verify import verify
+
+    return verify(directory, kind, asked)
+
+
+def _family(kind: str) -> Family:
+    return Family(
+        name=kind,
+        detect=partial(_detect, kind),
+        check=partial(_check, kind),
+        load=partial(_load, kind),
+        prepare=_prepare,
+        verify=partial(_verify, kind),
+    )
+
+
+PI0, PI05 = _family(PI0_KIND), _family(PI05_KIND)

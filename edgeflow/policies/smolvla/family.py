@@ -1,0 +1,47 @@
+"""SmolVLA, LeRobot's small flow-matching policy, in the registry of policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgeflow.errors import ConfigError
+from edgeflow.policies.family import Family, Files, Settings, Verification
+from edgeflow.policies.smolvla.checkpoint import read_checkpoint
+
+if TYPE_CHECKING:
+    from edgeflow.engine.control.engine import EngineOptions, PassEngine
+    from edgeflow.engine.policy import LoadOptions, Policy, Published
+    from edgeflow.recorded.comparison import CheckResult
+
+
+def _detect(files: Files) -> bool:
+    return files.config.get("type") == "smolvla"
+
+
+def _check(directory: Path, settings: Settings) -> None:
+    read_checkpoint(directory, settings)
+
+
+def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
+    from edgeflow.policies.smolvla.published import PublishedSmolVLA
+
+    checkpoint = read_checkpoint(directory, settings)
+    if options.center_crop:
+        raise ConfigError("center_crop: policies of this family, smolvla, take whole images; remove it")
+    return PublishedSmolVLA(directory, checkpoint)
+
+
+def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
+    from edgeflow.engine.control.denoising import flow_engine
+
+    return flow_engine(policy, options)
+
+
+def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
+    from edgeflow.policies.smolvla.verify import verify
+
+    return verify(directory, asked)
+
+
+SMOLVLA = Family(name="smolvla", detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify)
