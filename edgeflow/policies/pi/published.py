@@ -21,7 +21,6 @@ from edgeflow.policies.flow.published import (
     footprint,
     rtc_settings,
 )
-from edgeflow.policies.flow.settings import FlowSettings
 from edgeflow.policies.lerobot.features import STATE
 from edgeflow.policies.pi.config import PiConfig
 from edgeflow.policies.pi.network import read_network
@@ -40,7 +39,8 @@ class PublishedPi:
         self._checkpoint = checkpoint
         self._config = checkpoint.config
         self._shapes = tensor_shapes(directory)
-        self._sizes = sizes_of(checkpoint.config, checkpoint.settings)
+        settings = checkpoint.settings
+        self._sizes = sizes_of(checkpoint.config, steps=settings.steps, candidates=settings.candidates)
 
     @property
     def unnorm_keys(self) -> tuple[str, ...]:
@@ -70,13 +70,12 @@ class PublishedPi:
         network = read_network(self._directory, config, placement)
         processors = checkpoint.processors
         tokenized = TokenizedTexts(processors.tokenizer, processors.tokens, len(network.prefix.table))
-        texts: Texts = StateTexts(tokenized, config.flow.state) if config.adaptive else TaskTexts(tokenized)
         affine = processors.normalisation.inputs.get(STATE)
         parts = FlowParts(
             sizes=self._sizes,
             image_rows=image_rows(config),
             margin=Margin.AROUND,
-            texts=texts,
+            texts=texts_of(config, tokenized),
             bounded=config.adaptive or (affine is not None and affine.origin != 0),
             rtc=rtc_settings(checkpoint.settings, config.trained_delay),
         )
@@ -84,19 +83,24 @@ class PublishedPi:
         return DenoisingPolicy(config.flow, processors.normalisation, checkpoint.settings, network, parts, place=place)
 
 
-def sizes_of(config: PiConfig, settings: FlowSettings) -> FlowSizes:
-    """The rows of answers. In π0 a row of the state leads those of the actions."""
+def sizes_of(config: PiConfig, *, steps: int | None = None, candidates: int = 1) -> FlowSizes:
+    """The rows of answers. steps: None = the checkpoint's. In π0 a row of the state leads those of the actions."""
     flow, lead = config.flow, not config.adaptive
     return FlowSizes(
-        steps=settings.steps or flow.steps,
+        steps=steps or flow.steps,
         horizon=flow.chunk,
         dims=flow.dims,
         lead=int(lead),
         state=flow.state_dims if lead else 0,
-        candidates=settings.candidates,
+        candidates=candidates,
     )
 
 
 def image_rows(config: PiConfig) -> int:
     """Rows of an image."""
     return (config.flow.side // config.vision.patch) ** 2
+
+
+def texts_of(config: PiConfig, tokenized: TokenizedTexts) -> Texts:
+    """The prompts of either policy."""
+    return StateTexts(tokenized, config.flow.state) if config.adaptive else TaskTexts(tokenized)

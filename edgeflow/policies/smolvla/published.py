@@ -21,7 +21,6 @@ from edgeflow.policies.flow.published import (
     footprint,
     rtc_settings,
 )
-from edgeflow.policies.flow.settings import FlowSettings
 from edgeflow.policies.lerobot.features import STATE
 from edgeflow.policies.smolvla.config import SmolVLAConfig
 from edgeflow.policies.smolvla.network import read_network
@@ -38,7 +37,8 @@ class PublishedSmolVLA:
         self._checkpoint = checkpoint
         self._config = checkpoint.config
         self._shapes = tensor_shapes(directory)
-        self._sizes = sizes_of(checkpoint.config, checkpoint.settings)
+        settings = checkpoint.settings
+        self._sizes = sizes_of(checkpoint.config, steps=settings.steps, candidates=settings.candidates)
 
     @property
     def unnorm_keys(self) -> tuple[str, ...]:
@@ -83,13 +83,13 @@ class PublishedSmolVLA:
         return DenoisingPolicy(config.flow, processors.normalisation, checkpoint.settings, network, parts, place=place)
 
 
-def sizes_of(config: SmolVLAConfig, settings: FlowSettings) -> FlowSizes:
-    """The rows of answers. The state is the last row of the prefix, which only it and the actions see."""
+def sizes_of(config: SmolVLAConfig, *, steps: int | None = None, candidates: int = 1) -> FlowSizes:
+    """The rows of answers; the state is the last row of the prefix. steps: None = the checkpoint's."""
     return FlowSizes(
-        steps=settings.steps or config.flow.steps,
+        steps=steps or config.flow.steps,
         horizon=config.flow.chunk,
         dims=config.flow.dims,
         causal=True,
         closing=1,
-        candidates=settings.candidates,
+        candidates=candidates,
     )

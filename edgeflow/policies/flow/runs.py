@@ -1,0 +1,89 @@
+"""Recorded frames through the engine that serves, every step kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.control.denoising import FlowEngine
+from edgeflow.engine.control.offline import OfflineRun, limits_for
+from edgeflow.engine.flow.guidance import RTCSettings
+from edgeflow.engine.flow.policy import FlowFrame, FlowNetwork, FlowPolicy, FlowSizes
+from edgeflow.scheduler.plan import FrameRef
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode, StageProgram
+
+FLOW_MODES = (Mode.SERIAL, Mode.PIPELINED)
+ROUNDS = 2
+"""How often frames are run one behind the other, so that the first one meets others under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """A frame's answer, float32. x, velocity, used [N, H, A]: before each step, of the network, and after guidance;
+    chunk [H, A]: behind the last step."""
+
+    x: Tensor
+    velocity: Tensor
+    used: Tensor
+    chunk: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NetworkAlone:
+    """The part of a policy that an engine needs to run prepared frames."""
+
+    sizes: FlowSizes
+    network: FlowNetwork
+    fixed_rows: int
+    rtc: RTCSettings | None = None
+    unnorm_keys: tuple[str, ...] = ("",)
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.network.decoder.dtype
+
+    def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002
+        """The prefix, then the steps."""
+        return self.sizes.program
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """sizes: of answers with the checkpoint's number of steps. Engines are made once for each number of steps."""
+
+    network: FlowNetwork
+    sizes: FlowSizes
+    _runs: dict[tuple[int, int], FlowEngine] = field(default_factory=dict, init=False)
+
+    def runs(self, frames: Sequence[FlowFrame], steps: int, mode: Mode) -> list[Run]:
+        """Each frame's answer; in a pipeline after others have been under way with it."""
+        sizes = replace(self.sizes, steps=steps, candidates=1)
+        rows = max(map(self.network.prefix_rows, frames))
+        engine = self._engine(sizes, rows)
+        run = OfflineRun(engine, Scheduler(limits_for(sizes.program.passes)), [mode])
+        stream = list(frames) * (ROUNDS if mode is Mode.PIPELINED else 1)
+        decoded = run.decode([stream])[0][-len(frames) :]
+        kept: dict[FrameRef, Any] = cast("Any", run.answers).steps
+        return [_run(each.sampled.values, kept[each.sampled.frame]) for each in decoded]
+
+    def _engine(self, sizes: FlowSizes, rows: int) -> FlowEngine:
+        key = sizes.steps, rows
+        if key not in self._runs:
+            policy = cast("FlowPolicy", _NetworkAlone(sizes=sizes, network=self.network, fixed_rows=rows))
+            slots, capacity = sizes.program.passes, rows + sizes.step_rows
+            self._runs[key] = FlowEngine(policy, slots, capacity, keep_steps=True)
+        return self._runs[key]
+
+
+def _run(values: Any, steps: Sequence[Any]) -> Run:
+    of: Callable[[str], Tensor] = lambda name: torch.stack([getattr(step, name)[0].cpu() for step in steps])  # noqa: E731
+    return Run(x=of("x"), velocity=of("velocity"), used=of("used"), chunk=torch.from_numpy(values[0]).float())

@@ -1,0 +1,57 @@
+"""A flow-matching checkpoint under verification, and how its values are compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from edgeflow.engine.flow.policy import FlowNetwork, FlowSizes
+from edgeflow.policies.flow.config import FlowConfig
+from edgeflow.policies.flow.images import Margin
+from edgeflow.policies.flow.recorded import Recording
+from edgeflow.recorded.comparison import CheckResult, compare
+
+Results = list[tuple[str, CheckResult]]
+"""Comparisons, each with the mode that it was made in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerances:
+    """Absolute ones. relative: intermediate values may be off by this part of the largest one, None = as results."""
+
+    results: float
+    relative: float | None = None
+
+    def compare(self, case: str, name: str, found: Tensor, wanted: Tensor) -> CheckResult:
+        """Compare a stored value; integers have to be equal."""
+        bound = self.results
+        if not wanted.is_floating_point():
+            bound = 0.0
+        elif self.relative is not None and name.startswith("mid."):
+            bound = self.relative * (wanted.abs().max().item() if wanted.numel() else 0.0)
+        quantity = name.partition(".")[2].replace("_", " ")
+        return replace(compare(case, quantity, found, wanted, bound), tolerance=bound)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """sizes: of answers with the checkpoint's number of steps. more: further values of a recording's frames by stored
+    name."""
+
+    directory: Path
+    config: FlowConfig
+    sizes: FlowSizes
+    network: FlowNetwork
+    margin: Margin
+    tolerances: Tolerances
+    more: Callable[[Recording, FlowSizes], dict[str, Tensor]]
+
+
+def unknown(case: str, names: Iterable[str]) -> Iterator[CheckResult]:
+    """Stored values that nothing was compared with."""
+    for name in sorted(names):
+        yield CheckResult(case, f"unknown {name}", math.inf, 0.0)

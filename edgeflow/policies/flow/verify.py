@@ -1,0 +1,91 @@
+"""Checks of flow-matching checkpoints against outputs recorded from the original implementation, in float32.
+
+Compared is every stored value: images as prepared, masks and positions of prefix and step, embeddings, keys and values
+and hidden states of the prefix where rows are valid, rows of the steps, and from the engine that serves, frame by frame
+and with the frames in each other's passes, latents and velocities of every step and the chunk. Cases of real-time
+chunking likewise (verify_rtc.py). A stored value that is not compared is infinitely off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.policies.family import Verification
+from edgeflow.policies.flow.inside import values_inside
+from edgeflow.policies.flow.recorded import Recording, read_recordings
+from edgeflow.policies.flow.runs import FLOW_MODES, Run, Runner
+from edgeflow.policies.flow.subject import Results, Subject, unknown
+from edgeflow.policies.flow.verify_rtc import check_continuations
+from edgeflow.recorded.bundle import TENSORS_FILE
+from edgeflow.recorded.comparison import CheckResult
+from edgeflow.types import Mode
+
+WITHOUT_MODE = "network"
+GIVEN = "in."
+CHUNK = "out.action_chunk"
+
+
+def modes_of(asked: Verification, family: str) -> tuple[Mode, ...]:
+    """The modes that are asked for; ConfigError for others than frames one by one and pipelined, and for weights."""
+    wrong = [mode.value for mode in asked.modes if mode not in FLOW_MODES]
+    if wrong:
+        served = ", ".join(mode.value for mode in FLOW_MODES)
+        raise ConfigError(f"mode: {wrong[0]} is not verified for {family}; choose of {served}")
+    if asked.weights != "float":
+        raise ConfigError(f"weights: {asked.weights} is not measured for {family}")
+    return tuple(asked.modes) or FLOW_MODES
+
+
+def verify_subject(subject: Subject, asked: Verification, modes: Iterable[Mode]) -> Results:
+    """Every comparison of a bundle."""
+    recordings = read_recordings(subject.directory, subject.config, subject.margin)
+    runner, results = Runner(subject.network, subject.sizes), []
+    with torch.inference_mode():
+        for index, recording in enumerate(recordings):
+            asked.progress(recording.case.name, index, len(recordings) + 1)
+            results += _check(subject, recording, runner, tuple(modes))
+        asked.progress("real-time chunking", len(recordings), len(recordings) + 1)
+        results += check_continuations(subject, recordings, runner, tuple(modes))
+    return results
+
+
+def _check(subject: Subject, recording: Recording, runner: Runner, modes: tuple[Mode, ...]) -> Results:
+    case, results = recording.case, []
+    if CHUNK not in case.tensors:
+        raise CheckpointError(f"{TENSORS_FILE} lacks {case.name}.{CHUNK}: name the directory of a bundle")
+    serial = runner.runs(recording.frames, recording.steps, Mode.SERIAL)
+    sizes = replace(subject.sizes, steps=recording.steps)
+    found = values_inside(subject.network, sizes, recording, torch.stack([run.x for run in serial], dim=1))
+    found |= subject.more(recording, sizes)
+    results += [(WITHOUT_MODE, each) for each in _compared(subject, recording, found)]
+    names = set(found)
+    for mode in modes:
+        runs = serial if mode is Mode.SERIAL else runner.runs(recording.frames, recording.steps, mode)
+        answers = answers_of(subject, runs)
+        names |= set(answers)
+        results += [(mode.value, each) for each in _compared(subject, recording, answers)]
+    given = {name for name in case.tensors if name.startswith(GIVEN)}
+    return results + [(WITHOUT_MODE, each) for each in unknown(case.name, case.tensors.keys() - names - given)]
+
+
+def _compared(subject: Subject, recording: Recording, found: dict[str, Tensor]) -> Iterator[CheckResult]:
+    case = recording.case
+    for name, value in found.items():
+        if name in case.tensors:
+            yield subject.tolerances.compare(case.name, name, value, case.tensors[name])
+
+
+def answers_of(subject: Subject, runs: list[Run]) -> dict[str, Tensor]:
+    """What the engine gave to the frames of a case, by stored name."""
+    chunks = torch.stack([run.chunk for run in runs])
+    return {
+        "mid.x_t": torch.stack([run.x for run in runs], dim=1),
+        "mid.v_t": torch.stack([run.used for run in runs], dim=1),
+        "out.x_0": chunks,
+        CHUNK: chunks[..., : subject.config.action],
+    }

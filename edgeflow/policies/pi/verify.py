@@ -1,0 +1,76 @@
+"""Checks of π0 and π0.5 against recorded outputs (policies/flow/verify.py), with their prompts and statistics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.flow.policy import FlowSizes
+from edgeflow.engine.policy import Placement
+from edgeflow.engine.table import operator_table
+from edgeflow.policies.family import Verification
+from edgeflow.policies.flow.images import Margin
+from edgeflow.policies.flow.prompts import Texts, TokenizedTexts
+from edgeflow.policies.flow.recorded import STATE as STATE_GIVEN
+from edgeflow.policies.flow.recorded import STATE_RAW, TOKENS, Recording, retokenised
+from edgeflow.policies.flow.subject import Results, Subject, Tolerances
+from edgeflow.policies.flow.verify import CHUNK, modes_of, verify_subject
+from edgeflow.policies.lerobot.features import STATE
+from edgeflow.policies.pi.checkpoint import read_processors
+from edgeflow.policies.pi.config import PiConfig, load_config
+from edgeflow.policies.pi.network import PiNetwork, read_network
+from edgeflow.policies.pi.prompts import bins
+from edgeflow.policies.pi.published import sizes_of, texts_of
+
+TOLERANCES = Tolerances(results=1e-5, relative=1e-5)
+RESTORED = "out.action_chunk_unnormalized"
+
+
+def verify(directory: Path, kind: str, asked: Verification) -> Results:
+    """Every comparison of a bundle."""
+    modes = modes_of(asked, kind)
+    config = load_config(directory, kind)
+    table = operator_table(asked.operators, "float", asked.device, torch.float32)
+    network = read_network(directory, config, Placement(dtype=torch.float32, device=asked.device, table=table))
+    subject = Subject(
+        directory=directory,
+        config=config.flow,
+        sizes=sizes_of(config),
+        network=network,
+        margin=Margin.AROUND,
+        tolerances=TOLERANCES,
+        more=_Inputs(directory, config, network).values,
+    )
+    return verify_subject(subject, asked, modes)
+
+
+class _Inputs:
+    """What is around the network: normalisation, prompts, and the condition of the norms of π0.5."""
+
+    def __init__(self, directory: Path, config: PiConfig, network: PiNetwork) -> None:
+        self._config, self._network = config, network
+        self._processors = read_processors(directory, config)
+        tokenized = TokenizedTexts(self._processors.tokenizer, self._processors.tokens, len(network.prefix.table))
+        self._texts: Texts = texts_of(config, tokenized)
+
+    def values(self, recording: Recording, sizes: FlowSizes) -> dict[str, Tensor]:
+        """By stored name."""
+        stored, normalisation = recording.case.tensors, self._processors.normalisation
+        states = stored.get(STATE_RAW, stored[STATE_GIVEN]).float().numpy()
+        affine = normalisation.inputs.get(STATE)
+        if STATE_RAW in stored and affine is not None:
+            states = affine.normalised(states)
+        values = {STATE_GIVEN: torch.from_numpy(states)}
+        if "task" in recording.values:
+            values[TOKENS] = retokenised(recording, self._texts, states)
+        if CHUNK in stored:
+            chunk, action = stored[CHUNK].double(), normalisation.action
+            values[RESTORED] = chunk if action is None else torch.from_numpy(action.restored(chunk.numpy()))
+        if self._config.adaptive:
+            times = torch.tensor([sizes.time(step) for step in range(1, sizes.steps + 1)])
+            condition = self._network.condition(times.to(self._network.decoder.device)).cpu()
+            values["mid.adarms_cond"] = condition[:, None].expand(-1, len(states), -1)
+            values["in.state_bins"] = torch.tensor([bins(state) for state in states])
+        return values
