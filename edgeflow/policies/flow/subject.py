@@ -28,13 +28,12 @@ class Tolerances:
 
     def compare(self, case: str, name: str, found: Tensor, wanted: Tensor) -> CheckResult:
         """Compare a stored value; integers have to be equal."""
-        bound = self.results
+        result = compare(case, name.partition(".")[2].replace("_", " "), found, wanted, self.results)
         if not wanted.is_floating_point():
-            bound = 0.0
-        elif self.relative is not None and name.startswith("mid."):
-            bound = self.relative * (wanted.abs().max().item() if wanted.numel() else 0.0)
-        quantity = name.partition(".")[2].replace("_", " ")
-        return replace(compare(case, quantity, found, wanted, bound), tolerance=bound)
+            return replace(result, tolerance=0.0)
+        if self.relative is not None and name.startswith("mid.") and wanted.numel():
+            return replace(result, tolerance=self.relative * wanted.abs().max().item())
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
