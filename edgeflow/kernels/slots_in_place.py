@@ -33,7 +33,8 @@ def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Atten
     seen: list[tuple[int, Span]] = []
     causal = None if layout.sees is None else layout.sees.causal(layout.row_position).tolist()
     for span in layout.spans:
-        if causal is not None and not all(causal[first_row : first_row + span.length]):
+        follows = span.length > 1 and span.start > 0  # those of several frames can be one batch
+        if causal is not None and (follows or not all(causal[first_row : first_row + span.length])):
             seen.append((first_row, span))
         elif span.length == 1:
             singles.append((first_row, span))
