@@ -283,7 +283,12 @@ class ServiceConfig(_Section):
         le=64,
         description="sessions whose KV memory is reserved at start; unset = as many as fit into free memory, 1 to 8",
     )
-    row_budget: int = Field(1024, ge=1, le=65536, description="most rows in a packed pass")
+    row_budget: int | None = Field(
+        None,
+        ge=1,
+        le=65536,
+        description="most rows in a packed pass; unset = 1024, or what two robots need whose answers are denoised",
+    )
     drain_after_ms: int = Field(
         2, ge=0, le=10_000, description="how long to wait for a frame before a decode-only pass"
     )

@@ -267,6 +267,11 @@ class Stage:
         if self.rows < PROMPT or self.repeats < 1 or self.group < 0:
             raise ValueError(f"no stage has {self.rows} rows, {self.repeats} times, in group {self.group}")
 
+    @property
+    def decode_rows(self) -> int:
+        """The decode rows of a pass, as PassTimes counts them: a denoising step is one."""
+        return self.rows if self.advances else min(self.rows, 1)
+
 
 @dataclass(frozen=True, slots=True)
 class StageProgram:
@@ -298,6 +303,11 @@ class StageProgram:
         return self.passes - 1 if tokens else 0
 
     @property
+    def step_rows(self) -> int:
+        """Rows of the longest denoising step, 0 where there is none."""
+        return max((stage.rows for stage in self.stages if not stage.advances), default=0)
+
+    @property
     def unrolled(self) -> tuple[Stage, ...]:
         """The stage of each pass."""
         return tuple(stage for stage in self.stages for _ in range(stage.repeats))
@@ -322,9 +332,9 @@ class PassTimes:
     """Pass times in nanoseconds: on the device where that runs behind the host, else in the worker's loop.
 
     stages: K. prefill_ns: one prefill. two_prefills_ns: the prefills of two sessions. packed_ns: one prefill and K-1
-    decode rows. decode_ns: one decode row. decodes_ns: K-1 decode rows. row_ns: each row that a pass has beyond K-1
-    decode rows per prefill. launch_ns: host time before the device can begin a pass, which is launched while the one
-    before it runs; 0 where launching computes.
+    decode rows; a denoising step counts as one, however many rows it has. decode_ns: one decode row. decodes_ns: K-1
+    decode rows. row_ns: each row that a pass has beyond K-1 decode rows per prefill. launch_ns: host time before the
+    device can begin a pass, which is launched while the one before it runs; 0 where launching computes.
     """
 
     stages: int
@@ -344,10 +354,15 @@ class PassTimes:
     def pass_ns(self, prefills: int, decodes: int) -> int:
         """The time of a pass of any shape, by the slopes of the corners, which never fall; decodes: rows that are not
         of prompts.
+
+        Where K is 2, the corners without a prefill are one: a further row costs what it does beside a prefill, and no
+        more than alone.
         """
         others = max(self.stages - 1, 1)
         if prefills == 0:
             slope = max(self.decodes_ns - self.decode_ns, 0)
+            if others == 1:
+                slope = min(max(self.packed_ns - self.prefill_ns, 0), self.decode_ns)
             return self.decode_ns + slope * (decodes - 1) // max(others - 1, 1)
         more = max(self.two_prefills_ns - self.prefill_ns, 0) * (prefills - 1)
         packed = min(decodes, (self.stages - 1) * prefills)

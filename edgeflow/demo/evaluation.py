@@ -21,6 +21,7 @@ from edgeflow.demo.evaluate import SuccessRate, success_rate
 from edgeflow.demo.measure import FRESH_SEEDS
 from edgeflow.demo.virtual import Delay, VirtualService
 from edgeflow.demo.world.sim import RobotSim
+from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.errors import ConfigError
@@ -189,7 +190,7 @@ def _times(name: str, built: BuiltEngine) -> tuple[str, PassTimes]:
     profile = load_profile(name)
     if profile is None:
         return THIS_MACHINE, calibrate(built.engine)
-    return profile.name, profile.times(built.limits.stages)
+    return profile.name, profile.times_of(program_of(built.engine))
 
 
 def _of_seed(

@@ -15,6 +15,7 @@ from edgeflow.kernels.kv.formats import KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
+from edgeflow.scheduler.scheduler import row_budget_of
 from edgeflow.types import ActionSchema, Observation, PolicyInputs, StageProgram
 
 Vectors = Mapping[str, tuple[float, ...]]
@@ -163,7 +164,8 @@ class Footprint:
     decoder: weights that may be converted to another precision, in numbers; other: all other weights. slots: KV slots
     per session. position_bytes: of one position of a slot, in every layer. positions: of a slot besides those of the
     text. row_bytes: activations per row of a pass. frame_bytes: of each frame of a pass besides those of its rows.
-    graphs: whether passes can be replayed as CUDA graphs.
+    step_rows: positions of a slot that a denoising step takes, 0 without. graphs: whether passes can be replayed as
+    CUDA graphs.
     """
 
     decoder: int
@@ -173,7 +175,13 @@ class Footprint:
     positions: int
     row_bytes: int
     frame_bytes: int = 0
+    step_rows: int = 0
     graphs: bool = False
+
+    def row_budget(self, configured: int | None, text_rows: int) -> int:
+        """Most rows of a pass (scheduler.row_budget_of). text_rows: the most of an instruction."""
+        prompt = self.positions + text_rows - self.step_rows
+        return row_budget_of(configured, prompt, self.slots - 1, self.step_rows)
 
 
 class Published(Protocol):

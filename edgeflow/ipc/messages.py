@@ -183,7 +183,7 @@ class WorkerReady:
     start. operators: implementations in use besides the built-in ones, in one line. memory: the KV memory of the
     sessions and what was free, in one line. bins: whether there are tokens that are bins of a displacement, for which
     sessions may set a tolerance or a limit of passes. inputs: what the policy needs of each observation. programs: by
-    un-normalisation key, in the order of unnorm_keys.
+    un-normalisation key, in the order of unnorm_keys. row_budget: most rows of a pass.
     """
 
     model: str
@@ -197,6 +197,7 @@ class WorkerReady:
     pass_times: PassTimes
     inputs: PolicyInputs
     programs: list[StageProgram]
+    row_budget: int = 1024
     operators: str = ""
     memory: str = ""
     bins: bool = False

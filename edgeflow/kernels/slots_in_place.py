@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import DenseLayer, Places
+from edgeflow.kernels.kv.formats import DenseLayer
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.packed_attention import Attend, attend_one, causal_mask, visible
+from edgeflow.kernels.packed_attention import Attend, attend_one, causal_mask
+from edgeflow.kernels.seen_in_place import SeenRows, seen_rows
 
 # Decode rows whose slots lie at most this far apart run as one batch: computing an idle slot between two busy
 # ones costs less than another call (one idle slot is the rule: the one in which the newest frame is prefilled).
@@ -26,13 +27,15 @@ def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Atten
     tile: rows of a span that are computed together, over the keys up to the last of them: what they all must not see is
     not computed. 0 = all rows.
     """
-    blocks: list[_Block | _Seen | _Batch] = []
+    blocks: list[_Block | SeenRows | _Batch] = []
     first_row = 0
     singles: list[tuple[int, Span]] = []
+    seen: list[tuple[int, Span]] = []
     causal = None if layout.sees is None else layout.sees.causal(layout.row_position).tolist()
     for span in layout.spans:
-        if causal is not None and not all(causal[first_row : first_row + span.length]):
-            blocks += [_Seen.of(layout, first_row + at, part) for at, part in _tiles(span, tile)]
+        follows = span.length > 1 and span.start > 0  # those of several frames can be one batch
+        if causal is not None and (follows or not all(causal[first_row : first_row + span.length])):
+            seen.append((first_row, span))
         elif span.length == 1:
             singles.append((first_row, span))
         else:
@@ -40,7 +43,7 @@ def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Atten
         first_row += span.length
     batches = [_Batch.of(run, kv.data) for run in _runs_of_near_slots(singles)]
     _clear_beyond(layout.spans, batches, kv)
-    blocks += batches
+    blocks += [*seen_rows(layout, seen, tile), *batches]
     order = _row_order([row for block in blocks for row in block.rows], kv.data.device)
 
     def attend(q: Tensor, layer: DenseLayer) -> Tensor:
@@ -68,25 +71,6 @@ class _Block:
     def attend(self, q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Sequence[Tensor]:
         rows = q[self.rows.start : self.rows.stop]
         return [attend_one(rows, k_slots[self.slot, : self.end], v_slots[self.slot, : self.end], self.mask)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Rows of a span, over the places that any of them sees. mask [n, places]: which row sees which."""
-
-    rows: range
-    slot: int
-    places: Places
-    mask: Tensor
-
-    @classmethod
-    def of(cls, layout: PackedLayout, first_row: int, span: Span) -> _Seen:
-        rows = range(first_row, first_row + span.length)
-        return cls(rows, span.slot, *visible(layout, slice(rows.start, rows.stop)))
-
-    def attend(self, q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Sequence[Tensor]:
-        k, v = k_slots[self.slot, self.places], v_slots[self.slot, self.places]
-        return [attend_one(q[self.rows.start : self.rows.stop], k, v, self.mask)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

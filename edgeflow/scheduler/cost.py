@@ -13,7 +13,7 @@ DRIFT_SAMPLES = 20
 
 @dataclass(frozen=True, slots=True)
 class PassSample:
-    """One pass that ran. lead_ns: as PassTimes.launch_ns, of this pass."""
+    """One pass that ran. decodes: as Pass.decode_rows. lead_ns: as PassTimes.launch_ns, of this pass."""
 
     prefills: int
     decodes: int

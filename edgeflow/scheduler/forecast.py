@@ -303,7 +303,7 @@ def _program(robot: Robot, limits: SchedulerLimits) -> StageProgram:
 def _horizon_ns(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> int:
     """Each robot's frames, as if all passes took as long as the longest that all of them share."""
     programs = [_program(robot, limits) for robot in robots]
-    rows = len(robots) * max(stage.rows for program in programs for stage in program.stages)
+    rows = len(robots) * max(stage.decode_rows for program in programs for stage in program.stages)
     pass_ns = max(times.pass_ns(len(robots), 0), times.pass_ns(0, rows) if rows else 0)
     ticks = [
         FRAMES * max(program.passes * pass_ns, robot.period_ns) for program, robot in zip(programs, robots, strict=True)

@@ -111,8 +111,14 @@ class Pass(Generic[Ref]):
 
     @property
     def decode_rows(self) -> int:
-        """Rows that are not of prompts, drafts included."""
-        return sum(segment.length if segment.stage else segment.drafts for segment in self.segments)
+        """Rows that are not of prompts, drafts included; a step that overwrites its rows counts as one."""
+        return sum(_decode_rows(segment) for segment in self.segments)
+
+
+def _decode_rows(segment: Segment[Ref]) -> int:
+    if segment.stage == 0:
+        return segment.drafts
+    return segment.length if segment.advances else 1
 
 
 @dataclass(frozen=True, slots=True)

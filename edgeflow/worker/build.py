@@ -68,7 +68,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         sessions=sessions,
         text_rows=config.max_prompt_tokens,
         table=table,
-        row_budget=config.row_budget,
+        row_budget=footprint.row_budget(config.row_budget, config.max_prompt_tokens),
         graphs=graphs,
         shift=Shift(config.shift),
     )
@@ -80,16 +80,17 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
             f"max_sessions: {memory} cannot be reserved; lower max_sessions or max_prompt_tokens"
         ) from error
     _check_speculation(config, engine)
-    limits, known_by = limits_of(config, policy, sessions), fingerprint(path, config.policy.settings)
+    limits = limits_of(config, policy, sessions, options.row_budget)
+    known_by = fingerprint(path, config.policy.settings)
     return BuiltEngine(engine, limits, device_name(device), known_by, memory)
 
 
-def limits_of(config: ServiceConfig, policy: Policy, sessions: int) -> SchedulerLimits:
+def limits_of(config: ServiceConfig, policy: Policy, sessions: int, row_budget: int) -> SchedulerLimits:
     """The limits of a scheduler of so many sessions; a ring has a slot for each pass of the longest answer."""
     return SchedulerLimits(
         stages=max(policy.program(key).passes for key in policy.unnorm_keys),
         max_sessions=sessions,
-        row_budget=config.row_budget,
+        row_budget=row_budget,
         drain_after_ns=config.drain_after_ms * 1_000_000,
         shift=Shift(config.shift),
     )
@@ -105,7 +106,8 @@ def kv_need(
 ) -> KVNeed:
     """The memory that sessions of a policy take: slots for the longest prompt that is allowed."""
     longest = footprint.positions + config.max_prompt_tokens
-    rows = max(config.row_budget, longest)  # a session alone may exceed the budget
+    alone = longest + max(footprint.slots - 2, 0) * footprint.step_rows  # a session alone may exceed the budget
+    rows = max(footprint.row_budget(config.row_budget, config.max_prompt_tokens), alone)
     return KVNeed(
         ring=footprint.slots,
         spare=spare,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 
 from edgeflow.clock import Clock, MonotonicClock
 from edgeflow.engine.control.engine import PassEngine
-from edgeflow.engine.control.offline import limits_for
+from edgeflow.engine.control.offline import limits_for, program_of
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.control.sample_frames import sample_observations
 from edgeflow.engine.policy import INSTRUCTION
@@ -18,6 +19,7 @@ from edgeflow.types import Pace, PassTimes, Speculation
 from edgeflow.worker.worker import Worker
 
 REPEATS = 5
+PATIENCE_NS = 10_000_000_000  # of each kind of pass: slow ones are repeated less often
 DRAFTED = 3  # frames that follow each other in a row, of which all but the first find others under way
 
 
@@ -30,9 +32,9 @@ class _Driver:
         self._text = text
         self._seq = 0
         self.sessions = min(2, engine.sessions)
-        policy = engine.policy
-        self._key = max(policy.unnorm_keys, key=lambda key: policy.program(key).passes)  # of the longest answers
-        self.stages = policy.program(self._key).passes
+        self.program = program_of(engine)
+        self._key = next(key for key in engine.policy.unnorm_keys if engine.policy.program(key) == self.program)
+        self.stages = self.program.passes
         limits = limits_for(self.stages, sessions=self.sessions, row_budget=row_budget)
         self._worker = Worker(engine, Scheduler(limits), clock, self._ignore, pacer=pacer)
         (self._observation,) = sample_observations(engine.policy.inputs, 1, text)
@@ -97,27 +99,37 @@ def calibrate(
     instruction: str = INSTRUCTION,
 ) -> PassTimes:
     """Measure medians at the corners of the cost model: serial, pipelined and drained, two sessions side by side; then
-    what a row of drafts costs.
+    what a row of drafts costs, where answers have any.
     """
-    driver = _Driver(engine, row_budget, pacer, clock or MonotonicClock(), instruction)
+    clock = clock or MonotonicClock()
+    driver = _Driver(engine, row_budget, pacer, clock, instruction)
     stages = driver.stages
     for sessions in range(1, driver.sessions + 1):
         driver.open(sessions, Pace(1))
-        for _ in range(REPEATS):
+        for _ in _repeats(clock):
             driver.offer(sessions)
             driver.drain()
         driver.close(sessions)
     driver.open(1, Pace(stages))
-    for _ in range(REPEATS):
+    for _ in _repeats(clock):
         _follow(driver, stages)
     driver.close(1)
     times = _corners(driver.take(), stages)
-    if stages > 1:
-        for _ in range(REPEATS):  # a session has no guess for its first frame, which then takes longer
+    if driver.program.drafts:
+        for _ in _repeats(clock):  # a session has no guess for its first frame, which then takes longer
             driver.open(1, Pace(0, Speculation()))
             _follow(driver, DRAFTED)
             driver.close(1)
     return replace(times, row_ns=_row_ns(driver.take(), times))
+
+
+def _repeats(clock: Clock) -> Iterator[int]:
+    """REPEATS times, or until they have taken PATIENCE_NS."""
+    begun_ns = clock.now_ns()
+    for index in range(REPEATS):
+        yield index
+        if clock.now_ns() - begun_ns >= PATIENCE_NS:
+            return
 
 
 def _follow(driver: _Driver, frames: int) -> None:

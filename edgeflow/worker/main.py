@@ -16,6 +16,7 @@ import torch
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
 from edgeflow.engine.chat.build import chat_bytes, load_chat
+from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import Pacer, load_profile
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.policy import INSTRUCTION
@@ -63,8 +64,8 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
     warm_up(built.engine, built.limits.shift, progress)
     chat = load_chat(config, progress, built.engine.record) if link else None
     clock = MonotonicClock()
-    pacer = Pacer(profile.times(built.limits.stages), clock) if profile else None
-    times = known or calibrate(built.engine, row_budget=config.row_budget, pacer=pacer, clock=clock)
+    pacer = Pacer(profile.times_of(program_of(built.engine)), clock) if profile else None
+    times = known or calibrate(built.engine, row_budget=built.limits.row_budget, pacer=pacer, clock=clock)
     worker = Worker(
         built.engine,
         Scheduler(built.limits),
@@ -105,6 +106,7 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes, graphs: 
         pass_times=times,
         inputs=policy.inputs,
         programs=[policy.program(each) for each in policy.unnorm_keys],
+        row_budget=built.limits.row_budget,
         operators=operators_line(config),
         memory=built.memory,
         bins=any(built.engine.near),

@@ -12,7 +12,7 @@ from edgeflow.scheduler.forecast import Robot, by_mode, forecast
 from edgeflow.scheduler.pace import served_pace
 from edgeflow.scheduler.plan import Frame, FrameRef, Outcome, Segment
 from edgeflow.scheduler.ring import Shift
-from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.scheduler.scheduler import ROW_BUDGET, Scheduler, SchedulerLimits, row_budget_of
 from edgeflow.types import PROMPT, Pace, PassTimes, Speculation, Stage, StageProgram
 from tests.scheduler.test_properties import BEHIND
 
@@ -108,7 +108,7 @@ def test_a_pipeline_is_full_when_a_session_has_a_frame_in_each_of_its_own_passes
 @given(program=PROGRAMS)
 def test_a_forecast_of_a_lone_robot_is_the_sum_of_its_passes(program: StageProgram):
     """Serial: the prompt and each row after it. Pipelined: one frame in each of the stages in every pass."""
-    rows = [stage.rows for stage in program.unrolled[1:]]
+    rows = [stage.decode_rows for stage in program.unrolled[1:]]
     serial_ns = TIMES.pass_ns(1, 0) + sum(TIMES.pass_ns(0, each) for each in rows)
     packed_ns = TIMES.pass_ns(1, sum(rows))
     robot = Robot(pace=Pace(1), period_ns=0, program=program)
@@ -145,12 +145,49 @@ def simulated(programs: list[tuple[StageProgram, int]], passes: int = 600) -> li
             scheduler.offer(Frame(FrameRef(session, 1, seq), 1))
         planned = scheduler.plan(now_ns)
         assert planned is not None
-        rows = sum(each.length for each in planned.segments if each.stage)
+        rows = sum(each.length if each.advances else 1 for each in planned.segments if each.stage)
         now_ns += TIMES.pass_ns(sum(each.stage == 0 for each in planned.segments), rows)
         for segment in planned.segments:
             had[segment.sequence.session] += 1
         scheduler.commit(planned.number, [Outcome(each.sequence, (0,)) for each in planned.segments])
     return [count / program.passes * 1e9 / now_ns for count, (program, _) in zip(had, programs, strict=True)]
+
+
+def test_a_step_is_one_decode_row_however_many_rows_it_has():
+    scheduler = Scheduler(LIMITS)
+    scheduler.open(0, 1, Pace(DENOISING.passes), DENOISING)
+    for seq in range(1, 7):
+        scheduler.offer(Frame(FrameRef(0, 1, seq), ROWS))
+        planned = scheduler.plan(0)
+        assert planned is not None
+        scheduler.commit(planned.number, [Outcome(each.sequence, ()) for each in planned.segments])
+    assert (planned.rows, planned.decode_rows) == (ROWS + 1 + 4 * 5, 5)
+    assert (DENOISING.step_rows, StageProgram.tokens(7).step_rows) == (5, 0)
+
+
+def test_where_frames_have_two_passes_a_further_step_is_not_free():
+    """One robot never has two steps in a pass there, so their slope is not measured without a prefill."""
+    times = replace(TIMES, stages=2, packed_ns=64 * MS, decodes_ns=TIMES.decode_ns)
+    assert [times.pass_ns(0, steps) for steps in (1, 2, 3)] == [10 * MS, 14 * MS, 18 * MS]
+    assert replace(times, packed_ns=90 * MS).pass_ns(0, 3) == 30 * MS, "no more than alone"
+
+
+def test_the_default_row_budget_lets_two_robots_share_a_pass():
+    steps, step_rows, prompt = 10, 51, 816
+    budget = row_budget_of(None, prompt, steps, step_rows)
+    assert (budget, row_budget_of(300, prompt, steps, step_rows)) == (2 * (816 + 510), 300)
+    assert row_budget_of(None, 600, 6, 0) == row_budget_of(None, 60, 3, 5) == ROW_BUDGET
+    program = StageProgram((PROMPT_STAGE, Stage(rows=step_rows, repeats=steps, group=1, advances=False)))
+    scheduler = Scheduler(SchedulerLimits(11, 2, budget, 0))
+    for session in (0, 1):
+        scheduler.open(session, 1, Pace(11), program)
+    for seq in range(1, 12):
+        for session in (0, 1):
+            scheduler.offer(Frame(FrameRef(session, 1, seq), prompt))
+        planned = scheduler.plan(0)
+        assert planned is not None
+        scheduler.commit(planned.number, [Outcome(each.sequence, ()) for each in planned.segments])
+    assert (len(planned.prefills), planned.decode_rows, planned.rows) == (2, 20, budget)
 
 
 def test_each_robot_has_the_passes_of_its_own_answers():

@@ -7,16 +7,20 @@ are decoded serially, after which every rounding behind them differs too. A pass
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.control.offline import Decoded
 from edgeflow.engine.policy import PreparedFrame
 
+CHUNK_TOLERANCE = 1e-4  # of the largest action, which a sum in another order may move
+ROUNDING_FACTOR = 4.0  # how much further sharing passes may move actions in 16 bits than a level of the pixels does
 MEAN_FACTOR = 1.5
 LARGEST_FACTOR = 4.0
 """How much larger than measured rounding a mean, and a single row, may be: rows of 16 bits vary by about 3."""
@@ -58,6 +62,25 @@ class Deviations:
                     f"rounding accounts for {allowed:.2%}"
                 )
         return ""
+
+
+def chunk_objection(
+    right: NDArray[np.float64], found: NDArray[np.float64], brighter: Callable[[], NDArray[np.float64]] | None
+) -> str:
+    """How chunks differ from those that are right by more than rounding may; "" where they do not.
+
+    brighter: in 16 bits, the chunks of the same frames with every pixel a level brighter.
+    """
+    allowed = CHUNK_TOLERANCE * max(1.0, float(np.abs(right).max()))
+    if brighter is not None:
+        allowed = max(allowed, ROUNDING_FACTOR * _spread(brighter() - right))
+    off = _spread(found - right)
+    return f"{off:.3g} apart, {allowed:.3g} allowed" if off > allowed else ""
+
+
+def _spread(differences: NDArray[np.float64]) -> float:
+    """The root mean square of differences."""
+    return float(np.sqrt(np.square(differences).mean()))
 
 
 def nudged(frames: Iterable[PreparedFrame], dtype: torch.dtype) -> list[PreparedFrame]:

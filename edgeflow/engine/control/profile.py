@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgeflow.clock import Clock
 from edgeflow.errors import ConfigError
 from edgeflow.scheduler.plan import Pass
-from edgeflow.types import PassTimes
+from edgeflow.types import PassTimes, StageProgram
 
 PUBLISHED_ROWS = 280  # of the prefill of the model in the table, with a short instruction
 
@@ -39,8 +39,25 @@ class DeviceProfile:
     packed_ns: int
     prefill_rows: int = PUBLISHED_ROWS
 
+    def times_of(self, program: StageProgram) -> PassTimes:
+        """Pass times of answers of a program there.
+
+        A denoising step alone takes a decode pass. Beside a prefill or another step, each of its rows costs what rows
+        beyond a full packed pass do.
+        """
+        times, step_rows = self.times(program.passes), program.step_rows
+        if not step_rows:
+            return times
+        step_ns, steps = step_rows * times.row_ns, program.passes - 1
+        return replace(
+            times,
+            packed_ns=self.prefill_ns + steps * step_ns,
+            decodes_ns=self.decode_ns + (steps - 1) * step_ns,
+            row_ns=step_ns,
+        )
+
     def times(self, stages: int) -> PassTimes:
-        """Pass times of any shape there: prefills of several sessions add up, and decode rows are free, but for those
+        """Pass times of K tokens there: prefills of several sessions add up, and decode rows are free, but for those
         beyond a full packed pass.
         """
         return PassTimes(

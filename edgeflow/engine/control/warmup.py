@@ -6,7 +6,7 @@ Where passes are replayed, every shape that sessions can need is recorded first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.control.agreement import Deviations, deviations, nudged
+from edgeflow.engine.control.agreement import Deviations, chunk_objection, deviations, nudged
+from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.control.one_pass import OnePassEngine
@@ -24,13 +25,11 @@ from edgeflow.errors import ConfigError, WorkerError
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow.types import Mode, Observation
 
 FRAMES = 3  # beyond the fill
 BATCH = 2
 SIDE = 64  # pixels of a camera of any size
-BATCH_TOLERANCE = 1e-4  # of the largest action, which a sum in another order may move
-ROUNDING_FACTOR = 4.0  # how much further a batch may move actions in 16 bits than a level of the pixels does
 SHARED = (Mode.PIPELINED, Mode.SPECULATIVE)
 
 Progress = Callable[[str, int, int], None]
@@ -40,6 +39,8 @@ def warm_up(engine: PassEngine, shift: Shift, progress: Progress) -> None:
     """Run and check the ways of sharing passes; WorkerError when a frame is not answered as it is alone."""
     if isinstance(engine, PolicyEngine):
         _warm_up_modes(engine, shift, progress)
+    elif isinstance(engine, FlowEngine):
+        _warm_up_steps(engine, shift, progress)
     elif isinstance(engine, OnePassEngine):
         _warm_up_batches(engine, progress)
     else:
@@ -94,20 +95,46 @@ def _warm_up_batches(engine: OnePassEngine, progress: Progress) -> None:
     alone = np.concatenate([_chunks(engine, [frame]) for frame in frames])
     progress("batches", 1, 2)
     together = _chunks(engine, frames)
+
+    def brighter() -> NDArray[np.float64]:
+        moved = [engine.policy.prepare(each) for each in brightened(observations)]
+        return np.concatenate([_chunks(engine, [frame]) for frame in moved])
+
+    _judge(alone, together, brighter if engine.policy.dtype != torch.float32 else None, "in a batch")
+
+
+def _warm_up_steps(engine: FlowEngine, shift: Shift, progress: Progress) -> None:
+    """Frames whose steps share passes: actions as of each alone, up to the rounding of sums."""
+    observations = list(sample_observations(engine.policy.inputs, FRAMES, INSTRUCTION, SIDE))
+
+    def chunks(mode: Mode, seen: Iterable[Observation]) -> NDArray[np.float64]:
+        scheduler = Scheduler(limits_for(engine.policy.sizes.program.passes, shift=shift))
+        found = OfflineRun(engine, scheduler, [mode]).decode([map(engine.policy.prepare, seen)])[0]
+        return np.stack([each.sampled.values for each in found if each.sampled.values is not None])
+
+    progress(Mode.SERIAL.value, 0, 2)
+    alone = chunks(Mode.SERIAL, observations)
+    progress(Mode.PIPELINED.value, 1, 2)
+    together = chunks(Mode.PIPELINED, observations)
+
+    def brighter() -> NDArray[np.float64]:
+        return chunks(Mode.SERIAL, brightened(observations))
+
+    _judge(alone, together, brighter if engine.policy.dtype != torch.float32 else None, Mode.PIPELINED.value)
+
+
+def _judge(
+    alone: NDArray[np.float64],
+    together: NDArray[np.float64],
+    brighter: Callable[[], NDArray[np.float64]] | None,
+    how: str,
+) -> None:
+    """WorkerError where chunks are not finite, or not what they are alone."""
     if not (np.isfinite(alone).all() and np.isfinite(together).all()):
         raise WorkerError("the warm-up pass gave actions that are not finite: the checkpoint is damaged")
-    allowed = BATCH_TOLERANCE * max(1.0, float(np.abs(alone).max()))
-    if engine.policy.dtype != torch.float32:
-        moved = [_chunks(engine, [engine.policy.prepare(each)]) for each in brightened(observations)]
-        allowed = max(allowed, ROUNDING_FACTOR * _spread(np.concatenate(moved) - alone))
-    off = _spread(together - alone)
-    if off > allowed:
-        raise WorkerError(f"the warm-up pass gave other actions in a batch than alone: {off:.3g} apart")
-
-
-def _spread(differences: NDArray[np.float64]) -> float:
-    """The root mean square of differences."""
-    return float(np.sqrt(np.square(differences).mean()))
+    fault = chunk_objection(alone, together, brighter)
+    if fault:
+        raise WorkerError(f"the warm-up pass gave other actions {how} than alone: {fault}")
 
 
 def _chunks(engine: OnePassEngine, frames: list[Any]) -> NDArray[np.float64]:

@@ -116,7 +116,7 @@ class Admission:
         self._limits = SchedulerLimits(
             max(program.passes for program in (self._default, *ready.programs)),
             ready.max_sessions,
-            config.row_budget,
+            ready.row_budget,
             config.drain_after_ms * 1_000_000,
             Shift(config.shift),
         )

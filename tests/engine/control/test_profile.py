@@ -8,6 +8,7 @@ from edgeflow.clock import ManualClock
 from edgeflow.engine.control.profile import Pacer, load_profile
 from edgeflow.errors import ConfigError
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
+from edgeflow.types import PROMPT, Stage, StageProgram
 
 
 def planned(stages: list[int]) -> Pass:
@@ -32,6 +33,18 @@ def test_published_totals_are_kept(name: str, serial_s: float, packed_s: float):
     assert times.pass_ns(1, 6 + 14) == pytest.approx((packed_s + 14 * row_s) * 1e9, rel=1e-6)
     assert times.pass_ns(2, 12 + 14) == pytest.approx((2 * packed_s + 14 * row_s) * 1e9, rel=1e-6)
     assert times.pass_ns(0, 20) == profile.decode_ns
+
+
+def test_a_denoising_step_alone_is_a_decode_pass_and_its_rows_cost_beside_others():
+    profile = load_profile("rtx5090")
+    assert profile is not None
+    program = StageProgram((Stage(rows=PROMPT), Stage(rows=50, repeats=10, group=1, advances=False)))
+    times, step_ns = profile.times_of(program), 50 * (profile.packed_ns // 280)
+    assert (times.pass_ns(1, 0), times.pass_ns(0, 1)) == (profile.prefill_ns, profile.decode_ns)
+    assert times.pass_ns(1, 3) == profile.prefill_ns + 3 * step_ns
+    assert times.pass_ns(1, 14) == profile.prefill_ns + 14 * step_ns, "beyond one robot's pass as within it"
+    assert times.pass_ns(0, 5) == profile.decode_ns + 4 * step_ns
+    assert profile.times_of(StageProgram.tokens(7)) == profile.times(7)
 
 
 def test_a_pass_is_held_for_what_is_missing():
