@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from edgeflow.config import ServiceConfig
+from edgeflow.demo.camera import Delay
 from edgeflow.demo.episodes import EpisodeRun
 from edgeflow.demo.evaluate import SuccessRate, success_rate
 from edgeflow.demo.measure import FRESH_SEEDS
-from edgeflow.demo.virtual import Delay, VirtualService
+from edgeflow.demo.virtual import VirtualService
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import load_profile

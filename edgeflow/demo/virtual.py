@@ -9,37 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from edgeflow.client.pose import Pose
 from edgeflow.clock import ManualClock
+from edgeflow.demo.camera import EPOCH, SESSION, Camera, Delay
 from edgeflow.demo.episodes import Acted, EpisodeRun
+from edgeflow.demo.virtual_chunks import ChunkRobot
 from edgeflow.demo.world.expert import action_goal
-from edgeflow.demo.world.scene import POLICY_SIZE, Moment
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
-from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SubmitFrame
+from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.plan import FrameRef, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import Pace, PassTimes
 from edgeflow.worker.worker import Worker
-
-_SESSION = 1
-_EPOCH = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """A delay between a frame and its action, uniform in mean_ns +- jitter_ns. seed: of the draws."""
-
-    mean_ns: int
-    jitter_ns: int = 0
-    seed: int = 0
 
 
 class VirtualService:
@@ -58,10 +47,10 @@ class VirtualService:
         period_s: between camera frames. anchored: an action is resolved against the pose of the frame it answers,
         else against the pose at its arrival. delay: none is obeyed sooner than so long after its frame.
         """
-        clock, camera = ManualClock(), _Camera(sim)
+        clock, camera = ManualClock(), Camera(sim)
         published: list[Message] = []
         worker = self._worker(clock, published, pace, camera.draw)
-        robot = _VirtualRobot(sim, worker, camera, period_ns=round(period_s * 1e9), anchored=anchored, delay=delay)
+        robot = self._robot(sim, worker, camera, round(period_s * 1e9), anchored, delay)
         while sim.outcome is Outcome.RUNNING:
             busy = worker.step()
             robot.live_until(clock.now_ns() if busy else robot.next_event_ns())
@@ -78,13 +67,22 @@ class VirtualService:
             acted=tuple(robot.acted),
         )
 
+    def _robot(
+        self, sim: RobotSim, worker: Worker, camera: Camera, period_ns: int, anchored: bool, delay: Delay | None
+    ) -> _Robot:
+        policy = self._engine.policy
+        schema = policy.action_schema(policy.unnorm_keys[0])
+        if schema.horizon == 1:
+            return _VirtualRobot(sim, worker, camera, period_ns=period_ns, anchored=anchored, delay=delay)
+        return ChunkRobot(sim, worker, camera, schema, period_ns=period_ns, delay=delay, state=policy.inputs.state)
+
     def _worker(self, clock: ManualClock, published: list[Message], pace: Pace, draw: Callable[[int], None]) -> Worker:
         def wait(seconds: float) -> None:
             clock.advance_ns(round(seconds * 1e9))
 
         scheduler, pacer = _Watched(self._limits, draw), Pacer(self._times, clock, wait)
         worker = Worker(self._engine, scheduler, clock, published.append, pacer=pacer)
-        worker.inbox.put(OpenSession(session=_SESSION, epoch=_EPOCH, pace=pace, unnorm_key=""))
+        worker.inbox.put(OpenSession(session=SESSION, epoch=EPOCH, pace=pace, unnorm_key=""))
         return worker
 
 
@@ -102,42 +100,25 @@ class _Watched(Scheduler):
         return planned
 
 
-class _Camera:
-    """Frames as buffers that are filled when, and if, they are needed."""
+class _Robot(Protocol):
+    """A robot in simulated time."""
 
-    def __init__(self, sim: RobotSim) -> None:
-        self.frames = 0
-        self.drawn = 0
-        self._sim = sim
-        self._waiting: dict[int, tuple[Moment, bytearray]] = {}
+    now_ns: int
+    overtaken: int
+    acted: list[Acted]
 
-    def capture(self) -> SubmitFrame:
-        """The next frame, not drawn yet."""
-        self.frames += 1
-        pixels = bytearray(POLICY_SIZE * POLICY_SIZE * 3)
-        self._waiting[self.frames] = self._sim.moment(), pixels
-        return SubmitFrame(
-            session=_SESSION,
-            epoch=_EPOCH,
-            seq=self.frames,
-            sizes=[POLICY_SIZE, POLICY_SIZE],
-            instruction=self._sim.instruction,
-            payload=memoryview(pixels),
-        )
+    def next_event_ns(self) -> int: ...
 
-    def draw(self, seq: int) -> None:
-        """Fill the buffer of a frame; older ones will not be needed."""
-        moment, pixels = self._waiting[seq]
-        pixels[:] = self._sim.draw(moment).tobytes()
-        self.drawn += 1
-        self._waiting = {later: frame for later, frame in self._waiting.items() if later > seq}
+    def live_until(self, instant_ns: int) -> None: ...
+
+    def receive(self, message: Message) -> None: ...
 
 
 class _VirtualRobot:
-    """A robot that captures a frame every period and obeys actions as they arrive, in simulated time."""
+    """A robot without the SDK: it captures a frame every period and obeys actions as they arrive, in simulated time."""
 
     def __init__(
-        self, sim: RobotSim, worker: Worker, camera: _Camera, *, period_ns: int, anchored: bool, delay: Delay | None
+        self, sim: RobotSim, worker: Worker, camera: Camera, *, period_ns: int, anchored: bool, delay: Delay | None
     ) -> None:
         self.now_ns = 0
         self.overtaken = 0

@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "loadtest": LEAVES | {"rpc", "client"},
     "service": LEAVES | {"config", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
     "demo": LEAVES
-    | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "policies", "ipc"}
+    | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "policies", "ipc", "rpc"}
     | {"engine", "engine/control", "engine/chat", "engine/sampling", "worker"},
     "gpu_suite": MEASURING
     | {"engine/control", "engine/chat", "engine/sampling", "policies", "tuning", "verify", "recorded"},

@@ -1,0 +1,55 @@
+"""Frames in simulated time: buffers that are filled when, and if, they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgeflow.demo.world.scene import POLICY_SIZE, Moment
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.ipc.messages import SubmitFrame
+
+SESSION = 1
+EPOCH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """A delay between a frame and its action, uniform in mean_ns +- jitter_ns. seed: of the draws."""
+
+    mean_ns: int
+    jitter_ns: int = 0
+    seed: int = 0
+
+
+class Camera:
+    """Captures frames that are drawn when their prefill is planned, as the camera saw them."""
+
+    def __init__(self, sim: RobotSim) -> None:
+        self.frames = 0
+        self.drawn = 0
+        self._sim = sim
+        self._waiting: dict[int, tuple[Moment, bytearray]] = {}
+
+    def capture(self, state: Sequence[float] = (), stamp_ns: int = 0) -> SubmitFrame:
+        """The next frame, not drawn yet. state: numbers of the policy's vectors. stamp_ns: on the robot's clock."""
+        self.frames += 1
+        pixels = bytearray(POLICY_SIZE * POLICY_SIZE * 3)
+        self._waiting[self.frames] = self._sim.moment(), pixels
+        return SubmitFrame(
+            session=SESSION,
+            epoch=EPOCH,
+            seq=self.frames,
+            sizes=[POLICY_SIZE, POLICY_SIZE],
+            instruction=self._sim.instruction,
+            payload=memoryview(pixels),
+            state=list(state),
+            stamp_ns=stamp_ns,
+        )
+
+    def draw(self, seq: int) -> None:
+        """Fill the buffer of a frame; older ones will not be needed."""
+        moment, pixels = self._waiting[seq]
+        pixels[:] = self._sim.draw(moment).tobytes()
+        self.drawn += 1
+        self._waiting = {later: frame for later, frame in self._waiting.items() if later > seq}
