@@ -1,0 +1,208 @@
+"""A SmolVLA of the published base's sizes with random weights, as a local folder in its published layout.
+
+Sizes: SmolVLM2-500M-Video-Instruct cut to 16 layers, an expert of 0.75 of its width; 500 tensors, 450 M parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+CAMERAS = ("camera1", "camera2", "camera3")
+HEIGHT, WIDTH = 480, 640  # of a camera
+STATE, NUMBERS = "observation.state", 6
+PADDED, CHUNK, TOKENS = 32, 50, 48
+LAYERS, HEAD, HEADS, KV_HEADS = 16, 64, 15, 5
+HIDDEN, MLP, EXPERT, EXPERT_MLP = 960, 2560, 720, 2048
+VOCABULARY = 49280
+VISION_LAYERS, VISION, VISION_MLP, PATCH, IMAGE, SHUFFLE = 12, 768, 3072, 16, 512, 4
+NORMALISATION = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
+FEATURES: dict[str, Any] = {STATE: {"type": "STATE", "shape": [NUMBERS]}} | {
+    f"observation.images.{name}": {"type": "VISUAL", "shape": [3, HEIGHT, WIDTH]} for name in CAMERAS
+}
+ACTIONS = {"action": {"type": "ACTION", "shape": [NUMBERS]}}
+
+
+def write_smolvla(folder: Path, tokenizer: Path) -> Path:
+    """Write the folder unless it is there. tokenizer: a folder with tokenizer.json, of ids below the vocabulary."""
+    if (folder / "config.json").exists():
+        return folder
+    vlm = folder / "vlm"
+    vlm.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tokenizer / name, vlm / name)
+    (vlm / "config.json").write_text(json.dumps(_vlm_config(), indent=1))
+    _write_processors(folder)
+    draws = torch.Generator().manual_seed(0)
+    weights = {name: _random(shape, draws) for name, shape in _shapes()}
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(_config(), indent=1))
+    return folder
+
+
+def _config() -> dict[str, object]:
+    """What the published base's config.json says, with the model it starts from in `./vlm`."""
+    return {
+        "type": "smolvla",
+        "n_obs_steps": 1,
+        "input_features": FEATURES,
+        "output_features": ACTIONS,
+        "normalization_mapping": NORMALISATION,
+        "chunk_size": CHUNK,
+        "n_action_steps": CHUNK,
+        "max_state_dim": PADDED,
+        "max_action_dim": PADDED,
+        "resize_imgs_with_padding": [IMAGE, IMAGE],
+        "empty_cameras": 0,
+        "adapt_to_pi_aloha": False,
+        "tokenizer_max_length": TOKENS,
+        "num_steps": 10,
+        "use_cache": True,
+        "vlm_model_name": "./vlm",
+        "load_vlm_weights": False,
+        "add_image_special_tokens": False,
+        "attention_mode": "cross_attn",
+        "prefix_length": 0,
+        "pad_language_to": "max_length",
+        "num_expert_layers": 0,
+        "num_vlm_layers": LAYERS,
+        "self_attn_every_n_layers": 2,
+        "expert_width_multiplier": EXPERT / HIDDEN,
+        "min_period": 0.004,
+        "max_period": 4.0,
+        "device": "cpu",
+    }
+
+
+def _vlm_config() -> dict[str, object]:
+    text = {
+        "model_type": "llama",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "head_dim": HEAD,
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN,
+        "intermediate_size": MLP,
+        "max_position_embeddings": 8192,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": KV_HEADS,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 100000.0, "rope_type": "default"},
+        "rope_theta": 100000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": VOCABULARY,
+    }
+    vision = {
+        "model_type": "smolvlm_vision",
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": VISION,
+        "image_size": IMAGE,
+        "intermediate_size": VISION_MLP,
+        "layer_norm_eps": 1e-6,
+        "num_attention_heads": VISION // HEAD,
+        "num_channels": 3,
+        "num_hidden_layers": VISION_LAYERS,
+        "patch_size": PATCH,
+    }
+    shared = {"model_type": "smolvlm", "scale_factor": SHUFFLE, "image_token_id": 49190, "pad_token_id": 2}
+    return {**shared, "tie_word_embeddings": False, "text_config": text, "vision_config": vision}
+
+
+def _write_processors(folder: Path) -> None:
+    """Processor files as LeRobot saves them, with statistics that move every number."""
+    before = "policy_preprocessor_step_5_normalizer_processor.safetensors"
+    after = "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
+    tokens = {"max_length": TOKENS, "task_key": "task", "padding_side": "right", "padding": "max_length"}
+    device = {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}}
+    steps: Sequence[dict[str, Any]] = (
+        {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
+        {"registry_name": "to_batch_processor", "config": {}},
+        {"registry_name": "smolvla_new_line_processor", "config": {}},
+        {
+            "registry_name": "tokenizer_processor",
+            "config": {**tokens, "truncation": True, "tokenizer_name": "./vlm"},
+        },
+        device,
+        {"registry_name": "normalizer_processor", "config": _settings(FEATURES | ACTIONS), "state_file": before},
+    )
+    back = {"registry_name": "unnormalizer_processor", "config": _settings(ACTIONS), "state_file": after}
+    for kind, listed in (("preprocessor", steps), ("postprocessor", (back, device))):
+        name = f"policy_{kind}"
+        (folder / f"{name}.json").write_text(json.dumps({"name": name, "steps": listed}, indent=1))
+    rising = torch.linspace(0.5, 1.5, NUMBERS)
+    statistics = {f"{name}.{kind}": rising.clone() for name in (STATE, "action") for kind in ("mean", "std")}
+    for file in (before, after):
+        save_file(statistics, folder / file)
+
+
+def _settings(features: dict[str, Any]) -> dict[str, object]:
+    return {"eps": 1e-8, "features": features, "norm_map": NORMALISATION}
+
+
+def _random(shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
+    """Weights that keep the size of what they multiply; vectors near 1, which suits norms."""
+    values = torch.randn(shape, generator=draws)
+    values = 1 + 0.01 * values if len(shape) == 1 else values * (shape[0] / values.numel()) ** 0.5
+    return values.to(torch.bfloat16)
+
+
+def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of all tensors, as published checkpoints hold them."""
+    joint = 2 * EXPERT
+    heads = {"state_proj": (HIDDEN, PADDED), "action_in_proj": (EXPERT, PADDED), "action_out_proj": (PADDED, EXPERT)}
+    for name, shape in (
+        heads | {"action_time_mlp_in": (EXPERT, joint), "action_time_mlp_out": (EXPERT, EXPERT)}
+    ).items():
+        yield from _linear(f"model.{name}", *shape)
+    whole, vlm = "model.vlm_with_expert.", "model.vlm_with_expert.vlm.model."
+    yield from _vision(f"{vlm}vision_model.")
+    yield f"{vlm}connector.modality_projection.proj.weight", (HIDDEN, VISION * SHUFFLE**2)
+    yield f"{vlm}text_model.embed_tokens.weight", (VOCABULARY, HIDDEN)
+    for layer in range(LAYERS):
+        yield from _decoder_layer(f"{vlm}text_model.layers.{layer}.", HIDDEN, HIDDEN, MLP)
+        keys = KV_HEADS * HEAD if layer % 2 else EXPERT
+        yield from _decoder_layer(f"{whole}lm_expert.layers.{layer}.", EXPERT, keys, EXPERT_MLP)
+    yield f"{vlm}text_model.norm.weight", (HIDDEN,)
+    yield f"{whole}vlm.lm_head.weight", (VOCABULARY, HIDDEN)
+    yield f"{whole}lm_expert.norm.weight", (EXPERT,)
+
+
+def _linear(name: str, out: int, inside: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (out, inside)
+    yield f"{name}.bias", (out,)
+
+
+def _vision(prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{prefix}embeddings.patch_embedding.weight", (VISION, 3, PATCH, PATCH)
+    yield f"{prefix}embeddings.patch_embedding.bias", (VISION,)
+    yield f"{prefix}embeddings.position_embedding.weight", ((IMAGE // PATCH) ** 2, VISION)
+    for layer in range(VISION_LAYERS):
+        name = f"{prefix}encoder.layers.{layer}"
+        for norm in ("layer_norm1", "layer_norm2"):
+            yield from ((f"{name}.{norm}.{kind}", (VISION,)) for kind in ("weight", "bias"))
+        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            yield from _linear(f"{name}.self_attn.{part}", VISION, VISION)
+        yield from _linear(f"{name}.mlp.fc1", VISION_MLP, VISION)
+        yield from _linear(f"{name}.mlp.fc2", VISION, VISION_MLP)
+    yield from ((f"{prefix}post_layernorm.{kind}", (VISION,)) for kind in ("weight", "bias"))
+
+
+def _decoder_layer(prefix: str, width: int, keys: int, mlp: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A layer of the language model or of the expert. keys: the width that its keys and values are made from."""
+    yield f"{prefix}self_attn.q_proj.weight", (HEADS * HEAD, width)
+    yield f"{prefix}self_attn.k_proj.weight", (KV_HEADS * HEAD, keys)
+    yield f"{prefix}self_attn.v_proj.weight", (KV_HEADS * HEAD, keys)
+    yield f"{prefix}self_attn.o_proj.weight", (width, HEADS * HEAD)
+    yield f"{prefix}mlp.gate_proj.weight", (mlp, width)
+    yield f"{prefix}mlp.up_proj.weight", (mlp, width)
+    yield f"{prefix}mlp.down_proj.weight", (width, mlp)
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        yield f"{prefix}{norm}.weight", (width,)
