@@ -1,4 +1,4 @@
-"""Episodes of a policy that answers with chunks, in simulated time: delayed, replanned, conditioned on the last chunk."""
+"""Episodes of a policy that answers with chunks, in simulated time: replanned, delayed, conditioned on the last one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def chunk_episode(sim: RobotSim, timing: ChunkTiming) -> Generator[Observation, 
     A row is due at its moment, counted from the capture; against the pose of the frame it is the motion of all rows up
     to it. The arm rests until the first chunk arrives, and once a chunk is over.
     """
-    anchor, chunk, age = sim.pose(), np.zeros((0, 7)), 0
+    anchor, age = sim.pose(), 0
+    chunk: Rows = np.zeros((0, 7))
     while sim.outcome is Outcome.RUNNING:
         left = chunk[age:] if timing.conditioned and age < len(chunk) else None
         pose = sim.pose()

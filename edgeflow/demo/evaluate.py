@@ -16,7 +16,8 @@ from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
 from edgeflow.loadtest.intervals import wilson
 
-Asked, Answered = TypeVar("Asked"), TypeVar("Answered")
+Asked = TypeVar("Asked")
+Answered = TypeVar("Answered")
 Policy = Callable[[Image, str], NDArray[np.floating]]
 BatchPolicy = Callable[[Sequence[Image], Sequence[str]], NDArray[np.floating]]
 Episode = Generator[tuple[Image, str], NDArray[np.floating], Outcome]

@@ -79,7 +79,7 @@ def _left(tool: Vector, grasp: Vector) -> tuple[Vector, Vector]:
 
 
 def _conjugate(q: Vector) -> Vector:
-    return q * np.array([1.0, -1.0, -1.0, -1.0])
+    return np.asarray(q * np.array([1.0, -1.0, -1.0, -1.0]))
 
 
 def _multiply(a: Vector, b: Vector) -> Vector:
@@ -96,7 +96,7 @@ def _rotate(q: Vector, v: Vector) -> Vector:
 def _rotvecs(q: Vector) -> Vector:
     q = np.where(q[..., :1] < 0.0, -q, q)
     sine = np.linalg.norm(q[..., 1:], axis=-1, keepdims=True)
-    return q[..., 1:] * (2.0 * np.arctan2(sine, q[..., :1]) / np.maximum(sine, _TINY))
+    return np.asarray(q[..., 1:] * (2.0 * np.arctan2(sine, q[..., :1]) / np.maximum(sine, _TINY)))
 
 
 def _quaternions(rotvec: Vector) -> Vector:

@@ -1,4 +1,4 @@
-"""Writes the flow policy in the published SmolVLA layout: config, processors and statistics, VLM folder, bf16 weights."""
+"""Writes the flow policy in the published SmolVLA layout: config, processors, statistics, VLM folder, bf16 weights."""
 
 from __future__ import annotations
 

@@ -156,12 +156,12 @@ class Layer(nn.Module):
         """Queries `[B, H, L, D]`, and keys and values `[B, G, L, D]`, of x `[B, L, E]`; positions are applied."""
         own, x = self.self_attn, self.input_layernorm(x)
         joint = F.linear(x, torch.cat([own.q_proj.weight, own.k_proj.weight, own.v_proj.weight]))
-        heads = joint.unflatten(2, (self._heads + 2 * self._kv_heads, -1)).transpose(1, 2)
+        heads = joint.view(*x.shape[:2], self._heads + 2 * self._kv_heads, -1).transpose(1, 2)
         q, k, v = heads.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
         return turned(q, turn), turned(k, turn), v
 
     def finish(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """The layer's output `[B, L, E]`. mask: broadcast to `[B, G, L, keys]`, 0 where a query may see a key, else -inf.
+        """The layer's output `[B, L, E]`. mask: broadcast to `[B, G, L, keys]`, 0 where a query may see, else -inf.
 
         The queries of a group are rows of one product, since they share its keys.
         """
@@ -199,7 +199,7 @@ class ExpertLayer(Layer):
     def _projected(self, projection: nn.Module, heads: Tensor) -> Tensor:
         """All heads of a token `[B, G, P, D]` together through a projection."""
         out: Tensor = projection(heads.transpose(1, 2).flatten(2))
-        return out.unflatten(2, (self._kv_heads, -1)).transpose(1, 2)
+        return out.view(*out.shape[:2], self._kv_heads, -1).transpose(1, 2)
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -210,7 +210,8 @@ def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Ten
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if mask is not None:
         scores = scores + mask
-    return scores.softmax(dim=-1).to(v.dtype) @ v
+    out: Tensor = scores.softmax(dim=-1).to(v.dtype) @ v
+    return out
 
 
 def turn_of(positions: Tensor, head_dim: int) -> Turn:

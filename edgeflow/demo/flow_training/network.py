@@ -6,8 +6,9 @@ and as the plain reference for the serving model, so it keeps nothing between ca
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import torch
 import torch.nn.functional as F
@@ -61,16 +62,19 @@ class FlowSize:
         return -(-int(2 * 4 * self.expert_width / 3) // _MLP_MULTIPLE) * _MLP_MULTIPLE
 
 
+class ModalityProjection(nn.Module):
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__()
+        self.proj = nn.Linear(size.vision_width * size.scale_factor**2, size.width, bias=False)
+
+
 class Connector(nn.Module):
     def __init__(self, size: FlowSize) -> None:
         super().__init__()
-        self.modality_projection = nn.ModuleDict(
-            {"proj": nn.Linear(size.vision_width * size.scale_factor**2, size.width, bias=False)}
-        )
-        self._scale = size.scale_factor
+        self.modality_projection, self._scale = ModalityProjection(size), size.scale_factor
 
     def forward(self, patches: Tensor) -> Tensor:
-        out: Tensor = self.modality_projection["proj"](pixel_shuffle(patches, self._scale))
+        out: Tensor = self.modality_projection.proj(pixel_shuffle(patches, self._scale))
         return out
 
 
@@ -144,7 +148,7 @@ class FlowNetwork(nn.Module):
                     narrow = name.endswith(("o_proj.weight", "down_proj.weight"))
                     std = weight.shape[1] ** -0.5
                     nn.init.normal_(weight, std=std / (2 * self.size.layers) ** 0.5 if narrow else std)
-        projection = vlm.connector.modality_projection["proj"].weight
+        projection = vlm.connector.modality_projection.proj.weight
         nn.init.normal_(projection, std=(projection.shape[1] * e) ** -0.5)
         nn.init.normal_(vlm.text_model.embed_tokens.weight, std=e**-0.5)
 
@@ -173,7 +177,7 @@ class FlowNetwork(nn.Module):
         mask[:, :, :-1, -1] = False
         hidden = _additive(mask)
         layers, states = [], []
-        for layer in text.layers:
+        for layer in cast("Iterable[TextLayer]", text.layers):
             states.append(x)
             q, k, v = layer.heads_of(x, turn)
             layers.append((k, v))
@@ -200,7 +204,7 @@ class FlowNetwork(nn.Module):
         for layer, (k, v) in zip(expert.layers, prefix.layers, strict=True):
             x = layer(x, k, v, from_zero, seen) if layer.crossing else layer(x, k, v, along, both)
         out: Tensor = self.action_out_proj(expert.norm(x))
-        return out.unflatten(1, (r, c))
+        return out.view(b, r, c, -1)
 
     def _embedded(self, noisy: Tensor, time: Tensor) -> Tensor:
         actions = self.action_in_proj(noisy)

@@ -77,7 +77,10 @@ class FlowSampler:
     def _guides(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         """What is left of the chunks being played `[B, C, A]`, padded with 0, and the weight of each row `[B, C]`."""
         size = self._network.size
-        left, weights = torch.zeros(len(observations), size.chunk, size.action), torch.zeros(len(observations), size.chunk)
+        left, weights = (
+            torch.zeros(len(observations), size.chunk, size.action),
+            torch.zeros(len(observations), size.chunk),
+        )
         for row, each in enumerate(observations):
             if each.left is not None:
                 left[row, : len(each.left)] = self._normaliser.chunks(torch.from_numpy(np.array(each.left)).float())
