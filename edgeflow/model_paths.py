@@ -9,6 +9,8 @@ from edgeflow.errors import CheckpointError
 
 EMBEDDED_MODEL = "demo"
 EMBEDDED_POLICY = Path(__file__).parent / "demo" / "policy"
+EMBEDDED_FLOW = "demo-flow"
+EMBEDDED_FLOW_POLICY = Path(__file__).parent / "demo" / "flow_policy"
 EMBEDDED_CHAT = "demo-chat"
 EMBEDDED_CHAT_MODEL = Path(__file__).parent / "demo" / "chat_model"
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt", "*_checkpoint.pt")
@@ -16,19 +18,23 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
 def resolve_model(name: str) -> Path:
-    """The directory of `demo`, of a path, or of a hub id.
+    """The directory of `demo`, of `demo-flow`, of a path, or of a hub id.
 
     Of the hub only files of HUB_FILES are fetched: weights and texts, no code.
     """
-    if name == EMBEDDED_MODEL:
-        if not (EMBEDDED_POLICY / "config.json").is_file():
-            raise CheckpointError("model: the embedded policy is not installed: run `edgeflow train-demo`")
-        return EMBEDDED_POLICY
+    embedded = {EMBEDDED_MODEL: (EMBEDDED_POLICY, ""), EMBEDDED_FLOW: (EMBEDDED_FLOW_POLICY, " --policy flow")}
+    if name in embedded:
+        folder, option = embedded[name]
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"model: the embedded policy is not installed: run `edgeflow train-demo{option}`")
+        return folder
     path = Path(name).expanduser()
     if path.is_dir():
         return path
     if not is_hub_id(name):
-        raise CheckpointError(f"model: {name} is not a directory: give a checkpoint directory, a hub id, or demo")
+        raise CheckpointError(
+            f"model: {name} is not a directory: give a checkpoint directory, a hub id, demo or demo-flow"
+        )
     return _from_hub(name)
 
 

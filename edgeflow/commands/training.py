@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -74,15 +74,20 @@ def train_demo(
     seed: Annotated[int, typer.Option(help="Seed of data, initial weights and batches.")] = 0,
     resume: Annotated[bool, typer.Option(help="Resume from the state in the directory.")] = True,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    chat: Annotated[bool, typer.Option("--chat", help="Train the chat model instead of the policy.")] = False,
+    policy: Annotated[
+        Literal["tokens", "flow"], typer.Option(help="tokens: one action of tokens. flow: chunks by flow matching.")
+    ] = "tokens",
+    chat: Annotated[bool, typer.Option("--chat", help="Train the chat model instead of a policy.")] = False,
 ) -> None:
     """Train an embedded model from scratch.
 
-    The policy learns from a scripted expert by behaviour cloning; with --chat, the chat model learns from generated
+    The policies learn from a scripted expert by behaviour cloning; with --chat, the chat model learns from generated
     questions about the robot's state.
     """
     if chat:
         from edgeflow.demo.chat.loop import train_chat as train
+    elif policy == "flow":
+        from edgeflow.demo.flow_training.loop import train_flow as train
     else:
         from edgeflow.demo.training.loop import train_demo as train
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
 from edgeflow.loadtest.intervals import wilson
 
+Asked = TypeVar("Asked")
+Answered = TypeVar("Answered")
 Policy = Callable[[Image, str], NDArray[np.floating]]
 BatchPolicy = Callable[[Sequence[Image], Sequence[str]], NDArray[np.floating]]
 Episode = Generator[tuple[Image, str], NDArray[np.floating], Outcome]
@@ -62,19 +65,30 @@ def _one_by_one(policy: Policy) -> BatchPolicy:
 
 def run_together(sims: Sequence[RobotSim], policy: BatchPolicy, timing: Timing) -> list[Outcome]:
     """Run one episode in each simulation, in lockstep, with one batched policy call per tick."""
-    runs = [episode(sim, timing) for sim in sims]
-    waiting = {index: next(run) for index, run in enumerate(runs)}
+
+    def answer(asked: Sequence[tuple[Image, str]]) -> NDArray[np.floating]:
+        images, texts = zip(*asked, strict=True)
+        return policy(images, texts)
+
+    return run_in_lockstep([episode(sim, timing) for sim in sims], answer)
+
+
+def run_in_lockstep(
+    episodes: Sequence[Generator[Asked, Answered, Outcome]],
+    answer: Callable[[Sequence[Asked]], Iterable[Answered]],
+) -> list[Outcome]:
+    """Run episodes to their ends; what all of them ask for is answered together."""
+    waiting = {index: next(run) for index, run in enumerate(episodes)}
     outcomes: dict[int, Outcome] = {}
     while waiting:
-        images, texts = zip(*waiting.values(), strict=True)
-        actions = policy(images, texts)
-        for index, action in zip(list(waiting), actions, strict=True):
+        answers = answer(list(waiting.values()))
+        for index, answered in zip(list(waiting), answers, strict=True):
             try:
-                waiting[index] = runs[index].send(action)
+                waiting[index] = episodes[index].send(answered)
             except StopIteration as end:
                 del waiting[index]
                 outcomes[index] = end.value
-    return [outcomes[index] for index in range(len(sims))]
+    return [outcomes[index] for index in range(len(episodes))]
 
 
 @dataclass(frozen=True, slots=True)

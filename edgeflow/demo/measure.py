@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -41,10 +41,22 @@ class Result:
 def measure(policy: BatchPolicy, condition: Condition, episodes: int, first_seed: int = FRESH_SEEDS) -> Result:
     """Run `episodes` episodes, of seeds first_seed, first_seed + 1, ..."""
     asked = policy if condition.dropped is None else without(policy, condition.dropped)
+    return measure_runs(
+        lambda sims: run_together(sims, asked, condition.timing), condition.object_speed, episodes, first_seed
+    )
+
+
+def measure_runs(
+    run: Callable[[Sequence[RobotSim]], list[Outcome]],
+    object_speed: float,
+    episodes: int,
+    first_seed: int = FRESH_SEEDS,
+) -> Result:
+    """Run `episodes` episodes, of seeds first_seed, first_seed + 1, ...; `run` runs one in each of some simulations."""
     outcomes: list[Outcome] = []
     seconds: list[float] = []
-    for sims in _groups(episodes, first_seed, condition.object_speed):
-        ended = run_together(sims, asked, condition.timing)
+    for sims in _groups(episodes, first_seed, object_speed):
+        ended = run(sims)
         outcomes += ended
         seconds += [sim.time for sim, end in zip(sims, ended, strict=True) if end is Outcome.SUCCESS]
     mean = float(np.mean(seconds)) if seconds else float("nan")

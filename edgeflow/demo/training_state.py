@@ -1,13 +1,14 @@
-"""The file from which a training run resumes."""
+"""The file from which a training run resumes, and what the optimisers know of each parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgeflow.errors import ConfigError
 
@@ -28,3 +29,34 @@ def read_state(path: Path, seed: int) -> tuple[dict[str, Tensor], int, float]:
             raise ConfigError(f"seed is {seed}, but {path} was trained with seed {facts['seed']}")
         saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return saved, int(facts["steps"]), float(facts["cpu_seconds"])
+
+
+def training_tensors(
+    named: Mapping[str, nn.Parameter], optimisers: Iterable[torch.optim.Optimizer]
+) -> dict[str, Tensor]:
+    """Parameters and their moments by name, as `restore` takes them."""
+    tensors = {name: parameter.detach() for name, parameter in named.items()}
+    for optimiser in optimisers:
+        for name, parameter in named.items():
+            for moment, value in optimiser.state.get(parameter, {}).items():
+                tensors[f"optimiser.{moment}.{name}"] = value
+    return tensors
+
+
+def restore(
+    named: Mapping[str, nn.Parameter], optimisers: Iterable[torch.optim.Optimizer], saved: Mapping[str, Tensor]
+) -> None:
+    """Set parameters and moments to saved ones."""
+    moments: dict[str, dict[str, Tensor]] = {name: {} for name in named}
+    for key in saved:
+        if key.startswith("optimiser."):
+            _, moment, name = key.split(".", 2)
+            moments[name][moment] = saved[key].to(named[name].device)
+    names = {parameter: name for name, parameter in named.items()}
+    for name, parameter in named.items():
+        parameter.data.copy_(saved[name])
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            for parameter in group["params"]:
+                if moments[names[parameter]]:
+                    optimiser.state[parameter] = moments[names[parameter]]

@@ -60,7 +60,7 @@ LAYERS = {
     "kernels": ("kv", "", "triton", "flashinfer", "table", "trials"),
     "client": ("connection", ""),
     "loadtest": ("robots", ""),
-    "demo": ("world", "", "training", "chat"),
+    "demo": ("world", "", "training", "flow_training", "chat"),
 }
 """Folders of a room; each imports only what stands before it. "": the modules beside them."""
 MOST_MODULES = 16

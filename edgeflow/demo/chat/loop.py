@@ -19,7 +19,7 @@ from edgeflow.demo.chat.export import write_chat_checkpoint
 from edgeflow.demo.chat.network import ChatNetwork, ChatSize
 from edgeflow.demo.chat.state import MAX_OBJECTS
 from edgeflow.demo.chat.tokenizer import train_tokenizer
-from edgeflow.demo.training_state import read_state, write_state
+from edgeflow.demo.training_state import read_state, restore, training_tensors, write_state
 from edgeflow.engine.device import choose_device
 from edgeflow.errors import ConfigError
 
@@ -107,32 +107,13 @@ class ChatTrainer:
 
     def save(self, path: Path) -> None:
         """Everything `load` needs, in one safetensors file, replaced as a whole."""
-        tensors = {name: value.detach() for name, value in self._named.items()}
-        for name, parameter in self._named.items():
-            for optimiser in self._optimisers.values():
-                for moment, value in optimiser.state.get(parameter, {}).items():
-                    tensors[f"optimiser.{moment}.{name}"] = value
+        tensors = training_tensors(self._named, self._optimisers.values())
         write_state(path, tensors, steps=self.done_steps, cpu_seconds=self.cpu_seconds, seed=self._seed)
 
     def load(self, path: Path) -> None:
         """Continue from the state that `save` wrote."""
         saved, self.done_steps, self.cpu_seconds = read_state(path, self._seed)
-        for name, parameter in self._named.items():
-            parameter.data.copy_(saved[name])
-        for optimiser in self._optimisers.values():
-            self._load_moments(optimiser, saved)
-
-    def _load_moments(self, optimiser: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
-        names = {parameter: name for name, parameter in self._named.items()}
-        for group in optimiser.param_groups:
-            for parameter in group["params"]:
-                ending = f".{names[parameter]}"
-                moments = {
-                    key.removeprefix("optimiser.").removesuffix(ending): value.to(self._device)
-                    for key, value in saved.items()
-                    if key.startswith("optimiser.") and key.endswith(ending)
-                }
-                optimiser.state[parameter] = moments
+        restore(self._named, self._optimisers.values(), saved)
 
 
 def answer_loss(network: ChatNetwork, batch: ChatBatch, device: torch.device) -> Tensor:

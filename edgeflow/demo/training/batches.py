@@ -18,7 +18,7 @@ from edgeflow.demo.world.layout import COLOURS, HANDLES
 from edgeflow.demo.world.task import PHRASES
 
 BRANCHES: Final = 3  # instructions an image
-_NAMES: Final = (*COLOURS, *PLACES)
+NAMES: Final = (*COLOURS, *PLACES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Batch:
 
 def make_prompts(tokenizer: Tokenizer) -> Prompts:
     """Tokenise every instruction once; all prompts of a phrase have the same length."""
-    ids = [[prompt_ids(tokenizer, phrase.format(name)) for name in _NAMES] for phrase in PHRASES]
+    ids = [[prompt_ids(tokenizer, phrase.format(name)) for name in NAMES] for phrase in PHRASES]
     everything = [prompt for prompts in ids for prompt in prompts]
     common = 0
     while len({prompt[common] for prompt in everything}) == 1:
@@ -73,7 +73,7 @@ def draw_batch(data: Dataset, prompts: Prompts, size: int, rng: np.random.Genera
     """Draw a random batch; all its instructions use one phrase, so that they have the same length."""
     rows = np.sort(rng.integers(len(data), size=size))
     colours, visible, target = data.colours[rows], data.visible[rows], data.target[rows]
-    handles, names = _choose_branches(colours, visible, target, rng)
+    handles, names = choose_branches(colours, visible, target, rng, BRANCHES)
     actions = scaled(torch.from_numpy(data.actions[rows]))
     pixels = torch.from_numpy(data.pixels[rows])
     chosen = torch.arange(size)[:, None], torch.from_numpy(handles)
@@ -91,10 +91,14 @@ def draw_batch(data: Dataset, prompts: Prompts, size: int, rng: np.random.Genera
     )
 
 
-def _choose_branches(
-    colours: NDArray[np.int64], visible: NDArray[np.bool_], target: NDArray[np.int64], rng: np.random.Generator
+def choose_branches(
+    colours: NDArray[np.int64],
+    visible: NDArray[np.bool_],
+    target: NDArray[np.int64],
+    rng: np.random.Generator,
+    branches: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose handles and names `[B, BRANCHES]`. The first branch names the target, the others any visible handle.
+    """Choose handles and names `[B, branches]`. The first branch names the target, the others any visible handle.
 
     Half of the time, a handle at an end of the row is named by its position, where that is visible: all handles are
     in view, or it is the target.
@@ -102,7 +106,7 @@ def _choose_branches(
     size = len(target)
     order = np.argsort(np.where(visible, rng.uniform(size=visible.shape), 2.0), axis=1)
     seen = np.maximum(visible.sum(axis=1, keepdims=True), 1)
-    others = np.take_along_axis(order, rng.integers(0, seen, size=(size, BRANCHES - 1)), axis=1)
+    others = np.take_along_axis(order, rng.integers(0, seen, size=(size, branches - 1)), axis=1)
     handles = np.concatenate([target[:, None], others], axis=1)
     names = np.take_along_axis(colours, handles, axis=1)
     placed = (handles != HANDLES // 2) & (visible.all(axis=1, keepdims=True) | (handles == target[:, None]))

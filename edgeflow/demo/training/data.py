@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.demo.training.states import label, sample_state
+from edgeflow.demo.training.states import State, label, sample_state
 from edgeflow.demo.world.layout import COLOURS, HANDLES
 from edgeflow.demo.world.robot import Arm
 from edgeflow.demo.world.scene import POLICY_CAMERA, POLICY_SIZE, Scene
 
 CHUNK: Final = 250  # states a work item
 ACTION_DIM: Final = 7
-_COLUMNS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
+Columns = Mapping[str, tuple[tuple[int, ...], str]]  # shape of a row and type, by name
+COLUMNS: Final[Columns] = {
     "images": ((POLICY_SIZE, POLICY_SIZE, 3), "uint8"),
     "actions": ((HANDLES, ACTION_DIM), "float32"),
     "pixels": ((HANDLES, 2), "float32"),
@@ -48,39 +49,66 @@ class Dataset:
 
 def open_dataset(folder: Path) -> Dataset:
     """Open the finished data of a folder; images stay on disk, read through the page cache."""
-    columns: dict[str, Any] = {
-        name: np.load(folder / f"{name}.npy", mmap_mode="r" if name == "images" else None, allow_pickle=False)
-        for name in _COLUMNS
+    return Dataset(**read_columns(folder, COLUMNS))
+
+
+def read_columns(folder: Path, columns: Columns, mapped: Sequence[str] = ("images",)) -> dict[str, Any]:
+    """Read the columns of a finished data set. mapped: those that stay on disk, as memory maps."""
+    return {
+        name: np.load(folder / f"{name}.npy", mmap_mode="r" if name in mapped else None, allow_pickle=False)
+        for name in columns
     }
-    return Dataset(**columns)
+
+
+class Source(Protocol):
+    """Draws the rows of a data set; one for each worker process."""
+
+    def shoot(self, rng: np.random.Generator, /) -> dict[str, Any]:
+        """Draw one row, by column."""
+
+    def close(self) -> None:
+        """Free what it holds."""
 
 
 def make_dataset(
     folder: Path, count: int, seed: int, advance: Callable[[int], None], workers: int | None = None
 ) -> Dataset:
-    """Render those of `count` states (rounded up to whole chunks) that are missing.
+    """Render those of `count` states (rounded up to whole chunks) that are missing."""
+    render(folder, count, seed, advance, COLUMNS, Studio, workers)
+    return open_dataset(folder)
 
-    The data depends on seed and count only, not on the number of workers. advance: called with the number of states
+
+def render(
+    folder: Path,
+    count: int,
+    seed: int,
+    advance: Callable[[int], None],
+    columns: Columns,
+    source: Callable[[], Source],
+    workers: int | None = None,
+) -> None:
+    """Create those of `count` rows (rounded up to whole chunks) that are missing, each chunk by a new source.
+
+    The data depends on seed and count only, not on the number of workers. advance: called with the number of rows
     that are done.
     """
     chunks = -(-count // CHUNK)
     folder.mkdir(parents=True, exist_ok=True)
-    done = _allocate(folder, chunks)
+    done = _allocate(folder, chunks, columns)
     todo = [chunk for chunk in range(chunks) if not done[chunk]]
     advance((chunks - len(todo)) * CHUNK)
     with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        pending = [pool.submit(_render_chunk, str(folder), seed, chunk) for chunk in todo]
+        pending = [pool.submit(_render_chunk, str(folder), columns, source, seed, chunk) for chunk in todo]
         for future in as_completed(pending):
             done[future.result()] = True
             advance(CHUNK)
-    return open_dataset(folder)
 
 
-def _allocate(folder: Path, chunks: int) -> NDArray[np.bool_]:
+def _allocate(folder: Path, chunks: int, columns: Columns) -> NDArray[np.bool_]:
     """Create the files that are missing or have another size; return which chunks are done."""
     marks = folder / "done.npy"
     if not marks.exists() or len(np.load(marks, allow_pickle=False)) != chunks:
-        for name, (shape, dtype) in _COLUMNS.items():
+        for name, (shape, dtype) in columns.items():
             _create(folder / f"{name}.npy", (chunks * CHUNK, *shape), dtype)
         _create(marks, (chunks,), "bool")
     return np.lib.format.open_memmap(marks, mode="r+")
@@ -90,10 +118,10 @@ def _create(path: Path, shape: tuple[int, ...], dtype: str) -> None:
     np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape).flush()
 
 
-def _render_chunk(folder: str, seed: int, chunk: int) -> int:
-    columns = {name: np.lib.format.open_memmap(Path(folder) / f"{name}.npy", mode="r+") for name in _COLUMNS}
+def _render_chunk(folder: str, names: Columns, source: Callable[[], Source], seed: int, chunk: int) -> int:
+    columns = {name: np.lib.format.open_memmap(Path(folder) / f"{name}.npy", mode="r+") for name in names}
     rng = np.random.default_rng([seed, chunk])
-    studio = Studio()
+    studio = source()
     for row in range(chunk * CHUNK, (chunk + 1) * CHUNK):
         for name, value in studio.shoot(rng).items():
             columns[name][row] = value
@@ -110,22 +138,33 @@ class Studio:
         self._colours = list(COLOURS)
 
     def shoot(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Draw one row of the data set, by column; states that the arm cannot reach are drawn again."""
+        """Draw one row of the data set, by column."""
+        state = self._pose(rng)
+        labels = label(state)
+        return {
+            "images": self._picture(),
+            "actions": labels.actions,
+            "pixels": labels.pixels,
+            "visible": labels.visible,
+            "colours": self._colours_of(state),
+            "target": state.target,
+        }
+
+    def _pose(self, rng: np.random.Generator) -> State:
+        """Draw states until the arm can reach one, and put scene and arm there."""
         while True:
             state = sample_state(rng)
             self._scene.paint(state.handles)
             self._scene.place(state.handles, 0.0)
             if self._arm.teleport(state.tool) < 1e-3:
-                break
-        labels = label(state)
-        return {
-            "images": self._scene.picture(self._scene.moment(), POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE),
-            "actions": labels.actions,
-            "pixels": labels.pixels,
-            "visible": labels.visible,
-            "colours": [self._colours.index(handle.colour) for handle in state.handles],
-            "target": state.target,
-        }
+                return state
+
+    def _picture(self) -> NDArray[np.uint8]:
+        return self._scene.picture(self._scene.moment(), POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE)
+
+    def _colours_of(self, state: State) -> list[int]:
+        """Indices into COLOURS, by handle."""
+        return [self._colours.index(handle.colour) for handle in state.handles]
 
     def close(self) -> None:
         self._scene.close()

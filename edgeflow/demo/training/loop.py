@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 from torch import Tensor
 
 from edgeflow.demo.training.batches import Batch, Prompts, draw_batch, make_prompts
@@ -19,8 +18,9 @@ from edgeflow.demo.training.data import Dataset, make_dataset
 from edgeflow.demo.training.export import write_checkpoint
 from edgeflow.demo.training.losses import TrainingHeads, language_loss, vision_loss
 from edgeflow.demo.training.network import NetworkSize, PolicyNetwork
+from edgeflow.demo.training.progress import cpu_seconds, training_progress
 from edgeflow.demo.training.tokenizer import train_tokenizer
-from edgeflow.demo.training_state import read_state, write_state
+from edgeflow.demo.training_state import read_state, restore, training_tensors, write_state
 from edgeflow.engine.device import choose_device
 from edgeflow.errors import ConfigError
 
@@ -74,9 +74,9 @@ class Trainer:
         self.done_steps, self.cpu_seconds = 0, 0.0
         self._data, self._plan, self._seed, self._device = data, plan, seed, torch.device(device)
         self._prompts: Prompts = make_prompts(self.tokenizer)
-        self._named = [*self.network.named_parameters(), *self.heads.named_parameters(prefix="heads")]
+        self._named = dict([*self.network.named_parameters(), *self.heads.named_parameters(prefix="heads")])
         self._optimiser = torch.optim.AdamW(
-            [parameter for _, parameter in self._named], betas=(0.9, 0.98), weight_decay=_WEIGHT_DECAY, fused=True
+            self._named.values(), betas=(0.9, 0.98), weight_decay=_WEIGHT_DECAY, fused=True
         )
 
     def step(self) -> tuple[float, list[float]]:
@@ -89,7 +89,7 @@ class Trainer:
             group["lr"] = _PEAK_RATE * rate_share(self.done_steps, self._plan)
         self._optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_([parameter for _, parameter in self._named], _MAX_NORM)
+        torch.nn.utils.clip_grad_norm_(self._named.values(), _MAX_NORM)
         self._optimiser.step()
         self.done_steps += 1
         return float(loss.detach()), close
@@ -104,22 +104,13 @@ class Trainer:
 
     def save(self, path: Path) -> None:
         """Everything `load` needs, in one safetensors file, replaced as a whole."""
-        tensors = {name: parameter.detach() for name, parameter in self._named}
-        for name, parameter in self._named:
-            for moment, value in self._optimiser.state[parameter].items():
-                tensors[f"optimiser.{moment}.{name}"] = value
+        tensors = training_tensors(self._named, [self._optimiser])
         write_state(path, tensors, steps=self.done_steps, cpu_seconds=self.cpu_seconds, seed=self._seed)
 
     def load(self, path: Path) -> None:
         """Continue from the state that `save` wrote."""
         saved, self.done_steps, self.cpu_seconds = read_state(path, self._seed)
-        for name, parameter in self._named:
-            parameter.data.copy_(saved[name])
-            self._optimiser.state[parameter] = {
-                moment: saved[f"optimiser.{moment}.{name}"].to(self._device)
-                for moment in ("step", "exp_avg", "exp_avg_sq")
-                if f"optimiser.{moment}.{name}" in saved
-            }
+        restore(self._named, [self._optimiser], saved)
 
 
 def rate_share(step: int, plan: Plan) -> float:
@@ -138,11 +129,10 @@ def train_demo(out: Path, minutes: float | None, seed: int, resume: bool, device
     minutes: budget of two cores, None for the full plan. resume: continue from `out/state.safetensors`.
     device: auto, cpu or cuda. Needs about 2 GB under `out` for rendered frames.
     """
-    cpu_before, where = _cpu_seconds(), str(choose_device(device))
+    cpu_before, where = cpu_seconds(), str(choose_device(device))
     plan, state = plan_for(minutes), out / "state.safetensors"
     out.mkdir(parents=True, exist_ok=True)
-    columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}")) as progress:
+    with training_progress() as progress:
         bar = progress.add_task("frames", total=plan.states, note="")
         data = make_dataset(out / "data", plan.states, seed, lambda count: progress.advance(bar, count))
         trainer = Trainer(data, plan, seed, where)
@@ -170,13 +160,7 @@ def _train(trainer: Trainer, plan: Plan, state: Path, cpu_before: float, report:
         report(
             trainer.done_steps, f"{phase} loss {loss:.3f}" + (f", tokens near {np.mean(close):.0%}" if close else "")
         )
-        trainer.cpu_seconds = _cpu_seconds() - cpu_before
+        trainer.cpu_seconds = cpu_seconds() - cpu_before
         if time.monotonic() - saved_at > _SAVE_EVERY:
             trainer.save(state)
             saved_at = time.monotonic()
-
-
-def _cpu_seconds() -> float:
-    """User and system time of this process and its finished children."""
-    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime

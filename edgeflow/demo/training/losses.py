@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,21 +21,29 @@ _POINTER_WEIGHT, _VISION_WEIGHT, _REGRESSION_WEIGHT, _LOOKING_WEIGHT = 0.1, 2.0,
 _POINTING_LAYER: Final = 2  # of the language model: the layer one head of which is taught where to look
 
 
-class TrainingHeads(nn.Module):
-    """Auxiliary outputs, discarded after training.
+class Seen(Protocol):
+    """What is to be seen in a batch of frames, by handle; as in Batch."""
 
-    Vision: one query per colour points at a patch (or at none) and reads the handle's action there.
-    Language: the action, regressed from the hidden state that emits its first token.
-    """
+    @property
+    def actions(self) -> Tensor: ...
+    @property
+    def pixels(self) -> Tensor: ...
+    @property
+    def visible(self) -> Tensor: ...
+    @property
+    def colours(self) -> Tensor: ...
 
-    def __init__(self, size: NetworkSize) -> None:
+
+class Locator(nn.Module):
+    """Auxiliary output, discarded after training: one query per colour points at a patch (or at none) and reads the
+    handle's action there."""
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        e = size.hidden
         self.queries = nn.Parameter(torch.randn(len(COLOURS), _POINTER_WIDTH) * 0.2)
-        self.keys = nn.Linear(e, _POINTER_WIDTH)
+        self.keys = nn.Linear(width, _POINTER_WIDTH)
         self.nowhere = nn.Parameter(torch.zeros(len(COLOURS)))
-        self.reader = _regressor(e)
-        self.regressor = _regressor(e)
+        self.reader = regressor(width)
 
     def locate(self, image_tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Pointer logits `[B, colours, patches + 1]` (last: not in view) and scaled actions `[B, colours, 7]`."""
@@ -45,19 +53,29 @@ class TrainingHeads(nn.Module):
         return torch.cat([scores, nowhere], dim=2), self.reader(read).float()
 
 
-def _regressor(width: int) -> nn.Sequential:
+class TrainingHeads(Locator):
+    """Auxiliary outputs, discarded after training: the locator's, and the action, regressed from the hidden state that
+    emits its first token."""
+
+    def __init__(self, size: NetworkSize) -> None:
+        super().__init__(size.hidden)
+        self.regressor = regressor(size.hidden)
+
+
+def regressor(width: int) -> nn.Sequential:
+    """Reads a scaled action `[..., 7]` from a hidden state."""
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256), nn.GELU(), nn.Linear(256, ACTION_DIM))
 
 
-def vision_loss(heads: TrainingHeads, image_tokens: Tensor, batch: Batch, tower: TowerSize) -> Tensor:
+def vision_loss(heads: Locator, image_tokens: Tensor, batch: Seen, tower: TowerSize) -> Tensor:
     """Point at each colour's handle and read its action."""
     pointers, actions = heads.locate(image_tokens)
-    present = torch.arange(len(batch.frames), device=pointers.device)[:, None]
+    present = torch.arange(len(batch.colours), device=pointers.device)[:, None]
     where = torch.full(pointers.shape[:2], tower.patches, device=pointers.device)
     where[present, batch.colours] = torch.where(batch.visible, patch_of(batch.pixels, tower), tower.patches)
     pointing = F.cross_entropy(pointers.flatten(0, 1), where.flatten())
     read = actions[present, batch.colours][batch.visible]
-    return _POINTER_WEIGHT * pointing + _VISION_WEIGHT * _regression(read, batch.actions[batch.visible])
+    return _POINTER_WEIGHT * pointing + _VISION_WEIGHT * regression_loss(read, batch.actions[batch.visible])
 
 
 def patch_of(pixels: Tensor, tower: TowerSize) -> Tensor:
@@ -67,7 +85,8 @@ def patch_of(pixels: Tensor, tower: TowerSize) -> Tensor:
     return cells[..., 1] * side + cells[..., 0]
 
 
-def _regression(guess: Tensor, truth: Tensor) -> Tensor:
+def regression_loss(guess: Tensor, truth: Tensor) -> Tensor:
+    """Of scaled actions."""
     return F.smooth_l1_loss(guess, truth, beta=_FINE)
 
 
@@ -106,7 +125,7 @@ def language_loss(
     logits = network.language_model.lm_head(final).float()
     target = soft_targets(batch.answers.cpu(), size.vocab, size.text_vocab).to(logits.device)
     tokens = -(target * logits.log_softmax(dim=-1)).sum(-1).mean()
-    regression = _regression(heads.regressor(raw[:, :, 0]).float(), batch.answers)
+    regression = regression_loss(heads.regressor(raw[:, :, 0]).float(), batch.answers)
     looks = _looks(network, states[_POINTING_LAYER], positions, shared)
     looks = looks.view(b, n, length, -1)[:, :, batch.named :]
     patches = patch_of(batch.places, size.towers[0])[..., None].expand(-1, -1, looks.shape[2])

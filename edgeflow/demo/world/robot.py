@@ -102,7 +102,7 @@ class Arm:
 
     def advance(self, seconds: float) -> None:
         """Move the set point and set the actuators; the caller steps the physics."""
-        self._setpoint = _approach(self._setpoint, self.goal, seconds)
+        self._setpoint = approach(self._setpoint, self.goal, seconds)
         self._angles, _ = self._kinematics.solve(self._setpoint, self._angles, iterations=3)
         change = seconds / GRIPPER_TIME
         self.aperture = float(np.clip(self.aperture + (-change if self.closing else change), 0.0, 1.0))
@@ -110,7 +110,7 @@ class Arm:
         self._scene.data.ctrl[JOINTS:] = GRIPPER_STROKE * (1.0 - self.aperture)
 
 
-def _approach(pose: Pose, goal: Pose, seconds: float) -> Pose:
+def approach(pose: Pose, goal: Pose, seconds: float) -> Pose:
     """The pose after `seconds` of motion towards the goal, with translation and rotation limited separately."""
     left = relative(pose, goal)
     turn = to_rotvec(left.quaternion)

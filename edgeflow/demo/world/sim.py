@@ -65,6 +65,11 @@ class RobotSim:
         """Pose of the tool in the base frame, metres."""
         return self._arm.pose()
 
+    @property
+    def aperture(self) -> float:
+        """Of the gripper: 1 open, 0 closed."""
+        return self._arm.aperture
+
     def grasps(self) -> list[Pose]:
         """The current grasp pose of every handle (ground truth, for the expert and for judging)."""
         return [handle.grasp(self.time) for handle in self.handles]

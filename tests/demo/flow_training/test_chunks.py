@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+
+from edgeflow.client.actions import resolve_rows
+from edgeflow.client.pose import Pose, angle, compose, distance, relative, to_rotvec
+from edgeflow.demo.flow_training.chunks import STEP_S, Spread, expert_chunks
+from edgeflow.demo.training.actions import NAMES, UNITS
+from edgeflow.demo.training.states import sample_state
+from edgeflow.demo.world.expert import expert_action
+from edgeflow.demo.world.proprioception import state_of
+from edgeflow.demo.world.robot import approach
+from edgeflow.types import ActionSchema
+from tests.demo.flow_training.reference import flat
+
+ROWS = 16
+SCHEMA = ActionSchema(
+    names=NAMES,
+    units=UNITS,
+    low=(-1.0,) * 7,
+    high=(1.0,) * 7,
+    relative=(True,) * 6 + (False,),
+    control_rate_hz=20.0,
+    frame="tool",
+    rotation="rotvec",
+    horizon=ROWS,
+    step_ms=50.0,
+)
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """Tool poses and the grasp poses that they head for."""
+    rng = np.random.default_rng(0)
+    states = [sample_state(rng) for _ in range(60)]
+    return [(state.tool, handle.grasp(0.0)) for state in states for handle in state.handles]
+
+
+def rolled_out(tool, grasp):
+    """The expert, step by step at the arm's control period."""
+    rows, closed = [], False
+    for _ in range(ROWS):
+        closed = closed or expert_action(tool, grasp)[6] == 0.0
+        reached = tool
+        for _ in range(5):
+            reached = approach(reached, grasp, STEP_S / 5)
+        move, tool = relative(tool, reached), reached
+        rows.append([*move.position, *to_rotvec(move.quaternion), 0.0 if closed else 1.0])
+    return np.array(rows)
+
+
+def test_chunks_are_the_experts_motion_at_its_own_limits(pairs):
+    tools, grasps = (np.array([flat(pair[each]) for pair in pairs]) for each in (0, 1))
+    chunks = expert_chunks(tools, grasps, ROWS)
+    for chunk, (tool, grasp) in zip(chunks, pairs, strict=True):
+        np.testing.assert_allclose(chunk, rolled_out(tool, grasp), rtol=0, atol=1e-7)
+    assert {0.0, 1.0} == set(chunks[:, 0, 6])
+
+
+def test_a_chunk_that_is_long_enough_leads_to_the_grasp_as_a_client_composes_it(pairs):
+    for tool, grasp in pairs[:20]:
+        chunk = expert_chunks(flat(tool), flat(grasp), 60)
+        reached = resolve_rows(SCHEMA, chunk, tool).pose
+        assert distance(reached, grasp) < 1e-6
+        assert angle(reached, grasp) < 1e-6
+
+
+def test_the_state_is_zero_turn_for_a_tool_that_points_down():
+    down = Pose(np.array([0.4, 0.1, 0.3]), np.array([0.0, np.sqrt(0.5), -np.sqrt(0.5), 0.0]))
+    np.testing.assert_allclose(state_of(down, 0.25), [0.4, 0.1, 0.3, 0.0, 0.0, 0.0, 0.25], atol=1e-9)
+    turned = compose(down, Pose(np.zeros(3), np.array([np.cos(0.1), 0.0, 0.0, np.sin(0.1)])))
+    np.testing.assert_allclose(state_of(turned, 1.0)[3:6], [0.0, 0.0, 0.2], atol=1e-9)
+
+
+def test_the_spread_is_that_of_all_rows():
+    rows = np.array([[[0.0, 1.0], [2.0, 1.0]], [[4.0, 1.0], [6.0, 5.0]]], np.float32)
+    spread = Spread.of(rows)
+    np.testing.assert_allclose(spread.mean, [3.0, 2.0])
+    np.testing.assert_allclose(spread.std, [np.sqrt(5.0), np.sqrt(3.0)])
