@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Literal, Optional
 
 import typer
 
@@ -29,5 +29,12 @@ TokenFile = Annotated[
     OptionalPath, typer.Option(help="File that contains the access token; default: the variable EDGEFLOW_TOKEN.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
+
+Embedded = Annotated[
+    Literal["tokens", "flow"],
+    typer.Option(help="Embedded policy: tokens (one action of tokens), or flow (chunks by flow matching)."),
+]
+EMBEDDED_POLICIES = {"tokens": "demo", "flow": "demo-flow"}
+"""Model names of the embedded policies."""
 
 ENDS = (Mode.SERIAL, Mode.PIPELINED)

@@ -13,9 +13,11 @@ from rich.console import Console
 from edgeflow.commands.options import (
     AGE_HELP,
     DEPTH_HELP,
+    EMBEDDED_POLICIES,
     MODE_HELP,
     PASSES_HELP,
     TOLERANCE_HELP,
+    Embedded,
     Json,
     OptionalFloat,
     OptionalInt,
@@ -186,9 +188,10 @@ def demo(
     profile: Annotated[
         str, typer.Option(help="Slow passes down to a device's published times: none, orin, rtx5090, FILE.")
     ] = "rtx5090",
+    policy: Embedded = "tokens",
     out: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("demo-report"),
 ) -> None:
-    """Demonstrate the modes: serve the embedded policy, run the simulated robot against it, and compare."""
+    """Demonstrate the modes: serve an embedded policy, run the simulated robot against it, and compare."""
     from edgeflow.demo.command import demo_command
 
-    raise typer.Exit(demo_command(seconds, speed / 100, profile, out))
+    raise typer.Exit(demo_command(seconds, speed / 100, profile, EMBEDDED_POLICIES[policy], out))

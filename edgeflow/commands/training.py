@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from edgeflow.commands.options import (
     DEPTH_HELP,
+    EMBEDDED_POLICIES,
     ENDS,
     MODE_HELP,
     PASSES_HELP,
     TOLERANCE_HELP,
+    Embedded,
     Json,
     OptionalFloat,
 )
@@ -35,7 +37,8 @@ def eval_demo(
     profile: Annotated[list[str], typer.Option(help=PROFILE_HELP)] = ["none"],  # noqa: B006
     seeds: Annotated[int, typer.Option(min=1, help="Number of disjoint sets of episodes.")] = 1,
     frame_hz: Annotated[float, typer.Option(min=1, max=100, help="Camera frames per second.")] = 20.0,
-    model: Annotated[str, typer.Option(help="Checkpoint directory, or demo (embedded policy).")] = "demo",
+    model: Annotated[str, typer.Option(help="Checkpoint directory; default: an embedded policy.")] = "",
+    policy: Embedded = "tokens",
     out: Annotated[Path, typer.Option(help="Directory for report.json and success.png.")] = Path("eval-report"),
     as_json: Json = False,
 ) -> None:
@@ -59,7 +62,7 @@ def eval_demo(
         profiles=profile,
         seeds=range(seeds),
         period_s=1 / frame_hz,
-        model=model,
+        model=model or EMBEDDED_POLICIES[policy],
         depth=depth,
         speculation=speculation,
     )
@@ -74,9 +77,7 @@ def train_demo(
     seed: Annotated[int, typer.Option(help="Seed of data, initial weights and batches.")] = 0,
     resume: Annotated[bool, typer.Option(help="Resume from the state in the directory.")] = True,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    policy: Annotated[
-        Literal["tokens", "flow"], typer.Option(help="tokens: one action of tokens. flow: chunks by flow matching.")
-    ] = "tokens",
+    policy: Embedded = "tokens",
     chat: Annotated[bool, typer.Option("--chat", help="Train the chat model instead of a policy.")] = False,
 ) -> None:
     """Train an embedded model from scratch.

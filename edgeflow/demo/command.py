@@ -16,9 +16,12 @@ from edgeflow.demo.report import conditions, mode_result, result_table, verdict,
 from edgeflow.demo.service_process import ServiceProcess
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.loadtest.report import json_text
+from edgeflow.model_paths import EMBEDDED_FLOW
 from edgeflow.types import Mode
 
 DEMO_MODES = (Mode.SERIAL, Mode.PIPELINED, Mode.SPECULATIVE)
+CHUNK_MODES = (Mode.SERIAL, Mode.PIPELINED)
+"""Modes of a policy that has no tokens to draft."""
 
 
 def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json: bool) -> int:
@@ -35,22 +38,23 @@ def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json
     return 0
 
 
-def demo_command(seconds: float, object_speed: float, profile: str, out: Path) -> int:
-    """Serve the embedded policy, run one mode after the other, compare them and write the report.
+def demo_command(seconds: float, object_speed: float, profile: str, model: str, out: Path) -> int:
+    """Serve an embedded policy, run one mode after the other, compare them and write the report.
 
-    seconds: per mode. object_speed: m/s. profile: device whose pass times the passes are held to.
+    seconds: per mode. object_speed: m/s. profile: device whose pass times the passes are held to. model: the policy's
+    name.
     """
     console = table_console()
-    frame_hz = _frame_hz(profile)
-    with ServiceProcess(("--model", "demo", "--profile", profile)) as service:
+    frame_hz, modes = _frame_hz(profile), CHUNK_MODES if model == EMBEDDED_FLOW else DEMO_MODES
+    with ServiceProcess(("--model", model, "--profile", profile)) as service:
         with reporting(console) as report:
             address = service.start(report)
         console.print(
             f"service ready at {address}; {seconds:.0f} s per mode, camera {frame_hz:.0f} Hz", highlight=False
         )
         runs: list[RobotRun] = []
-        with RunView(console, DEMO_MODES, "simulated robot") as show:
-            for mode in DEMO_MODES:
+        with RunView(console, modes, "simulated robot") as show:
+            for mode in modes:
                 plan = RunPlan(
                     mode=mode, seconds=seconds, object_speed=object_speed, seed=FRESH_SEEDS, frame_hz=frame_hz
                 )

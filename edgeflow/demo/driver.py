@@ -15,6 +15,7 @@ from edgeflow.client.displacement import POSITION, ROTATION
 from edgeflow.client.flight import Statistics
 from edgeflow.client.robot import RobotClient
 from edgeflow.clock import Clock, MonotonicClock
+from edgeflow.demo.world.proprioception import STATE_NAMES, STATE_UNITS, state_of
 from edgeflow.demo.world.scene import POLICY_CAMERA, POLICY_SIZE, Image
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
@@ -22,9 +23,10 @@ from edgeflow.errors import FailedPrecondition
 from edgeflow.loadtest.measure import RunRecorder, RunSummary, Series, TimeSeries
 from edgeflow.loadtest.plots import Snapshot
 from edgeflow.reasons import Reason
-from edgeflow.types import ActionSchema, CameraSpec, Command, ImageFormat, Mode
+from edgeflow.types import ActionSchema, CameraSpec, Command, ImageFormat, Mode, StateSpec
 
 CAMERA: Final = CameraSpec(POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE, ImageFormat.RGB8)
+STATE: Final = StateSpec(name="observation.state", size=len(STATE_NAMES), elements=STATE_NAMES, units=STATE_UNITS)
 FRAME_HZ: Final = 50.0  # what two cores render beside the service, and more than serial decoding answers
 TICK_S: Final = 0.01  # physics and obedience; a control step of the simulation
 SNAPSHOTS: Final = 6
@@ -131,6 +133,7 @@ class Robot:
         self._passes: list[int] = []
         self._outcomes: list[Outcome] = []
         self._obeyed: Directive | None = None
+        self._answered = 0  # the newest frame whose answer was obeyed
 
     def run(self, on_update: Callable[[Progress], None]) -> RobotRun:
         """Run episodes until the plan is fulfilled."""
@@ -180,7 +183,10 @@ class Robot:
     def _look(self) -> None:
         captured_ns, pose = self._clock.now_ns(), self._sim.pose()
         image = self._sim.capture()
-        self._album.taken(self._client.push(image, pose, captured_ns=captured_ns), image)
+        state = state_of(pose, self._sim.aperture)
+        self._album.taken(
+            self._client.push(image, pose, captured_ns=captured_ns, state={STATE.name: state.tolist()}), image
+        )
 
     def _obey(self, directive: Directive) -> None:
         if directive is self._obeyed:
@@ -192,9 +198,11 @@ class Robot:
             if directive.needs_reset and directive.command is not Command.STOP:
                 self._client.reset()  # a simulated robot needs nobody to look whether its way is free
             return
-        self._recorder.record(action.received_ns, action.age_ns)
-        self._passes.append(action.timings.passes)
-        self._album.commanded(action, self._sim.instruction)
+        if action.seq != self._answered:  # else a further row of its chunk
+            self._answered = action.seq
+            self._recorder.record(action.received_ns, action.age_ns)
+            self._passes.append(action.timings.passes)
+            self._album.commanded(action, self._sim.instruction)
         target = action.target("frame" if self._plan.anchored else self._sim.pose())
         if target.pose is not None:
             self._sim.command(target.pose, target.values["gripper"])
@@ -227,6 +235,7 @@ def run_robot(
         with RobotClient(
             address,
             cameras=[CAMERA],
+            state=[STATE],
             instruction=world.instruction,
             control_period_s=1.0 / plan.frame_hz,
             mode=plan.mode,

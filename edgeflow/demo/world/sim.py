@@ -82,11 +82,6 @@ class RobotSim:
         """Velocity `[3]` that the controller commands the tool, m/s."""
         return self._arm.velocity(self._control_dt)
 
-    @property
-    def aperture(self) -> float:
-        """The gripper: 1 open, 0 closed."""
-        return self._arm.aperture
-
     def command(self, goal: Pose, gripper: float) -> None:
         """Move towards a tool pose. gripper: 1 open, 0 closed; below 0.5 closes it."""
         self._arm.head_for(goal)

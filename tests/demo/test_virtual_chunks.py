@@ -1,0 +1,116 @@
+"""A robot in simulated time that plays chunks by the SDK: the expert's chunks succeed, and none is played too long."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from edgeflow.client.pose import from_rotvec, multiply
+from edgeflow.demo.camera import Delay
+from edgeflow.demo.flow_training.chunks import expert_chunks
+from edgeflow.demo.virtual import VirtualService
+from edgeflow.demo.world.layout import TOOL_DOWN
+from edgeflow.demo.world.scene import Scene
+from edgeflow.demo.world.sim import RobotSim
+from edgeflow.demo.world.task import Outcome
+from edgeflow.engine.control.one_pass import OnePassEngine
+from edgeflow.engine.control.profile import DeviceProfile
+from edgeflow.scheduler.scheduler import SchedulerLimits
+from edgeflow.types import PROMPT, ActionSchema, CameraNeed, Pace, PolicyInputs, Stage, StageProgram, StateSpec
+from tests.demo.flow_training.reference import flat
+
+ROWS, STEP_MS, MS = 16, 50.0, 1_000_000
+
+
+class ExpertPolicy:
+    """A policy that reads the state it is sent and knows where the handle is."""
+
+    fixed_rows = 1
+    device, dtype = torch.device("cpu"), torch.float32
+    unnorm_keys = ("expert",)
+    inputs = PolicyInputs(
+        cameras=(CameraNeed(name="wrist", named=False),), state=(StateSpec(name="observation.state", size=7),)
+    )
+
+    def __init__(self, sim: RobotSim) -> None:
+        self._sim = sim
+
+    def program(self, unnorm_key=None):
+        return StageProgram((Stage(rows=PROMPT),))
+
+    def text_rows(self, instruction, state=None):
+        return 0
+
+    def prepare(self, observation):
+        state = np.array(observation.state["observation.state"])
+        return np.concatenate([state[:3], multiply(TOOL_DOWN, from_rotvec(state[3:6]))])
+
+    def run(self, frames):
+        grasp = flat(self._sim.grasps()[self._sim.task.target])
+        return torch.from_numpy(np.stack([expert_chunks(frame, grasp, ROWS) for frame in frames]))
+
+    def actions(self, values, unnorm_key=None):
+        return values
+
+    def action_schema(self, unnorm_key=None):
+        return ActionSchema(
+            names=("x", "y", "z", "roll", "pitch", "yaw", "gripper"),
+            units=("m",) * 3 + ("rad",) * 3 + ("fraction",),
+            low=(-1.0,) * 6 + (0.0,),
+            high=(1.0,) * 7,
+            relative=(True,) * 6 + (False,),
+            frame="tool",
+            rotation="rotvec",
+            horizon=ROWS,
+            step_ms=STEP_MS,
+        )
+
+
+@pytest.fixture(scope="module")
+def sim():
+    simulation = RobotSim(0, 0.05)
+    yield simulation
+    simulation.close()
+
+
+@pytest.fixture(autouse=True)
+def blind(monkeypatch):
+    """Frames are not drawn: the policy does not look at them."""
+    monkeypatch.setattr(
+        Scene, "picture", lambda _scene, _moment, _camera, width, height: np.zeros((height, width, 3), np.uint8)
+    )
+
+
+def run(sim, pass_ms, *, period_s=0.05, delay=None, seed=3):
+    sim.reset(seed)
+    times = DeviceProfile("even", pass_ms * MS, 0, pass_ms * MS).times(1)
+    limits = SchedulerLimits(1, 1, row_budget=1000, drain_after_ns=0)
+    service = VirtualService(OnePassEngine(ExpertPolicy(sim), 1, 10), limits, times)
+    return service.run_episode(sim, Pace(1), period_s=period_s, anchored=True, delay=delay)
+
+
+@pytest.mark.parametrize("pass_ms", [1, 105])
+def test_the_experts_chunks_succeed_with_moving_objects(sim, pass_ms):
+    results = [run(sim, pass_ms, seed=seed) for seed in range(3)]
+    assert [result.outcome for result in results] == [Outcome.SUCCESS] * 3
+    assert min(min(result.ages_ns) for result in results) == pass_ms * MS
+
+
+def test_a_delayed_chunk_is_played_from_the_row_that_is_due(sim):
+    result = run(sim, 1, delay=Delay(200 * MS))
+    assert result.outcome is Outcome.SUCCESS
+    assert min(result.ages_ns) == 200 * MS
+
+
+def test_a_robot_that_hears_nothing_stops_when_the_chunk_is_no_longer_valid(sim, monkeypatch):
+    """The first answer takes 100 ms, the next one comes after its validity of 500 ms: HOLD in between."""
+    held = []
+    monkeypatch.setattr(RobotSim, "hold", lambda self: held.append(self.time))
+    run(sim, 100, period_s=2.0)
+    assert held[0] <= 0.1  # before the first answer
+    assert min(time for time in held if time > 0.1) == pytest.approx(0.6, abs=0.02)
+
+
+def test_runs_repeat(sim):
+    assert run(sim, 60) == run(sim, 60)
