@@ -88,7 +88,8 @@ def main() -> None:
     policy = _policy(arguments.model)
     frames = _frames(policy, arguments.frames)
     engine = _engine(policy)
-    rounds = [_round(engine, frames) for _ in range(arguments.rounds + 1)][1:]
+    _round(engine, frames[:2])
+    rounds = [_round(engine, frames) for _ in range(arguments.rounds)]
     rows = [_row(name, rounds) for name in SYSTEMS]
     parts = {name: _parts(engine, frames, name) for name in (FIRST, PACKED)}
     _print(rows, parts, arguments, policy.network.prefix_rows(frames[0]), policy.sizes)
