@@ -55,3 +55,9 @@ def test_the_engine_in_triton_gives_the_tokens_of_torch():
     assert [result["shift"] for result in results] == ["rotate", "copy"]
     for result in results:
         assert result["found"] == result["expected"] and len(set(map(tuple, result["found"]))) > 1
+
+
+def test_a_flow_policy_in_triton_gives_the_chunks_of_torch():
+    """Rows that see ranges, in layers of both kinds, several candidates and frames in a pass."""
+    (result,) = run("interpreted_flow.py", interpret=True)
+    assert result["off"] < 1e-5

@@ -152,7 +152,7 @@ class FlowEngine:
     def collect(self, ticket: Ticket[FrameRef]) -> Sequence[Denoised]:
         """Wait for a pass; what each of its segments gave.
 
-        A latent that was not finite at any step never is again: the chunk tells.
+        A latent that is not finite at some step is not at any later one, so the chunk shows it.
         """
         if ticket.done is not None:
             ticket.done.wait()

@@ -1,4 +1,4 @@
-"""What an answer continues: guided by the chunk being played, or with its next rows clean (arXiv 2512.05964)."""
+"""Continuing the chunk being played: an answer is drawn to it, or keeps its next rows (arXiv 2512.05964)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgeflow.errors import InvalidArgument
 
 
 def guidance_of(previous: Previous, settings: RTCSettings, sizes: FlowSizes) -> Guidance | None:
-    """What an answer must continue; None where nothing is left of the chunk, or no row has passed and it is trained.
+    """The rows that an answer must continue; None where no row is left, or where it would keep rows and none passes.
 
     InvalidArgument for a chunk or a delay that no answer of these sizes can continue.
     """

@@ -118,7 +118,7 @@ class FlowLayouts:
         return [joint, np.concatenate([*prefixes, np.tile(self._turned, len(steps))])] if self._cross else [joint]
 
     def _seen(self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment]) -> list[Whole]:
-        """What rows see in layers of each kind: [rows, 2, 2], flat."""
+        """The places that rows see in layers of each kind: [rows, 2, 2], flat."""
         rows, closing = self._sizes.step_rows, self._sizes.closing
         first = sum(each.rows for each in begin)
         joint = np.zeros((first + rows * len(steps), 2, 2), np.int64)

@@ -30,7 +30,7 @@ class FlowSizes:
     action, padding included. lead: rows of a step before its actions (the state token of π0); they see the prefix and
     themselves. causal: an action row sees those before it, not those after it. closing: rows at the end of a prefix
     that its other rows do not see (the state token of SmolVLA). state: numbers that every step reads, 0 where the
-    prefix has them. candidates: M, chunks that are denoised for each frame, from noise of their own.
+    prefix has them. candidates: M, chunks that are denoised for each frame, each from other noise.
     """
 
     steps: int
@@ -111,7 +111,7 @@ class FlowNetwork(Protocol):
         ...
 
     def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
-        """Of B frames: images [C, 3, h, w], token ids [t], state [B, S] → B tensors [prefix_rows, E], all on the
+        """Images [C, 3, h, w], token ids [t] and state [B, S] of B frames → B tensors [prefix_rows, E], all on the
         device, without reading anything on the host."""
         ...
 

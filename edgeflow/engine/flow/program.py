@@ -1,4 +1,4 @@
-"""One pass of a flow policy: prefixes of frames that begin, and a step of each frame that is under way."""
+"""One pass of a flow policy: prefixes of frames that begin, and a step of each frame in flight."""
 
 from __future__ import annotations
 

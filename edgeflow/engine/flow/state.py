@@ -37,7 +37,7 @@ class FlowState:
 
 
 def lines_of(frames: Sequence[FlowFrame], sizes: FlowSizes) -> Tensor:
-    """What frames begin with [B, ...], on the host; the robot's state last, whether steps read it or not.
+    """The lines of frames that begin [B, ...], on the host; the robot's state last, whether steps read it or not.
 
     ValueError for noise or a target of another shape.
     """
