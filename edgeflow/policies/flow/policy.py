@@ -156,8 +156,8 @@ class DenoisingPolicy:
         found = [observation.images[name] for name in self._cameras if name in observation.images]
         if not found:
             raise InvalidArgument(f"has none of {', '.join(self._cameras)}; send at least one", field="frame.images")
-        side, margin = self.config.side, self._parts.margin
-        return torch.stack([fitted(unit_range(image, self._place), side, margin) for image in found])
+        size, margin = (self.config.side,) * 2, self._parts.margin
+        return torch.stack([fitted(unit_range(image, self._place), size, margin) for image in found])
 
     def _normalised(self, vectors: Vectors) -> NDArray[np.float32]:
         """The normalised state, without padding."""

@@ -116,7 +116,7 @@ def _images(case: RecordedCase, batch: int, config: FlowConfig, margin: Margin) 
     cameras = []
     for name in names:
         raw = stored(case, case.name, f"in.{name}", (batch, 3, None, None)).float()
-        cameras.append(torch.stack([fitted(each, config.side, margin) for each in raw]))
+        cameras.append(torch.stack([fitted(each, (config.side,) * 2, margin) for each in raw]))
     return torch.stack(cameras)
 
 
