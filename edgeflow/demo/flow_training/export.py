@@ -111,7 +111,7 @@ def _config(size: FlowSize) -> dict[str, Any]:
 
 
 def _robot() -> dict[str, Any]:
-    """What a service needs to know of the robot, and the published files do not say."""
+    """The facts about the robot that a service needs and the published files do not state."""
     most = _HEADROOM * STEP_S
     high = [most * MAX_SPEED] * 3 + [most * MAX_TURN] * 3 + [1.0]
     return {
