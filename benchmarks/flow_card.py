@@ -2,9 +2,9 @@
 
     .venv/bin/python -m benchmarks.flow_card --json benchmarks/results/flow-card-cpu.json
 
-The policy is evaluated with its training network, in fp32, in lockstep with the simulation. A delay is in rows of 50 ms,
-from the capture of a frame to the arrival of its chunk; meanwhile the rows of the chunk before are played, and the next
-frame is captured when a chunk arrives. With guidance, a chunk is conditioned on what is left of the one before.
+The policy is evaluated with its training network, in fp32, in lockstep with the simulation. A delay is in rows of
+50 ms, from the capture of a frame to the arrival of its chunk; meanwhile the rows of the chunk before are played, and
+the next frame is captured when a chunk arrives. With guidance, a chunk is conditioned on what is left of the last one.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ Rows: TypeAlias = NDArray[np.floating]
 
 @dataclass(frozen=True, slots=True)
 class ChunkTiming:
-    """Timing of an episode. period: seconds a row. every: rows from one capture to the next. delay: rows from a capture
-    to its chunk's arrival, at most `every`. conditioned: a chunk is asked for with what is left of the one before.
+    """Timing of an episode. period: seconds per row. every: rows from one capture to the next. delay: rows from a
+    capture to its chunk's arrival, at most `every`. conditioned: a chunk is asked for with the rest of the one before.
     """
 
     period: float = 0.05
@@ -38,8 +38,11 @@ class ChunkTiming:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """What a policy is asked with. state: `[7]`. left: `[n, 7]`, rows of the chunk being played from this moment on, of
-    which the first `delay` are played before the answer arrives; None = not conditioned."""
+    """A frame, and what comes with it.
+
+    state: `[7]`. left: `[n, 7]`, rows of the chunk being played from this moment on, of which the first `delay` are
+    played before the answer arrives; None = not conditioned.
+    """
 
     image: Image
     instruction: str

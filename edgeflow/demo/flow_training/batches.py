@@ -98,6 +98,7 @@ def make_prompts(tokenizer: Tokenizer) -> Prompts:
 def draw_batch(
     data: FlowDataset,
     labels: Labels,
+    *,
     normaliser: Normaliser,
     prompts: Prompts,
     shape: tuple[int, int],

@@ -21,7 +21,7 @@ _TINY: Final = 1e-12
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
     """Labels of N states. chunks: `[N, HANDLES, rows, 7]`; goals: `[N, HANDLES, 7]`, the whole motion in one row, and
-    the gripper's first; states: `[N, 7]`, what the arm tells about itself."""
+    the gripper's first; states: `[N, 7]`, the arm's proprioception."""
 
     chunks: NDArray[np.float32]
     goals: NDArray[np.float32]
@@ -37,7 +37,7 @@ class Spread:
 
     @classmethod
     def of(cls, rows: NDArray[np.float32]) -> Spread:
-        """Of rows `[..., 7]`."""
+        """The spread of rows `[..., 7]`."""
         flat = rows.reshape(-1, rows.shape[-1]).astype(np.float64)
         return cls(flat.mean(axis=0), flat.std(axis=0))
 

@@ -55,7 +55,7 @@ def make_flow_dataset(
     folder: Path, count: int, seed: int, advance: Callable[[int], None], workers: int | None = None
 ) -> FlowDataset:
     """Render those of `count` states (rounded up to whole chunks) that are missing; read all into memory."""
-    render(folder, count, seed, advance, COLUMNS, FlowStudio, workers)
+    render(folder, count, seed, advance, columns=COLUMNS, source=FlowStudio, workers=workers)
     return FlowDataset(**read_columns(folder, COLUMNS, mapped=()))
 
 

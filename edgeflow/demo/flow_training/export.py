@@ -24,7 +24,7 @@ NUM_STEPS: Final = 5  # Euler steps of the flow
 TOKENS: Final = 16  # ids a prompt is padded to
 STATE, IMAGE, ACTION = "observation.state", f"observation.images.{POLICY_CAMERA}", "action"
 _NORM_MAP: Final = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
-_HEADROOM: Final = 1.2  # limits of a row, in the most that the arm moves in a step
+_HEADROOM: Final = 1.5  # limits of a row, in the most that the arm moves in a step
 _BEFORE: Final = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 _AFTER: Final = "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
 
@@ -111,7 +111,7 @@ def _config(size: FlowSize) -> dict[str, Any]:
 
 
 def _robot() -> dict[str, Any]:
-    """What a service needs to know of the robot, and the published files do not say."""
+    """The facts about the robot that a service needs and the published files do not state."""
     most = _HEADROOM * STEP_S
     high = [most * MAX_SPEED] * 3 + [most * MAX_TURN] * 3 + [1.0]
     return {

@@ -144,7 +144,7 @@ class GatedMlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """What the layers of both streams share."""
+    """The parts that the layers of both streams share."""
 
     def __init__(self, size: FlowSize, width: int, mlp: int, keys: int) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Layer(nn.Module):
         own, x = self.self_attn, self.input_layernorm(x)
         joint = F.linear(x, torch.cat([own.q_proj.weight, own.k_proj.weight, own.v_proj.weight]))
         heads = joint.view(*x.shape[:2], self._heads + 2 * self._kv_heads, -1).transpose(1, 2)
-        q, k, v = heads.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
+        q, k, v = torch.split(heads, [self._heads, self._kv_heads, self._kv_heads], dim=1)
         return turned(q, turn), turned(k, turn), v
 
     def finish(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

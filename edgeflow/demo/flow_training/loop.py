@@ -89,7 +89,9 @@ class FlowTrainer:
         """Train on one batch; return the loss, and what else there is to tell."""
         rng = np.random.default_rng([self._seed, self.done_steps])
         shape = self._plan.frames, self._plan.branches
-        batch = draw_batch(self._data, self.labels, self.normaliser, self._prompts, shape, rng).to(self._device)
+        batch = draw_batch(
+            self._data, self.labels, normaliser=self.normaliser, prompts=self._prompts, shape=shape, rng=rng
+        ).to(self._device)
         with torch.autocast(self._device.type, torch.bfloat16):
             loss, note = self._loss(batch, torch.Generator().manual_seed(int(rng.integers(2**62))))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -108,7 +110,7 @@ class FlowTrainer:
         vision = vision_loss(self.heads, tokens, batch, grid_of(self.network.size))
         if self.done_steps < self._plan.vision_steps:
             return vision, ""
-        flow = flow_loss(self.network, self.heads, tokens, batch, self.normaliser, generator)
+        flow = flow_loss(self.network, self.heads, tokens, batch, normaliser=self.normaliser, generator=generator)
         return vision + flow.total, f"flow {float(flow.flow.detach()):.3f}, off {1000 * float(flow.off_m):.1f} mm"
 
     def save(self, path: Path) -> None:

@@ -58,11 +58,12 @@ def flow_loss(
     heads: FlowHeads,
     image_tokens: Tensor,
     batch: Batch,
+    *,
     normaliser: Normaliser,
     generator: torch.Generator,
 ) -> FlowLoss:
-    """The loss of all instructions of all images. Images and text see each other, so each instruction has a prefix of
-    its own; its DRAWS noisy chunks share that."""
+    """The loss of all instructions of all images. Images and text see each other, so each instruction has a
+    separate prefix; its DRAWS noisy chunks share that."""
     branches = batch.ids.shape[1]
     tokens, states = (each.repeat_interleave(branches, dim=0) for each in (image_tokens, batch.states))
     prefix = network.prefix(tokens, batch.ids.flatten(0, 1), states)

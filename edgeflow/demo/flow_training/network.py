@@ -188,7 +188,7 @@ class FlowNetwork(nn.Module):
     def velocity(self, prefix: Prefix, noisy: Tensor, time: Tensor) -> Tensor:
         """Velocity `[B, R, C, A]` of noisy chunks `[B, R, C, A]` at times `[B, R]`: R chunks for each prefix.
 
-        An action sees the prefix, and the actions of its own chunk up to itself.
+        An action sees the prefix, and the actions of the same chunk up to itself.
         """
         b, r, c, _ = noisy.shape
         x = self._embedded(noisy, time).flatten(1, 2)

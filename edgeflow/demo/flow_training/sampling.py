@@ -39,6 +39,22 @@ class Guidance:
         return min(self.most, time / done * (time**2 + done**2) / time**2)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Guide:
+    """Guidance of a batch. left: the rest of the chunks being played `[B, C, A]`, normalised and padded with 0.
+
+    weights: of its rows, `[B, C]`.
+    """
+
+    guidance: Guidance
+    left: Tensor
+    weights: Tensor
+
+    def pull(self, clean: Tensor, time: float) -> Tensor:
+        """The change of the velocity at a time, from the clean chunks `[B, C, A]` that the velocity leads to."""
+        return self.guidance.strength(time) * self.weights[..., None] * (self.left - clean)
+
+
 class FlowSampler:
     """Answers observations with chunks, in batches. Its noise depends on its seed and the calls before."""
 
@@ -48,6 +64,7 @@ class FlowSampler:
         tokenizer: Tokenizer,
         normaliser: Normaliser,
         steps: int,
+        *,
         guidance: Guidance | None = None,
         seed: int = 0,
     ) -> None:
@@ -60,8 +77,8 @@ class FlowSampler:
         """Chunks `[rows, 7]` in the actions' units."""
         size = self._network.size
         noise = torch.randn(len(observations), size.chunk, size.action, generator=self._generator)
-        left, weights = self._guides(observations)
-        chunks = integrate(self._network, self._prefix(observations), noise, self._steps, self._guidance, left, weights)
+        guide = self._guide(observations)
+        chunks = integrate(self._network, self._prefix(observations), noise, self._steps, guide)
         return list(self._normaliser.actions(chunks).numpy())
 
     def _prefix(self, observations: Sequence[Observation]) -> Prefix:
@@ -74,28 +91,22 @@ class FlowSampler:
         tokens = self._network.image_tokens(frames)
         return self._network.prefix(tokens, padded, self._normaliser.states(states), valid)
 
-    def _guides(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
-        """What is left of the chunks being played `[B, C, A]`, padded with 0, and the weight of each row `[B, C]`."""
+    def _guide(self, observations: Sequence[Observation]) -> Guide:
         size = self._network.size
-        left, weights = (
-            torch.zeros(len(observations), size.chunk, size.action),
-            torch.zeros(len(observations), size.chunk),
-        )
+        left = torch.zeros(len(observations), size.chunk, size.action)
+        weights = torch.zeros(len(observations), size.chunk)
         for row, each in enumerate(observations):
             if each.left is not None:
                 left[row, : len(each.left)] = self._normaliser.chunks(torch.from_numpy(np.array(each.left)).float())
                 weights[row] = self._guidance.weights(size.chunk, len(each.left), each.delay)
-        return left, weights
+        return Guide(self._guidance, left, weights)
 
 
-def integrate(
-    network: FlowNetwork, prefix: Prefix, x: Tensor, steps: int, guidance: Guidance, left: Tensor, weights: Tensor
-) -> Tensor:
+def integrate(network: FlowNetwork, prefix: Prefix, x: Tensor, steps: int, guide: Guide) -> Tensor:
     """Integrate from noise `[B, C, A]` at time 1 to chunks at time 0, in equal steps."""
     for step in range(steps):
         time = 1.0 - step / steps
         velocity = network.velocity(prefix, x[:, None], torch.full((len(x), 1), time))[:, 0]
         clean = x - time * velocity
-        turned = velocity - guidance.strength(time) * weights[..., None] * (left - clean)
-        x = x - turned / steps
+        x = x - (velocity - guide.pull(clean, time)) / steps
     return x

@@ -74,7 +74,7 @@ def make_dataset(
     folder: Path, count: int, seed: int, advance: Callable[[int], None], workers: int | None = None
 ) -> Dataset:
     """Render those of `count` states (rounded up to whole chunks) that are missing."""
-    render(folder, count, seed, advance, COLUMNS, Studio, workers)
+    render(folder, count, seed, advance, columns=COLUMNS, source=Studio, workers=workers)
     return open_dataset(folder)
 
 
@@ -83,6 +83,7 @@ def render(
     count: int,
     seed: int,
     advance: Callable[[int], None],
+    *,
     columns: Columns,
     source: Callable[[], Source],
     workers: int | None = None,
@@ -98,7 +99,7 @@ def render(
     todo = [chunk for chunk in range(chunks) if not done[chunk]]
     advance((chunks - len(todo)) * CHUNK)
     with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        pending = [pool.submit(_render_chunk, str(folder), columns, source, seed, chunk) for chunk in todo]
+        pending = [pool.submit(_render_chunk, str(folder), columns, source, [seed, chunk]) for chunk in todo]
         for future in as_completed(pending):
             done[future.result()] = True
             advance(CHUNK)
@@ -118,9 +119,10 @@ def _create(path: Path, shape: tuple[int, ...], dtype: str) -> None:
     np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape).flush()
 
 
-def _render_chunk(folder: str, names: Columns, source: Callable[[], Source], seed: int, chunk: int) -> int:
+def _render_chunk(folder: str, names: Columns, source: Callable[[], Source], place: Sequence[int]) -> int:
+    """Render the chunk at `place`, which is a seed and the number of the chunk; return the number."""
     columns = {name: np.lib.format.open_memmap(Path(folder) / f"{name}.npy", mode="r+") for name in names}
-    rng = np.random.default_rng([seed, chunk])
+    rng, chunk = np.random.default_rng(place), place[1]
     studio = source()
     for row in range(chunk * CHUNK, (chunk + 1) * CHUNK):
         for name, value in studio.shoot(rng).items():

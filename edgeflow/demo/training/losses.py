@@ -22,7 +22,7 @@ _POINTING_LAYER: Final = 2  # of the language model: the layer one head of which
 
 
 class Seen(Protocol):
-    """What is to be seen in a batch of frames, by handle; as in Batch."""
+    """The handles in a batch of frames, by handle; as in Batch."""
 
     @property
     def actions(self) -> Tensor: ...
@@ -86,7 +86,7 @@ def patch_of(pixels: Tensor, tower: TowerSize) -> Tensor:
 
 
 def regression_loss(guess: Tensor, truth: Tensor) -> Tensor:
-    """Of scaled actions."""
+    """The loss of scaled actions."""
     return F.smooth_l1_loss(guess, truth, beta=_FINE)
 
 

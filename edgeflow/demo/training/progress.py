@@ -1,4 +1,4 @@
-"""What a training run shows and counts: its progress bars, and the CPU time spent."""
+"""The progress bars of a training run, and the CPU time that it has spent."""
 
 from __future__ import annotations
 

@@ -65,11 +65,6 @@ class RobotSim:
         """Pose of the tool in the base frame, metres."""
         return self._arm.pose()
 
-    @property
-    def aperture(self) -> float:
-        """Of the gripper: 1 open, 0 closed."""
-        return self._arm.aperture
-
     def grasps(self) -> list[Pose]:
         """The current grasp pose of every handle (ground truth, for the expert and for judging)."""
         return [handle.grasp(self.time) for handle in self.handles]
@@ -81,6 +76,11 @@ class RobotSim:
     def commanded_velocity(self) -> Vector:
         """Velocity `[3]` that the controller commands the tool, m/s."""
         return self._arm.velocity(self._control_dt)
+
+    @property
+    def aperture(self) -> float:
+        """The gripper: 1 open, 0 closed."""
+        return self._arm.aperture
 
     def command(self, goal: Pose, gripper: float) -> None:
         """Move towards a tool pose. gripper: 1 open, 0 closed; below 0.5 closes it."""

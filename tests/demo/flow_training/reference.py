@@ -25,7 +25,12 @@ def read_sampler(
     config = read_json(folder / "config.json")
     size, tokenizer = size_of(folder), Tokenizer.from_file(str(folder / "vlm" / "tokenizer.json"))
     return FlowSampler(
-        read_network(folder), tokenizer, read_normaliser(folder, size), steps or config["num_steps"], guidance, seed
+        read_network(folder),
+        tokenizer,
+        read_normaliser(folder, size),
+        steps or config["num_steps"],
+        guidance=guidance,
+        seed=seed,
     )
 
 

@@ -43,7 +43,9 @@ def test_branches_ask_for_the_chunk_of_the_handle_that_they_name(data):
     size, prompts = FlowSize(), make_prompts(train_tokenizer(FlowSize().vocab))
     labels = label_all(data, size.chunk)
     normaliser = Normaliser.of(size, data, labels)
-    batch = draw_batch(data, labels, normaliser, prompts, (48, 3), np.random.default_rng(0))
+    batch = draw_batch(
+        data, labels, normaliser=normaliser, prompts=prompts, shape=(48, 3), rng=np.random.default_rng(0)
+    )
     names = [*COLOURS, "leftmost", "rightmost"]
     known = {tuple(row): names[i] for ids in prompts.ids for i, row in enumerate(ids.tolist())}
     for row in range(48):
