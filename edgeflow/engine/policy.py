@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.types import ActionSchema, Observation, PolicyInputs, StageProgram
 
+Vectors = Mapping[str, tuple[float, ...]]
+"""State vectors by name, as in Observation.state."""
 INSTRUCTION = "warm up"
 """The instruction of the frames that a worker runs before it is ready."""
 
@@ -77,8 +79,9 @@ class Policy(Protocol):
         """The stages of an answer."""
         ...
 
-    def text_rows(self, instruction: str) -> int:
-        """Rows of the prompt that the instruction takes."""
+    def text_rows(self, instruction: str, state: Vectors | None = None) -> int:
+        """Rows of the prompt that the instruction takes with a frame's state (Observation.state); None: the most that
+        any state gives."""
         ...
 
     def prepare(self, observation: Observation) -> Any:

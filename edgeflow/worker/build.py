@@ -9,6 +9,7 @@ import torch
 
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.control.engine import EngineOptions, PassEngine
+from edgeflow.engine.control.trajectory import Trajectory
 from edgeflow.engine.device import choose_device, choose_dtype, choose_graphs, device_name
 from edgeflow.engine.memory import FIXED_BYTES, KVNeed, choose_sessions, describe, free_bytes
 from edgeflow.engine.policy import INSTRUCTION, Footprint, LoadOptions, Placement, Policy
@@ -136,7 +137,9 @@ def _check_family(config: ServiceConfig, name: str, footprint: Footprint) -> Non
 
 
 def _check_policy(config: ServiceConfig, policy: Policy) -> None:
-    """Refuse a limit that leaves no room for a short instruction, and answers that no client could take."""
+    """Refuse limits that leave no room for a short instruction or that no motion of this policy has, and answers that no
+    client could take.
+    """
     shortest, limit = policy.text_rows(INSTRUCTION), config.max_prompt_tokens
     if limit < shortest:
         raise ConfigError(
@@ -144,7 +147,7 @@ def _check_policy(config: ServiceConfig, policy: Policy) -> None:
         )
     try:
         for key in policy.unnorm_keys:
-            policy.action_schema(key)
+            Trajectory(config.trajectory, policy.action_schema(key), policy.inputs)
     except ValueError as error:
         raise CheckpointError(f"model: {error}") from None
 

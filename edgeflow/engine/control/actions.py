@@ -14,6 +14,7 @@ from torch import Tensor
 from edgeflow.engine.contract import Drafting
 from edgeflow.engine.control.engine import Answer, EngineOptions
 from edgeflow.engine.executor import Executor
+from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import Decoder, Policy, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
@@ -130,7 +131,14 @@ class PolicyEngine(Executor):
     def answers(self) -> TokenAnswers:
         return TokenAnswers()
 
-    def actions(self, answer: Answer, unnorm_key: str | None) -> NDArray[np.float64]:
+    def continued(self, prompt: PreparedFrame, previous: Previous) -> PreparedFrame:  # noqa: ARG002 - tokens do not
+        return prompt
+
+    def rows(self, prompt: PreparedFrame) -> int:
+        """Rows of a prompt."""
+        return self.policy.image_tokens + len(prompt.prompt_ids)
+
+    def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:  # noqa: ARG002
         return self.policy.decode_actions(answer.token_ids, unnorm_key)[None]
 
 

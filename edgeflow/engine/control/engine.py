@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.engine.executor import Ticket
+from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.graphs import Graphs, Record
 from edgeflow.engine.policy import Policy
 from edgeflow.engine.program import PassOutputs
@@ -39,7 +40,8 @@ class Answer:
     """The whole answer to a frame. finite: False when a number behind it was not.
 
     token_ids: its K action tokens, the first `settled` of which are settled; the others are what its last pass gave
-    behind wrong drafts. values: [horizon, D] normalised actions of a policy without tokens.
+    behind wrong drafts. values: [horizon, D] normalised actions of a policy without tokens, or [M, horizon, A] of M
+    candidates.
     """
 
     frame: FrameRef
@@ -47,6 +49,13 @@ class Answer:
     token_ids: tuple[int, ...] = ()
     settled: int = 0
     values: NDArray[np.float64] | None = None
+
+    @property
+    def candidates(self) -> NDArray[np.float64] | None:
+        """values [M, horizon, A]; None where the answer has tokens."""
+        if self.values is None:
+            return None
+        return self.values.reshape(-1, *self.values.shape[-2:])
 
 
 class AnswerBook(Protocol):
@@ -97,6 +106,13 @@ class PassEngine(Protocol):
 
     def answers(self) -> AnswerBook: ...
 
-    def actions(self, answer: Answer, unnorm_key: str | None) -> NDArray[np.float64]:
-        """[horizon, D] in the units of the policy's schema."""
+    def continued(self, prompt: Any, previous: Previous) -> Any:
+        """The prompt, whose answer continues the chunk being played; as it is where answers cannot.
+
+        InvalidArgument for a chunk or a delay that it cannot continue.
+        """
+        ...
+
+    def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:
+        """[horizon, D] of one candidate, in the units of the policy's schema."""
         ...

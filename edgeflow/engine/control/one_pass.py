@@ -13,6 +13,7 @@ from torch import Tensor
 
 from edgeflow.engine.control.engine import Answer, EngineOptions
 from edgeflow.engine.executor import Ticket
+from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.graphs import Graphs, Record
 from edgeflow.engine.policy import OnePassPolicy, Policy
 from edgeflow.engine.program import PassOutputs
@@ -102,7 +103,10 @@ class OnePassEngine:
     def answers(self) -> ChunkAnswers:
         return ChunkAnswers()
 
-    def actions(self, answer: Answer, unnorm_key: str | None) -> NDArray[np.float64]:
+    def continued(self, prompt: Any, previous: Previous) -> Any:  # noqa: ARG002 - chunks do not depend on each other
+        return prompt
+
+    def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:  # noqa: ARG002
         """[horizon, D] in the units of the policy's schema."""
         if answer.values is None:
             raise ValueError(f"the answer to {answer.frame} has no actions")

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.engine.policy import Vectors
 from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.kernels.kv.layout import uploaded
 from edgeflow.policies.act.config import ACTION, STATE, ACTConfig, Camera
@@ -114,7 +115,7 @@ class ACTPolicy:
         """One pass."""
         return StageProgram((Stage(rows=PROMPT),))
 
-    def text_rows(self, instruction: str) -> int:  # noqa: ARG002 - it is not read
+    def text_rows(self, instruction: str, state: Vectors | None = None) -> int:  # noqa: ARG002
         """0: the policy does not read the instruction."""
         return 0
 

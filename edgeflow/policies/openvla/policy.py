@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.policy import PreparedFrame, Vectors
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
@@ -64,7 +64,7 @@ class OpenVLAPolicy:
             all(index < len(each.relative) and each.relative[index] for each in schemas) for index in range(self.K)
         )
 
-    def text_rows(self, instruction: str) -> int:
+    def text_rows(self, instruction: str, state: Vectors | None = None) -> int:  # noqa: ARG002
         return len(self.prompt_ids(instruction))
 
     def prepare(self, observation: Observation) -> PreparedFrame:

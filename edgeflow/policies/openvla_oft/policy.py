@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.engine.policy import Vectors
 from edgeflow.errors import CheckpointError
 from edgeflow.policies.inputs import pixels, placed
 from edgeflow.policies.openvla.actions import SEVEN, SEVEN_UNITS, bin_centers
@@ -81,7 +82,7 @@ class OpenVLAOFTPolicy:
         """One pass."""
         return StageProgram.tokens(1)
 
-    def text_rows(self, instruction: str) -> int:
+    def text_rows(self, instruction: str, state: Vectors | None = None) -> int:  # noqa: ARG002
         """Rows of the prompt that the instruction takes."""
         return len(self._prompt_ids(instruction))
 

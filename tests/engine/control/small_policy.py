@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.engine.policy import Vectors
 from edgeflow.types import (
     PROMPT,
     ActionSchema,
@@ -58,7 +59,7 @@ class SmallPolicy:
     def program(self, unnorm_key: str | None = None) -> StageProgram:
         return StageProgram((Stage(rows=PROMPT),))
 
-    def text_rows(self, instruction: str) -> int:
+    def text_rows(self, instruction: str, state: Vectors | None = None) -> int:
         return len(instruction.split())
 
     def prepare(self, observation: Observation) -> Seen:
