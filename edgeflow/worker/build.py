@@ -137,8 +137,8 @@ def _check_family(config: ServiceConfig, name: str, footprint: Footprint) -> Non
 
 
 def _check_policy(config: ServiceConfig, policy: Policy) -> None:
-    """Refuse limits that leave no room for a short instruction or that no motion of this policy has, and answers that no
-    client could take.
+    """Refuse limits that leave no room for a short instruction, limits on motions that this policy does not have, and
+    answers that no client could take.
     """
     shortest, limit = policy.text_rows(INSTRUCTION), config.max_prompt_tokens
     if limit < shortest:

@@ -65,7 +65,7 @@ class _Track:
 class _Opened:
     """The parameters of a session, as in OpenSession, and what they mean with this policy.
 
-    steady: the tokens that must not waver. chunks: the last ones, where later ones depend on them.
+    steady: the tokens that must not waver. chunks: the last ones; None where answers are single actions.
     """
 
     unnorm_key: str | None
@@ -178,7 +178,6 @@ class ControlPlane:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return False
         trajectory = Trajectory(self._trajectory, schema, self._engine.policy.inputs)
-        depend = schema.horizon > 1 and (message.rtc or trajectory.limits or self._candidates > 1)
         self._opened[message.session] = _Opened(
             unnorm_key=key,
             schema=schema,
@@ -188,7 +187,7 @@ class ControlPlane:
             steady=SteadyTokens(self._engine.near[: program.passes]),
             rtc=message.rtc,
             trajectory=trajectory,
-            chunks=Continuity(round(schema.step_ms * 1e6)) if depend else None,
+            chunks=Continuity(round(schema.step_ms * 1e6)) if schema.horizon > 1 else None,
         )
         self._publish(SessionOpened(message.session, schema))
         return True
@@ -247,12 +246,6 @@ class ControlPlane:
                 reason=Reason.INSTRUCTION_TOO_LONG,
             )
         return self._engine.policy.fixed_rows + tokens
-
-    @property
-    def _candidates(self) -> int:
-        """Chunks that answer a frame."""
-        sizes = getattr(self._engine.policy, "sizes", None)
-        return 1 if sizes is None else int(sizes.candidates)
 
     @property
     def ahead(self) -> int:
@@ -329,11 +322,12 @@ class ControlPlane:
             plan,
             track.message.state,
         )
-        continues = plan is not None and (track.continues or opened.trajectory.limits)
+        conditioned = plan if track.continues or opened.trajectory.limits else None
+        unsaid = track.seam is Seam.CONTINUED and conditioned is None
         report = ChunkReport(
-            continues=plan.seq if plan is not None and continues else 0,
-            conditioned_steps=plan.delay if plan is not None and continues else 0,
-            seam=Seam.NONE if track.seam is Seam.CONTINUED and not continues else track.seam,
+            continues=conditioned.seq if conditioned is not None else 0,
+            conditioned_steps=conditioned.delay if conditioned is not None else 0,
+            seam=Seam.NONE if unsaid or not (opened.rtc or opened.trajectory.limits) else track.seam,
             limited=chosen.limited,
             candidates=chosen.candidates,
             chosen=chosen.index,
@@ -359,22 +353,23 @@ class ControlPlane:
 
 def observation_of(message: SubmitFrame, inputs: PolicyInputs) -> Observation:
     """The observation of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
-    images = message.images()
-    if len(images) != len(inputs.cameras):
-        raise WorkerError(f"a frame has {len(images)} images; the policy needs {len(inputs.cameras)}")
+    state = state_of(message, inputs)
     return Observation(
-        images={camera.name: image for camera, image in zip(inputs.cameras, images, strict=True)},
-        state=state_of(message, inputs),
+        images={camera.name: image for camera, image in zip(inputs.cameras, message.images(), strict=True)},
+        state=state,
         instruction=message.instruction,
         stamp_ns=message.stamp_ns,
     )
 
 
 def state_of(message: SubmitFrame, inputs: PolicyInputs) -> dict[str, tuple[float, ...]]:
-    """The state vectors of a frame, by the policy's names; WorkerError unless it has as many numbers as these."""
-    sizes = [each.size for each in inputs.state]
-    if len(message.state) != sum(sizes):
-        raise WorkerError(f"a frame has {len(message.state)} numbers; the policy needs {sum(sizes)}")
+    """The state vectors of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
+    images, sizes = len(message.sizes) // 2, [each.size for each in inputs.state]
+    if images != len(inputs.cameras) or len(message.state) != sum(sizes):
+        raise WorkerError(
+            f"a frame has {images} images and {len(message.state)} numbers; "
+            f"the policy needs {len(inputs.cameras)} and {sum(sizes)}"
+        )
     vectors = zip(inputs.state, accumulate(sizes), strict=True)
     return {need.name: tuple(message.state[end - need.size : end]) for need, end in vectors}
 

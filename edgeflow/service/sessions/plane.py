@@ -100,6 +100,7 @@ class ControlPlane:
         try:
             if not (request.policy_cameras or request.policy_numbers):
                 request = self.matched(request)
+            request = self._continuing(request)
             plan = await self._plan(number, request)
             runner = await self._open(number, request, plan, single)
             self._register(runner, caller)
@@ -115,6 +116,19 @@ class ControlPlane:
             raise _no_worker()
         with self._metrics.refusals():
             return matched(request, self.worker.inputs, self._names)
+
+    def _continuing(self, request: OpenRequest) -> OpenRequest:
+        """The request with whether answers continue the chunk that the robot plays."""
+        if self.worker is None:
+            raise _no_worker()
+        with self._metrics.refusals():
+            if request.rtc and not self.worker.rtc:
+                raise FailedPrecondition(
+                    "this policy does not continue chunks: leave rtc unset",
+                    field="open.rtc",
+                    reason=Reason.RTC_UNAVAILABLE,
+                )
+        return replace(request, rtc=self.worker.rtc and request.chunks and request.rtc is not False)
 
     async def _plan(self, number: int, request: OpenRequest) -> SessionPlan:
         """Plan a session. Forecasts take milliseconds, so they run one at a time, in a thread if robots would wait."""
