@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from edgeflow.config_sections import ChatConfig, RealtimeConfig, Section, TrajectoryConfig
+from edgeflow.config_sections import ChatConfig, HealthConfig, RealtimeConfig, Section, TrajectoryConfig
 from edgeflow.errors import ConfigError
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, EMBEDDED_MODEL, resolve_model
 from edgeflow.types import MOST_TOLERANCE_BINS
@@ -42,13 +42,6 @@ class HttpConfig(Section):
         description="host names and addresses, besides those of loopback, that requests and web pages may use; "
         "empty = none on a loopback address, any elsewhere",
     )
-
-
-class HealthConfig(Section):
-    """Address of the health listener: plain HTTP without TLS or token, answered by its own thread."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(8001, ge=0, le=65535)
 
 
 class TlsConfig(Section):

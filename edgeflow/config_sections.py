@@ -16,6 +16,13 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+class HealthConfig(Section):
+    """Address of the health listener: plain HTTP without TLS or token, answered by its own thread."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8001, ge=0, le=65535)
+
+
 class RealtimeConfig(Section):
     """CPUs, priorities and locked memory. What the system does not permit becomes a warning at start.
 

@@ -1,4 +1,4 @@
-"""What is told about chunks besides their numbers. Leaf module: standard library only."""
+"""Data about chunks besides their numbers. Leaf module: standard library only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Arrived:
 
 
 class Seam(str, Enum):
-    """Whether a chunk continues the one that the robot plays, or why it is a fresh one.
+    """How a chunk follows the one that the robot plays, or why it is a fresh one.
 
     NONE: the robot plays no chunk, or nothing continues chunks here. FORGOTTEN: the chunk is of another epoch, or too
     many came since. APART: the robot's row is not the one that is due by the stamps. OVER: the chunk ends before the
@@ -55,7 +55,7 @@ class LimitKind(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limited:
-    """What a limit did to a dimension of a chunk.
+    """The effect of a limit on a dimension of a chunk.
 
     beyond: by how much the policy's chunk exceeded it at most, in the unit of the limit; 0 for BRAKING and START.
     changed: by how much all limits together moved the dimension at most, in its unit.

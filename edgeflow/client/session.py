@@ -97,7 +97,7 @@ class Session:
             proprio=proprio,
             instruction=self._instruction,
             playing=playing,
-            arrived=self._arrived if self.opened is not None and self.opened.rtc else None,
+            arrived=self._arrived if self.opened is not None and self.opened.arrivals else None,
         )
         replaced = self._outgoing.offer(frame)
         if replaced:

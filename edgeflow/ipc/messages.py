@@ -188,7 +188,7 @@ class WorkerReady:
     start. operators: implementations in use besides the built-in ones, in one line. memory: the KV memory of the
     sessions and what was free, in one line. bins: whether there are tokens that are bins of a displacement, for which
     sessions may set a tolerance or a limit of passes. inputs: what the policy needs of each observation. programs: by
-    un-normalisation key, in the order of unnorm_keys. rtc: whether answers can continue the chunk being played.
+    un-normalisation key, in the order of unnorm_keys. rtc: answers can continue the chunk being played.
     """
 
     model: str
@@ -238,10 +238,7 @@ class ChatReady:
 
 @dataclass(frozen=True, slots=True)
 class ChatToken:
-    """Worker → chat front: the next token.
-
-    logprobs: of the token and of the likeliest tokens `top`; empty unless requested.
-    """
+    """Worker → chat front: the next token. logprobs: of it and of the likeliest ones `top`; empty unless requested."""
 
     request: int
     token: int
@@ -354,7 +351,8 @@ class Pong:
 
     pass_ns, pass_prefills, pass_decodes: time, prefills and decode rows per pass. eager_passes: passes without a
     captured graph, where graphs are replayed. settling_stages, _bins, _passes, _done: as SettlingSample
-    (scheduler/settling.py), per frame that drafted and left since the last Pong. unusual_states: as of Policy.
+    (scheduler/settling.py), per frame that drafted and left since the last Pong. unusual_states: frames whose
+    state was outside its statistics.
     """
 
     nonce: int

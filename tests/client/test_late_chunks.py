@@ -121,21 +121,21 @@ def test_frames_report_what_is_played_from_the_reserve(robot: Robot):
     assert robot.push(ago_ms=3 * STEP_MS).playing == pb.Playing(seq=1, step=6)
 
 
-@pytest.mark.parametrize("rtc", [True, False])
-def test_frames_report_the_newest_arrival_to_services_that_continue_chunks(rtc: bool):
+@pytest.mark.parametrize("known", [True, False])
+def test_frames_report_the_newest_arrival_to_services_that_know_it(known: bool):
     robot = Robot(max_action_age_s=60.0)
     message = opened(horizon=HORIZON, step_ms=STEP_MS)
-    message.rtc = rtc
+    message.arrivals = known
     robot.session.stream_opened(message, robot.stream)
     first = robot.push()
     assert not first.HasField("arrived")
     robot.wait(30)
     robot.act(first)
     second = robot.push()
-    assert second.HasField("arrived") == rtc
+    assert second.HasField("arrived") == known
     robot.wait(170)
     assert continued(robot, second, 1)
-    if rtc:
+    if known:
         assert second.arrived == pb.Arrived(seq=1, age_ns=30_000_000)
         assert robot.push().arrived == pb.Arrived(seq=2, age_ns=170_000_000)
 

@@ -84,7 +84,7 @@ class Opened:
 
     depth: pipeline depth, 0 where frames draft their tokens. predicted_fps, predicted_age_s: at the declared control
     period; 0 = unknown. tolerance_bins, max_passes: as served; max_passes is 0 where frames do not draft their tokens.
-    rtc: answers continue the chunk being played.
+    rtc: answers continue the chunk being played. arrivals: frames report when answers arrived.
     """
 
     session: int
@@ -100,6 +100,7 @@ class Opened:
     tolerance_bins: int = 0
     max_passes: int = 0
     rtc: bool = False
+    arrivals: bool = False
 
 
 def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
@@ -151,6 +152,7 @@ def opened_of(message: pb.Opened) -> Opened:
         tolerance_bins=message.tolerance_bins,
         max_passes=message.max_passes,
         rtc=message.rtc,
+        arrivals=message.arrivals,
     )
 
 

@@ -61,7 +61,7 @@ class Continuity:
         self._kept.clear()
 
     def plan(self, message: SubmitFrame) -> tuple[Plan | None, Seam]:
-        """What is left of the chunk that the robot plays at the capture of a frame; None with the reason why not.
+        """The rest of the chunk that the robot plays at the capture of a frame; None with the reason why there is none.
 
         The row that is due follows from the stamps, to the nearest; the robot's own count, which is rounded down, must
         be at most MOST_APART rows from it. Where it is not, neither is believed.

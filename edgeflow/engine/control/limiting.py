@@ -124,7 +124,7 @@ def braked(v: float | None, a: float | None, bounds: Bounds) -> float:
 
 
 def at_rest_within(motion: Motion, bounds: Bounds, slack: float = 0.0) -> bool:
-    """Whether a motion that brakes from now on stays within the positions. slack: of these."""
+    """True when a motion that brakes from now on stays within the positions. slack: of these."""
     x, v, a = motion.x, motion.v, motion.a
     if x is None:
         return True
@@ -141,7 +141,7 @@ def at_rest_within(motion: Motion, bounds: Bounds, slack: float = 0.0) -> bool:
 
 
 def is_safe(motion: Motion, bounds: Bounds, slack: float = 0.0) -> bool:
-    """Whether a motion is within the bounds and can be brought to rest within them. slack: for rounding."""
+    """True when a motion is within the bounds and can be brought to rest within them. slack: for rounding."""
     v, a, share = motion.v, motion.a, 1.0 + ROUNDING
     if v is not None and abs(v) > bounds.velocity * share + slack:
         return False
@@ -180,7 +180,7 @@ def _interval(motion: Motion, bounds: Bounds) -> tuple[float, float]:
 
 
 def _rise(room: float, jerk: float) -> float:
-    """The largest acceleration after which the velocity rises by `room` at most, that of its own step included."""
+    """The largest acceleration after which the velocity rises by `room` at most, its first step included."""
     if math.isinf(room) or math.isinf(jerk):
         return room
     fewest = max(math.floor(math.sqrt(2.0 * room / jerk)), 1)

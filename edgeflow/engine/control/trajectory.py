@@ -165,7 +165,9 @@ class Trajectory:
 
 def _check(name: str, schema: ActionSchema) -> bool:
     if name not in schema.names:
-        raise ConfigError(f"trajectory.limits.{name}: no dimension of the policy; it has {', '.join(schema.names)}")
+        raise ConfigError(
+            f"trajectory.limits.{name}: not a dimension of the policy, which has {', '.join(schema.names)}"
+        )
     return True
 
 
@@ -206,10 +208,12 @@ def _number(field: str, text: str, inputs: PolicyInputs) -> int:
     found = _NUMBER.fullmatch(text)
     if found is None or found["vector"] not in sizes:
         known = ", ".join(f"{name}[0..{size - 1}]" for name, size in sizes.items()) or "none"
-        raise ConfigError(f"{field}: {text!r} is no number of the policy's state; it has {known}")
+        raise ConfigError(f"{field}: {text!r} is not one of the numbers of the policy's state: {known}")
     vector, index = found["vector"], int(found["index"])
     if index >= sizes[vector]:
-        raise ConfigError(f"{field}: {vector} has {sizes[vector]} numbers, from [0] on; {text!r} is none of them")
+        raise ConfigError(
+            f"{field}: {vector} has {sizes[vector]} numbers, [0] to [{sizes[vector] - 1}], and no {text!r}"
+        )
     return starts[vector] + index
 
 

@@ -67,7 +67,7 @@ class TimingsAnswer(_Answer):
 
 
 class LimitedAnswer(_Answer):
-    """What a limit did to a dimension of the chunk, in its units (docs/robot.md)."""
+    """The effect of a limit on a dimension of the chunk, in its units (docs/robot.md)."""
 
     dimension: str
     limit: str = Field(pattern="^(velocity|acceleration|jerk|workspace|braking|start)$")

@@ -40,7 +40,8 @@ async def test_what_the_robot_plays_reaches_the_worker_and_how_a_chunk_came_abou
     script = continuing()
     async with serving(checkpoint, script) as served:
         robot = served.robot()
-        assert (await robot.open(**opening(chunks=True))).rtc
+        opened = await robot.open(**opening(chunks=True))
+        assert opened.rtc and opened.arrivals
         await robot.frame(1, **observation())
         assert (await robot.action(1)).continues == 0
         arrived = pb.Arrived(seq=1, age_ns=70_000_000_000)
@@ -69,7 +70,7 @@ async def test_sessions_that_do_not_want_them_or_play_no_chunks_get_fresh_ones(c
     async with serving(checkpoint, script) as served:
         robot = served.robot()
         opened = await robot.open(**opening(chunks=True) | asked)
-        assert not opened.rtc
+        assert not opened.rtc and opened.arrivals == asked.get("chunks", True)
 
 
 @pytest.mark.parametrize(
