@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from edgeflow.config_sections import ChatConfig, HealthConfig, RealtimeConfig, Section, TrajectoryConfig
 from edgeflow.errors import ConfigError
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, EMBEDDED_MODEL, resolve_model
 from edgeflow.types import MOST_TOLERANCE_BINS
@@ -23,18 +24,14 @@ MAX_CONFIG_BYTES = 1 << 20
 _Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class GrpcConfig(_Section):
+class GrpcConfig(Section):
     """Address of the gRPC control plane; port 0 = any free port."""
 
     host: str = "127.0.0.1"
     port: int = Field(50051, ge=0, le=65535)
 
 
-class HttpConfig(_Section):
+class HttpConfig(Section):
     """Address of the HTTP server; port 0 = any free port."""
 
     host: str = "127.0.0.1"
@@ -47,14 +44,7 @@ class HttpConfig(_Section):
     )
 
 
-class HealthConfig(_Section):
-    """Address of the health listener: plain HTTP without TLS or token, answered by its own thread."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(8001, ge=0, le=65535)
-
-
-class TlsConfig(_Section):
+class TlsConfig(Section):
     """PEM files of TLS, which is off without a certificate. Changed files are reloaded."""
 
     cert: str = Field("", description="certificate chain of the service")
@@ -72,7 +62,7 @@ class TlsConfig(_Section):
         return self
 
 
-class LimitsConfig(_Section):
+class LimitsConfig(Section):
     """Limits on what clients send; anything beyond is refused with a typed error."""
 
     message_bytes: int = Field(4 << 20, ge=1 << 10, le=64 << 20, description="bytes of a gRPC message")
@@ -105,7 +95,7 @@ class LimitsConfig(_Section):
     chat_memory_mb: int = Field(1024, ge=256, le=65536, description="memory of the chat front process, in MiB")
 
 
-class TimingConfig(_Section):
+class TimingConfig(Section):
     """Time limits."""
 
     action_ttl_ms: int = Field(250, ge=10, le=500, description="how long a robot may execute an action")
@@ -135,73 +125,6 @@ class TimingConfig(_Section):
     drain_ms: int = Field(3_000, ge=0, description="time for work in flight when the service stops")
 
 
-class RealtimeConfig(_Section):
-    """CPUs, priorities and locked memory. What the system does not permit becomes a warning at start.
-
-    Priorities: 0 ordinary, -20 to -1 a nice level, 1 to 99 SCHED_FIFO.
-    """
-
-    front_cpus: list[int] = Field(default_factory=list, description="CPUs of control; empty = any")
-    worker_cpus: list[int] = Field(default_factory=list, description="CPUs of the worker process; empty = any")
-    front_priority: int = Field(0, ge=-20, le=99, description="0 ordinary, below 0 nice, above 0 SCHED_FIFO")
-    worker_priority: int = Field(0, ge=-20, le=99, description="as front_priority")
-    lock_memory: bool = Field(False, description="lock control's pages in memory")
-
-
-class ChatMessage(_Section):
-    """A message of a fixed prefix."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str = Field(min_length=1, max_length=1 << 20)
-
-
-class ChatSlot(_Section):
-    """A fixed prefix, computed once at start: messages for the chat template, or plain text."""
-
-    id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    messages: list[ChatMessage] = Field(default_factory=list, max_length=64)
-    text: str = Field("", max_length=1 << 20)
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> ChatSlot:
-        if bool(self.messages) == bool(self.text):
-            raise ValueError(f"slot {self.id}: give either messages or text")
-        return self
-
-
-class ChatConfig(_Section):
-    """The chat plane: one model, one request at a time, beside the robots."""
-
-    enabled: bool = Field(True, description="serve chat if its model is available")
-    model: str = Field(
-        EMBEDDED_CHAT, min_length=1, description="checkpoint directory, hub id, or demo-chat (the embedded model)"
-    )
-    decode_model: str = Field("", description="another checkpoint of the same shape for decode steps; empty = model")
-    alias: str = Field("", max_length=128, description="model name for clients; default: the last part of model")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    weights: Literal["float", "int8", "fp8", "auto"] = Field(
-        "float",
-        description="int8: 8-bit weights in decode steps (CPU); auto: int8 where it is faster; fp8: as for the policy",
-    )
-    operators: str = Field(
-        "", description="operator overlay from `edgeflow tune` for the chat model; empty = built-in choices"
-    )
-    kv: Literal["model", "int8"] = Field("model", description="KV cache in the model's dtype, or in 8 bits")
-    capacity: int = Field(2048, ge=16, le=131_072, description="tokens per slot: prompt and answer together")
-    slots: list[ChatSlot] = Field(default_factory=list, max_length=16)
-    max_tokens: int = Field(256, ge=1, description="tokens of an answer if the request sets no limit")
-    max_tokens_limit: int = Field(2048, ge=1, description="largest limit a request may set")
-    queue: int = Field(16, ge=0, le=256, description="requests that may wait for their turn")
-    queue_ms: int = Field(2_000, ge=1, description="longest wait in the queue; then 429 with Retry-After")
-    request_s: float = Field(60.0, gt=0, description="time limit of an answer")
-    prefill_chunk: int = Field(256, ge=1, le=8192, description="most prompt tokens in one pass")
-
-    @property
-    def name(self) -> str:
-        """The model name that clients use."""
-        return self.alias or Path(self.model).name
-
-
 class PolicyConfig(BaseModel):
     """The policy's family and its own settings, which the family checks."""
 
@@ -215,7 +138,7 @@ class PolicyConfig(BaseModel):
         return dict(self.model_extra or {})
 
 
-class ServiceConfig(_Section):
+class ServiceConfig(Section):
     """Configuration of the service; every key has a default."""
 
     model: str = Field(
@@ -228,6 +151,7 @@ class ServiceConfig(_Section):
         description="model name for clients; default: the last part of model",
     )
     policy: PolicyConfig = PolicyConfig()
+    trajectory: TrajectoryConfig = TrajectoryConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["float", "fp8"] = Field(

@@ -14,6 +14,7 @@ from edgeflow.client.pose import Pose, Vector, compose, multiply
 from edgeflow.client.timeline import Timeline
 from edgeflow.errors import FailedPrecondition
 from edgeflow.reasons import Reason
+from edgeflow.trajectory import ChunkReport
 from edgeflow.types import ActionSchema, Command, StageTimings
 
 
@@ -56,7 +57,7 @@ class Action:
     settled, of len(token_ids). tolerance_bins, max_passes: of Mode.SPECULATIVE as served; max_passes is 0 where the
     frame did not draft its tokens. aging: how targets allow for the action's age; None = not at all. chunk: [horizon,
     dims], all rows as blended, of which `values` is row `step`, for the moment stamp_ns + step * step_ns; by default
-    the one row `values`.
+    the one row `values`. report: how the chunk came about; in it `continues` is a number as that of `push`.
     """
 
     seq: int
@@ -78,6 +79,7 @@ class Action:
     chunk: Vector = field(default_factory=_no_chunk)
     step: int = 0
     step_ns: int = 0
+    report: ChunkReport = field(default_factory=ChunkReport)
 
     def __post_init__(self) -> None:
         if not self.chunk.size:
@@ -87,6 +89,16 @@ class Action:
     def age_ns(self) -> int:
         """Age of the frame at receipt, counted from capture, whatever the step."""
         return self.received_ns - self.stamp_ns
+
+    @property
+    def late(self) -> bool:
+        """True if it came later than it was conditioned on: it does not fit the chunk that it continues."""
+        return self.report.is_late(self.age_ns, self.step_ns)
+
+    @property
+    def over_ns(self) -> int:
+        """When no row of it is due any more: after the last one's step, or at the end of its validity."""
+        return min(self.timeline.moment_ns(len(self.chunk)), self.valid_until_ns)
 
     @property
     def timeline(self) -> Timeline:

@@ -21,8 +21,9 @@ class Statistics:
     superseded: a newer frame came first, here or in the service. overtaken: those of them that were in flight on the
     device, in Mode.SPECULATIVE. rejected: refused, last_refusal says why. dropped: left without an action, lost streams
     included. actions: accepted; ignored: of another epoch, out of order or while a reset is needed; too_old: beyond
-    their age limit when they arrived. holds: HOLD and STOP directives. steps: actions handed out, of a chunk each row
-    that became the directive.
+    their age limit when they arrived. late: they came later than they were conditioned on; late_played: those of them
+    that were played, since nothing else was valid. holds: HOLD and STOP directives. steps: actions handed out, of a
+    chunk each row that became the directive.
     Ages are of the frames of the last AGES_KEPT accepted actions, nanoseconds from capture to receipt.
     """
 
@@ -36,6 +37,8 @@ class Statistics:
     actions: int
     ignored: int
     too_old: int
+    late: int
+    late_played: int
     holds: int
     steps: int
     reconnects: int
@@ -59,7 +62,9 @@ class Flight:
     def __init__(self) -> None:
         self.last_seq = 0
         self.last_refusal = ""
-        self.actions = self.ignored = self.too_old = self.holds = self.steps = self.opens = self.overtaken = 0
+        self.actions = self.ignored = self.too_old = self.late = self.late_played = self.holds = self.steps = (
+            self.opens
+        ) = self.overtaken = 0
         self._taken: dict[int, Taken] = {}
         self._left: Counter[Disposition] = Counter()
         self._ages_ns: deque[int] = deque(maxlen=AGES_KEPT)
@@ -110,6 +115,8 @@ class Flight:
             actions=self.actions,
             ignored=self.ignored,
             too_old=self.too_old,
+            late=self.late,
+            late_played=self.late_played,
             holds=self.holds,
             steps=self.steps,
             reconnects=max(self.opens - 1, 0),

@@ -58,6 +58,7 @@ class RobotClient:
     in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
     tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
     (docs/robot.md); None = not at all. blending: what is played where chunks of several actions overlap (there too).
+    rtc: answers continue the chunk being played (real-time chunking); None = where the policy can.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class RobotClient:
         aging: Aging | None = None,
         state: Sequence[StateSpec] = (),
         blending: Blending = LATEST,
+        rtc: bool | None = None,
     ) -> None:
         self._aging = aging or OFF
         self._settings = SessionSettings(
@@ -97,6 +99,7 @@ class RobotClient:
             tolerance_bins=tolerance_bins,
             max_passes=max_passes,
             state=tuple(state),
+            rtc=rtc,
         )
         check_address(address)
         check_text(instruction)

@@ -19,6 +19,7 @@ from edgeflow.client.connection.wire import (
     check_text,
     open_message,
     opened_of,
+    report_of,
     rows_of,
     timings_of,
 )
@@ -64,6 +65,8 @@ class Session:
         self._outgoing: Outgoing | None = None
         self._first_seq = 0  # wire numbers start at 1 with every stream: seq = wire number + first_seq
         self._published = self._watchdog.directive()
+        self._arrived: pb.Arrived | None = None  # the newest answer of the stream
+        self._reserved: tuple[Action, TimedChunk] | None = None
 
     # What the robot does.
 
@@ -94,6 +97,7 @@ class Session:
             proprio=proprio,
             instruction=self._instruction,
             playing=playing,
+            arrived=self._arrived if self.opened is not None and self.opened.arrivals else None,
         )
         replaced = self._outgoing.offer(frame)
         if replaced:
@@ -120,6 +124,7 @@ class Session:
     def directive(self) -> Directive:
         """The current directive; the same object as long as nothing changes."""
         now = self._watchdog.directive()
+        self._notice_reserve(now)
         if self._published.command is Command.ACT and now.command is not Command.ACT:
             self.flight.holds += 1
         if now.command is Command.ACT and now is not self._published:
@@ -138,6 +143,7 @@ class Session:
         self.flight.opens += 1
         self._first_seq = self.flight.last_seq
         self._blender.restart()
+        self._arrived = None
         self._watchdog.opened(self.opened.epoch)
 
     def stream_said(self, message: pb.ServerMessage) -> bool:
@@ -176,6 +182,7 @@ class Session:
             self.flight.ignored += 1
             return False
         opened, now_ns = self.opened, self._clock.now_ns()
+        self._arrived = pb.Arrived(seq=message.seq, age_ns=max(now_ns - taken.stamp_ns, 0))
         rows = rows_of(message, opened.schema)
         if rows is None or message.stamp_ns != taken.stamp_ns:
             self._watchdog.halt(Command.HOLD, Reason.MALFORMED_ACTION)
@@ -195,9 +202,27 @@ class Session:
         if not self._watchdog.offer(action):
             self.flight.ignored += 1
             return False
-        self._blender.accepted(chunk, message.epoch)
-        self.flight.acted_on(action.age_ns)
+        self.flight.late += action.late
+        if self._watchdog.reserves(action):
+            self._reserved = (action, chunk)
+        else:
+            self._accepted(action, chunk)
         return True
+
+    def _accepted(self, action: Action, chunk: TimedChunk) -> None:
+        """An action is played from now on."""
+        self._reserved = None
+        self._blender.accepted(chunk, action.epoch)
+        self.flight.acted_on(action.age_ns)
+        self.flight.late_played += action.late
+
+    def _notice_reserve(self, now: Directive) -> None:
+        """Note that the chunk in reserve is played, or never will be."""
+        if self._reserved is None or self._watchdog.reserves(self._reserved[0]):
+            return
+        (action, chunk), self._reserved = self._reserved, None
+        if now.action is not None and now.action.seq == action.seq:
+            self._accepted(action, chunk)
 
     def _limit_ns(self, message: pb.Action, opened: Opened) -> int | None:
         return age_limit_ns(self._settings.max_action_age_s, message.max_age_ms, opened)
@@ -226,10 +251,12 @@ class Session:
             chunk=chunk.played,
             step=step,
             step_ns=timeline.step_ns,
+            report=report_of(message, self._first_seq),
         )
 
     def _playing_at(self, captured_ns: int) -> pb.Playing | None:
         """The chunk of this stream, and its row, that was played at the capture of a frame."""
+        self.directive()  # what is in reserve may be due
         seq, step = self._watchdog.plays.at(captured_ns) or (0, 0)
         return pb.Playing(seq=seq - self._first_seq, step=step) if seq > self._first_seq else None
 

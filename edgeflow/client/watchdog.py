@@ -26,6 +26,8 @@ class Watchdog:
     """Decides what a robot may do now.
 
     - An action is handed out from its receipt until its valid_until_ns, never later; of a chunk, the row that is due.
+    - A chunk that came too late to fit the one being played is kept in reserve, and played once no row of that one is
+      due any more, if nothing newer came and it is still valid.
     - Actions are accepted for frames newer than the last answered one and the last `restart`, in the epoch that the
       service announced last. Each `restart` lets one more epoch follow it before it is announced. An action never
       changes which epochs are accepted.
@@ -46,6 +48,7 @@ class Watchdog:
         self._interrupted_ns: int | None = None
         self._silence_alone = False  # in this interruption
         self._now = Directive(Command.HOLD, Reason.WAITING)
+        self._reserve: Action | None = None
 
     def opened(self, epoch: int) -> None:
         """A new stream opened: its epochs count from here. An interruption lasts until its first action."""
@@ -57,6 +60,7 @@ class Watchdog:
         rearm: the robot may move again, also after STOP or a long interruption.
         """
         held = self.directive()
+        self._reserve = None
         self.plays.end(self._clock.now_ns())
         self._newest_seq = max(self._newest_seq, last_seq)
         self._unannounced += 1
@@ -85,7 +89,7 @@ class Watchdog:
                 self.halt(Command.HOLD, Reason.NEW_EPOCH)
 
     def offer(self, action: Action) -> bool:
-        """Take an action; False if it must not be executed."""
+        """Take an action, to be executed or kept in reserve; False if it must not be executed."""
         held = self.directive()
         now_ns = self._clock.now_ns()
         announced = self._epoch <= action.epoch <= self._epoch + self._unannounced
@@ -94,14 +98,26 @@ class Watchdog:
         if held.needs_reset or now_ns >= action.valid_until_ns:
             return False
         self._newest_seq = action.seq
+        if action.late and held.action is not None and now_ns < held.action.over_ns:
+            self._reserve = action
+        else:
+            self._play(action, now_ns)
+        return True
+
+    def reserves(self, action: Action) -> bool:
+        """True while an action is kept in reserve."""
+        return self._reserve is action
+
+    def _play(self, action: Action, from_ns: int) -> None:
+        self._reserve = None
         self._interrupted_ns, self._worker_lost = None, False
         self._now = Directive(Command.ACT, action=action)
-        self.plays.begin(action.seq, action.timeline, now_ns, action.valid_until_ns)
-        return True
+        self.plays.begin(action.seq, action.timeline, from_ns, action.valid_until_ns)
 
     def halt(self, command: Command, reason: str) -> None:
         """HOLD or STOP now, on the service's order or because the link is lost. HOLD does not replace STOP."""
         held = self.directive()
+        self._reserve = None
         self.plays.end(self._clock.now_ns())
         self._worker_lost = reason == Reason.WORKER_LOST or (self._worker_lost and reason not in _STREAM_GONE)
         if held.command is Command.ACT:
@@ -116,6 +132,7 @@ class Watchdog:
     def directive(self) -> Directive:
         """The current directive; the same object as long as nothing changes."""
         now_ns = self._clock.now_ns()
+        self._change_to_reserve(now_ns)
         action = self._now.action
         if action is not None and now_ns >= action.valid_until_ns:
             self._interrupt(action.valid_until_ns)
@@ -126,6 +143,15 @@ class Watchdog:
         if since_ns is not None and not self._now.needs_reset and now_ns - since_ns >= self._patience_ns:
             self._now = Directive(self._now.command, self._now.reason, needs_reset=True)
         return self._now
+
+    def _change_to_reserve(self, now_ns: int) -> None:
+        """Play what is in reserve from the moment on at which the present chunk is over."""
+        action, reserve = self._now.action, self._reserve
+        if action is None or reserve is None or now_ns < action.over_ns:
+            return
+        self._reserve = None
+        if action.over_ns < reserve.valid_until_ns:
+            self._play(reserve, action.over_ns)
 
     def _interrupt(self, since_ns: int) -> None:
         self._interrupted_ns, self._silence_alone = since_ns, True

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from edgeflow.errors import WorkerError
+from edgeflow.trajectory import ChunkReport, Playing
 from edgeflow.types import CHANNELS, ActionSchema, Chunk, Image, Pace, PassTimes, PolicyInputs, StageProgram
 
 Payload: TypeAlias = bytes | memoryview
@@ -20,7 +21,7 @@ class OpenSession:
     """Control → worker: reserve KV slots for a session. Answered by SessionOpened or SessionRefused.
 
     deadline_ns: from a frame's arrival to its action. patience_ns: from its arrival to when that is too old, 0 = never;
-    only frames that draft are given up. period_ns: between frames.
+    only frames that draft are given up. period_ns: between frames. rtc: answers continue the chunk being played.
     instruction: checked but not stored; every frame carries its own.
     """
 
@@ -32,6 +33,7 @@ class OpenSession:
     deadline_ns: int = 0
     patience_ns: int = 0
     period_ns: int = 0
+    rtc: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,9 @@ class SubmitFrame:
     """Control → worker: one checked observation. Payload: height*width*3 RGB bytes of each camera of the policy.
 
     sizes: height and width of each image, flattened. state: the numbers of all state vectors. Both in the order of the
-    policy's inputs. stamp_ns: capture time on the robot's clock. waited_ns: time since control received it.
-    Answered by exactly one FrameResult or FrameDropped.
+    policy's inputs. stamp_ns: capture time on the robot's clock. waited_ns: time since control received it. playing:
+    the chunk played at its capture, if it may be continued. delay_ns: how old the frame will be when its answer is
+    played, as measured; 0 = unknown. Answered by exactly one FrameResult or FrameDropped.
     """
 
     session: int
@@ -72,6 +75,8 @@ class SubmitFrame:
     state: list[float] = field(default_factory=list)
     stamp_ns: int = 0
     waited_ns: int = 0
+    playing: Playing | None = None
+    delay_ns: int = 0
 
     def images(self) -> list[Image]:
         """The images, as views of the payload; WorkerError unless it has the bytes that the sizes say."""
@@ -183,7 +188,8 @@ class WorkerReady:
     start. operators: implementations in use besides the built-in ones, in one line. memory: the KV memory of the
     sessions and what was free, in one line. bins: whether there are tokens that are bins of a displacement, for which
     sessions may set a tolerance or a limit of passes. inputs: what the policy needs of each observation. programs: by
-    un-normalisation key, in the order of unnorm_keys. row_budget: most rows of a pass.
+    un-normalisation key, in the order of unnorm_keys. row_budget: most rows of a pass. rtc: answers can continue the
+    chunk being played.
     """
 
     model: str
@@ -201,6 +207,7 @@ class WorkerReady:
     operators: str = ""
     memory: str = ""
     bins: bool = False
+    rtc: bool = False
 
     @property
     def action_tokens(self) -> int:
@@ -233,10 +240,7 @@ class ChatReady:
 
 @dataclass(frozen=True, slots=True)
 class ChatToken:
-    """Worker → chat front: the next token.
-
-    logprobs: of the token and of the likeliest tokens `top`; empty unless requested.
-    """
+    """Worker → chat front: the next token. logprobs: of it and of the likeliest ones `top`; empty unless requested."""
 
     request: int
     token: int
@@ -314,7 +318,7 @@ class SessionRefused:
 class FrameResult:
     """Worker → control: the answer to a frame. `valid` is False if logits or actions were not finite.
 
-    settled: tokens that are settled, K but where a session limits passes.
+    settled: tokens that are settled, K but where a session limits passes. report: how the chunk came about.
     """
 
     session: int
@@ -327,6 +331,7 @@ class FrameResult:
     inference_ns: int
     passes: int
     settled: int
+    report: ChunkReport = field(default_factory=ChunkReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,7 +353,8 @@ class Pong:
 
     pass_ns, pass_prefills, pass_decodes: time, prefills and decode rows per pass. eager_passes: passes without a
     captured graph, where graphs are replayed. settling_stages, _bins, _passes, _done: as SettlingSample
-    (scheduler/settling.py), per frame that drafted and left since the last Pong.
+    (scheduler/settling.py), per frame that drafted and left since the last Pong. unusual_states: frames whose
+    state was outside its statistics.
     """
 
     nonce: int
@@ -363,6 +369,7 @@ class Pong:
     settling_bins: list[int] = field(default_factory=list)
     settling_passes: list[int] = field(default_factory=list)
     settling_done: list[bool] = field(default_factory=list)
+    unusual_states: int = 0
 
 
 Message: TypeAlias = (

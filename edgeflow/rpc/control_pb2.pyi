@@ -103,7 +103,7 @@ class StateVector(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., elements: _Optional[_Iterable[str]] = ..., units: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("model", "cameras", "proprio_names", "instruction", "control_period_ms", "max_action_age_ms", "mode", "unnorm_key", "depth", "tolerance_bins", "max_passes", "state", "chunks")
+    __slots__ = ("model", "cameras", "proprio_names", "instruction", "control_period_ms", "max_action_age_ms", "mode", "unnorm_key", "depth", "tolerance_bins", "max_passes", "state", "chunks", "rtc")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CAMERAS_FIELD_NUMBER: _ClassVar[int]
     PROPRIO_NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,7 @@ class Open(_message.Message):
     MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    RTC_FIELD_NUMBER: _ClassVar[int]
     model: str
     cameras: _containers.RepeatedCompositeFieldContainer[Camera]
     proprio_names: _containers.RepeatedScalarFieldContainer[str]
@@ -130,7 +131,8 @@ class Open(_message.Message):
     max_passes: int
     state: _containers.RepeatedCompositeFieldContainer[StateVector]
     chunks: bool
-    def __init__(self, model: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., proprio_names: _Optional[_Iterable[str]] = ..., instruction: _Optional[str] = ..., control_period_ms: _Optional[int] = ..., max_action_age_ms: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., unnorm_key: _Optional[str] = ..., depth: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., state: _Optional[_Iterable[_Union[StateVector, _Mapping]]] = ..., chunks: bool = ...) -> None: ...
+    rtc: bool
+    def __init__(self, model: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., proprio_names: _Optional[_Iterable[str]] = ..., instruction: _Optional[str] = ..., control_period_ms: _Optional[int] = ..., max_action_age_ms: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., unnorm_key: _Optional[str] = ..., depth: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., state: _Optional[_Iterable[_Union[StateVector, _Mapping]]] = ..., chunks: bool = ..., rtc: bool = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("camera", "data")
@@ -141,7 +143,7 @@ class Image(_message.Message):
     def __init__(self, camera: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("seq", "stamp_ns", "images", "proprio", "instruction", "crc32c", "playing")
+    __slots__ = ("seq", "stamp_ns", "images", "proprio", "instruction", "crc32c", "playing", "arrived")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     STAMP_NS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +151,7 @@ class Frame(_message.Message):
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     PLAYING_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     stamp_ns: int
     images: _containers.RepeatedCompositeFieldContainer[Image]
@@ -156,7 +159,8 @@ class Frame(_message.Message):
     instruction: str
     crc32c: int
     playing: Playing
-    def __init__(self, seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., proprio: _Optional[_Iterable[float]] = ..., instruction: _Optional[str] = ..., crc32c: _Optional[int] = ..., playing: _Optional[_Union[Playing, _Mapping]] = ...) -> None: ...
+    arrived: Arrived
+    def __init__(self, seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., proprio: _Optional[_Iterable[float]] = ..., instruction: _Optional[str] = ..., crc32c: _Optional[int] = ..., playing: _Optional[_Union[Playing, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ...) -> None: ...
 
 class Playing(_message.Message):
     __slots__ = ("seq", "step")
@@ -165,6 +169,14 @@ class Playing(_message.Message):
     seq: int
     step: int
     def __init__(self, seq: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Arrived(_message.Message):
+    __slots__ = ("seq", "age_ns")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    AGE_NS_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    age_ns: int
+    def __init__(self, seq: _Optional[int] = ..., age_ns: _Optional[int] = ...) -> None: ...
 
 class Reset(_message.Message):
     __slots__ = ("instruction",)
@@ -207,7 +219,7 @@ class ActionSchema(_message.Message):
     def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ..., control_rate_hz: _Optional[float] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes")
+    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "rtc", "arrivals")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +232,8 @@ class Opened(_message.Message):
     PREDICTED_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     TOLERANCE_BINS_FIELD_NUMBER: _ClassVar[int]
     MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
+    RTC_FIELD_NUMBER: _ClassVar[int]
+    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     schema: ActionSchema
@@ -232,7 +246,9 @@ class Opened(_message.Message):
     predicted_age_ms: float
     tolerance_bins: int
     max_passes: int
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ...) -> None: ...
+    rtc: bool
+    arrivals: bool
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., rtc: bool = ..., arrivals: bool = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("decode_ns", "queue_ns", "inference_ns", "passes", "server_ns")
@@ -249,7 +265,7 @@ class Timings(_message.Message):
     def __init__(self, decode_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., inference_ns: _Optional[int] = ..., passes: _Optional[int] = ..., server_ns: _Optional[int] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("epoch", "seq", "stamp_ns", "command", "reason", "valid_for_ms", "values", "token_ids", "timings", "max_age_ms", "settled", "tolerance_bins", "max_passes", "horizon", "step_ms")
+    __slots__ = ("epoch", "seq", "stamp_ns", "command", "reason", "valid_for_ms", "values", "token_ids", "timings", "max_age_ms", "settled", "tolerance_bins", "max_passes", "horizon", "step_ms", "continues", "conditioned_steps", "limited", "candidates", "chosen")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     STAMP_NS_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +281,11 @@ class Action(_message.Message):
     MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
     HORIZON_FIELD_NUMBER: _ClassVar[int]
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LIMITED_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     seq: int
     stamp_ns: int
@@ -280,7 +301,36 @@ class Action(_message.Message):
     max_passes: int
     horizon: int
     step_ms: float
-    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., command: _Optional[_Union[Command, str]] = ..., reason: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., token_ids: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., max_age_ms: _Optional[int] = ..., settled: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
+    continues: int
+    conditioned_steps: int
+    limited: _containers.RepeatedCompositeFieldContainer[Limited]
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    chosen: int
+    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., command: _Optional[_Union[Command, str]] = ..., reason: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., token_ids: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., max_age_ms: _Optional[int] = ..., settled: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ..., continues: _Optional[int] = ..., conditioned_steps: _Optional[int] = ..., limited: _Optional[_Iterable[_Union[Limited, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., chosen: _Optional[int] = ...) -> None: ...
+
+class Limited(_message.Message):
+    __slots__ = ("dimension", "limit", "beyond", "changed")
+    DIMENSION_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    BEYOND_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    dimension: str
+    limit: str
+    beyond: float
+    changed: float
+    def __init__(self, dimension: _Optional[str] = ..., limit: _Optional[str] = ..., beyond: _Optional[float] = ..., changed: _Optional[float] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("score", "distance", "roughness", "beyond")
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    ROUGHNESS_FIELD_NUMBER: _ClassVar[int]
+    BEYOND_FIELD_NUMBER: _ClassVar[int]
+    score: float
+    distance: float
+    roughness: float
+    beyond: float
+    def __init__(self, score: _Optional[float] = ..., distance: _Optional[float] = ..., roughness: _Optional[float] = ..., beyond: _Optional[float] = ...) -> None: ...
 
 class FrameStatus(_message.Message):
     __slots__ = ("seq", "last_seq", "disposition", "code", "reason", "text")

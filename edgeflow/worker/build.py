@@ -9,6 +9,7 @@ import torch
 
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.control.engine import EngineOptions, PassEngine
+from edgeflow.engine.control.trajectory import Trajectory
 from edgeflow.engine.device import choose_device, choose_dtype, choose_graphs, device_name
 from edgeflow.engine.memory import FIXED_BYTES, KVNeed, choose_sessions, describe, free_bytes
 from edgeflow.engine.policy import INSTRUCTION, Footprint, LoadOptions, Placement, Policy
@@ -138,7 +139,9 @@ def _check_family(config: ServiceConfig, name: str, footprint: Footprint) -> Non
 
 
 def _check_policy(config: ServiceConfig, policy: Policy) -> None:
-    """Refuse a limit that leaves no room for a short instruction, and answers that no client could take."""
+    """Refuse limits that leave no room for a short instruction, limits on motions that this policy does not have, and
+    answers that no client could take.
+    """
     shortest, limit = policy.text_rows(INSTRUCTION), config.max_prompt_tokens
     if limit < shortest:
         raise ConfigError(
@@ -146,7 +149,7 @@ def _check_policy(config: ServiceConfig, policy: Policy) -> None:
         )
     try:
         for key in policy.unnorm_keys:
-            policy.action_schema(key)
+            Trajectory(config.trajectory, policy.action_schema(key), policy.inputs)
     except ValueError as error:
         raise CheckpointError(f"model: {error}") from None
 

@@ -75,6 +75,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
         pacer=pacer,
         chat=chat.plane(config.chat, clock, link.send) if chat and link else None,
         times=times,
+        trajectory=config.trajectory,
     )
     if chat:
         channel.send(chat.ready())
@@ -110,4 +111,5 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes, graphs: 
         operators=operators_line(config),
         memory=built.memory,
         bins=any(built.engine.near),
+        rtc=getattr(policy, "rtc", None) is not None,
     )

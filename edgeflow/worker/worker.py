@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edgeflow.clock import Clock
+from edgeflow.config_sections import TrajectoryConfig
 from edgeflow.engine.chat.plane import ChatPlane
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.plane import ControlPlane
@@ -51,11 +52,18 @@ class Worker:
         pacer: Pacer | None = None,
         chat: ChatPlane | None = None,
         times: PassTimes | None = None,
+        trajectory: TrajectoryConfig | None = None,
     ) -> None:
         self.inbox = Inbox(clock)
         self.running = True
         self._control = ControlPlane(
-            engine, scheduler, clock, publish, default_unnorm_key=default_unnorm_key, pacer=pacer
+            engine,
+            scheduler,
+            clock,
+            publish,
+            default_unnorm_key=default_unnorm_key,
+            pacer=pacer,
+            trajectory=trajectory,
         )
         self._chat = chat
         self._clock = clock
@@ -221,5 +229,6 @@ class Worker:
                 settling_bins=[sample.tolerance_bins for sample in frames],
                 settling_passes=[sample.passes for sample in frames],
                 settling_done=[sample.settled for sample in frames],
+                unusual_states=self._control.unusual_states,
             )
         )

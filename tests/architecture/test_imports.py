@@ -12,16 +12,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "edgeflow"
-LEAVES = {"types", "errors", "reasons", "clock"}
-ENGINE = LEAVES | {"config", "model_paths", "ipc", "kernels", "models", "scheduler", "text"}
+LEAVES = {"types", "trajectory", "errors", "reasons", "clock"}
+ENGINE = LEAVES | {"config", "config_sections", "model_paths", "ipc", "kernels", "models", "scheduler", "text"}
 MEASURING = LEAVES | {"config", "model_paths", "console", "engine", "kernels", "models", "scheduler", "text"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
+    "trajectory": set(),
     "errors": set(),
     "reasons": set(),
     "clock": set(),
     "model_paths": LEAVES,
-    "config": LEAVES | {"model_paths"},
+    "config_sections": LEAVES | {"model_paths"},
+    "config": LEAVES | {"config_sections", "model_paths"},
     "doctor": set(),
     "console": set(),
     "rpc": set(),
@@ -43,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "tuning": MEASURING,
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
-    "service": LEAVES | {"config", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
+    "service": LEAVES | {"config", "config_sections", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
     "demo": LEAVES
     | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "policies", "ipc", "rpc"}
     | {"engine", "engine/control", "engine/chat", "engine/sampling", "worker"},
@@ -66,9 +68,11 @@ LAYERS = {
 MOST_MODULES = 16
 NO_TORCH = {
     "types",
+    "trajectory",
     "errors",
     "clock",
     "config",
+    "config_sections",
     "model_paths",
     "rpc",
     "ipc",

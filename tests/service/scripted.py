@@ -28,6 +28,7 @@ from edgeflow.ipc.messages import (
     WorkerReady,
 )
 from edgeflow.service.worker.process import Launched
+from edgeflow.trajectory import ChunkReport
 from edgeflow.types import ActionSchema, CameraNeed, Chunk, PassTimes, PolicyInputs, StageProgram
 
 SCHEMA = ActionSchema(
@@ -82,6 +83,8 @@ class Script:
     values: Callable[[SubmitFrame], list[float]] = good_values
     inputs: PolicyInputs = ANY_CAMERA
     schema: ActionSchema = SCHEMA
+    rtc: bool = False  # answers can continue chunks
+    report: Callable[[SubmitFrame], ChunkReport] = lambda _: ChunkReport()
     valid: bool = True
     passes: int = 3  # of each answer
     settled: int = 3  # of its three tokens
@@ -166,6 +169,7 @@ class ScriptedWorker:
                     max_sessions=self._script.max_sessions,
                     inputs=self._script.inputs,
                     schema=self._script.schema,
+                    rtc=self._script.rtc,
                 )
             )
             while self._handle(self._channel.receive()):
@@ -231,6 +235,7 @@ class ScriptedWorker:
             inference_ns=20,
             passes=self._script.passes,
             settled=self._script.settled,
+            report=self._script.report(frame),
         )
         self._channel.send(result)
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from edgeflow.config import ChatConfig, LimitsConfig
+from edgeflow.config import LimitsConfig
+from edgeflow.config_sections import ChatConfig
 from edgeflow.errors import InvalidArgument
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.service.chat.body import ChatBody

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edgeflow.client.connection.bounds import MAX_DECLARED_AGE_MS, check_schema, check_validity, foretold_s
 from edgeflow.errors import REQUEST_ERRORS, EdgeflowError, FailedPrecondition, InvalidArgument
 from edgeflow.rpc import control_pb2 as pb
+from edgeflow.trajectory import Candidate, ChunkReport, Limited, LimitKind
 from edgeflow.types import (
     ActionSchema,
     CameraSpec,
@@ -31,6 +32,7 @@ DISPOSITIONS = {
     pb.DISPOSITION_REJECTED: Disposition.REJECTED,
     pb.DISPOSITION_DROPPED: Disposition.DROPPED,
 }
+LIMITS = {each.value: each for each in LimitKind}
 _FORMATS = {ImageFormat.JPEG: pb.IMAGE_FORMAT_JPEG, ImageFormat.RGB8: pb.IMAGE_FORMAT_RGB8}
 _MODES = {
     pb.MODE_SERIAL: Mode.SERIAL,
@@ -52,7 +54,8 @@ class SessionSettings:
     max_action_age_s: None = each action's own limit, math.inf = no limit in the robot; for both the service keeps its
     own. depth: pipeline depth, with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE only, as in
     types.Speculation. state: the vectors of every frame, instead of proprio_names. chunks: the client plays chunks of
-    several actions; otherwise it gets the one row that is due.
+    several actions; otherwise it gets the one row that is due. rtc: answers continue the chunk being played; None =
+    where the policy can.
     """
 
     cameras: tuple[CameraSpec, ...]
@@ -67,6 +70,7 @@ class SessionSettings:
     max_passes: int = 0
     state: tuple[StateSpec, ...] = ()
     chunks: bool = True
+    rtc: bool | None = None
 
     @property
     def vectors(self) -> tuple[StateSpec, ...]:
@@ -80,6 +84,7 @@ class Opened:
 
     depth: pipeline depth, 0 where frames draft their tokens. predicted_fps, predicted_age_s: at the declared control
     period; 0 = unknown. tolerance_bins, max_passes: as served; max_passes is 0 where frames do not draft their tokens.
+    rtc: answers continue the chunk being played. arrivals: frames report when answers arrived.
     """
 
     session: int
@@ -94,6 +99,8 @@ class Opened:
     predicted_age_s: float = 0.0
     tolerance_bins: int = 0
     max_passes: int = 0
+    rtc: bool = False
+    arrivals: bool = False
 
 
 def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
@@ -144,6 +151,8 @@ def opened_of(message: pb.Opened) -> Opened:
         predicted_age_s=foretold_s(message.predicted_age_ms),
         tolerance_bins=message.tolerance_bins,
         max_passes=message.max_passes,
+        rtc=message.rtc,
+        arrivals=message.arrivals,
     )
 
 
@@ -173,6 +182,24 @@ def age_limit_ns(limit_s: float | None, sent_ms: int, opened: Opened) -> int | N
 
 def timings_of(message: pb.Timings) -> StageTimings:
     return StageTimings(message.decode_ns, message.queue_ns, message.inference_ns, message.passes)
+
+
+def report_of(message: pb.Action, first_seq: int) -> ChunkReport:
+    """How a chunk came about. first_seq: of the stream. Limits that this SDK does not know are left out."""
+    return ChunkReport(
+        continues=message.continues + first_seq if message.continues else 0,
+        conditioned_steps=message.conditioned_steps,
+        limited=tuple(
+            Limited(dimension=each.dimension, limit=LIMITS[each.limit], beyond=each.beyond, changed=each.changed)
+            for each in message.limited
+            if each.limit in LIMITS
+        ),
+        candidates=tuple(
+            Candidate(score=each.score, distance=each.distance, roughness=each.roughness, beyond=each.beyond)
+            for each in message.candidates
+        ),
+        chosen=message.chosen,
+    )
 
 
 def error_of(error: Any) -> EdgeflowError:
@@ -211,7 +238,7 @@ def _milliseconds(text: str) -> int | None:
 def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
     _check_state(settings)
     modes = {mode: number for number, mode in _MODES.items()}
-    return pb.Open(
+    message = pb.Open(
         model=settings.model,
         cameras=[
             pb.Camera(name=camera.name, width=camera.width, height=camera.height, format=_FORMATS[camera.format])
@@ -232,6 +259,9 @@ def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
         ],
         chunks=settings.chunks,
     )
+    if settings.rtc is not None:
+        message.rtc = settings.rtc
+    return message
 
 
 def _check_state(settings: SessionSettings) -> None:

@@ -10,7 +10,8 @@ from statistics import median
 import torch
 
 from edgeflow.clock import Clock
-from edgeflow.config import ChatConfig, ChatSlot, ServiceConfig
+from edgeflow.config import ServiceConfig
+from edgeflow.config_sections import ChatConfig, ChatSlot
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.grammar import Grammars

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.config import ChatConfig
+from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.device import choose_dtype
 from edgeflow.engine.table import operator_table
 from edgeflow.kernels.kv.layout import PackedLayout, Span

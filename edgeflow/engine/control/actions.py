@@ -138,7 +138,7 @@ class PolicyEngine(Executor):
         """Rows of a prompt."""
         return self.policy.image_tokens + len(prompt.prompt_ids)
 
-    def actions(self, answer: Answer, unnorm_key: str | None) -> NDArray[np.float64]:
+    def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:  # noqa: ARG002
         return self.policy.decode_actions(answer.token_ids, unnorm_key)[None]
 
 

@@ -50,6 +50,13 @@ class Answer:
     settled: int = 0
     values: NDArray[np.float64] | None = None
 
+    @property
+    def candidates(self) -> NDArray[np.float64] | None:
+        """values [M, horizon, A]; None where the answer has tokens."""
+        if self.values is None:
+            return None
+        return self.values.reshape(-1, *self.values.shape[-2:])
+
 
 class AnswerBook(Protocol):
     """The answers of frames in flight, as their passes give them. Frames that were not begun are ignored."""
@@ -106,6 +113,6 @@ class PassEngine(Protocol):
         """
         ...
 
-    def actions(self, answer: Answer, unnorm_key: str | None) -> NDArray[np.float64]:
-        """[horizon, D] in the units of the policy's schema."""
+    def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:
+        """[horizon, D] of one candidate, in the units of the policy's schema."""
         ...

@@ -106,7 +106,7 @@ class OnePassEngine:
     def continued(self, prompt: Any, previous: Previous) -> Any:  # noqa: ARG002 - chunks do not depend on each other
         return prompt
 
-    def actions(self, answer: Answer, unnorm_key: str | None) -> NDArray[np.float64]:
+    def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:  # noqa: ARG002
         """[horizon, D] in the units of the policy's schema."""
         if answer.values is None:
             raise ValueError(f"the answer to {answer.frame} has no actions")

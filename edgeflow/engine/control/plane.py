@@ -11,14 +11,19 @@ from typing import Any
 import numpy as np
 
 from edgeflow.clock import Clock
+from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.engine.control.continuity import Continuity, Plan
+from edgeflow.engine.control.departures import departed, dropped
 from edgeflow.engine.control.engine import Answer, PassEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.control.steady import SteadyTokens
+from edgeflow.engine.control.trajectory import Chosen, Trajectory
+from edgeflow.engine.flow.guidance import Previous
+from edgeflow.engine.policy import Vectors
 from edgeflow.engine.running import Running
 from edgeflow.errors import InvalidArgument, RequestError, WorkerError
 from edgeflow.ipc.messages import (
     CloseSession,
-    FrameDropped,
     FrameResult,
     Message,
     OpenSession,
@@ -32,54 +37,35 @@ from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
 from edgeflow.scheduler.settling import SettlingSample
+from edgeflow.trajectory import ChunkReport, Seam
 from edgeflow.types import ActionSchema, Chunk, Disposition, Observation, Pace, PolicyInputs, StageProgram
 
-_DEPARTURES = {
-    Leaving.SUPERSEDED: (
-        Disposition.SUPERSEDED,
-        "",
-        Reason.SUPERSEDED,
-        "a newer frame came before this one was started",
-    ),
-    Leaving.OVERTAKEN: (
-        Disposition.SUPERSEDED,
-        "",
-        Reason.OVERTAKEN,
-        "a newer frame was answered first",
-    ),
-    Leaving.EXPIRED: (
-        Disposition.SUPERSEDED,
-        "",
-        Reason.ACTION_TOO_OLD,
-        "it was too old to be answered, and a newer frame is in flight",
-    ),
-    Leaving.EPOCH_CHANGED: (
-        Disposition.DROPPED,
-        "ABORTED",
-        Reason.EPOCH_CHANGED,
-        "the instruction or episode changed while this frame was under way",
-    ),
-    Leaving.CLOSED: (Disposition.DROPPED, "CANCELLED", Reason.SESSION_CLOSED, "the session was closed"),
-}
 KEPT_PASSES = 4096  # between two questions of control
 KEPT_FRAMES = 1024  # likewise, of those that drafted
 
 
 @dataclass(slots=True)
 class _Track:
-    """Times of a frame between its arrival and its action. drafts: behind its prompt, and their tolerance."""
+    """A frame between its arrival and its action. drafts: behind its prompt, and their tolerance.
 
+    plan: the chunk that is played at its capture, seam: or why there is none. continues: the answer continues it.
+    """
+
+    message: SubmitFrame
     arrived_ns: int
     started_ns: int = 0
     drafts: int = 0
     tolerance_bins: int = 0
+    plan: Plan | None = None
+    seam: Seam = Seam.NONE
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
     """The parameters of a session, as in OpenSession, and what they mean with this policy.
 
-    steady: the tokens that must not waver.
+    steady: the tokens that must not waver. chunks: the last ones; None where answers are single actions.
     """
 
     unnorm_key: str | None
@@ -88,6 +74,9 @@ class _Opened:
     deadline_ns: int
     patience_ns: int
     steady: SteadyTokens
+    rtc: bool
+    trajectory: Trajectory
+    chunks: Continuity | None
 
 
 class ControlPlane:
@@ -102,6 +91,7 @@ class ControlPlane:
         *,
         default_unnorm_key: str,
         pacer: Pacer | None,
+        trajectory: TrajectoryConfig | None = None,
     ) -> None:
         self._engine = engine
         self._scheduler = scheduler
@@ -109,6 +99,7 @@ class ControlPlane:
         self._publish = publish
         self._default_unnorm_key = default_unnorm_key
         self._pacer = pacer
+        self._trajectory = trajectory or TrajectoryConfig()
         self._opened: dict[int, _Opened] = {}
         self._waiting: dict[FrameRef, SubmitFrame] = {}
         self._tracks: dict[FrameRef, _Track] = {}
@@ -148,6 +139,11 @@ class ControlPlane:
         return self._scheduler.counts
 
     @property
+    def unusual_states(self) -> int:
+        """Frames whose state was outside its statistics, where the policy counts them."""
+        return int(getattr(self._engine.policy, "unusual_states", 0))
+
+    @property
     def eager_passes(self) -> int:
         """Passes whose shape has no recorded graph."""
         graphs = self._engine.graphs
@@ -181,6 +177,7 @@ class ControlPlane:
         except RequestError as error:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return False
+        trajectory = Trajectory(self._trajectory, schema, self._engine.policy.inputs)
         self._opened[message.session] = _Opened(
             unnorm_key=key,
             schema=schema,
@@ -188,6 +185,9 @@ class ControlPlane:
             deadline_ns=message.deadline_ns,
             patience_ns=message.patience_ns,
             steady=SteadyTokens(self._engine.near[: program.passes]),
+            rtc=message.rtc,
+            trajectory=trajectory,
+            chunks=Continuity(round(schema.step_ms * 1e6)) if schema.horizon > 1 else None,
         )
         self._publish(SessionOpened(message.session, schema))
         return True
@@ -195,6 +195,9 @@ class ControlPlane:
     def reset(self, message: ResetSession) -> None:
         """Begin a new epoch."""
         self._leave(self._scheduler.reset(message.session, message.epoch))
+        opened = self._opened.get(message.session)
+        if opened is not None and opened.chunks is not None:
+            opened.chunks.forget()
 
     def close(self, message: CloseSession) -> None:
         """Free the session's ring."""
@@ -208,19 +211,19 @@ class ControlPlane:
     def supersede(self, frames: Sequence[SubmitFrame]) -> None:
         """Report frames that newer ones replaced before the loop saw them."""
         for frame in frames:
-            self._publish(_dropped(_ref(frame), *_DEPARTURES[Leaving.SUPERSEDED]))
+            self._publish(departed(_ref(frame), Leaving.SUPERSEDED))
 
     def accept(self, message: SubmitFrame, arrived_ns: int) -> None:
         """Offer a frame to the scheduler; the newest of a session wins."""
         ref = _ref(message)
         try:
-            rows = self._rows(message.instruction)
+            rows = self._rows(message.instruction, state_of(message, self._engine.policy.inputs))
         except RequestError as error:
             text = error.text
-            self._publish(_dropped(ref, Disposition.REJECTED, error.code, Reason.INSTRUCTION_TOO_LONG, text))
+            self._publish(dropped(ref, Disposition.REJECTED, error.code, Reason.INSTRUCTION_TOO_LONG, text))
             return
         self._waiting[ref] = message
-        self._tracks[ref] = _Track(arrived_ns)
+        self._tracks[ref] = _Track(message, arrived_ns)
         opened = self._opened.get(ref.session)
         deadline_ns = arrived_ns + (opened.deadline_ns if opened else 0)
         patience_ns = opened.patience_ns if opened else 0
@@ -234,8 +237,8 @@ class ControlPlane:
         if key is not None and key not in known:
             raise InvalidArgument(f"unknown; choose one of {', '.join(known)}", field="unnorm_key")
 
-    def _rows(self, instruction: str) -> int:
-        tokens, limit = self._engine.policy.text_rows(instruction), self._engine.text_rows
+    def _rows(self, instruction: str, state: Vectors | None = None) -> int:
+        tokens, limit = self._engine.policy.text_rows(instruction, state), self._engine.text_rows
         if tokens > limit:
             raise InvalidArgument(
                 f"has {tokens} prompt tokens; the limit is {limit}",
@@ -255,9 +258,10 @@ class ControlPlane:
         observations = {}
         for segment in planned.prefills:
             frame = self._waiting.pop(segment.sequence)
-            observations[segment.sequence] = self._prepare(frame)
-            self._answers.begin(segment.sequence, self._opened[frame.session].program)
             track = self._tracks[segment.sequence]
+            observations[segment.sequence] = self._prepare(frame, track)
+            self._answers.begin(segment.sequence, self._opened[frame.session].program)
+            track.message = replace(frame, payload=b"")  # the pixels are the prompt's now
             track.started_ns = started_ns
             track.drafts, track.tolerance_bins = segment.drafts, segment.tolerance_bins
         running = Running.of(self._engine.launch(planned, observations), turn_ns, begun)
@@ -265,8 +269,21 @@ class ControlPlane:
             self._pacer.hold(planned, started_ns)
         return running
 
-    def _prepare(self, message: SubmitFrame) -> Any:
-        return self._engine.policy.prepare(observation_of(message, self._engine.policy.inputs))
+    def _prepare(self, message: SubmitFrame, track: _Track) -> Any:
+        opened, policy = self._opened[message.session], self._engine.policy
+        prompt = policy.prepare(observation_of(message, policy.inputs))
+        if opened.chunks is None:
+            return prompt
+        track.plan, track.seam = opened.chunks.plan(message)
+        if track.plan is None or track.plan.values is None or not opened.rtc:
+            return prompt
+        try:
+            continued = self._engine.continued(prompt, Previous(track.plan.values, track.plan.delay))
+        except InvalidArgument:
+            track.seam = Seam.REFUSED
+            return prompt
+        track.continues = continued is not prompt
+        return continued
 
     def _answer(self, answer: Answer, passes: int) -> None:
         ref = answer.frame
@@ -274,21 +291,48 @@ class ControlPlane:
         if answer.finite:
             steady = opened.steady.of(ref.epoch, answer.token_ids, answer.settled)
             answer = replace(answer, token_ids=steady)
-        values = self._engine.actions(answer, opened.unnorm_key)
+        chosen, report = self._choose(answer, track, opened)
+        valid = answer.finite and bool(np.isfinite(chosen.actions).all())
+        if valid and opened.chunks is not None:
+            values = None if answer.candidates is None else answer.candidates[chosen.index]
+            opened.chunks.keep(track.message, chosen.actions, values)
         self._publish(
             FrameResult(
                 session=ref.session,
                 epoch=ref.epoch,
                 seq=ref.seq,
-                chunk=Chunk(tuple(values.ravel().tolist()), len(values), opened.schema.step_ms),
+                chunk=Chunk(tuple(chosen.actions.ravel().tolist()), len(chosen.actions), opened.schema.step_ms),
                 token_ids=list(answer.token_ids),
-                valid=answer.finite and bool(np.isfinite(values).all()),
+                valid=valid,
                 queue_ns=track.started_ns - track.arrived_ns,
                 inference_ns=self._clock.now_ns() - track.started_ns,
                 passes=passes,
                 settled=answer.settled,
+                report=report,
             )
         )
+
+    def _choose(self, answer: Answer, track: _Track, opened: _Opened) -> tuple[Chosen, ChunkReport]:
+        """The chunk to be sent, and how it came about."""
+        candidates, plan = answer.candidates, track.plan
+        chosen = opened.trajectory.choose(
+            1 if candidates is None else len(candidates),
+            lambda index: self._engine.actions(answer, opened.unnorm_key, index),
+            candidates,
+            plan,
+            track.message.state,
+        )
+        conditioned = plan if track.continues or opened.trajectory.limits else None
+        unsaid = track.seam is Seam.CONTINUED and conditioned is None
+        report = ChunkReport(
+            continues=conditioned.seq if conditioned is not None else 0,
+            conditioned_steps=conditioned.delay if conditioned is not None else 0,
+            seam=Seam.NONE if unsaid or not (opened.rtc or opened.trajectory.limits) else track.seam,
+            limited=chosen.limited,
+            candidates=chosen.candidates,
+            chosen=chosen.index,
+        )
+        return chosen, report
 
     def _leave(self, departures: list[Departure]) -> None:
         for departure in departures:
@@ -296,7 +340,7 @@ class ControlPlane:
             self._waiting.pop(departure.frame, None)
             self._tracks.pop(departure.frame, None)
             self._answers.drop(departure.frame)
-            self._publish(_dropped(departure.frame, *_DEPARTURES[departure.why]))
+            self._publish(departed(departure.frame, departure.why))
 
     def _settle(self, departure: Departure) -> None:
         """Note the passes that a frame needed to settle its drafts, or that it left before."""
@@ -309,32 +353,26 @@ class ControlPlane:
 
 def observation_of(message: SubmitFrame, inputs: PolicyInputs) -> Observation:
     """The observation of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
-    images, sizes = message.images(), [each.size for each in inputs.state]
-    if len(images) != len(inputs.cameras) or len(message.state) != sum(sizes):
-        raise WorkerError(
-            f"a frame has {len(images)} images and {len(message.state)} numbers; "
-            f"the policy needs {len(inputs.cameras)} and {sum(sizes)}"
-        )
-    vectors = zip(inputs.state, accumulate(sizes), strict=True)
+    state = state_of(message, inputs)
     return Observation(
-        images={camera.name: image for camera, image in zip(inputs.cameras, images, strict=True)},
-        state={need.name: tuple(message.state[end - need.size : end]) for need, end in vectors},
+        images={camera.name: image for camera, image in zip(inputs.cameras, message.images(), strict=True)},
+        state=state,
         instruction=message.instruction,
         stamp_ns=message.stamp_ns,
     )
 
 
+def state_of(message: SubmitFrame, inputs: PolicyInputs) -> dict[str, tuple[float, ...]]:
+    """The state vectors of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
+    images, sizes = len(message.sizes) // 2, [each.size for each in inputs.state]
+    if images != len(inputs.cameras) or len(message.state) != sum(sizes):
+        raise WorkerError(
+            f"a frame has {images} images and {len(message.state)} numbers; "
+            f"the policy needs {len(inputs.cameras)} and {sum(sizes)}"
+        )
+    vectors = zip(inputs.state, accumulate(sizes), strict=True)
+    return {need.name: tuple(message.state[end - need.size : end]) for need, end in vectors}
+
+
 def _ref(message: SubmitFrame) -> FrameRef:
     return FrameRef(message.session, message.epoch, message.seq)
-
-
-def _dropped(ref: FrameRef, disposition: Disposition, code: str, reason: str, text: str) -> FrameDropped:
-    return FrameDropped(
-        session=ref.session,
-        epoch=ref.epoch,
-        seq=ref.seq,
-        disposition=disposition.value,
-        code=code,
-        reason=reason,
-        text=text,
-    )

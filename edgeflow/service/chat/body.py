@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, FailFast, Field, ValidationError, model_validator
 
-from edgeflow.config import ChatMessage
+from edgeflow.config_sections import ChatMessage
 from edgeflow.errors import InvalidArgument
 from edgeflow.reasons import Reason
 from edgeflow.service.chat.schemas import call_schema, format_schema

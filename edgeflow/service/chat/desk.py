@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from edgeflow.clock import Clock
-from edgeflow.config import ChatConfig
+from edgeflow.config_sections import ChatConfig
 from edgeflow.errors import (
     RETRY_AFTER_MS,
     DeadlineExceeded,

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from edgeflow.config import ChatSlot
+from edgeflow.config_sections import ChatSlot
 from edgeflow.errors import InvalidArgument, NotFound
 from edgeflow.reasons import Reason
 from edgeflow.service.chat.body import PREFIXES, PrefixBody

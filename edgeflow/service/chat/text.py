@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.config import ChatConfig, ChatSlot, LimitsConfig
+from edgeflow.config import LimitsConfig
+from edgeflow.config_sections import ChatConfig, ChatSlot
 from edgeflow.errors import InvalidArgument, NotFound
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES
 from edgeflow.reasons import Reason

@@ -156,6 +156,7 @@ def _done(request: int, action: ActionEvent, schema: ActionSchema) -> ActDone:
         server_ns=action.server_ns,
         timings=action.timings,
         schema=schema,
+        report=action.report,
     )
 
 

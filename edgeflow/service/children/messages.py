@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from edgeflow.ipc.coding import Coding
 from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.trajectory import ChunkReport
 from edgeflow.types import ActionSchema, Chunk, PolicyInputs, StageTimings
 
 ACTS_AT_ONCE = 16  # observations that the gateway may have at control: its credit
@@ -79,7 +80,7 @@ class Kept:
 class ActDone:
     """Control → gateway: the answer to Act. command: of the action; chunk and token_ids are empty unless it is ACT.
 
-    chunk: without values where these are sealed (act_answers.py).
+    chunk: without values where these are sealed (act_answers.py). report: how it came about.
     """
 
     request: int
@@ -93,6 +94,7 @@ class ActDone:
     server_ns: int
     timings: StageTimings
     schema: ActionSchema
+    report: ChunkReport = field(default_factory=ChunkReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -132,6 +133,17 @@ def act_answer(done: ActDone) -> dict[str, Any]:
         "token_ids": done.token_ids,
         "valid_for_ms": done.valid_for_ms,
         "max_age_ms": done.max_age_ms,
+        "limited": [
+            {
+                "dimension": each.dimension,
+                "limit": each.limit.value,
+                "beyond": each.beyond,
+                "changed": each.changed,
+            }
+            for each in done.report.limited
+        ],
+        "candidates": [asdict(each) for each in done.report.candidates],
+        "chosen": done.report.chosen,
         "schema": {
             "names": list(schema.names),
             "units": list(schema.units),

@@ -15,6 +15,7 @@ from edgeflow.service.grpc.opening import check_open
 from edgeflow.service.grpc.state import check_numbers
 from edgeflow.service.images.images import check_image
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
+from edgeflow.trajectory import Arrived, Playing
 from edgeflow.types import CameraSpec
 
 SMALL_FIELDS_BYTES = 1024  # bound on a frame's bytes beside pixels, text and proprio
@@ -67,6 +68,8 @@ def check_frame(message: pb.Frame, opened: OpenRequest, limits: LimitsConfig) ->
         state=state,
         instruction=instruction,
         crc32c=checksum,
+        playing=Playing(message.playing.seq, message.playing.step) if message.HasField("playing") else None,
+        arrived=Arrived(message.arrived.seq, message.arrived.age_ns) if message.HasField("arrived") else None,
     )
 
 

@@ -49,6 +49,7 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
         unnorm_key=check_name(message.unnorm_key, "open.unnorm_key") if message.unnorm_key else "",
         state=check_state(message, limits),
         chunks=message.chunks,
+        rtc=_check_rtc(message.rtc if message.HasField("rtc") else None, message.chunks),
         depth=message.depth,
         tolerance_bins=message.tolerance_bins,
         max_passes=message.max_passes,
@@ -69,6 +70,7 @@ def check_request(opened: OpenRequest, limits: LimitsConfig) -> None:
     _check_period(opened.control_period_ns // 1_000_000, limits)
     if opened.max_action_age_ns is not None:
         _check_age(opened.max_action_age_ns // 1_000_000)
+    _check_rtc(opened.rtc, opened.chunks)
     if opened.unnorm_key:
         check_name(opened.unnorm_key, "open.unnorm_key")
 
@@ -141,6 +143,16 @@ def _check_speculation(mode: Mode | None, tolerance_bins: int, max_passes: int) 
         )
     if max_passes < 0:
         raise InvalidArgument(f"must be 0 to K, got {max_passes}", field="open.max_passes")
+
+
+def _check_rtc(rtc: bool | None, chunks: bool) -> bool | None:
+    if rtc and not chunks:
+        raise InvalidArgument(
+            "may only be set by clients that play chunks: set open.chunks",
+            field="open.rtc",
+            reason=Reason.RTC_WITHOUT_CHUNKS,
+        )
+    return rtc
 
 
 def _check_age(age_ms: int) -> int | None:

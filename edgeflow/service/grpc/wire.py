@@ -38,7 +38,7 @@ def server_message(event: Event) -> pb.ServerMessage:
 
 
 def opened_message(
-    session: int, schema: ActionSchema, plan: SessionPlan, *, model: str, valid_for_ms: int
+    session: int, schema: ActionSchema, plan: SessionPlan, *, model: str, valid_for_ms: int, rtc: bool
 ) -> pb.ServerMessage:
     """The answer to Open; a session starts in epoch 1."""
     speculation = plan.pace.speculation
@@ -56,6 +56,8 @@ def opened_message(
             predicted_age_ms=(plan.forecast.age_ns + plan.decode_ns) / 1e6,
             tolerance_bins=speculation.tolerance_bins if speculation else 0,
             max_passes=speculation.most_passes(plan.stages) if speculation else 0,
+            rtc=rtc,
+            arrivals=schema.horizon > 1,
         )
     )
 
@@ -75,7 +77,7 @@ def schema_message(schema: ActionSchema) -> pb.ActionSchema:
 
 def action_message(event: ActionEvent) -> pb.Action:
     """The message of an action."""
-    timings = event.timings
+    timings, report = event.timings, event.report
     return pb.Action(
         epoch=event.epoch,
         seq=event.seq,
@@ -98,6 +100,17 @@ def action_message(event: ActionEvent) -> pb.Action:
             passes=timings.passes,
             server_ns=event.server_ns,
         ),
+        continues=report.continues,
+        conditioned_steps=report.conditioned_steps,
+        limited=[
+            pb.Limited(dimension=each.dimension, limit=each.limit.value, beyond=each.beyond, changed=each.changed)
+            for each in report.limited
+        ],
+        candidates=[
+            pb.Candidate(score=each.score, distance=each.distance, roughness=each.roughness, beyond=each.beyond)
+            for each in report.candidates
+        ],
+        chosen=report.chosen,
     )
 
 

@@ -66,12 +66,31 @@ class TimingsAnswer(_Answer):
     server: float
 
 
+class LimitedAnswer(_Answer):
+    """The effect of a limit on a dimension of the chunk, in its units (docs/robot.md)."""
+
+    dimension: str
+    limit: str = Field(pattern="^(velocity|acceleration|jerk|workspace|braking|start)$")
+    beyond: float
+    changed: float
+
+
+class CandidateAnswer(_Answer):
+    """The scores of one of several chunks, the lower the better."""
+
+    score: float
+    distance: float
+    roughness: float
+    beyond: float
+
+
 class ActAnswer(_Answer):
     """One answer. reason: why the robot must hold, if so. valid_for_ms: how long the answer may be executed.
 
     chunk: actions for the moment of the frame and each step_ms after it. action: row 0, the one for the moment of the
     frame, however long the answer took: play the chunk where the horizon is above 1. max_age_ms: the limit of each
-    action from its own moment on, so for row i that of the frame plus i * step_ms.
+    action from its own moment on, so for row i that of the frame plus i * step_ms. limited: empty where the policy's
+    chunk kept the service's limits. candidates: where the policy gave several chunks, of which `chosen` was sent.
     """
 
     action: list[float]
@@ -82,6 +101,9 @@ class ActAnswer(_Answer):
     token_ids: list[int]
     valid_for_ms: int
     max_age_ms: int
+    limited: list[LimitedAnswer]
+    candidates: list[CandidateAnswer]
+    chosen: int
     action_schema: SchemaAnswer = Field(alias="schema")
     timings_ms: TimingsAnswer
 

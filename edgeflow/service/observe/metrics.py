@@ -17,6 +17,7 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.lost_lines import LostLines
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
+from edgeflow.trajectory import ChunkReport, Seam
 from edgeflow.types import Command
 
 PASS_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
@@ -52,6 +53,7 @@ class Metrics(ProcessMetrics):
                     self._observe_times(event)
                     self.action_passes.observe(event.timings.passes)
                     self.unsettled.inc(event.unsettled > 0)
+                    self._observe_chunk(event.report)
                 else:
                     self.safe_actions.labels(event.reason).inc()
 
@@ -71,6 +73,7 @@ class Metrics(ProcessMetrics):
         self.rows.inc(max(0, message.rows - before.rows))
         self.full_passes.inc(max(0, message.full_passes - before.full_passes))
         self.eager_passes.inc(max(0, message.eager_passes - before.eager_passes))
+        self.unusual_states.inc(max(0, message.unusual_states - before.unusual_states))
         for pass_ns in message.pass_ns:
             self.pass_seconds.observe(pass_ns / 1e9)
         self._pong = message
@@ -92,6 +95,12 @@ class Metrics(ProcessMetrics):
             self.health_state.labels(each.value).set(each is state)
         self.draining.set(state is State.DRAINING)
 
+    def _observe_chunk(self, report: ChunkReport) -> None:
+        if report.seam is not Seam.NONE:
+            self.seams.labels(report.seam.value).inc()
+        for limit in {each.limit for each in report.limited}:
+            self.limited.labels(limit.value).inc()
+
     def _observe_times(self, event: ActionEvent) -> None:
         timings = event.timings
         self.decode_seconds.observe(timings.decode_ns / 1e9)
@@ -112,6 +121,9 @@ class Metrics(ProcessMetrics):
         self.admission_rejected = self._counter("admission_rejected", "Sessions refused", "reason")
         self.deadline_missed = self._counter("deadline_missed", "Actions older than their session permits")
         self.unknown_chunks = self._counter("unknown_chunks", "Chunks reported as played that were not sent")
+        self.late_chunks = self._counter("late_chunks", "Chunks that came later than they were conditioned on")
+        self.seams = self._counter("chunk_seams", "Chunks that continue the one being played, or why not", "seam")
+        self.limited = self._counter("limited_chunks", "Chunks that a limit of the configuration changed", "limit")
         self.superseded = self._counter("mailbox_superseded", "Frames superseded by a newer one")
 
     def _time_metrics(self) -> None:
@@ -136,6 +148,7 @@ class Metrics(ProcessMetrics):
         self.passes = self._counter("passes", "Forward passes")
         self.full_passes = self._counter("full_passes", "Passes with a full pipeline")
         self.eager_passes = self._counter("graph_eager_passes", "Passes without a captured graph")
+        self.unusual_states = self._counter("unusual_states", "Frames with a state outside its statistics")
         self.rows = self._counter("rows", "Rows in all passes")
         self.pass_seconds = self._histogram("pass_seconds", "Duration of a pass")
         self.predicted_fps = self._gauge("predicted_fps", "Actions per second of one robot alone at full rate", "mode")

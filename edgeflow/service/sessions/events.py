@@ -6,7 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from edgeflow.errors import RequestError
 from edgeflow.reasons import Reason
+from edgeflow.trajectory import ChunkReport
 from edgeflow.types import Chunk, Command, Disposition, StageTimings
 
 
@@ -24,6 +26,18 @@ class StatusEvent:
     text: str = ""
     last_seq: int = 0
     field: str = ""
+
+    @classmethod
+    def refused(cls, seq: int, error: RequestError) -> StatusEvent:
+        """The refusal of a frame."""
+        return cls(
+            seq=seq,
+            disposition=Disposition.REJECTED,
+            code=error.code,
+            reason=error.reason,
+            text=error.text,
+            field=error.field,
+        )
 
     @property
     def frames(self) -> int:
@@ -48,7 +62,7 @@ class ActionEvent:
     server_ns: from receiving the frame to handing out the action. age_ns: the same plus the frame's transport delay in
     excess of the session's quickest frame. max_age_ms: the action must not be executed once its frame is older.
     settled: leading tokens that are settled. tolerance_bins, max_passes: how its drafts were verified; max_passes is 0
-    where the frame had none.
+    where the frame had none. report: how its chunk came about.
     """
 
     epoch: int
@@ -66,6 +80,7 @@ class ActionEvent:
     settled: int = 0
     tolerance_bins: int = 0
     max_passes: int = 0
+    report: ChunkReport = dataclasses.field(default_factory=ChunkReport)
 
     @property
     def values(self) -> tuple[float, ...]:

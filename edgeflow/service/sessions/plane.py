@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import RETRY_AFTER_MS, FailedPrecondition, RequestError, Unavailable
+from edgeflow.errors import RETRY_AFTER_MS, RequestError, Unavailable
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -27,6 +27,7 @@ from edgeflow.scheduler.forecast import Forecast
 from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.host.threads import start_threads
+from edgeflow.service.observation.chunks import check_chunks, continuing
 from edgeflow.service.observation.matching import matched
 from edgeflow.service.observation.names import Names
 from edgeflow.service.observe.health import Health
@@ -42,7 +43,7 @@ from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import ActionSchema, Command, Mode, PassTimes
+from edgeflow.types import Command, Mode, PassTimes
 
 TICK_S = 0.02
 MOST_SINGLES = 64  # single actions at once
@@ -100,6 +101,10 @@ class ControlPlane:
         try:
             if not (request.policy_cameras or request.policy_numbers):
                 request = self.matched(request)
+            if self.worker is None:
+                raise _no_worker()
+            with self._metrics.refusals():
+                request = continuing(request, self.worker.rtc)
             plan = await self._plan(number, request)
             runner = await self._open(number, request, plan, single)
             self._register(runner, caller)
@@ -158,7 +163,7 @@ class ControlPlane:
             answer: SessionOpened = await opened
             if self.worker is not worker:
                 raise _no_worker()
-            _check_chunks(request, answer.schema)
+            check_chunks(request, answer.schema)
         except BaseException:
             self._port.send(CloseSession(number))
             raise
@@ -422,17 +427,6 @@ class ControlPlane:
         elif runner is not None:
             runner.session.end(End(message.code, Reason.NOT_REOPENED, message.text))
             runner.pump()
-
-
-def _check_chunks(request: OpenRequest, schema: ActionSchema) -> None:
-    """Refuse single actions of chunks that hold displacements: each row goes on from the one before it."""
-    if schema.horizon > 1 and any(schema.relative) and not request.chunks:
-        raise FailedPrecondition(
-            f"this policy answers with {schema.horizon} displacements, each from where the one before it leads: the "
-            "client must play chunks (edgeflow's SDK does)",
-            field="open.chunks",
-            reason=Reason.CHUNKS_NEEDED,
-        )
 
 
 def _no_worker() -> Unavailable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeflow.ipc.messages import Payload
+from edgeflow.trajectory import Arrived, Playing
 from edgeflow.types import CameraSpec, Mode, StateSpec
 
 
@@ -13,6 +14,7 @@ class OpenRequest:
     """A validated Open.
 
     state: the vectors whose numbers each frame carries, in order. chunks: the client plays chunks of several actions.
+    rtc: answers continue the chunk that the robot plays; None = where the policy can.
     mode: None = the service's default. depth: with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE
     only, as in types.Speculation.
     policy_cameras, policy_numbers: what the policy gets, in its order: cameras among `cameras`, and indexes into the
@@ -27,6 +29,7 @@ class OpenRequest:
     unnorm_key: str
     state: tuple[StateSpec, ...] = ()
     chunks: bool = False
+    rtc: bool | None = None
     depth: int = 0
     tolerance_bins: int = 0
     max_passes: int = 0
@@ -44,7 +47,7 @@ class CheckedFrame:
     """A frame whose sizes, header, numbers and text are valid.
 
     images, state: one image per camera, and the numbers of all vectors, in the order of the open request.
-    instruction: None = unchanged.
+    instruction: None = unchanged. playing: the chunk that the robot plays at the capture. arrived: the newest answer.
     pixels: height*width*3 RGB bytes of each of the policy's cameras if they were decoded elsewhere, in decode_ns;
     None = decode them here.
     """
@@ -57,3 +60,5 @@ class CheckedFrame:
     crc32c: int | None = None
     pixels: tuple[Payload, ...] | None = None
     decode_ns: int = 0
+    playing: Playing | None = None
+    arrived: Arrived | None = None

@@ -112,7 +112,7 @@ class SessionRunner:
             self.session.admit(frame.seq, frame.stamp_ns, now_ns)
             refuse_unknown_fields(envelope, "message")
             checked = check_frame(frame, self.session.request, self._limits)
-            self._count_unknown_chunk(frame)
+            self._count_chunks(checked)
             self.session.offer(checked, now_ns)
         except RequestError as error:
             self._refuse(frame.seq, error)
@@ -127,6 +127,7 @@ class SessionRunner:
         since_ns = now_ns if received_ns is None else min(max(received_ns, now_ns - MAX_ELSEWHERE_NS), now_ns)
         try:
             self.session.admit(frame.seq, frame.stamp_ns, now_ns, since_ns)
+            self._count_chunks(frame)
             self.session.offer(frame, now_ns, since_ns)
         except RequestError as error:
             self._refuse(frame.seq, error)
@@ -264,10 +265,13 @@ class SessionRunner:
         self.plan = plan
         self.session.speculation = plan.pace.speculation
 
-    def _count_unknown_chunk(self, frame: pb.Frame) -> None:
-        """Count a report that the robot plays what it never got."""
-        if frame.HasField("playing") and not self.session.sent.has(frame.playing.seq, frame.playing.step):
+    def _count_chunks(self, frame: CheckedFrame) -> None:
+        """Count a report that the robot plays what it never got, and one of a chunk that came too late to fit."""
+        playing, arrived = frame.playing, frame.arrived
+        if playing is not None and not self.session.sent.has(playing.seq, playing.step):
             self._metrics.unknown_chunks.inc()
+        if arrived is not None and self.session.ages.arrived(arrived.seq, arrived.age_ns):
+            self._metrics.late_chunks.inc()
 
     def _observe_gap(self, now_ns: int) -> None:
         if self._last_frame_ns is not None:
@@ -288,6 +292,7 @@ def open_session(
         deadline_ns=plan.robot.deadline_ns,
         patience_ns=_patience_ns(request, plan.mode),
         period_ns=plan.robot.period_ns,
+        rtc=bool(request.rtc),
     )
 
 

@@ -34,18 +34,18 @@ import math
 from collections import deque
 from dataclasses import replace
 
-from edgeflow.errors import RequestError
+from edgeflow.errors import FailedPrecondition, RequestError
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, Payloads, ResetSession, SubmitFrame
 from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
-from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, within_limits
+from edgeflow.service.sessions.gate import AgeLimit, AnswerAges, FrameTimes, within_limits
 from edgeflow.service.sessions.ordering import FrameOrder
 from edgeflow.service.sessions.outbox import Outbox
 from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, changes_too_often
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, SentChunks, Track
 from edgeflow.service.sessions.underway import UnderWay
-from edgeflow.types import ActionSchema, Command, Disposition, Speculation, StageTimings
+from edgeflow.types import ActionSchema, Command, Disposition, Speculation
 
 IN_FLIGHT = 3  # times K: more than twice the frames that are in flight or wait
 LATE_IN_A_ROW = 3
@@ -56,7 +56,7 @@ class Session:
     """The state machine. Report what happens; then take events, `commands`, frames to decode and frames to send.
 
     schema: of the policy's chunks. robot_schema: of what the robot gets, single actions unless it plays chunks.
-    sent: the chunks that it got last.
+    sent: the chunks that it got last; ages: of their frames when they arrived.
     speculation: how the drafts of the next frame are verified, which is the runner's to set; None = it has none.
     """
 
@@ -74,6 +74,7 @@ class Session:
         self.schema = schema
         self.robot_schema = schema if request.chunks else replace(schema, horizon=1, step_ms=0.0)
         self.sent = SentChunks()
+        self.ages = AnswerAges()
         self.epoch = 1
         self.instruction = self._proven_instruction = request.instruction
         self.ended: End | None = None
@@ -109,12 +110,7 @@ class Session:
 
     def refuse(self, seq: int, error: RequestError, now_ns: int) -> None:
         """Report a refused frame; too many refusals end the session."""
-        rejected = Disposition.REJECTED
-        self._outbox.note(
-            StatusEvent(
-                seq=seq, disposition=rejected, code=error.code, reason=error.reason, text=error.text, field=error.field
-            )
-        )
+        self._outbox.note(StatusEvent.refused(seq, error))
         self._count_refusal(now_ns)
 
     def offer(self, frame: CheckedFrame, now_ns: int, received_ns: int | None = None) -> None:
@@ -125,13 +121,8 @@ class Session:
         self._silence.broken()
         if self._guard.fault:
             self._silence.used(now_ns)
-            refused = Disposition.REJECTED
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
-            self._outbox.note(
-                StatusEvent(
-                    seq=frame.seq, disposition=refused, code="FAILED_PRECONDITION", reason=Reason.FAULT, text=text
-                )
-            )
+            self._outbox.note(StatusEvent.refused(frame.seq, FailedPrecondition(text, reason=Reason.FAULT)))
             return
         over_rate = not self._rates.permit_frame(now_ns)
         if frame.instruction is not None and frame.instruction != self.instruction:
@@ -163,6 +154,7 @@ class Session:
             self._outbox.safe = None
         self.instruction = instruction or self.instruction
         self.epoch += 1
+        self.sent.halt()
         text = "the instruction or episode changed while this frame was in flight"
         self._frames.drop_all("ABORTED", Reason.EPOCH_CHANGED, text)
         if self._ring in (Ring.HELD, Ring.ASKED):
@@ -238,7 +230,9 @@ class Session:
         if track is None:
             return None
         track.speculation = self.speculation
-        return track.submit(self.number, self.request, self.instruction, now_ns)
+        continues = self.request.chunks and self.sent.may_continue(track.frame.playing)
+        delay_ns = self.ages.expected_ns if continues else 0
+        return track.submit(self.number, self.request, self.instruction, now_ns, continues=continues, delay_ns=delay_ns)
 
     def result(self, message: FrameResult) -> None:
         """Take an action if it is finite, within the limits and of this epoch; otherwise HOLD."""
@@ -255,20 +249,7 @@ class Session:
                 self._fault()
         else:
             self._guard.passed()
-            front_wait_ns = track.sent_ns - track.received_ns - track.decode_ns
-            timings = StageTimings(
-                track.decode_ns, message.queue_ns + max(front_wait_ns, 0), message.inference_ns, message.passes
-            )
-            self._frames.act(
-                Ready(
-                    track=track,
-                    chunk=message.chunk,
-                    token_ids=tuple(message.token_ids),
-                    timings=timings,
-                    settled=message.settled,
-                    whole=self.request.chunks,
-                )
-            )
+            self._frames.act(track.ready(message, whole=self.request.chunks))
             self._outbox.safe = None
         self._finish_if_idle()
 
@@ -361,6 +342,7 @@ class Session:
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
         """Order the robot to stop moving; an action not yet taken is withdrawn. A fault's STOP stays in force."""
+        self.sent.halt()
         ready = self._frames.take_ready()
         if ready is not None:
             self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn: the robot holds")
@@ -410,11 +392,17 @@ class Session:
         ready = self._frames.take_ready()
         if ready is not None:
             self._late_in_a_row = 0
-            self.sent.add(ready.track.frame.seq, self.robot_schema.horizon)
+            self._note_sent(ready, now_ns)
             delay_ns = self._order.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
             events += ready.events(now_ns, delay_ns, self.valid_for_ms, -(-self.age_limit.ns // 1_000_000))
         self._finish_if_idle()
         return events
+
+    def _note_sent(self, ready: Ready, now_ns: int) -> None:
+        seq, report = ready.track.frame.seq, ready.report
+        fits_ns = round(report.conditioned_steps * self.schema.step_ms * 1e6) if report.continues else None
+        self.sent.add(seq, self.robot_schema.horizon)
+        self.ages.sent(seq, now_ns - ready.track.received_ns, fits_ns)
 
     def _withdraw_if_old(self, now_ns: int) -> None:
         ready, limit_ns = self._frames.ready, self.age_limit.ns

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
-from edgeflow.ipc.messages import Payloads, SubmitFrame
+from edgeflow.ipc.messages import FrameResult, Payloads, SubmitFrame
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
+from edgeflow.trajectory import ChunkReport, Playing
 from edgeflow.types import Chunk, Command, Disposition, Speculation, StageTimings
 
 INVALID_IN_A_ROW = 3  # consecutive invalid outputs that put a session in fault
@@ -28,8 +29,13 @@ class Track:
     sent_ns: int = 0
     speculation: Speculation | None = None
 
-    def submit(self, session: int, request: OpenRequest, instruction: str, now_ns: int) -> SubmitFrame:
-        """The frame as the policy gets it; the pixels are the message's from now on."""
+    def submit(
+        self, session: int, request: OpenRequest, instruction: str, now_ns: int, *, continues: bool, delay_ns: int
+    ) -> SubmitFrame:
+        """The frame as the policy gets it; the pixels are the message's from now on.
+
+        continues: the chunk that the robot plays may be continued. delay_ns: as of SubmitFrame.
+        """
         payload, self.payload = self.payload, b""
         return SubmitFrame(
             session=session,
@@ -41,6 +47,24 @@ class Track:
             state=[self.frame.state[index] for index in request.policy_numbers],
             stamp_ns=self.frame.stamp_ns,
             waited_ns=now_ns - self.received_ns,
+            playing=self.frame.playing if continues else None,
+            delay_ns=delay_ns,
+        )
+
+    def ready(self, message: FrameResult, *, whole: bool) -> Ready:
+        """Its answer. whole: the robot gets all rows."""
+        front_wait_ns = self.sent_ns - self.received_ns - self.decode_ns
+        timings = StageTimings(
+            self.decode_ns, message.queue_ns + max(front_wait_ns, 0), message.inference_ns, message.passes
+        )
+        return Ready(
+            track=self,
+            chunk=message.chunk,
+            token_ids=tuple(message.token_ids),
+            timings=timings,
+            settled=message.settled,
+            whole=whole,
+            report=message.report,
         )
 
 
@@ -54,6 +78,7 @@ class Ready:
     timings: StageTimings
     settled: int
     whole: bool
+    report: ChunkReport = field(default_factory=ChunkReport)
 
     def late_ns(self, age_ns: int) -> int:
         """Time since the moment of the row that is due, for a frame of this age; of a single action, the age itself."""
@@ -89,6 +114,7 @@ class Ready:
             settled=self.settled,
             tolerance_bins=speculation.tolerance_bins if speculation else 0,
             max_passes=speculation.most_passes(len(self.token_ids)) if speculation else 0,
+            report=self.report,
         )
         return [action, StatusEvent(seq=frame.seq, disposition=Disposition.ACTED)]
 
@@ -131,13 +157,29 @@ class SentChunks:
 
     def __init__(self) -> None:
         self._horizons: dict[int, int] = {}
+        self._over: set[int] = set()
 
     def add(self, seq: int, horizon: int) -> None:
         """Note that the answer to a frame was handed out."""
         self._horizons[seq] = horizon
         if len(self._horizons) > MOST_SENT:
-            del self._horizons[next(iter(self._horizons))]
+            oldest = next(iter(self._horizons))
+            del self._horizons[oldest]
+            self._over.discard(oldest)
 
     def has(self, seq: int, step: int) -> bool:
         """True if this row of the answer to this frame was handed out."""
         return step < self._horizons.get(seq, 0)
+
+    def may_continue(self, playing: Playing | None) -> bool:
+        """True if this row was handed out since the last `halt`, of a chunk of several."""
+        return (
+            playing is not None
+            and self.has(playing.seq, playing.step)
+            and self._horizons[playing.seq] > 1
+            and playing.seq not in self._over
+        )
+
+    def halt(self) -> None:
+        """Let nothing continue what was sent before: the robot holds, or a new epoch begins."""
+        self._over.update(self._horizons)

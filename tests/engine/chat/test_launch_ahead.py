@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edgeflow.clock import ManualClock
-from edgeflow.config import ChatConfig
+from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat.build import BuiltChat, build_chat
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate, run_pass

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from edgeflow.clock import ManualClock
-from edgeflow.config import ChatConfig, load_config
+from edgeflow.config import load_config
+from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import BuiltChat, build_chat, load_chat
 from edgeflow.engine.chat.engine import ChatEngine

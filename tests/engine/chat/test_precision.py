@@ -8,7 +8,8 @@ import re
 import pytest
 import torch
 
-from edgeflow.config import ChatConfig, load_config
+from edgeflow.config import load_config
+from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat import precision as chat_numbers
 from edgeflow.engine.chat.build import build_chat, kv_bytes, load_chat

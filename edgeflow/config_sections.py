@@ -1,0 +1,130 @@
+"""Sections of the configuration that are read in several places (config.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from edgeflow.model_paths import EMBEDDED_CHAT
+
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class HealthConfig(Section):
+    """Address of the health listener: plain HTTP without TLS or token, answered by its own thread."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8001, ge=0, le=65535)
+
+
+class RealtimeConfig(Section):
+    """CPUs, priorities and locked memory. What the system does not permit becomes a warning at start.
+
+    Priorities: 0 ordinary, -20 to -1 a nice level, 1 to 99 SCHED_FIFO.
+    """
+
+    front_cpus: list[int] = Field(default_factory=list, description="CPUs of control; empty = any")
+    worker_cpus: list[int] = Field(default_factory=list, description="CPUs of the worker process; empty = any")
+    front_priority: int = Field(0, ge=-20, le=99, description="0 ordinary, below 0 nice, above 0 SCHED_FIFO")
+    worker_priority: int = Field(0, ge=-20, le=99, description="as front_priority")
+    lock_memory: bool = Field(False, description="lock control's pages in memory")
+
+
+class ChatMessage(Section):
+    """A message of a fixed prefix."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str = Field(min_length=1, max_length=1 << 20)
+
+
+class ChatSlot(Section):
+    """A fixed prefix, computed once at start: messages for the chat template, or plain text."""
+
+    id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    messages: list[ChatMessage] = Field(default_factory=list, max_length=64)
+    text: str = Field("", max_length=1 << 20)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ChatSlot:
+        if bool(self.messages) == bool(self.text):
+            raise ValueError(f"slot {self.id}: give either messages or text")
+        return self
+
+
+class ChatConfig(Section):
+    """The chat plane: one model, one request at a time, beside the robots."""
+
+    enabled: bool = Field(True, description="serve chat if its model is available")
+    model: str = Field(
+        EMBEDDED_CHAT, min_length=1, description="checkpoint directory, hub id, or demo-chat (the embedded model)"
+    )
+    decode_model: str = Field("", description="another checkpoint of the same shape for decode steps; empty = model")
+    alias: str = Field("", max_length=128, description="model name for clients; default: the last part of model")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["float", "int8", "fp8", "auto"] = Field(
+        "float",
+        description="int8: 8-bit weights in decode steps (CPU); auto: int8 where it is faster; fp8: as for the policy",
+    )
+    operators: str = Field(
+        "", description="operator overlay from `edgeflow tune` for the chat model; empty = built-in choices"
+    )
+    kv: Literal["model", "int8"] = Field("model", description="KV cache in the model's dtype, or in 8 bits")
+    capacity: int = Field(2048, ge=16, le=131_072, description="tokens per slot: prompt and answer together")
+    slots: list[ChatSlot] = Field(default_factory=list, max_length=16)
+    max_tokens: int = Field(256, ge=1, description="tokens of an answer if the request sets no limit")
+    max_tokens_limit: int = Field(2048, ge=1, description="largest limit a request may set")
+    queue: int = Field(16, ge=0, le=256, description="requests that may wait for their turn")
+    queue_ms: int = Field(2_000, ge=1, description="longest wait in the queue; then 429 with Retry-After")
+    request_s: float = Field(60.0, gt=0, description="time limit of an answer")
+    prefill_chunk: int = Field(256, ge=1, le=8192, description="most prompt tokens in one pass")
+
+    @property
+    def name(self) -> str:
+        """The model name that clients use."""
+        return self.alias or Path(self.model).name
+
+
+class CandidateWeights(Section):
+    """Weights of what the chunks that answer one frame are scored by; the lowest sum is sent."""
+
+    distance: float = Field(
+        1.0, ge=0, le=1e6, description="of the mean squared distance to the chunk being played, normalised"
+    )
+    roughness: float = Field(1.0, ge=0, le=1e6, description="of the mean squared jerk per step, normalised")
+    limits: float = Field(1.0, ge=0, le=1e6, description="of the mean excess over the limits, as a share of each")
+
+
+class DimensionLimits(Section):
+    """Limits of one dimension of the actions, in its unit and seconds."""
+
+    velocity: float | None = Field(None, gt=0, description="units per second; unset = no limit, as for the others")
+    acceleration: float | None = Field(None, gt=0, description="units per second squared")
+    jerk: float | None = Field(None, gt=0, description="units per second cubed")
+    low: float | None = Field(None, description="lowest position; of a displacement, that of the pose that it leads to")
+    high: float | None = Field(None, description="highest position")
+    state: str = Field(
+        "",
+        max_length=128,
+        description="number of the policy's state that is the dimension's position, as observation.state[3]",
+    )
+
+    @model_validator(mode="after")
+    def _box_has_room(self) -> DimensionLimits:
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"low: {self.low:g} is not below high, {self.high:g}")
+        return self
+
+
+class TrajectoryConfig(Section):
+    """The chunks that are sent: the best of a frame's candidates, within limits on its motion."""
+
+    weights: CandidateWeights = CandidateWeights()
+    limits: dict[Name, DimensionLimits] = Field(
+        default_factory=dict, max_length=256, description="limits on the motion, by dimension of the actions"
+    )

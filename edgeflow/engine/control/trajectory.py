@@ -1,0 +1,313 @@
+"""The trajectory contract: of the chunks that answer a frame the best one, within limits on its motion."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeflow.config_sections import CandidateWeights, DimensionLimits, TrajectoryConfig
+from edgeflow.engine.control.continuity import HISTORY, Plan
+from edgeflow.engine.control.limiting import ROUNDING, Bounds, Motion, is_safe, rows_within, steps_within
+from edgeflow.errors import ConfigError
+from edgeflow.trajectory import Candidate, Limited, LimitKind
+from edgeflow.types import ActionSchema, PolicyInputs
+
+Rows = NDArray[np.float64]
+PLANAR = ("x", "y", "z")
+_NUMBER = re.compile(r"(?P<vector>.+)\[(?P<index>\d+)\]")
+_ORDERS = {LimitKind.VELOCITY: 1, LimitKind.ACCELERATION: 2, LimitKind.JERK: 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dimension:
+    """A dimension with limits. number: of the state that is its position; None = not known."""
+
+    index: int
+    name: str
+    relative: bool
+    bounds: Bounds
+    number: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The chunk to be sent: actions [H, D], and how it came about."""
+
+    actions: Rows
+    index: int
+    limited: tuple[Limited, ...]
+    candidates: tuple[Candidate, ...]
+
+
+class Trajectory:
+    """The contract for the chunks of one schema. ConfigError names the dimension and the limit that cannot be."""
+
+    def __init__(self, config: TrajectoryConfig, schema: ActionSchema, inputs: PolicyInputs) -> None:
+        self._weights: CandidateWeights = config.weights
+        self._step_s = schema.step_ms / 1e3
+        if config.limits and schema.horizon == 1:
+            raise ConfigError("trajectory.limits: this policy answers with single actions, which have no step to limit")
+        self._dimensions = [
+            _dimension(name, limits, schema, inputs) for name, limits in config.limits.items() if _check(name, schema)
+        ]
+
+    @property
+    def limits(self) -> bool:
+        """True if there are limits on the motion."""
+        return bool(self._dimensions)
+
+    def choose(
+        self,
+        count: int,
+        actions_of: Callable[[int], Rows],
+        normalised: Rows | None,
+        plan: Plan | None,
+        state: Sequence[float] = (),
+    ) -> Chosen:
+        """The best of `count` chunks [H, D], within the limits.
+
+        normalised: [count, H', A] of them, by which they are compared. plan: the chunk being played. state: the numbers
+        of the frame, in the policy's order.
+        """
+        index, scores = 0, tuple[Candidate, ...]()
+        actions = actions_of(0)
+        if count > 1 and normalised is not None:
+            chunks = [actions, *(actions_of(each) for each in range(1, count))]
+            index, scores = self._best(chunks, normalised, plan)
+            actions = chunks[index]
+        limited: tuple[Limited, ...] = ()
+        if self._dimensions and np.isfinite(actions).all():
+            actions, limited = self.within_limits(actions, plan, state)
+        return Chosen(actions=actions, index=index, limited=limited, candidates=scores)
+
+    def within_limits(
+        self, actions: Rows, plan: Plan | None, state: Sequence[float] = ()
+    ) -> tuple[Rows, tuple[Limited, ...]]:
+        """A chunk [H, D] within the limits from the row on that is played first, with what they did to it.
+
+        Where the chunk keeps them it is returned as it is. Otherwise, in the dimensions that do not, the rows that will
+        have passed become those of the chunk being played, so that it does not matter when exactly it arrives.
+        """
+        result, found = actions, []
+        for dimension in self._dimensions:
+            wanted = actions[:, dimension.index]
+            pose = state[dimension.number] if dimension.number is not None and len(state) else None
+            rows, continued = self._column(dimension, wanted, plan, pose)
+            if rows is wanted:
+                continue
+            if result is actions:
+                result = actions.copy()
+            result[:, dimension.index] = rows
+            found += self._limited(dimension, wanted, rows, plan, pose, continued)
+        return result, tuple(found)
+
+    def _column(self, dimension: _Dimension, wanted: Rows, plan: Plan | None, pose: float | None) -> tuple[Rows, bool]:
+        """One dimension within its limits; the same array where it is."""
+        before, passed = _played(dimension, plan)
+        if _keeps(dimension, wanted, before, passed, pose):
+            return wanted, True
+        start = _motion_after(dimension, [*before, *passed], sum(passed), pose)
+        limit = steps_within if dimension.relative else rows_within
+        rest, continued = limit(wanted[len(passed) :].tolist(), start, dimension.bounds)
+        return np.array([*passed, *rest]), continued
+
+    def _limited(
+        self,
+        dimension: _Dimension,
+        wanted: Rows,
+        rows: Rows,
+        plan: Plan | None,
+        pose: float | None,
+        continued: bool,
+    ) -> list[Limited]:
+        before, passed = _played(dimension, plan)
+        delay = len(passed)
+        changed = float(np.abs(rows[delay:] - wanted[delay:]).max(initial=0.0))
+        beyond = _excesses(dimension, [*before, *passed], wanted[delay:], sum(passed), pose)
+        kinds = {kind: excess / self._step_s ** _ORDERS.get(kind, 0) for kind, excess in beyond.items()}
+        if not continued:
+            kinds[LimitKind.START] = 0.0
+        kinds = kinds or {LimitKind.BRAKING: 0.0}
+        return [
+            Limited(dimension=dimension.name, limit=kind, beyond=excess, changed=changed)
+            for kind, excess in kinds.items()
+        ]
+
+    def _best(self, chunks: Sequence[Rows], normalised: Rows, plan: Plan | None) -> tuple[int, tuple[Candidate, ...]]:
+        scores = tuple(self._score(chunk, values, plan) for chunk, values in zip(chunks, normalised, strict=True))
+        return min(range(len(scores)), key=lambda index: scores[index].score), scores
+
+    def _score(self, chunk: Rows, values: Rows, plan: Plan | None) -> Candidate:
+        """The scores of a candidate; the greatest number there is where it is not finite."""
+        horizon, dims = chunk.shape
+        values = values[:horizon, :dims]
+        if not (np.isfinite(values).all() and np.isfinite(chunk).all()):
+            worst = float(np.finfo(np.float64).max)
+            return Candidate(score=worst, distance=worst, roughness=worst, beyond=worst)
+        distance = 0.0
+        if plan is not None and plan.values is not None:
+            rows = min(len(plan.values), horizon)
+            distance = float(np.square(values[:rows] - plan.values[:rows, :dims]).mean())
+        jerk = np.diff(values, n=3, axis=0)
+        roughness = float(np.square(jerk).mean()) if jerk.size else 0.0
+        shares = [_share(dimension, chunk[:, dimension.index]) for dimension in self._dimensions]
+        beyond = sum(shares) / max(len(shares), 1)
+        weights = self._weights
+        score = weights.distance * distance + weights.roughness * roughness + weights.limits * beyond
+        return Candidate(score=score, distance=distance, roughness=roughness, beyond=beyond)
+
+
+def _check(name: str, schema: ActionSchema) -> bool:
+    if name not in schema.names:
+        raise ConfigError(
+            f"trajectory.limits.{name}: not a dimension of the policy, which has {', '.join(schema.names)}"
+        )
+    return True
+
+
+def _dimension(name: str, limits: DimensionLimits, schema: ActionSchema, inputs: PolicyInputs) -> _Dimension:
+    field, index, step_s = f"trajectory.limits.{name}", schema.names.index(name), schema.step_ms / 1e3
+    number = _number(f"{field}.state", limits.state, inputs) if limits.state else None
+    relative = schema.relative[index]
+    box = "low" if limits.low is not None else "high" if limits.high is not None else ""
+    if relative and box:
+        if name not in PLANAR or schema.frame == "tool":
+            raise ConfigError(
+                f"{field}.{box}: {name} is a displacement that turns with the tool; only x, y and z in the base's "
+                "frame have a workspace: remove it"
+            )
+        if number is None:
+            raise ConfigError(
+                f"{field}.{box}: {name} is a displacement, and the pose that it begins from is not known: set "
+                f"{field}.state to the number of the state that is {name}, as observation.state[0]"
+            )
+    bounds = Bounds(
+        velocity=_per_step(limits.velocity, step_s),
+        acceleration=_per_step(limits.acceleration, step_s**2),
+        jerk=_per_step(limits.jerk, step_s**3),
+        low=-math.inf if limits.low is None else limits.low,
+        high=math.inf if limits.high is None else limits.high,
+    )
+    return _Dimension(index=index, name=name, relative=relative, bounds=bounds, number=number)
+
+
+def _per_step(limit: float | None, scale: float) -> float:
+    return math.inf if limit is None else limit * scale
+
+
+def _number(field: str, text: str, inputs: PolicyInputs) -> int:
+    """The place of a number in the policy's state."""
+    sizes = {each.name: each.size for each in inputs.state}
+    starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+    found = _NUMBER.fullmatch(text)
+    if found is None or found["vector"] not in sizes:
+        known = ", ".join(f"{name}[0..{size - 1}]" for name, size in sizes.items()) or "none"
+        raise ConfigError(f"{field}: {text!r} is not one of the numbers of the policy's state: {known}")
+    vector, index = found["vector"], int(found["index"])
+    if index >= sizes[vector]:
+        raise ConfigError(
+            f"{field}: {vector} has {sizes[vector]} numbers, [0] to [{sizes[vector] - 1}], and no {text!r}"
+        )
+    return starts[vector] + index
+
+
+def _played(dimension: _Dimension, plan: Plan | None) -> tuple[list[float], list[float]]:
+    """A dimension of the chunk being played: its rows before the capture, and those up to the delay."""
+    if plan is None:
+        return [], []
+    return plan.before[:, dimension.index].tolist(), plan.actions[: plan.delay, dimension.index].tolist()
+
+
+def _motion_after(dimension: _Dimension, rows: Sequence[float], moved: float, pose: float | None) -> Motion:
+    """The motion after rows that are played. moved: by displacements since the capture, at which the pose was."""
+    last = list(rows[-HISTORY:])
+    if not dimension.relative:
+        return Motion.of(last if last or pose is None else [pose])
+    v = last[-1] if last else None
+    a = last[-1] - last[-2] if len(last) > 1 else None
+    return Motion(None if pose is None else pose + moved, v, a)
+
+
+def _keeps(dimension: _Dimension, wanted: Rows, before: list[float], passed: list[float], pose: float | None) -> bool:
+    """True if a chunk keeps the limits, whichever row up to the delay is the first to be played.
+
+    passed: the rows of the chunk being played that are before the delay.
+    """
+    if passed and _excesses(dimension, [], wanted, 0.0, None):
+        return False
+    for first in range(len(passed) + 1):
+        near = first < len(passed) and not (dimension.relative and pose is not None)
+        rest = wanted[first : first + HISTORY] if near else wanted[first:]
+        if _excesses(dimension, [*before, *passed[:first]], rest, sum(passed[:first]), pose):
+            return False
+    rest = wanted[len(passed) :]
+    end = _motion_after(dimension, [*before, *passed, *rest.tolist()], sum(passed) + float(rest.sum()), pose)
+    return is_safe(end, dimension.bounds, _slack(dimension.bounds, wanted))
+
+
+def _excesses(
+    dimension: _Dimension, history: Sequence[float], rows: Rows, moved: float, pose: float | None
+) -> dict[LimitKind, float]:
+    """By how much rows after a history exceed each limit at most, per step; only where it is more than rounding."""
+    bounds, found = dimension.bounds, {}
+    slack = ROUNDING * max(float(np.abs(rows).max(initial=0.0)), float(np.abs(history).max(initial=0.0)))
+    for kind, amounts in _amounts(dimension, history, rows, pose).items():
+        limit = _limit(bounds, kind)
+        excess = float(np.abs(amounts).max(initial=0.0)) - limit
+        if excess > ROUNDING * limit + slack:
+            found[kind] = excess
+    if bounds.boxed and (not dimension.relative or pose is not None):
+        positions = rows if not dimension.relative or pose is None else pose + moved + np.cumsum(rows)
+        outside = max(bounds.low - positions.min(initial=math.inf), positions.max(initial=-math.inf) - bounds.high)
+        if outside > _slack(bounds, positions):
+            found[LimitKind.WORKSPACE] = float(outside)
+    return found
+
+
+def _amounts(dimension: _Dimension, history: Sequence[float], rows: Rows, pose: float | None) -> dict[LimitKind, Rows]:
+    """Velocities, accelerations and jerks per step, as far as they involve the rows."""
+    known = list(history[-HISTORY:])
+    if not known and pose is not None and not dimension.relative:
+        known = [pose]
+    line = np.concatenate([known, rows])
+    differences = range(3) if dimension.relative else range(1, 4)
+    return {
+        kind: np.diff(line, n=order)[max(len(known) - order, 0) :]
+        for kind, order in zip(_ORDERS, differences, strict=True)
+        if len(line) > order
+    }
+
+
+def _limit(bounds: Bounds, kind: LimitKind) -> float:
+    limits = {
+        LimitKind.VELOCITY: bounds.velocity,
+        LimitKind.ACCELERATION: bounds.acceleration,
+        LimitKind.JERK: bounds.jerk,
+    }
+    return limits[kind]
+
+
+def _slack(bounds: Bounds, positions: Rows) -> float:
+    """For the rounding of positions."""
+    size = bounds.high - bounds.low
+    return ROUNDING * (float(np.abs(positions).max(initial=0.0)) + (size if math.isfinite(size) else 0.0))
+
+
+def _share(dimension: _Dimension, rows: Rows) -> float:
+    """Mean excess over the limits, as a share of each."""
+    bounds, found = dimension.bounds, 0.0
+    for kind, amounts in _amounts(dimension, [], rows, None).items():
+        limit = _limit(bounds, kind)
+        if amounts.size and math.isfinite(limit):
+            found += float(np.maximum(np.abs(amounts) / limit - 1.0, 0.0).mean())
+    if bounds.boxed and not dimension.relative:
+        size = bounds.high - bounds.low
+        outside = np.maximum(np.maximum(bounds.low - rows, rows - bounds.high), 0.0)
+        found += float(outside.mean()) / (size if math.isfinite(size) else 1.0)
+    return found

@@ -1,0 +1,32 @@
+"""The chunks that a session gets: whether its client can play them, and whether they continue each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgeflow.errors import FailedPrecondition
+from edgeflow.reasons import Reason
+from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.types import ActionSchema
+
+
+def check_chunks(request: OpenRequest, schema: ActionSchema) -> None:
+    """Refuse single actions of chunks that hold displacements: each row goes on from the one before it."""
+    if schema.horizon > 1 and any(schema.relative) and not request.chunks:
+        raise FailedPrecondition(
+            f"this policy answers with {schema.horizon} displacements, each from where the one before it leads: the "
+            "client must play chunks (edgeflow's SDK does)",
+            field="open.chunks",
+            reason=Reason.CHUNKS_NEEDED,
+        )
+
+
+def continuing(request: OpenRequest, possible: bool) -> OpenRequest:
+    """The request with its `rtc` settled. possible: the policy can continue the chunk that a robot plays."""
+    if request.rtc and not possible:
+        raise FailedPrecondition(
+            "this policy does not continue chunks: leave rtc unset",
+            field="open.rtc",
+            reason=Reason.RTC_UNAVAILABLE,
+        )
+    return replace(request, rtc=possible and request.chunks and request.rtc is not False)

@@ -1,0 +1,103 @@
+"""Data about chunks besides their numbers. Leaf module: standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class Playing:
+    """A row of a chunk that a robot plays. seq: the frame that the chunk answers."""
+
+    seq: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The arrival of an answer. age_ns: from the capture of frame `seq` to it, on the robot's clock."""
+
+    seq: int
+    age_ns: int
+
+
+class Seam(str, Enum):
+    """How a chunk follows the one that the robot plays, or why it is a fresh one.
+
+    NONE: the robot plays no chunk, or nothing continues chunks here. FORGOTTEN: the chunk is of another epoch, or too
+    many came since. APART: the robot's row is not the one that is due by the stamps. OVER: the chunk ends before the
+    answer can be played. REFUSED: the policy cannot continue it after such a delay.
+    """
+
+    NONE = ""
+    CONTINUED = "continued"
+    FORGOTTEN = "forgotten"
+    APART = "apart"
+    OVER = "over"
+    REFUSED = "refused"
+
+
+class LimitKind(str, Enum):
+    """A limit on the motion of a dimension.
+
+    BRAKING: the chunk keeps the others and could not be brought to rest within them after its last row. START: no chunk
+    within them continues what was played before, and this one begins anew.
+    """
+
+    VELOCITY = "velocity"
+    ACCELERATION = "acceleration"
+    JERK = "jerk"
+    WORKSPACE = "workspace"
+    BRAKING = "braking"
+    START = "start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limited:
+    """The effect of a limit on a dimension of a chunk.
+
+    beyond: by how much the policy's chunk exceeded it at most, in the unit of the limit; 0 for BRAKING and START.
+    changed: by how much all limits together moved the dimension at most, in its unit.
+    """
+
+    dimension: str
+    limit: LimitKind
+    beyond: float
+    changed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """The scores of a chunk among those that answer one frame, the lower the better.
+
+    score: the weighted sum of the others. distance: mean squared distance to the chunk being played, over the rows that
+    both have. roughness: mean squared jerk per step. Both normalised. beyond: mean excess over the limits, as a share
+    of each.
+    """
+
+    score: float
+    distance: float
+    roughness: float
+    beyond: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkReport:
+    """How a chunk came about.
+
+    continues: the frame whose chunk it continues; 0 = none. conditioned_steps: its rows that were taken to have passed
+    when it is played; played later it does not fit. seam: why it continues none. limited: empty where the policy's
+    chunk kept the limits. candidates: empty where there was one; chosen: the one that was sent.
+    """
+
+    continues: int = 0
+    conditioned_steps: int = 0
+    seam: Seam = Seam.NONE
+    limited: tuple[Limited, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    chosen: int = 0
+
+    def is_late(self, age_ns: int, step_ns: int) -> bool:
+        """True if a chunk that continues another is played when its frame is so old, and no longer fits it."""
+        return self.continues > 0 and age_ns > self.conditioned_steps * step_ns

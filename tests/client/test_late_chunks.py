@@ -1,0 +1,159 @@
+"""Chunks that continue the one being played: those that come later than they were conditioned on are not played as if
+they fitted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgeflow.client.connection.wire import open_message
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.trajectory import Candidate, Limited, LimitKind
+from edgeflow.types import Command
+from tests.client.scripted import opened, session_settings
+from tests.client.test_chunks import DIMS, HORIZON, ROWS, STEP_MS, Robot
+
+VALID_MS = 60_000
+
+
+@pytest.fixture
+def robot() -> Robot:
+    """It plays a chunk since one step, the answer to frame 1."""
+    robot = Robot(max_action_age_s=60.0)
+    assert robot.act(robot.push())
+    robot.wait(STEP_MS)
+    return robot
+
+
+def continued(robot: Robot, frame: pb.Frame, steps: int, rows=0.5 + 0 * ROWS, continues: int = 1, **changed) -> bool:
+    return robot.act(frame, rows, continues=continues, conditioned_steps=steps, **changed)
+
+
+def late(robot: Robot) -> tuple[int, int]:
+    counts = robot.session.flight.statistics()
+    return counts.late, counts.late_played
+
+
+@pytest.mark.parametrize(("age_ms", "is_late"), [(2 * STEP_MS, False), (2 * STEP_MS + 0.001, True)])
+def test_a_chunk_fits_until_the_rows_that_it_was_conditioned_on_have_passed(robot: Robot, age_ms, is_late):
+    frame = robot.push()
+    robot.wait(age_ms)
+    assert continued(robot, frame, 2)
+    action = robot.session.directive().action
+    assert action.seq == (1 if is_late else 2)
+    assert late(robot) == (int(is_late), 0)
+    if not is_late:
+        assert (action.report.continues, action.report.conditioned_steps, action.late) == (1, 2, False)
+
+
+def test_a_late_chunk_is_played_when_no_row_of_the_other_is_due_any_more(robot: Robot):
+    frame = robot.push()
+    robot.wait(3 * STEP_MS)
+    assert continued(robot, frame, 2)
+    found = []
+    while (action := robot.session.directive().action) is not None and len(found) < 2 * HORIZON:
+        found.append((action.seq, action.step, action.late))
+        robot.wait(STEP_MS)
+    assert found[:4] == [(1, 4, False), (1, 5, False), (1, 6, False), (1, 7, False)]
+    assert found[4:6] == [(2, 7, True), (2, 7, True)]
+    assert late(robot) == (1, 1)
+    assert robot.session.flight.statistics().actions == 2
+
+
+def test_a_late_chunk_whose_validity_ends_before_is_never_played(robot: Robot):
+    frame = robot.push()
+    robot.wait(3 * STEP_MS)
+    assert continued(robot, frame, 2, valid_for_ms=50)
+    robot.wait(4 * STEP_MS)
+    assert robot.session.directive().action.seq == 1
+    robot.wait(VALID_MS)
+    assert robot.session.directive().reason == "SILENCE" and late(robot) == (1, 0)
+
+
+def test_a_late_chunk_is_played_while_the_robot_holds(robot: Robot):
+    frame = robot.push()
+    robot.session.stream_said(pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD, reason="HELD")))
+    robot.wait(3 * STEP_MS)
+    assert continued(robot, frame, 2)
+    action = robot.session.directive().action
+    assert (action.seq, action.step, action.late) == (2, 3, True) and late(robot) == (1, 1)
+
+
+@pytest.mark.parametrize("end", ["hold", "reset", "instruction", "stream"])
+def test_what_is_in_reserve_ends_with_what_is_played(robot: Robot, end: str):
+    frame = robot.push()
+    robot.wait(3 * STEP_MS)
+    assert continued(robot, frame, 2)
+    match end:
+        case "hold":
+            robot.session.stream_said(pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD)))
+        case "reset":
+            robot.session.reset("")
+        case "instruction":
+            robot.push(instruction="another")
+        case "stream":
+            robot.open()
+            robot.session.stream_said(pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD)))
+    for _ in range(HORIZON):
+        assert robot.session.directive().command is Command.HOLD
+        robot.wait(STEP_MS)
+    assert late(robot) == (1, 0)
+
+
+def test_a_newer_chunk_that_fits_replaces_what_is_in_reserve(robot: Robot):
+    first, second = robot.push(), None
+    robot.wait(STEP_MS)
+    second = robot.push()
+    robot.wait(2 * STEP_MS)
+    assert continued(robot, first, 2) and continued(robot, second, 2)
+    assert robot.session.directive().action.seq == 3
+    robot.wait(HORIZON * STEP_MS)
+    assert robot.session.directive().action.seq == 3 and late(robot) == (1, 0)
+
+
+def test_frames_report_what_is_played_from_the_reserve(robot: Robot):
+    frame = robot.push()
+    robot.wait(3 * STEP_MS)
+    continued(robot, frame, 2)
+    robot.wait(5 * STEP_MS)
+    assert robot.push().playing == pb.Playing(seq=2, step=7)
+    assert robot.push(ago_ms=3 * STEP_MS).playing == pb.Playing(seq=1, step=6)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_frames_report_the_newest_arrival_to_services_that_know_it(known: bool):
+    robot = Robot(max_action_age_s=60.0)
+    message = opened(horizon=HORIZON, step_ms=STEP_MS)
+    message.arrivals = known
+    robot.session.stream_opened(message, robot.stream)
+    first = robot.push()
+    assert not first.HasField("arrived")
+    robot.wait(30)
+    robot.act(first)
+    second = robot.push()
+    assert second.HasField("arrived") == known
+    robot.wait(170)
+    assert continued(robot, second, 1)
+    if known:
+        assert second.arrived == pb.Arrived(seq=1, age_ns=30_000_000)
+        assert robot.push().arrived == pb.Arrived(seq=2, age_ns=170_000_000)
+
+
+def test_an_action_says_how_it_came_about(robot: Robot):
+    limited = [
+        pb.Limited(dimension="x", limit="velocity", beyond=0.5, changed=0.25),
+        pb.Limited(dimension="x", limit="of another version"),
+    ]
+    scores = [pb.Candidate(score=3.0, distance=1.0, roughness=2.0), pb.Candidate(score=1.0, beyond=1.0)]
+    assert continued(robot, robot.push(), 2, np.zeros((HORIZON, DIMS)), limited=limited, candidates=scores, chosen=1)
+    report = robot.session.directive().action.report
+    assert report.limited == (Limited(dimension="x", limit=LimitKind.VELOCITY, beyond=0.5, changed=0.25),)
+    assert report.candidates[1] == Candidate(score=1.0, distance=0.0, roughness=0.0, beyond=1.0)
+    assert report.chosen == 1 and report.continues == 1
+
+
+@pytest.mark.parametrize("rtc", [None, False, True])
+def test_a_session_asks_for_continued_chunks_only_where_it_is_said(rtc: bool | None):
+    message = open_message(session_settings(rtc=rtc), "grasp")
+    assert message.HasField("rtc") == (rtc is not None) and message.rtc == bool(rtc)

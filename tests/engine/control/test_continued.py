@@ -1,0 +1,148 @@
+"""Chunks that continue the one being played, through the worker's loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from edgeflow.clock import ManualClock
+from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.engine.control.one_pass import OnePassEngine
+from edgeflow.engine.flow.guidance import Previous
+from edgeflow.errors import InvalidArgument
+from edgeflow.ipc.messages import (
+    FrameResult,
+    Message,
+    OpenSession,
+    Ping,
+    Pong,
+    ResetSession,
+    SessionOpened,
+)
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.trajectory import LimitKind, Playing, Seam
+from edgeflow.types import Pace
+from edgeflow.worker.worker import Worker
+from tests.engine.control.small_policy import HORIZON, STEP_MS, SmallPolicy
+from tests.engine.control.test_one_pass import frame
+
+MS = 1_000_000
+
+
+class Continuing(OnePassEngine):
+    """Continues whatever it is asked to, for at most two rows, by answering as ever. asked: by frame."""
+
+    def __init__(self, policy: SmallPolicy) -> None:
+        super().__init__(policy, sessions=1, text_rows=3)
+        self.asked: list[Previous] = []
+
+    def continued(self, prompt, previous: Previous):
+        if previous.delay > 2:
+            raise InvalidArgument("is too long", field="previous.delay")
+        self.asked.append(previous)
+        return replace(prompt)
+
+
+@dataclass
+class Bench:
+    rtc: bool = True
+    limits: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        policy = SmallPolicy()
+        policy.unusual_states = 3
+        self.engine = Continuing(policy)
+        self.said: list[Message] = []
+        limits = SchedulerLimits(1, 1, row_budget=1000, drain_after_ns=0, shift=Shift.ROTATE)
+        trajectory = TrajectoryConfig.model_validate({"limits": self.limits})
+        clock = ManualClock()
+        self.worker = Worker(self.engine, Scheduler(limits), clock, self.said.append, trajectory=trajectory)
+        opened = self.tell(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key="doubled", rtc=self.rtc))
+        assert isinstance(opened, SessionOpened)
+
+    def tell(self, message: Message) -> Message | None:
+        self.worker.inbox.put(message)
+        while self.worker.step():
+            pass
+        said, self.said[:] = list(self.said), []
+        return said[-1] if said else None
+
+    def answer(self, seq: int, stamp_ms: float, playing: Playing | None, delay_ms: float = 30, epoch: int = 1):
+        sent = frame(1, seq)
+        changed = {
+            "stamp_ns": round(stamp_ms * MS),
+            "playing": playing,
+            "delay_ns": round(delay_ms * MS),
+            "epoch": epoch,
+        }
+        result = self.tell(replace(sent, **changed))
+        assert isinstance(result, FrameResult) and result.valid
+        return result
+
+
+def rows_of(result: FrameResult) -> np.ndarray:
+    return np.reshape(result.chunk.values, (HORIZON, -1))
+
+
+def test_an_answer_continues_the_rows_that_are_left_and_says_so():
+    bench = Bench()
+    first = bench.answer(1, 100, None)
+    assert (first.report.continues, first.report.seam) == (0, Seam.NONE)
+    second = bench.answer(2, 100 + STEP_MS, Playing(1, 1))
+    assert (second.report.continues, second.report.conditioned_steps) == (1, 2)
+    assert second.report.seam is Seam.CONTINUED
+    (asked,) = bench.engine.asked
+    assert asked.delay == 2
+    np.testing.assert_allclose(asked.values, rows_of(first)[1:] / 2.0)  # as the policy gave them
+
+
+@pytest.mark.parametrize(
+    ("change", "seam"),
+    [
+        ({"playing": Playing(9, 0)}, Seam.FORGOTTEN),
+        ({"playing": Playing(1, 3)}, Seam.APART),
+        ({"delay_ms": 90}, Seam.OVER),
+        ({"delay_ms": 50}, Seam.REFUSED),
+    ],
+)
+def test_an_answer_that_continues_nothing_is_a_fresh_one_with_the_reason(change, seam):
+    bench = Bench()
+    bench.answer(1, 100, None)
+    result = bench.answer(2, **({"stamp_ms": 100, "playing": Playing(1, 0)} | change))
+    assert (result.report.continues, result.report.conditioned_steps, result.report.seam) == (0, 0, seam)
+    assert not bench.engine.asked
+
+
+def test_nothing_continues_a_chunk_of_another_epoch():
+    bench = Bench()
+    bench.answer(1, 100, None)
+    bench.tell(ResetSession(1, 2))
+    result = bench.answer(2, 100, Playing(1, 0), epoch=2)
+    assert result.report.seam is Seam.FORGOTTEN and not bench.engine.asked
+
+
+def test_a_session_without_rtc_gets_fresh_chunks():
+    bench = Bench(rtc=False)
+    bench.answer(1, 100, None)
+    result = bench.answer(2, 100, Playing(1, 0))
+    assert (result.report.continues, result.report.seam) == (0, Seam.NONE) and not bench.engine.asked
+
+
+def test_limits_hold_from_the_chunk_being_played_on_and_any_policy_keeps_them():
+    per_step = 0.25
+    bench = Bench(rtc=False, limits={"a": {"velocity": per_step / STEP_MS * 1e3}})
+    first, second = bench.answer(1, 100, None), bench.answer(2, 100 + STEP_MS, Playing(1, 1))
+    for result in (first, second):
+        assert np.abs(np.diff(rows_of(result)[:, 0])).max() <= per_step * (1 + 1e-9)
+    np.testing.assert_array_equal(rows_of(second)[:2, 0], rows_of(first)[1:3, 0])
+    assert abs(rows_of(second)[2, 0] - rows_of(first)[2, 0]) <= per_step * (1 + 1e-9)
+    assert {each.limit for each in second.report.limited} == {LimitKind.VELOCITY}
+    assert (second.report.continues, second.report.conditioned_steps) == (1, 2)
+
+
+def test_states_outside_their_statistics_are_counted():
+    pong = Bench().tell(Ping(1))
+    assert isinstance(pong, Pong) and pong.unusual_states == 3

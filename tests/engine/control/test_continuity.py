@@ -1,0 +1,86 @@
+"""The chunk being played, cut at the row that is due at a capture."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgeflow.engine.control.continuity import KEPT_CHUNKS, Continuity
+from edgeflow.ipc.messages import SubmitFrame
+from edgeflow.trajectory import Playing, Seam
+
+MS, STEP_NS, HORIZON = 1_000_000, 20_000_000, 10
+ACTIONS = np.arange(2.0 * HORIZON).reshape(HORIZON, 2)
+VALUES = np.arange(4.0 * (HORIZON + 2)).reshape(HORIZON + 2, 4)
+
+
+def frame(seq: int, stamp_ms: float, playing: Playing | None = None, delay_ms: float = 30, epoch: int = 1):
+    return SubmitFrame(
+        session=1,
+        epoch=epoch,
+        seq=seq,
+        sizes=[],
+        instruction="go",
+        payload=b"",
+        stamp_ns=round(stamp_ms * MS),
+        playing=playing,
+        delay_ns=round(delay_ms * MS),
+    )
+
+
+@pytest.fixture
+def chunks() -> Continuity:
+    chunks = Continuity(STEP_NS)
+    chunks.keep(frame(1, 100), ACTIONS, VALUES)
+    return chunks
+
+
+@pytest.mark.parametrize(
+    ("stamp_ms", "step", "row"),
+    [(100, 0, 0), (109, 0, 0), (110, 0, 1), (119, 0, 1), (161, 3, 3), (170, 3, 4), (180, 3, 4)],
+)
+def test_the_row_that_is_due_is_the_nearest_by_the_stamps(chunks: Continuity, stamp_ms: float, step: int, row: int):
+    plan, seam = chunks.plan(frame(2, stamp_ms, Playing(1, step)))
+    assert plan is not None and seam is Seam.CONTINUED
+    assert (plan.seq, plan.delay) == (1, 2)
+    np.testing.assert_array_equal(plan.actions, ACTIONS[row:])
+    np.testing.assert_array_equal(plan.values, VALUES[row:HORIZON])
+    np.testing.assert_array_equal(plan.before, ACTIONS[max(row - 3, 0) : row])
+
+
+@pytest.mark.parametrize(
+    ("playing", "stamp_ms", "delay_ms", "seam"),
+    [
+        (None, 120, 30, Seam.NONE),
+        (Playing(1, 1), 120, 0, Seam.NONE),  # no answer has arrived yet
+        (Playing(7, 1), 120, 30, Seam.FORGOTTEN),
+        (Playing(1, 3), 120, 30, Seam.APART),
+        (Playing(1, 0), 150, 30, Seam.APART),
+        (Playing(1, 0), 80, 30, Seam.APART),
+        (Playing(1, 8), 260, 60, Seam.OVER),
+        (Playing(1, 8), 260, 40, Seam.CONTINUED),
+        (Playing(1, 9), 400, 20, Seam.OVER),
+    ],
+)
+def test_where_nothing_is_continued_there_is_a_reason(chunks: Continuity, playing, stamp_ms, delay_ms, seam):
+    plan, found = chunks.plan(frame(2, stamp_ms, playing, delay_ms))
+    assert found is seam and (plan is not None) == (seam is Seam.CONTINUED)
+
+
+def test_a_delay_is_the_rows_that_will_have_passed(chunks: Continuity):
+    delays = [chunks.plan(frame(2, 100, Playing(1, 0), delay_ms))[0].delay for delay_ms in (0.001, 20, 20.001, 40)]
+    assert delays == [1, 1, 2, 2]
+
+
+def test_chunks_of_another_epoch_are_forgotten(chunks: Continuity):
+    assert chunks.plan(frame(2, 100, Playing(1, 0), epoch=2))[1] is Seam.FORGOTTEN
+    assert chunks.plan(frame(3, 100, Playing(1, 0), epoch=1))[1] is Seam.FORGOTTEN
+
+
+def test_only_the_last_chunks_are_kept(chunks: Continuity):
+    for seq in range(2, KEPT_CHUNKS + 2):
+        chunks.keep(frame(seq, 100), ACTIONS)
+    seams = [chunks.plan(frame(99, 100, Playing(seq, 0)))[1] for seq in (1, 2, KEPT_CHUNKS + 1)]
+    assert seams == [Seam.FORGOTTEN, Seam.CONTINUED, Seam.CONTINUED]
+    chunks.forget()
+    assert chunks.plan(frame(99, 100, Playing(2, 0)))[1] is Seam.FORGOTTEN

@@ -1,0 +1,140 @@
+"""Real-time chunking and the trajectory contract over a real socket, with a scripted worker and with a real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import httpx
+import msgpack
+import numpy as np
+import pytest
+
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.trajectory import Candidate, ChunkReport, Limited, LimitKind, Playing, Seam
+from tests.policies.act.checkpoint import write_checkpoint
+from tests.policies.act.twin import STATE, TwinSize
+from tests.service.grpc.test_observations import observation, opening, wide_script
+from tests.service.harness import eventually, frame_message, open_message, serving
+from tests.service.http.test_observations import body
+from tests.service.worker.test_real_worker import OWN
+
+REPORT = ChunkReport(
+    continues=1,
+    conditioned_steps=1,
+    seam=Seam.CONTINUED,
+    limited=(Limited(dimension="x", limit=LimitKind.JERK, beyond=2.0, changed=0.5),),
+    candidates=(
+        Candidate(score=2.0, distance=1.0, roughness=1.0, beyond=0.0),
+        Candidate(score=1.0, distance=0.5, roughness=0.5, beyond=0.0),
+    ),
+    chosen=1,
+)
+
+
+def continuing():
+    return wide_script(rtc=True, report=lambda frame: REPORT if frame.playing is not None else ChunkReport())
+
+
+async def test_what_the_robot_plays_reaches_the_worker_and_how_a_chunk_came_about_the_robot(checkpoint):
+    script = continuing()
+    async with serving(checkpoint, script) as served:
+        robot = served.robot()
+        opened = await robot.open(**opening(chunks=True))
+        assert opened.rtc and opened.arrivals
+        await robot.frame(1, **observation())
+        assert (await robot.action(1)).continues == 0
+        arrived = pb.Arrived(seq=1, age_ns=70_000_000_000)
+        await robot.frame(2, **observation(playing=pb.Playing(seq=1, step=0), arrived=arrived))
+        action = await robot.action(2)
+        first, second = served.script.worker.submitted()
+        assert (first.playing, second.playing) == (None, Playing(1, 0))
+        assert (first.delay_ns, second.delay_ns) == (0, 60_000_000_000)
+        assert (action.continues, action.conditioned_steps, action.chosen) == (1, 1, 1)
+        assert list(action.limited) == [pb.Limited(dimension="x", limit="jerk", beyond=2.0, changed=0.5)]
+        assert [each.score for each in action.candidates] == [2.0, 1.0]
+        late = pb.Arrived(seq=2, age_ns=1_000_000_001)
+        await robot.frame(3, **observation(playing=pb.Playing(seq=7, step=0), arrived=late))
+        assert (await robot.action(3)).continues == 0
+        assert served.metric("edgeflow_unknown_chunks_total") == served.metric("edgeflow_late_chunks_total") == 1
+        await robot.send(pb.ClientMessage(close=pb.Close()))
+        await robot.rest()
+        await eventually(lambda: served.metric("edgeflow_chunk_seams_total", seam="continued") == 1)
+        assert served.metric("edgeflow_limited_chunks_total", limit="jerk") == 1
+
+
+@pytest.mark.parametrize("asked", [{}, {"rtc": False}, {"chunks": False}])
+async def test_sessions_that_do_not_want_them_or_play_no_chunks_get_fresh_ones(checkpoint, asked):
+    script = continuing()
+    script.rtc = bool(asked)
+    async with serving(checkpoint, script) as served:
+        robot = served.robot()
+        opened = await robot.open(**opening(chunks=True) | asked)
+        assert not opened.rtc and opened.arrivals == asked.get("chunks", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "reason"),
+    [
+        ({"rtc": True}, grpc.StatusCode.INVALID_ARGUMENT, "RTC_WITHOUT_CHUNKS"),
+        ({"rtc": True, "chunks": True}, grpc.StatusCode.FAILED_PRECONDITION, "RTC_UNAVAILABLE"),
+    ],
+)
+async def test_what_cannot_be_continued_is_refused_where_it_is_asked_for(checkpoint, changes, code, reason):
+    async with serving(checkpoint, wide_script()) as served:
+        robot = served.robot()
+        await robot.send(pb.ClientMessage(open=open_message(**opening(**changes))))
+        assert (await robot.rest())[0] is code
+        trailers = dict(await robot.call.trailing_metadata())
+        assert (trailers["edgeflow-reason"], trailers["edgeflow-field"]) == (reason, "open.rtc")
+
+
+async def test_a_single_action_continues_nothing_and_says_what_was_limited(checkpoint):
+    script = continuing()
+    script.report = lambda _: REPORT
+    async with serving(checkpoint, script) as served, httpx.AsyncClient(base_url=served.http) as http:
+        frame = frame_message(5, **observation(playing=pb.Playing(seq=4, step=0)))
+        answer = await served.act(pb.ActRequest(open=open_message(**opening(chunks=True)), frame=frame))
+        assert [each.limit for each in answer.action.limited] == ["jerk"]
+        headers = {"content-type": "application/msgpack"}
+        posted = await http.post("/v1/act", content=msgpack.packb(body()), headers=headers)
+        answer = msgpack.unpackb(posted.content)
+        assert answer["limited"] == [{"dimension": "x", "limit": "jerk", "beyond": 2.0, "changed": 0.5}]
+        assert (len(answer["candidates"]), answer["chosen"]) == (2, 1)
+        assert [frame.playing for frame in served.script.worker.submitted()] == [None, None]
+        assert served.metric("edgeflow_unknown_chunks_total") == 1
+
+
+@pytest.fixture(scope="module")
+def act(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("act") / "act")
+
+
+async def test_limits_of_the_configuration_hold_in_and_between_the_chunks_of_a_real_worker(act: Path):
+    size = TwinSize()
+    limits = {"a0": {"velocity": 0.01, "state": f"{STATE}[0]"}}
+    settings = {"policy": {"control_rate_hz": 1.0}, "trajectory": {"limits": limits}, "mode": "serial"}
+    async with serving(act, OWN, **settings) as served:
+        robot = served.robot()
+        cameras = [
+            pb.Camera(name=name, width=sides[1], height=sides[0], format=pb.IMAGE_FORMAT_RGB8)
+            for name, sides in size.cameras.items()
+        ]
+        state = [pb.StateVector(name=name, size=count) for name, count in size.vectors.items()]
+        opened = await robot.open(cameras=cameras, state=state, chunks=True)
+        assert not opened.rtc
+        images = [pb.Image(data=bytes([90]) * (3 * sides[0] * sides[1])) for sides in size.cameras.values()]
+        numbers = [0.25] * sum(size.vectors.values())
+        lines = []
+        for seq in (1, 2):
+            playing = pb.Playing(seq=1, step=0) if seq == 2 else None
+            stamp_ns = 1_000_000_000 + seq
+            await robot.frame(seq, stamp_ns=stamp_ns, images=images, proprio=numbers, playing=playing)
+            action = await robot.action(seq)
+            lines.append(np.reshape(action.values, (opened.schema.horizon, -1))[:, 0])
+            assert [(each.dimension, each.limit) for each in action.limited] == [("a0", "velocity")]
+            assert action.continues == seq - 1
+        first, second = lines
+        assert np.abs(np.diff([0.25, *first])).max() <= 0.01 * (1 + 1e-9)
+        delay = action.conditioned_steps
+        assert delay >= 1 and np.abs(np.diff([*first[:delay], *second[delay:]])).max() <= 0.01 * (1 + 1e-9)

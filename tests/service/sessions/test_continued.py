@@ -1,0 +1,140 @@
+"""What control knows about the chunk that a robot plays: whether it may be continued, and how old answers get."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeflow.ipc.messages import FrameResult, SubmitFrame
+from edgeflow.reasons import Reason
+from edgeflow.service.sessions.gate import KEPT_AGES, AnswerAges
+from edgeflow.service.sessions.requests import CheckedFrame
+from edgeflow.service.sessions.session import Session
+from edgeflow.trajectory import Arrived, ChunkReport, Playing
+from tests.service.sessions.test_chunks import CHUNK, STEP_MS, session_of
+
+MS = 1_000_000
+
+
+class Robot:
+    """A session whose frames take 30 ms."""
+
+    def __init__(self, *, chunks: bool = True) -> None:
+        self.session: Session = session_of(chunks=chunks)
+        self.now_ns = 0
+        self.seq = 0
+
+    def frame(self, playing: Playing | None = None, instruction: str | None = None) -> SubmitFrame:
+        """A frame on its way to the worker."""
+        self.seq += 1
+        session = self.session
+        session.admit(self.seq, self.now_ns, self.now_ns)
+        checked = CheckedFrame(
+            seq=self.seq, stamp_ns=self.now_ns, images=(b"abc",), playing=playing, instruction=instruction
+        )
+        session.offer(checked, self.now_ns)
+        assert session.start_decoding(self.now_ns, alone=True) is not None
+        session.decoded(b"abc", 1)
+        frame = session.start_sending(self.now_ns)
+        assert frame is not None
+        return frame
+
+    def answered(self, frame: SubmitFrame, report: ChunkReport | None = None) -> None:
+        self.now_ns += 30 * MS
+        result = FrameResult(
+            session=1,
+            epoch=frame.epoch,
+            seq=frame.seq,
+            chunk=CHUNK,
+            token_ids=[],
+            valid=True,
+            queue_ns=0,
+            inference_ns=30 * MS,
+            passes=1,
+            settled=0,
+            report=report or ChunkReport(),
+        )
+        self.session.result(result)
+        self.session.take(self.now_ns)
+
+
+def test_a_chunk_that_was_handed_out_may_be_continued_after_the_delay_that_was_measured():
+    robot = Robot()
+    first = robot.frame()
+    assert (first.playing, first.delay_ns) == (None, 0)
+    robot.answered(first)
+    second = robot.frame(Playing(1, 1))
+    assert (second.playing, second.delay_ns) == (Playing(1, 1), 30 * MS)
+    robot.session.ages.arrived(1, 50 * MS)
+    assert robot.frame(Playing(1, 2)).delay_ns == 50 * MS
+
+
+@pytest.mark.parametrize("playing", [Playing(2, 0), Playing(1, 5), Playing((1 << 64) - 1, 0)])
+def test_a_chunk_that_was_never_sent_is_not_continued(playing: Playing):
+    robot = Robot()
+    robot.answered(robot.frame())
+    assert robot.frame(playing).playing is None
+
+
+@pytest.mark.parametrize("change", ["hold", "reset", "instruction", "single actions"])
+def test_nothing_from_before_is_continued(change: str):
+    robot = Robot(chunks=change != "single actions")
+    robot.answered(robot.frame())
+    if change == "hold":
+        robot.session.hold(Reason.INGRESS_SILENT)
+    elif change == "reset":
+        robot.session.reset()
+    frame = robot.frame(Playing(1, 0), instruction="another" if change == "instruction" else None)
+    assert (frame.playing, frame.delay_ns) == (None, 0)
+    robot.answered(frame)
+    assert (robot.frame(Playing(2, 0)).playing is None) == (change == "single actions")
+
+
+@pytest.mark.parametrize(("age_ms", "late"), [(2 * STEP_MS, False), (2 * STEP_MS + 1, True)])
+def test_a_chunk_that_arrived_later_than_it_was_conditioned_on_is_known(age_ms: float, late: bool):
+    robot = Robot()
+    robot.answered(robot.frame())
+    robot.answered(robot.frame(Playing(1, 1)), ChunkReport(continues=1, conditioned_steps=2))
+    assert not robot.session.ages.arrived(1, 500 * MS)  # it continued nothing
+    assert robot.session.ages.arrived(2, round(age_ms * MS)) is late
+    assert not robot.session.ages.arrived(2, 500 * MS)  # every frame repeats the newest
+
+
+def ages_of(server_ms: list[float], reported: dict[int, float]) -> AnswerAges:
+    ages = AnswerAges()
+    for seq, each in enumerate(server_ms, start=1):
+        ages.sent(seq, round(each * MS))
+        if seq in reported:
+            ages.arrived(seq, round(reported[seq] * MS))
+    return ages
+
+
+def test_one_spike_does_not_move_what_is_expected_and_is_forgotten():
+    assert ages_of([30.0] * 40, dict.fromkeys(range(1, 40), 30.0) | {40: 900.0}).expected_ns == 30 * MS
+    assert ages_of([900.0] + [30.0] * KEPT_AGES, {}).expected_ns == 30 * MS
+    assert ages_of([30.0] * 36 + [900.0] * 4, {}).expected_ns == 900 * MS
+
+
+def test_transport_that_was_reported_counts_for_answers_whose_arrival_is_not_known():
+    assert ages_of([30.0, 30.0, 80.0], {1: 50.0, 2: 45.0}).expected_ns == (80 + 15) * MS
+    assert ages_of([30.0], {1: 10.0}).expected_ns == 30 * MS  # not younger than in the service
+    assert ages_of([30.0], {1: 1e9}).expected_ns == 60_000 * MS
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=200))
+def test_the_expected_age_is_one_that_was_measured_and_few_were_above_it(ages_ns: list[int]):
+    ages = AnswerAges()
+    for seq, each in enumerate(ages_ns):
+        ages.sent(seq, 0)
+        ages.arrived(seq, each)
+    last = ages_ns[-KEPT_AGES:]
+    assert ages.expected_ns in last
+    assert sum(each > ages.expected_ns for each in last) <= 0.05 * len(last)
+    assert sum(each >= ages.expected_ns for each in last) >= 0.05 * len(last)
+
+
+def test_an_arrival_of_what_was_not_sent_is_ignored():
+    ages = AnswerAges()
+    arrived = Arrived(7, 10)
+    assert not ages.arrived(arrived.seq, arrived.age_ns) and ages.expected_ns == 0
