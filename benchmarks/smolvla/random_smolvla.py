@@ -137,10 +137,14 @@ def _write_processors(folder: Path) -> None:
     for kind, listed in (("preprocessor", steps), ("postprocessor", (back, device))):
         name = f"policy_{kind}"
         (folder / f"{name}.json").write_text(json.dumps({"name": name, "steps": listed}, indent=1))
-    rising = torch.linspace(0.5, 1.5, NUMBERS)
-    statistics = {f"{name}.{kind}": rising.clone() for name in (STATE, "action") for kind in ("mean", "std")}
+    stored = {f"{name}.{kind}": statistics() for name in (STATE, "action") for kind in ("mean", "std")}
     for file in (before, after):
-        save_file(statistics, folder / file)
+        save_file(stored, folder / file)
+
+
+def statistics() -> Tensor:
+    """Mean, and standard deviation, of states and of actions: [6]"""
+    return torch.linspace(0.5, 1.5, NUMBERS)
 
 
 def _settings(features: dict[str, Any]) -> dict[str, object]:
