@@ -19,7 +19,7 @@ from edgeflow.types import Mode, StageProgram
 
 FLOW_MODES = (Mode.SERIAL, Mode.PIPELINED)
 ROUNDS = 2
-"""How often frames are run one behind the other, so that the first one meets others under way."""
+"""How often frames are run one behind the other, so that the first one meets others in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
