@@ -5,7 +5,7 @@ own segment (π0, SmolVLA: a vision-language model and its action expert). Only 
 width must agree. Where a layer is of kind `CROSS`, suffix rows see the prefix alone, through projections of its keys
 and values that are computed once per frame and replace them in the slot.
 
-Knows nothing of schedulers: which rows a pass has, and what they see, is a `GroupLayout`.
+Knows nothing of schedulers: the rows of a pass, and what they see, are a `GroupLayout`.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class StackSizes:
 class GroupLayout:
     """The rows of a pass, prefix rows first.
 
-    joint: all rows as layers of kind JOINT see them. cross: as those of kind CROSS do, with RoPE positions of their
-    own; None where the model has no such layer. prefixes: segments of prefix rows. prefix_rows: rows of these.
+    joint: all rows as layers of kind JOINT see them. cross: as those of kind CROSS do, with their RoPE
+    positions; None where the model has no such layer. prefixes: segments of prefix rows. prefix_rows: rows of these.
     """
 
     joint: PackedLayout

@@ -27,7 +27,7 @@ def test_a_row_is_a_square_of_patches():
     assert torch.equal(shuffled(image, 1), image)
 
 
-@pytest.mark.parametrize("side", [6, 24, 0])
+@pytest.mark.parametrize("side", [6, 24])
 def test_images_that_do_not_fit_the_tower(side: int):
     weights = Weights.of({}, torch.float32, torch.device("cpu"))
     with pytest.raises(CheckpointError, match=f"images of {side} pixels; served: multiples of the patch, 4, to 20"):

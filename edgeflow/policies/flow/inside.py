@@ -71,14 +71,14 @@ def look_inside(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Ten
 
 
 def values_inside(network: FlowNetwork, sizes: FlowSizes, recording: Recording, x: Tensor) -> dict[str, Tensor]:
-    """What a case stores of its prefix and steps, by stored name. x [N, B, H, A]: before each step."""
+    """Values of prefix and steps of a case, by stored name. x [N, B, H, A]: before each step."""
     images = recording.images
     pad = _pad_mask(network, sizes, recording)
     frames = [look_inside(network, sizes, each, x[:, index]) for index, each in enumerate(recording.frames)]
     stored = recording.case.tensors
 
     def filled(name: str, of: Callable[[Inside], Tensor]) -> Tensor:
-        """The stored tensor [B, L, …] with the values of valid rows in place of its own."""
+        """The stored tensor [B, L, …] whose valid rows have the values found."""
         found = stored[name].clone()
         for each, valid, inside in zip(found, pad, frames, strict=True):
             each[valid] = of(inside).to(each.dtype)

@@ -37,7 +37,7 @@ STAMPS = 1 << 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowParts:
-    """What differs between families. image_rows: of a prefix per camera. margin: of images. bounded: the state has a
+    """The differences between families. image_rows: of a prefix per camera. margin: of images. bounded: the state has a
     range, beyond which it is counted as unusual. rtc: None = answers begin anew.
     """
 

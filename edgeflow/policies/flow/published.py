@@ -16,6 +16,8 @@ from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.policies.flow.settings import FlowSettings
 
 CPU = torch.device("cpu")
+DEFAULT_HORIZON = 10
+"""Rows that are drawn to the chunk being played where nothing else is configured, as in LeRobot."""
 LIVE = 8
 """Rows of a tower's width that are in memory at once for each patch."""
 
@@ -96,13 +98,13 @@ def footprint(
     )
 
 
-def rtc_settings(settings: FlowSettings, trained_delay: int) -> RTCSettings | None:
-    """Real-time chunking as configured. trained_delay: of the checkpoint."""
+def rtc_settings(settings: FlowSettings, chunk: int, trained_delay: int) -> RTCSettings | None:
+    """Real-time chunking as configured. chunk, trained_delay: of the checkpoint."""
     if settings.rtc is None:
         return None
     return RTCSettings(
         schedule=Schedule(settings.rtc.schedule),
-        execution_horizon=settings.rtc.execution_horizon,
+        execution_horizon=settings.rtc.execution_horizon or min(DEFAULT_HORIZON, chunk),
         max_guidance_weight=settings.rtc.max_guidance_weight,
         trained_max_delay=trained_delay if settings.rtc.mode == "trained" else 0,
     )

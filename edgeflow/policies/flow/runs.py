@@ -19,7 +19,7 @@ from edgeflow.types import Mode, StageProgram
 
 FLOW_MODES = (Mode.SERIAL, Mode.PIPELINED)
 ROUNDS = 2
-"""How often frames are run one behind the other, so that the first one meets others under way."""
+"""How often frames are run one behind the other, so that the first one meets others in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,7 +65,7 @@ class Runner:
     _runs: dict[tuple[int, int], FlowEngine] = field(default_factory=dict, init=False)
 
     def runs(self, frames: Sequence[FlowFrame], steps: int, mode: Mode) -> list[Run]:
-        """Each frame's answer; in a pipeline after others have been under way with it."""
+        """Each frame's answer; in a pipeline, behind others."""
         sizes = replace(self.sizes, steps=steps, candidates=1)
         rows = max(map(self.network.prefix_rows, frames))
         engine = self._engine(sizes, rows)

@@ -47,14 +47,15 @@ def _rate(value: float) -> float:
 class ChunkingSettings(BaseModel):
     """Real-time chunking: how an answer continues the chunk that is being played.
 
-    execution_horizon: rows that are drawn to it, at most. max_guidance_weight: bound of the guidance. mode: trained =
-    rows that will have passed are set, not guided, as the training of some π0.5 checkpoints did.
+    execution_horizon: rows that are drawn to it, at most; None = 10, or the chunk. max_guidance_weight: bound of the
+    guidance. mode: trained = rows that will have passed are set, not guided, as in the training of some checkpoints of
+    π0.5.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     schedule: Literal["ZEROS", "ONES", "LINEAR", "EXP"] = "LINEAR"
-    execution_horizon: Annotated[int, Field(ge=1)] = 10
+    execution_horizon: Annotated[int, Field(ge=1)] | None = None
     max_guidance_weight: Annotated[float, _between(0.0, MOST_GUIDANCE)] = 10.0
     mode: Literal["guided", "trained"] = "guided"
 
@@ -124,13 +125,13 @@ def _check_unique(key: str, names: list[str]) -> None:
 def _check_cameras(absent: list[str], cameras: list[str]) -> None:
     unknown = [name for name in absent if name not in cameras]
     if unknown:
-        raise ConfigError(f"policy.absent_cameras: {unknown[0]!r} is none of {', '.join(cameras)}")
+        raise ConfigError(f"policy.absent_cameras: {unknown[0]!r} is not one of {', '.join(cameras)}")
     if len(absent) == len(cameras):
         raise ConfigError("policy.absent_cameras: names all cameras of the checkpoint; leave at least one")
 
 
 def _check_chunking(rtc: ChunkingSettings, config: FlowConfig, trained_delay: int) -> None:
-    if rtc.execution_horizon > config.chunk:
+    if rtc.execution_horizon is not None and rtc.execution_horizon > config.chunk:
         raise ConfigError(f"policy.rtc.execution_horizon: {rtc.execution_horizon} must be 1 to {config.chunk}")
     if rtc.mode == "trained" and not trained_delay:
         raise ConfigError(

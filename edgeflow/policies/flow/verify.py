@@ -81,7 +81,7 @@ def _compared(subject: Subject, recording: Recording, found: dict[str, Tensor]) 
 
 
 def answers_of(subject: Subject, runs: list[Run]) -> dict[str, Tensor]:
-    """What the engine gave to the frames of a case, by stored name."""
+    """The answers of the engine to the frames of a case, by stored name."""
     chunks = torch.stack([run.chunk for run in runs])
     return {
         "mid.x_t": torch.stack([run.x for run in runs], dim=1),

@@ -69,7 +69,7 @@ def _continuation(
 ) -> _Continuation:
     base = next((each for each in recordings if each.case.name == values.text("base_case")), None)
     if base is None:
-        raise CheckpointError(f"{RTC_CASES}: {values.name('base_case')} is no case of the bundle: copy it again")
+        raise CheckpointError(f"{RTC_CASES}: {values.name('base_case')} is not a case of the bundle: copy it again")
     name, batch = values.text("name"), len(base.frames)
     config = subject.config
     noise = stored(tensors, name, NOISE, (batch, config.chunk, config.dims)).float()
@@ -83,7 +83,7 @@ def _continuation(
 
 
 def _guidance(sizes: FlowSizes, values: Fields, tensors: dict[str, Tensor], batch: int) -> tuple[Guidance | None, ...]:
-    """What each frame of a case continues. One chunk may stand for all of them."""
+    """The chunk that each frame of a case continues. One may stand for all of them."""
     previous = tensors.get(PREVIOUS)
     if previous is None:
         return (None,) * batch
@@ -106,7 +106,7 @@ def _guidance(sizes: FlowSizes, values: Fields, tensors: dict[str, Tensor], batc
 
 
 def _found(sizes: FlowSizes, case: _Continuation, runs: Sequence[Run]) -> dict[str, Tensor]:
-    """What the engine computed, by stored name: [N, B, …]"""
+    """Values that the engine computed, by stored name: [N, B, …]"""
     times = torch.tensor([sizes.time(step) for step in range(1, sizes.steps + 1)])
     x, velocity, used = (torch.stack([getattr(run, part) for run in runs], dim=1) for part in ("x", "velocity", "used"))
     found = {"mid.x_t": x, "mid.v_t_base": velocity, "mid.v_t": used, "mid.timesteps": _times(case, times, sizes)}

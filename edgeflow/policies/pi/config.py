@@ -65,7 +65,7 @@ class PiConfig:
 
     @property
     def adaptive(self) -> bool:
-        """Whether the flow time conditions the expert's norms, and the state is a part of the prompt."""
+        """True where the flow time conditions the expert's norms and the state is a part of the prompt."""
         return self.kind == PI05
 
 

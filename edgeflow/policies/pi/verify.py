@@ -47,7 +47,7 @@ def verify(directory: Path, kind: str, asked: Verification) -> Results:
 
 
 class _Inputs:
-    """What is around the network: normalisation, prompts, and the condition of the norms of π0.5."""
+    """Normalisation, prompts, and the condition of the norms of π0.5."""
 
     def __init__(self, directory: Path, config: PiConfig, network: PiNetwork) -> None:
         self._config, self._network = config, network

@@ -121,8 +121,8 @@ def _read_vlm(directory: Path, model: str) -> Fields:
         return Fields(f"{folder.name}/{CONFIG_FILE}", read_json(folder / CONFIG_FILE))
     if model not in PUBLISHED:
         raise CheckpointError(
-            f"{CONFIG_FILE}.vlm_model_name is {model!r}, which is no folder of the checkpoint; served: a folder with "
-            f"config.json and tokenizer.json, or {', '.join(PUBLISHED)}"
+            f"{CONFIG_FILE}.vlm_model_name is {model!r}, which is not a folder of the checkpoint; "
+            f"served: a folder with config.json and tokenizer.json, or {', '.join(PUBLISHED)}"
         )
     return Fields(f"{model} {CONFIG_FILE}", PUBLISHED[model])
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from edgeflow.engine.control.denoising import flow_engine
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import LoadOptions, Placement
@@ -44,12 +45,6 @@ def observation(seed: int, *cameras: str, instruction: str = "lift it", **parts:
 def answers(policy: DenoisingPolicy, frames: list[Any], mode: Mode) -> list[torch.Tensor]:
     """The normalised chunks of prepared frames through the engine: [M, H, A] each."""
     options = EngineOptions(sessions=1, text_rows=64, table=built_in_table())
-    engine: Any = family_engine(policy, options)
+    engine = flow_engine(policy, options)
     run = OfflineRun(engine, Scheduler(limits_for(policy.program().passes)), [mode])
     return [torch.from_numpy(each.sampled.values) for each in run.decode([frames])[0]]
-
-
-def family_engine(policy: DenoisingPolicy, options: EngineOptions) -> Any:
-    from edgeflow.engine.control.denoising import flow_engine
-
-    return flow_engine(policy, options)

@@ -58,7 +58,7 @@ def test_prefix_rows_are_those_of_what_is_there(policies: dict[str, DenoisingPol
     policy, seen = policies[kind], observation(1)
     rows = policy.text_rows("lift it", seen.state)
     assert policy.network.prefix_rows(policy.prepare(seen)) == policy.fixed_rows + rows
-    one = policy.network.prefix_rows(policy.prepare(observation(1, WRIST)))
+    one = policy.network.prefix_rows(policy.prepare(observation(1, WRIST, state=seen.state)))
     assert one == policy.fixed_rows + rows - Tiny(kind=kind).image_rows
 
 
@@ -148,7 +148,7 @@ def test_settings_make_the_schema(tmp_path: Path):
     assert [each.name for each in policy.inputs.cameras] == [TOP]
     assert policy.fixed_rows == 4 + 1
     assert policy.sizes.steps == 2
-    assert policy.rtc == RTCSettings(schedule=Schedule.EXP)
+    assert policy.rtc == RTCSettings(schedule=Schedule.EXP, execution_horizon=6)
 
 
 def test_trained_chunking_takes_the_delay_of_the_training(tmp_path: Path):

@@ -1,0 +1,27 @@
+"""Normalisation forwards and backwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgeflow.policies.lerobot.statistics import MEAN_STD, RANGES, Affine
+
+LOW, HIGH = np.array([-2.0, 0.5, 3.0], np.float32), np.array([1.0, 4.5, 3.0], np.float32)
+
+
+@pytest.mark.parametrize("kind", [MEAN_STD, *RANGES])
+def test_what_is_normalised_comes_back(kind: str):
+    """But for a number whose statistics leave it no room."""
+    values = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    affine = Affine.of(kind, [LOW, HIGH], 1e-8)
+    back = affine.restored(affine.normalised(values).astype(np.float64))
+    np.testing.assert_allclose(back[:, :2], values[:, :2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", RANGES)
+def test_the_ends_of_a_range(kind: str):
+    affine = Affine.of(kind, [LOW, HIGH], 1e-8)
+    ends = affine.normalised(np.stack([LOW, HIGH]))
+    assert ends[:, :2].tolist() == [[-1.0, -1.0], [1.0, 1.0]]
+    assert ends[0, 2] == ends[1, 2] == -1.0
