@@ -32,9 +32,12 @@ from edgeflow.worker.worker import Worker
 
 
 class VirtualService:
-    """A worker whose passes take given times."""
+    """A worker whose passes take given times. continues: as of ChunkRobot."""
 
-    def __init__(self, engine: PassEngine, limits: SchedulerLimits, times: PassTimes) -> None:
+    def __init__(
+        self, engine: PassEngine, limits: SchedulerLimits, times: PassTimes, *, continues: bool = True
+    ) -> None:
+        self._continues = continues
         self._engine = engine
         self._limits = limits
         self._times = times
@@ -74,7 +77,16 @@ class VirtualService:
         schema = policy.action_schema(policy.unnorm_keys[0])
         if schema.horizon == 1:
             return _VirtualRobot(sim, worker, camera, period_ns=period_ns, anchored=anchored, delay=delay)
-        return ChunkRobot(sim, worker, camera, schema, period_ns=period_ns, delay=delay, state=policy.inputs.state)
+        return ChunkRobot(
+            sim,
+            worker,
+            camera,
+            schema,
+            period_ns=period_ns,
+            delay=delay,
+            state=policy.inputs.state,
+            continues=self._continues,
+        )
 
     def _worker(self, clock: ManualClock, published: list[Message], pace: Pace, draw: Callable[[int], None]) -> Worker:
         def wait(seconds: float) -> None:
@@ -82,7 +94,7 @@ class VirtualService:
 
         scheduler, pacer = _Watched(self._limits, draw), Pacer(self._times, clock, wait)
         worker = Worker(self._engine, scheduler, clock, published.append, pacer=pacer)
-        worker.inbox.put(OpenSession(session=SESSION, epoch=EPOCH, pace=pace, unnorm_key=""))
+        worker.inbox.put(OpenSession(session=SESSION, epoch=EPOCH, pace=pace, unnorm_key="", rtc=self._continues))
         return worker
 
 

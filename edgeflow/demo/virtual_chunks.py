@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,8 @@ from edgeflow.demo.world.task import Outcome
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
+from edgeflow.scheduler.answer_ages import AnswerAges
+from edgeflow.trajectory import Playing
 from edgeflow.types import ActionSchema, StateSpec
 from edgeflow.worker.worker import Worker
 
@@ -33,7 +36,8 @@ RESUME_WITHIN_NS: Final = 2_000_000_000
 class ChunkRobot:
     """Captures a frame every period and plays what the SDK hands out.
 
-    now_ns: since the episode began. overtaken: frames that newer ones left behind.
+    now_ns: since the episode began. overtaken: frames that newer ones left behind. continues: answers continue the chunk
+    being played (real-time chunking), where the policy can.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class ChunkRobot:
         period_ns: int,
         delay: Delay | None,
         state: tuple[StateSpec, ...],
+        continues: bool,
     ) -> None:
         self.now_ns = 0
         self.overtaken = 0
@@ -61,6 +66,8 @@ class ChunkRobot:
         self._late: list[tuple[int, FrameResult]] = []
         self._captured: dict[int, int] = {}
         self._ticked = 0
+        self._continues = continues
+        self._ages = AnswerAges()
         self._clock = ManualClock()
         self._clock.advance_to_ns(START_NS)
         self._directive: Directive | None = None
@@ -113,6 +120,7 @@ class ChunkRobot:
 
     def _deliver(self, message: FrameResult) -> None:
         """Hand a result to the SDK, as control sends it, and play it if the SDK does."""
+        self._ages.sent(message.seq, message.queue_ns + message.inference_ns)
         action = _action(message, START_NS + self._captured[message.seq])
         self._session.stream_said(pb.ServerMessage(action=action))
         self._obey()
@@ -167,9 +175,15 @@ class ChunkRobot:
         pose = self._sim.pose()
         state = [float(each) for each in state_of(pose, self._sim.aperture)] if self._has_state else []
         seq = self._session.push([], state, pose, "", self._clock.now_ns())
-        next(self._outgoing)  # the frame, whose pixels the camera has
+        sent = next(self._outgoing).frame  # but for the pixels, which the camera has
         self._captured[seq] = self.now_ns
-        self._worker.inbox.put(self._camera.capture(state, self._clock.now_ns()))
+        frame = self._camera.capture(state, sent.stamp_ns)
+        if self._continues:
+            if sent.HasField("arrived"):
+                self._ages.arrived(sent.arrived.seq, sent.arrived.age_ns)
+            playing = Playing(sent.playing.seq, sent.playing.step) if sent.HasField("playing") else None
+            frame = replace(frame, playing=playing, delay_ns=self._ages.expected_ns)
+        self._worker.inbox.put(frame)
 
 
 def _settings(period_ns: int, state: tuple[StateSpec, ...]) -> SessionSettings:
@@ -204,6 +218,7 @@ def _opened(schema: ActionSchema) -> pb.Opened:
         ),
         mode=pb.MODE_SERIAL,
         valid_for_ms=VALID_MS,
+        arrivals=True,
     )
 
 
@@ -222,4 +237,6 @@ def _action(result: FrameResult, stamp_ns: int) -> pb.Action:
         step_ms=chunk.step_ms,
         timings=pb.Timings(queue_ns=result.queue_ns, inference_ns=result.inference_ns, passes=result.passes),
         settled=result.settled,
+        continues=result.report.continues,
+        conditioned_steps=result.report.conditioned_steps,
     )

@@ -129,9 +129,10 @@ class DenoisingPolicy:
         values: NDArray[np.float64],
         unnorm_key: str | None = None,  # noqa: ARG002 - there is one dataset
     ) -> NDArray[np.float64]:
-        """Normalised [H, A] → [horizon, D] in the units of the training's data"""
+        """Normalised [H, A] → [horizon, D] in the units of the training's data, cut to the configured limits"""
         kept, affine = values[: self.config.horizon, : self.config.action], self._normalisation.action
-        return kept if affine is None else affine.restored(kept)
+        restored = kept if affine is None else affine.restored(kept)
+        return restored.clip(self._settings.action_low or -np.inf, self._settings.action_high or np.inf)
 
     def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
         """The meaning of actions as configured; what is not stated is absolute, without unit and limit."""

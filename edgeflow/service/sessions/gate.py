@@ -1,11 +1,10 @@
-"""The checks every action must pass before a robot may execute it, its values and its age; and the ages measured."""
+"""The checks every action must pass before a robot may execute it, its values and its age."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections import deque
-from dataclasses import dataclass
 from statistics import median_low
 
 import numpy as np
@@ -14,9 +13,6 @@ from edgeflow.types import ActionSchema, Chunk
 
 MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the age foretold
 MEASURED_TIMES = 4
-KEPT_AGES = 64
-AGE_PERCENT = 95  # of them are at most as old as is expected
-MOST_AGE_NS = 60_000_000_000  # that a robot is believed
 LIMIT_TOLERANCE = 1e-6  # of a dimension's range, for rounding
 MOST = sys.float_info.max
 
@@ -53,51 +49,6 @@ class FrameTimes:
         """Take a frame's time."""
         self._last_ns.append(took_ns)
         self.typical_ns = median_low(self._last_ns)
-
-
-@dataclass(slots=True)
-class _Age:
-    """server_ns: as the service measured. fits_ns: the age up to which the chunk fits; None = any."""
-
-    server_ns: int
-    fits_ns: int | None
-    age_ns: int | None = None
-
-
-class AnswerAges:
-    """The ages of the last KEPT_AGES frames when their answers arrived at the robot.
-
-    The robot says them; until it does, and if it never does, an age is the time in the service and what the transport
-    of others took. Expected is the age that AGE_PERCENT of them had at most: one spike among many moves it little, and
-    is forgotten.
-    """
-
-    def __init__(self) -> None:
-        self._ages: dict[int, _Age] = {}
-
-    def sent(self, seq: int, server_ns: int, fits_ns: int | None = None) -> None:
-        """An answer was handed out, so long after its frame was received."""
-        self._ages[seq] = _Age(server_ns, fits_ns)
-        if len(self._ages) > KEPT_AGES:
-            del self._ages[next(iter(self._ages))]
-
-    def arrived(self, seq: int, age_ns: int) -> bool:
-        """The robot says how old a frame was when its answer arrived; True if that is news, and it came too late."""
-        age = self._ages.get(seq)
-        if age is None or age.age_ns is not None:
-            return False
-        age.age_ns = max(min(age_ns, MOST_AGE_NS), age.server_ns)
-        return age.fits_ns is not None and age.age_ns > age.fits_ns
-
-    @property
-    def expected_ns(self) -> int:
-        """The age of the next frame when its answer arrives; 0 before the first answer."""
-        if not self._ages:
-            return 0
-        transports = [each.age_ns - each.server_ns for each in self._ages.values() if each.age_ns is not None]
-        usual_ns = median_low(transports) if transports else 0
-        ages = sorted(each.server_ns + usual_ns if each.age_ns is None else each.age_ns for each in self._ages.values())
-        return ages[-(-AGE_PERCENT * len(ages) // 100) - 1]
 
 
 class AgeLimit:

@@ -37,8 +37,9 @@ from dataclasses import replace
 from edgeflow.errors import FailedPrecondition, RequestError
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, Payloads, ResetSession, SubmitFrame
 from edgeflow.reasons import Reason
+from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
-from edgeflow.service.sessions.gate import AgeLimit, AnswerAges, FrameTimes, within_limits
+from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, within_limits
 from edgeflow.service.sessions.ordering import FrameOrder
 from edgeflow.service.sessions.outbox import Outbox
 from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, changes_too_often

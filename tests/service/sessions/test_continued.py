@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
 from edgeflow.reasons import Reason
-from edgeflow.service.sessions.gate import KEPT_AGES, AnswerAges
+from edgeflow.scheduler.answer_ages import KEPT_AGES, AnswerAges
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import Session
 from edgeflow.trajectory import Arrived, ChunkReport, Playing
