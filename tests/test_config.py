@@ -58,6 +58,12 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
         ({"zzz": 1}, "zzz: unknown key; known: model, alias"),
         ({"grpc": {"port": 70000}}, "grpc.port: 70000 should be less than or equal to 65535"),
         ({"timing": {"action_ttl_ms": 900}}, "timing.action_ttl_ms: 900 should be less than or equal to 500"),
+        (
+            {"trajectory": {"limits": {"x": {"velocity": 0}}}},
+            "trajectory.limits.x.velocity: 0 should be greater than 0",
+        ),
+        ({"trajectory": {"limits": {"x": {"low": 1, "high": 0}}}}, "trajectory.limits.x: low: 1 is not below high, 0"),
+        ({"trajectory": {"limit": {}}}, "trajectory.limit: unknown key; did you mean trajectory.limits?"),
         ({"max_sessions": "8"}, 'max_sessions: "8" should be a valid integer'),
         ({"mode": "fast"}, "mode: \"fast\" should be 'serial', 'pipelined', 'depth', 'speculative' or 'auto'"),
         ({"model": 3}, "model: 3 should be a valid string"),

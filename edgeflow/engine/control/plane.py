@@ -44,7 +44,7 @@ KEPT_PASSES = 4096  # between two questions of control
 KEPT_FRAMES = 1024  # likewise, of those that drafted
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Track:
     """A frame between its arrival and its action. drafts: behind its prompt, and their tolerance.
 
@@ -223,7 +223,7 @@ class ControlPlane:
             self._publish(dropped(ref, Disposition.REJECTED, error.code, Reason.INSTRUCTION_TOO_LONG, text))
             return
         self._waiting[ref] = message
-        self._tracks[ref] = _Track(message, arrived_ns)
+        self._tracks[ref] = _Track(message=message, arrived_ns=arrived_ns)
         opened = self._opened.get(ref.session)
         deadline_ns = arrived_ns + (opened.deadline_ns if opened else 0)
         patience_ns = opened.patience_ns if opened else 0

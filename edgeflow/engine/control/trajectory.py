@@ -104,7 +104,14 @@ class Trajectory:
             if result is actions:
                 result = actions.copy()
             result[:, dimension.index] = rows
-            found += self._limited(dimension, wanted, rows, plan, pose, continued)
+            limited = self._exceeded(dimension, wanted, plan, pose)
+            if not continued:
+                limited.append((LimitKind.START, 0.0))
+            changed = float(np.abs((rows - wanted)[0 if plan is None else plan.delay :]).max(initial=0.0))
+            found += [
+                Limited(dimension=dimension.name, limit=kind, beyond=beyond, changed=changed)
+                for kind, beyond in limited or [(LimitKind.BRAKING, 0.0)]
+            ]
         return result, tuple(found)
 
     def _column(self, dimension: _Dimension, wanted: Rows, plan: Plan | None, pose: float | None) -> tuple[Rows, bool]:
@@ -117,27 +124,13 @@ class Trajectory:
         rest, continued = limit(wanted[len(passed) :].tolist(), start, dimension.bounds)
         return np.array([*passed, *rest]), continued
 
-    def _limited(
-        self,
-        dimension: _Dimension,
-        wanted: Rows,
-        rows: Rows,
-        plan: Plan | None,
-        pose: float | None,
-        continued: bool,
-    ) -> list[Limited]:
+    def _exceeded(
+        self, dimension: _Dimension, wanted: Rows, plan: Plan | None, pose: float | None
+    ) -> list[tuple[LimitKind, float]]:
+        """The limits that a chunk exceeds from the delay on, and by how much at most, per second."""
         before, passed = _played(dimension, plan)
-        delay = len(passed)
-        changed = float(np.abs(rows[delay:] - wanted[delay:]).max(initial=0.0))
-        beyond = _excesses(dimension, [*before, *passed], wanted[delay:], sum(passed), pose)
-        kinds = {kind: excess / self._step_s ** _ORDERS.get(kind, 0) for kind, excess in beyond.items()}
-        if not continued:
-            kinds[LimitKind.START] = 0.0
-        kinds = kinds or {LimitKind.BRAKING: 0.0}
-        return [
-            Limited(dimension=dimension.name, limit=kind, beyond=excess, changed=changed)
-            for kind, excess in kinds.items()
-        ]
+        excesses = _excesses(dimension, [*before, *passed], wanted[len(passed) :], sum(passed), pose)
+        return [(kind, excess / self._step_s ** _ORDERS.get(kind, 0)) for kind, excess in excesses.items()]
 
     def _best(self, chunks: Sequence[Rows], normalised: Rows, plan: Plan | None) -> tuple[int, tuple[Candidate, ...]]:
         scores = tuple(self._score(chunk, values, plan) for chunk, values in zip(chunks, normalised, strict=True))
