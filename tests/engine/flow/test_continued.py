@@ -1,0 +1,83 @@
+"""Real-time chunking with a flow policy, through the worker's loop: chunks continue the one that the robot plays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgeflow.clock import ManualClock
+from edgeflow.engine.control.denoising import FlowEngine
+from edgeflow.engine.flow.guidance import RTCSettings, Schedule
+from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.trajectory import Playing, Seam
+from edgeflow.types import Pace
+from edgeflow.worker.worker import Worker
+from tests.engine.flow.test_warmup import engine_of, frame
+from tests.engine.flow.tiny_flow import ADAPTIVE_SHAPE, JOINT_SHAPE, TinyFlowPolicy
+
+STEP_NS = 20_000_000
+
+
+class Bench:
+    def __init__(self, policy: TinyFlowPolicy) -> None:
+        self.said: list[Message] = []
+        limits = SchedulerLimits(policy.sizes.steps + 1, 1, row_budget=1000, drain_after_ns=0)
+        self.engine: FlowEngine = engine_of(policy, 1)
+        self.worker = Worker(self.engine, Scheduler(limits), ManualClock(), self.said.append)
+        self.tell(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key="plain", rtc=policy.rtc is not None))
+
+    def tell(self, message: Message) -> Message:
+        self.worker.inbox.put(message)
+        while self.worker.step():
+            pass
+        said, self.said[:] = list(self.said), []
+        return said[-1]
+
+    def answer(self, message: SubmitFrame) -> FrameResult:
+        result = self.tell(message)
+        assert isinstance(result, FrameResult) and result.valid
+        return result
+
+
+def rows_of(result: FrameResult) -> np.ndarray:
+    return np.reshape(result.chunk.values, (result.chunk.horizon, -1))
+
+
+def second(playing: Playing | None, rows: int, delay: int) -> SubmitFrame:
+    return replace(frame(1, 2, 0.3), stamp_ns=rows * STEP_NS, playing=playing, delay_ns=delay * STEP_NS)
+
+
+def test_a_trained_policy_keeps_the_rows_that_will_have_passed():
+    bench = Bench(TinyFlowPolicy(JOINT_SHAPE, rtc=RTCSettings(trained_max_delay=2)))
+    first = bench.answer(frame(1, 1, 0.5))
+    result = bench.answer(second(Playing(1, 1), 1, 2))
+    np.testing.assert_allclose(rows_of(result)[:2], rows_of(first)[1:3], rtol=1e-6)
+    assert (result.report.continues, result.report.conditioned_steps) == (1, 2)
+    refused = bench.answer(replace(second(Playing(2, 0), 1, 3), seq=3))
+    assert (refused.report.continues, refused.report.seam) == (0, Seam.REFUSED)
+
+
+def test_guidance_draws_the_rows_that_will_have_passed_to_those_being_played():
+    settings = RTCSettings(schedule=Schedule.ZEROS, execution_horizon=5)
+    gaps = []
+    for rtc in (settings, None):
+        bench = Bench(TinyFlowPolicy(JOINT_SHAPE, rtc=rtc))
+        first = bench.answer(frame(1, 1, 0.5))
+        result = bench.answer(second(Playing(1, 1), 1, 2))
+        gaps.append(np.abs(rows_of(result)[:2] - rows_of(first)[1:3]).max())
+        assert result.report.continues == (rtc is not None)
+    assert gaps[0] < 0.5 * gaps[1]
+
+
+@pytest.mark.parametrize("rtc", [None, RTCSettings(execution_horizon=3)])
+def test_the_candidate_nearest_to_what_is_played_is_sent_and_continued(rtc: RTCSettings | None):
+    bench = Bench(TinyFlowPolicy(ADAPTIVE_SHAPE, rtc=rtc))
+    first = bench.answer(frame(1, 1, 0.5))
+    assert len(first.report.candidates) == 3 and {each.distance for each in first.report.candidates} == {0.0}
+    result = bench.answer(second(Playing(1, 1), 1, 2))
+    scores = [each.score for each in result.report.candidates]
+    assert len(scores) == 3 and scores[result.report.chosen] == min(scores)
+    assert all(each.distance > 0 for each in result.report.candidates)
