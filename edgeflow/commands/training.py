@@ -18,9 +18,14 @@ from edgeflow.commands.options import (
     Json,
     OptionalFloat,
 )
+from edgeflow.demo.episodes import Execution
 from edgeflow.errors import ConfigError
 from edgeflow.types import MOST_TOLERANCE_BINS, Mode, Speculation
 
+EXECUTION_HELP = (
+    "How chunks are played. rtc: each continues the one being played; fresh: each begins anew; synchronous: the robot "
+    "rests while it waits. Repeat for several."
+)
 PROFILE_HELP = "Device whose pass times to use: none (this machine), orin, rtx5090, FILE."
 
 
@@ -39,6 +44,7 @@ def eval_demo(
     frame_hz: Annotated[float, typer.Option(min=1, max=100, help="Camera frames per second.")] = 20.0,
     model: Annotated[str, typer.Option(help="Checkpoint directory; default: an embedded policy.")] = "",
     policy: Embedded = "tokens",
+    execution: Annotated[list[Execution], typer.Option(help=EXECUTION_HELP)] = [Execution.RTC],  # noqa: B006
     out: Annotated[Path, typer.Option(help="Directory for report.json and success.png.")] = Path("eval-report"),
     as_json: Json = False,
 ) -> None:
@@ -65,6 +71,7 @@ def eval_demo(
         model=model or EMBEDDED_POLICIES[policy],
         depth=depth,
         speculation=speculation,
+        executions=execution,
     )
     eval_command(plan, out, as_json=as_json)
 

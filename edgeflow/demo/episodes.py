@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
+from enum import Enum
 from typing import Any
 
 from edgeflow.demo.world.task import Outcome
+
+
+class Execution(str, Enum):
+    """How a robot plays chunks.
+
+    RTC: while it waits for the next one, which continues the chunk being played (real-time chunking). FRESH: likewise,
+    but every chunk begins anew. SYNCHRONOUS: it rests while it waits.
+    """
+
+    RTC = "rtc"
+    FRESH = "fresh"
+    SYNCHRONOUS = "synchronous"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +47,8 @@ class Acted:
 class EpisodeRun:
     """Result of one episode. seconds: simulated.
 
-    frames: captured. begun: of these, prefilled. overtaken: of these, left behind by a newer frame.
+    frames: captured. begun: of these, prefilled. overtaken: of these, left behind by a newer frame. late: chunks that
+    came later than they were made for; late_played: of these, played because there was nothing else.
     """
 
     outcome: Outcome
@@ -43,6 +57,8 @@ class EpisodeRun:
     begun: int
     overtaken: int
     acted: tuple[Acted, ...] = field(repr=False)
+    late: int = 0
+    late_played: int = 0
 
     @property
     def actions(self) -> int:

@@ -43,6 +43,7 @@ def _table(results: list[ConditionResult], plan: EvaluationPlan) -> Table:
     count = plan.episodes * len(plan.seeds)
     table = Table(
         "condition", "success", "s/success", "actions/s", "age mean, p50, p99", "passes", "overtaken", "unsettled",
+        "late",
         title=f"{plan.model}, {count} episodes per row, camera {1 / plan.period_s:g} Hz",
     )  # fmt: skip
     for result in results:
@@ -56,13 +57,15 @@ def _table(results: list[ConditionResult], plan: EvaluationPlan) -> Table:
             f"{result.passes_mean:.2f}",
             f"{result.overtaken:.0%}",
             f"{result.unsettled:.0%}",
+            f"{result.late:.0%}",
         )
     return table
 
 
 def _name(condition: Condition) -> str:
     anchored = "" if condition.anchored else ", not anchored"
-    return f"{condition.profile}, {condition.mode}{anchored}, {condition.speed * 100:g} cm/s"
+    chunks = f", {condition.execution.value}" if condition.execution else ""
+    return f"{condition.profile}, {condition.mode}{chunks}{anchored}, {condition.speed * 100:g} cm/s"
 
 
 def _plot(results: list[ConditionResult], path: Path) -> None:

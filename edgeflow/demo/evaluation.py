@@ -17,7 +17,7 @@ import numpy as np
 
 from edgeflow.config import ServiceConfig
 from edgeflow.demo.camera import Delay
-from edgeflow.demo.episodes import EpisodeRun
+from edgeflow.demo.episodes import EpisodeRun, Execution
 from edgeflow.demo.evaluate import SuccessRate, success_rate
 from edgeflow.demo.measure import FRESH_SEEDS
 from edgeflow.demo.virtual import VirtualService
@@ -40,7 +40,7 @@ class Condition:
     """One row of the table.
 
     mode: the name of the pace. speed: of the objects, m/s. profile: name of the device whose pass times are used.
-    delay: in place of the passes' own age.
+    delay: in place of the passes' own age. execution: of chunks; None = answers are single actions.
     """
 
     mode: str
@@ -49,6 +49,7 @@ class Condition:
     speed: float
     profile: str
     delay: Delay | None = None
+    execution: Execution | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,8 @@ class ConditionResult:
 
     seconds_per_success: time of all episodes, the failed ones included, per success; infinite without any. fps: actions
     per second. passes: how many actions took so many passes. overtaken: share of the frames begun that a newer one left
-    behind. unsettled: share of the actions with tokens that were not settled.
+    behind. unsettled: share of the actions with tokens that were not settled. late: share of the chunks that came later
+    than they were made for; late_played: that were played all the same.
     """
 
     condition: Condition
@@ -71,6 +73,8 @@ class ConditionResult:
     passes: Mapping[int, int]
     overtaken: float
     unsettled: float
+    late: float = 0.0
+    late_played: float = 0.0
 
     @property
     def passes_mean(self) -> float:
@@ -99,6 +103,9 @@ class ConditionResult:
             "passes": {str(passes): self.passes[passes] for passes in sorted(self.passes)},
             "overtaken": self.overtaken,
             "unsettled": self.unsettled,
+            "execution": condition.execution.value if condition.execution else None,
+            "late": self.late,
+            "late_played": self.late_played,
         }
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -108,7 +115,10 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPlan:
-    """The grid to run. period_s: between camera frames. depth: for Mode.DEPTH; speculation: for Mode.SPECULATIVE."""
+    """The grid to run. period_s: between camera frames. depth: for Mode.DEPTH; speculation: for Mode.SPECULATIVE.
+
+    executions: of chunks.
+    """
 
     episodes: int
     modes: Sequence[Mode]
@@ -120,6 +130,7 @@ class EvaluationPlan:
     model: str = "demo"
     depth: int = 0
     speculation: Speculation = field(default_factory=Speculation)
+    executions: Sequence[Execution] = (Execution.RTC,)
 
 
 def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) -> Iterator[ConditionResult]:
@@ -130,11 +141,25 @@ def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) ->
         raise ConfigError(f"max_passes: must be 1 to {stages}, got {plan.speculation.max_passes}")
     paces = [pace_of(mode, stages, plan.depth, plan.speculation) for mode in plan.modes]
     times = dict(_times(name, built) for name in plan.profiles)
-    for profile, speed, pace, anchored in itertools.product(times, plan.speeds, paces, plan.anchored):
-        condition = Condition(mode=pace_name(pace, stages), pace=pace, anchored=anchored, speed=speed, profile=profile)
-        service = VirtualService(built.engine, built.limits, times[profile])
+    executions = plan.executions if _has_chunks(built) else [None]
+    grid = itertools.product(times, plan.speeds, paces, plan.anchored, executions)
+    for profile, speed, pace, anchored, execution in grid:
+        condition = Condition(
+            mode=pace_name(pace, stages),
+            pace=pace,
+            anchored=anchored,
+            speed=speed,
+            profile=profile,
+            execution=execution,
+        )
+        service = VirtualService(built.engine, built.limits, times[profile], execution=execution or Execution.RTC)
         runs = [list(_of_seed(service, condition, plan, seed, progress)) for seed in plan.seeds]
         yield result_of(condition, runs, stages)
+
+
+def _has_chunks(built: BuiltEngine) -> bool:
+    policy = built.engine.policy
+    return policy.action_schema(policy.unnorm_keys[0]).horizon > 1
 
 
 def pace_name(pace: Pace, stages: int) -> str:
@@ -182,7 +207,9 @@ def result_of(condition: Condition, by_seed: Sequence[Sequence[EpisodeRun]], sta
         age_p99_ms=float(np.percentile(ages, 99)),
         passes=Counter(action.passes for action in acted),
         overtaken=sum(run.overtaken for run in runs) / max(sum(run.begun for run in runs), 1),
-        unsettled=sum(action.settled < stages for action in acted) / max(len(acted), 1),
+        unsettled=sum(action.settled < stages for action in acted) / max(len(acted), 1) * (not condition.execution),
+        late=sum(run.late for run in runs) / max(len(acted), 1),
+        late_played=sum(run.late_played for run in runs) / max(len(acted), 1),
     )
 
 

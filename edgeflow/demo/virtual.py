@@ -16,8 +16,9 @@ import numpy as np
 from edgeflow.client.pose import Pose
 from edgeflow.clock import ManualClock
 from edgeflow.demo.camera import EPOCH, SESSION, Camera, Delay
-from edgeflow.demo.episodes import Acted, EpisodeRun
+from edgeflow.demo.episodes import Acted, EpisodeRun, Execution
 from edgeflow.demo.virtual_chunks import ChunkRobot
+from edgeflow.demo.virtual_synchronous import SynchronousRobot
 from edgeflow.demo.world.expert import action_goal
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
@@ -32,12 +33,17 @@ from edgeflow.worker.worker import Worker
 
 
 class VirtualService:
-    """A worker whose passes take given times. continues: as of ChunkRobot."""
+    """A worker whose passes take given times. execution: of chunks; single actions are obeyed as they arrive."""
 
     def __init__(
-        self, engine: PassEngine, limits: SchedulerLimits, times: PassTimes, *, continues: bool = True
+        self,
+        engine: PassEngine,
+        limits: SchedulerLimits,
+        times: PassTimes,
+        *,
+        execution: Execution = Execution.RTC,
     ) -> None:
-        self._continues = continues
+        self._execution = execution
         self._engine = engine
         self._limits = limits
         self._times = times
@@ -68,6 +74,8 @@ class VirtualService:
             begun=camera.drawn,
             overtaken=robot.overtaken,
             acted=tuple(robot.acted),
+            late=robot.late,
+            late_played=robot.late_played,
         )
 
     def _robot(
@@ -77,6 +85,8 @@ class VirtualService:
         schema = policy.action_schema(policy.unnorm_keys[0])
         if schema.horizon == 1:
             return _VirtualRobot(sim, worker, camera, period_ns=period_ns, anchored=anchored, delay=delay)
+        if self._execution is Execution.SYNCHRONOUS:
+            return SynchronousRobot(sim, worker, camera, schema, has_state=bool(policy.inputs.state))
         return ChunkRobot(
             sim,
             worker,
@@ -85,7 +95,7 @@ class VirtualService:
             period_ns=period_ns,
             delay=delay,
             state=policy.inputs.state,
-            continues=self._continues,
+            continues=self._execution is Execution.RTC,
         )
 
     def _worker(self, clock: ManualClock, published: list[Message], pace: Pace, draw: Callable[[int], None]) -> Worker:
@@ -94,7 +104,9 @@ class VirtualService:
 
         scheduler, pacer = _Watched(self._limits, draw), Pacer(self._times, clock, wait)
         worker = Worker(self._engine, scheduler, clock, published.append, pacer=pacer)
-        worker.inbox.put(OpenSession(session=SESSION, epoch=EPOCH, pace=pace, unnorm_key="", rtc=self._continues))
+        worker.inbox.put(
+            OpenSession(session=SESSION, epoch=EPOCH, pace=pace, unnorm_key="", rtc=self._execution is Execution.RTC)
+        )
         return worker
 
 
@@ -119,6 +131,12 @@ class _Robot(Protocol):
     overtaken: int
     acted: list[Acted]
 
+    @property
+    def late(self) -> int: ...
+
+    @property
+    def late_played(self) -> int: ...
+
     def next_event_ns(self) -> int: ...
 
     def live_until(self, instant_ns: int) -> None: ...
@@ -128,6 +146,8 @@ class _Robot(Protocol):
 
 class _VirtualRobot:
     """A robot without the SDK: it captures a frame every period and obeys actions as they arrive, in simulated time."""
+
+    late = late_played = 0
 
     def __init__(
         self, sim: RobotSim, worker: Worker, camera: Camera, *, period_ns: int, anchored: bool, delay: Delay | None

@@ -11,7 +11,6 @@ import numpy as np
 from edgeflow.client.actions import Action, Directive
 from edgeflow.client.connection.outgoing import Outgoing
 from edgeflow.client.connection.wire import SessionSettings
-from edgeflow.client.flight import Statistics
 from edgeflow.client.session import Session
 from edgeflow.clock import ManualClock
 from edgeflow.demo.camera import EPOCH, SESSION, Camera, Delay
@@ -36,8 +35,8 @@ RESUME_WITHIN_NS: Final = 2_000_000_000
 class ChunkRobot:
     """Captures a frame every period and plays what the SDK hands out.
 
-    now_ns: since the episode began. overtaken: frames that newer ones left behind. continues: answers continue the chunk
-    being played (real-time chunking), where the policy can.
+    now_ns: since the episode began. overtaken: frames that newer ones left behind. continues: answers continue the
+    chunk being played (real-time chunking), where the policy can.
     """
 
     def __init__(
@@ -80,9 +79,14 @@ class ChunkRobot:
         self._capture()
 
     @property
-    def statistics(self) -> Statistics:
-        """Counts of the SDK's session."""
-        return self._session.flight.statistics()
+    def late(self) -> int:
+        """Chunks that came later than they were made for."""
+        return self._session.flight.late
+
+    @property
+    def late_played(self) -> int:
+        """Of these, played because there was nothing else."""
+        return self._session.flight.late_played
 
     def next_event_ns(self) -> int:
         """The next event while no pass runs: a tick, a frame, an action that becomes due, or a drain that does."""
