@@ -24,11 +24,7 @@ def sim():
 
 
 def expert(sim):
-    def policy(observations):
-        goal = sim.grasps()[sim.task.target]
-        return [expert_chunks(flat(sim.pose()), flat(goal), np.array(sim.aperture), ROWS)]
-
-    return policy
+    return lambda observations: [expert_chunks(flat(sim.pose()), flat(sim.grasps()[sim.task.target]), ROWS)]
 
 
 @pytest.mark.parametrize("timing", [ChunkTiming(), ChunkTiming(every=6), ChunkTiming(every=4, delay=3)])

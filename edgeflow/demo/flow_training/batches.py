@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgeflow.demo.flow_training.chunks import Labels, Spread
-from edgeflow.demo.flow_training.continuing import draw_chunks
 from edgeflow.demo.flow_training.data import FlowDataset
 from edgeflow.demo.flow_training.network import FlowSize
 from edgeflow.demo.flow_training.tokenizer import prompt_ids
@@ -110,13 +109,6 @@ def draw_batch(
     rows = np.sort(rng.integers(len(data), size=size))
     colours, visible = data.colours[rows], data.visible[rows]
     handles, names = choose_branches(colours, visible, data.target[rows], rng, branches)
-    chunks = draw_chunks(
-        np.repeat(data.tool[rows], branches, axis=0),
-        data.grasps[rows[:, None], handles].reshape(-1, 7),
-        np.repeat(data.aperture[rows], branches),
-        labels.chunks.shape[2],
-        rng,
-    )
     actions, pixels = scaled(torch.from_numpy(labels.goals[rows])), torch.from_numpy(data.pixels[rows])
     chosen = torch.arange(size)[:, None], torch.from_numpy(handles)
     phrase = int(rng.integers(len(prompts.ids)))
@@ -128,7 +120,7 @@ def draw_batch(
         visible=torch.from_numpy(visible),
         colours=torch.from_numpy(colours),
         ids=prompts.ids[phrase][torch.from_numpy(names)],
-        chunks=normaliser.chunks(torch.from_numpy(chunks).unflatten(0, (size, branches))),
+        chunks=normaliser.chunks(torch.from_numpy(labels.chunks[rows[:, None], handles])),
         goals=actions[chosen],
         places=pixels[chosen],
         named=prompts.named[phrase],

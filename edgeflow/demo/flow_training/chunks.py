@@ -12,11 +12,9 @@ from edgeflow.client.pose import Vector
 from edgeflow.demo.flow_training.data import FlowDataset
 from edgeflow.demo.world.expert import CLOSE_ALIGNED, CLOSE_WITHIN
 from edgeflow.demo.world.layout import TOOL_DOWN
-from edgeflow.demo.world.robot import GRIPPER_TIME, MAX_SPEED, MAX_TURN
+from edgeflow.demo.world.robot import MAX_SPEED, MAX_TURN
 
-STEP_S: Final = 0.05  # seconds per row
-REOPEN_ROWS: Final = 6  # enough to open while the chunk before is still played
-HALF_CLOSED: Final = 0.5  # aperture at which the simulation judges a grasp
+STEP_S: Final = 0.05  # seconds a row
 _TINY: Final = 1e-12
 
 
@@ -47,7 +45,7 @@ class Spread:
 def label_all(data: FlowDataset, rows: int) -> Labels:
     """The labels of a data set."""
     tool = np.asarray(data.tool)
-    chunks = expert_chunks(tool[:, None], data.grasps, data.aperture[:, None], rows)
+    chunks = expert_chunks(tool[:, None], data.grasps, rows)
     left, turn = _left(tool[:, None], data.grasps)
     goals = np.concatenate([left, turn, chunks[..., 0, 6:]], axis=-1)
     tilt = _rotvecs(_multiply(_conjugate(TOOL_DOWN), tool[:, 3:]))
@@ -55,12 +53,11 @@ def label_all(data: FlowDataset, rows: int) -> Labels:
     return Labels(*(each.astype(np.float32) for each in (chunks, goals, states)))
 
 
-def expert_chunks(tool: Vector, grasp: Vector, aperture: NDArray[np.floating], rows: int) -> Vector:
+def expert_chunks(tool: Vector, grasp: Vector, rows: int) -> Vector:
     """The expert's next `rows` steps of 50 ms `[..., rows, 7]` from tool poses to grasp poses, both `[..., 7]`.
 
     A row is the displacement and rotation vector of its step, in the tool's frame as the step begins, at the arm's
-    limits of speed, and the gripper, closed from where the expert closes it. A gripper that is more than half closed
-    (aperture `[...]` below 0.5) has closed on nothing: it opens for REOPEN_ROWS first.
+    limits of speed, and the gripper, closed from where the expert closes it.
     """
     left, turn = _left(tool, grasp)
     far, angle = (np.linalg.norm(each, axis=-1)[..., None] for each in (left, turn))
@@ -71,37 +68,8 @@ def expert_chunks(tool: Vector, grasp: Vector, aperture: NDArray[np.floating], r
     back = _conjugate(_quaternions(turned[..., :-1, None] * turn[..., None, :]))
     rotvec = np.diff(turned)[..., None] * turn[..., None, :]
     closed = (far * (1.0 - moved) <= CLOSE_WITHIN) & (angle * (1.0 - turned) <= CLOSE_ALIGNED)
-    reopens = (np.asarray(aperture)[..., None] < HALF_CLOSED) & (np.arange(rows) < REOPEN_ROWS)
-    gripper = np.where(closed[..., :-1] & ~reopens, 0.0, 1.0)[..., None]
+    gripper = np.where(closed[..., :-1], 0.0, 1.0)[..., None]
     return np.concatenate([_rotate(back, shift), rotvec, gripper], axis=-1)
-
-
-def continued_chunks(
-    tool: Vector, grasp: Vector, aperture: NDArray[np.floating], given: Vector, count: NDArray[np.int64]
-) -> Vector:
-    """Chunks `[N, rows, 7]` whose first `count` `[N]` rows are given, those of `given` `[N, rows, 7]`.
-
-    The rest is the expert's motion from where the given rows lead. tool, grasp: `[N, 7]`; aperture: `[N]`.
-    """
-    rows, aperture = given.shape[1], np.asarray(aperture, np.float64)
-    position, quaternion = tool[:, :3], tool[:, 3:]
-    for row in range(int(count.max(initial=0))):
-        moved = (row < count)[:, None]
-        step = given[:, row]
-        position = np.where(moved, position + _rotate(quaternion, step[:, :3]), position)
-        quaternion = np.where(moved, _multiply(quaternion, _quaternions(step[:, 3:6])), quaternion)
-        change = np.where(step[:, 6] < HALF_CLOSED, -1.0, 1.0) * STEP_S / GRIPPER_TIME
-        aperture = np.where(moved[:, 0], np.clip(aperture + change, 0.0, 1.0), aperture)
-    rest = expert_chunks(np.concatenate([position, quaternion], axis=1), grasp, aperture, rows)
-    places = np.arange(rows)[None]
-    later = np.take_along_axis(rest, np.maximum(places - count[:, None], 0)[..., None], axis=1)
-    return np.where((places < count[:, None])[..., None], given, later)
-
-
-def offset_poses(tool: Vector, metres: Vector, radians: Vector) -> Vector:
-    """Poses `[N, 7]`, each displaced and turned in its frame by `[N, 3]` and `[N, 3]`."""
-    position = tool[:, :3] + _rotate(tool[:, 3:], metres)
-    return np.concatenate([position, _multiply(tool[:, 3:], _quaternions(radians))], axis=1)
 
 
 def _left(tool: Vector, grasp: Vector) -> tuple[Vector, Vector]:

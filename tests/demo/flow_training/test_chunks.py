@@ -3,14 +3,7 @@ import pytest
 
 from edgeflow.client.actions import resolve_rows
 from edgeflow.client.pose import Pose, angle, compose, distance, relative, to_rotvec
-from edgeflow.demo.flow_training.chunks import (
-    REOPEN_ROWS,
-    STEP_S,
-    Spread,
-    continued_chunks,
-    expert_chunks,
-    offset_poses,
-)
+from edgeflow.demo.flow_training.chunks import STEP_S, Spread, expert_chunks
 from edgeflow.demo.training.actions import NAMES, UNITS
 from edgeflow.demo.training.states import sample_state
 from edgeflow.demo.world.expert import expert_action
@@ -57,7 +50,7 @@ def rolled_out(tool, grasp):
 
 def test_chunks_are_the_experts_motion_at_its_own_limits(pairs):
     tools, grasps = (np.array([flat(pair[each]) for pair in pairs]) for each in (0, 1))
-    chunks = expert_chunks(tools, grasps, np.ones(len(pairs)), ROWS)
+    chunks = expert_chunks(tools, grasps, ROWS)
     for chunk, (tool, grasp) in zip(chunks, pairs, strict=True):
         np.testing.assert_allclose(chunk, rolled_out(tool, grasp), rtol=0, atol=1e-7)
     assert {0.0, 1.0} == set(chunks[:, 0, 6])
@@ -65,41 +58,10 @@ def test_chunks_are_the_experts_motion_at_its_own_limits(pairs):
 
 def test_a_chunk_that_is_long_enough_leads_to_the_grasp_as_a_client_composes_it(pairs):
     for tool, grasp in pairs[:20]:
-        chunk = expert_chunks(flat(tool), flat(grasp), np.ones(()), 60)
+        chunk = expert_chunks(flat(tool), flat(grasp), 60)
         reached = resolve_rows(SCHEMA, chunk, tool).pose
         assert distance(reached, grasp) < 1e-6
         assert angle(reached, grasp) < 1e-6
-
-
-def test_a_gripper_that_closed_on_nothing_opens_first(pairs):
-    _, grasp = pairs[0]
-    there = np.tile(flat(grasp), (4, 1))
-    at_it = expert_chunks(there, there, np.array([1.0, 0.6, 0.4, 0.0]), ROWS)[..., 6]
-    assert (at_it[:2] == 0.0).all()
-    assert (at_it[2:, :REOPEN_ROWS] == 1.0).all()
-    assert (at_it[2:, REOPEN_ROWS:] == 0.0).all()
-
-
-def test_given_rows_are_kept_and_the_rest_makes_up_for_them(pairs):
-    rng = np.random.default_rng(1)
-    tools, grasps = (np.array([flat(pair[each]) for pair in pairs]) for each in (0, 1))
-    away = offset_poses(tools, 0.02 * rng.standard_normal((len(pairs), 3)), 0.1 * rng.standard_normal((len(pairs), 3)))
-    older = expert_chunks(away, grasps, np.ones(len(pairs)), 60)
-    count = np.arange(len(pairs)) % 7
-    chunks = continued_chunks(tools, grasps, np.ones(len(pairs)), older, count)
-    for chunk, given, rows, (tool, grasp) in zip(chunks, older, count, pairs, strict=True):
-        assert np.array_equal(chunk[:rows], given[:rows])
-        reached = resolve_rows(SCHEMA, chunk, tool).pose
-        assert distance(reached, grasp) < 1e-6
-        assert angle(reached, grasp) < 1e-6
-
-
-def test_given_rows_that_close_the_gripper_away_from_the_goal_are_followed_by_open_ones(pairs):
-    tool, grasp = pairs[0]
-    given = np.zeros((1, ROWS, 7))
-    chunk = continued_chunks(flat(tool)[None], flat(grasp)[None], np.ones(1), given, np.array([3]))[0]
-    assert chunk[:3, 6].tolist() == [0.0] * 3
-    assert (chunk[3 : 3 + REOPEN_ROWS, 6] == 1.0).all()
 
 
 def test_the_state_is_zero_turn_for_a_tool_that_points_down():
