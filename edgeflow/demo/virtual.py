@@ -59,7 +59,7 @@ class VirtualService:
         clock, camera = ManualClock(), Camera(sim)
         published: list[Message] = []
         worker = self._worker(clock, published, pace, camera.draw)
-        robot = self._robot(sim, worker, camera, round(period_s * 1e9), anchored, delay)
+        robot = self._robot(sim, worker, camera, period_ns=round(period_s * 1e9), anchored=anchored, delay=delay)
         while sim.outcome is Outcome.RUNNING:
             busy = worker.step()
             robot.live_until(clock.now_ns() if busy else robot.next_event_ns())
@@ -79,7 +79,7 @@ class VirtualService:
         )
 
     def _robot(
-        self, sim: RobotSim, worker: Worker, camera: Camera, period_ns: int, anchored: bool, delay: Delay | None
+        self, sim: RobotSim, worker: Worker, camera: Camera, *, period_ns: int, anchored: bool, delay: Delay | None
     ) -> _Robot:
         policy = self._engine.policy
         schema = policy.action_schema(policy.unnorm_keys[0])

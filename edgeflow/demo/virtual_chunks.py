@@ -85,7 +85,7 @@ class ChunkRobot:
 
     @property
     def late_played(self) -> int:
-        """Of these, played because there was nothing else."""
+        """Late chunks that were played because there was nothing else."""
         return self._session.flight.late_played
 
     def next_event_ns(self) -> int:

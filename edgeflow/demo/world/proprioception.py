@@ -1,4 +1,4 @@
-"""The numbers by which the simulated arm tells its own state to a policy."""
+"""The proprioceptive state of the simulated arm, as it is sent to a policy."""
 
 from __future__ import annotations
 
