@@ -125,6 +125,7 @@ def _robot() -> dict[str, Any]:
         "rotation": "rotvec",
         "state_names": list(STATE_NAMES),
         "state_units": list(STATE_UNITS),
+        "rtc": {},
     }
 
 
