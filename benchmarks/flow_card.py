@@ -19,6 +19,7 @@ import torch
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.demo.chunk_episodes import ChunkTiming, run_chunks
+from edgeflow.demo.flow_training.export import NUM_STEPS
 from edgeflow.demo.flow_training.sampling import FlowSampler, Guidance
 from edgeflow.demo.measure import measure_runs
 from edgeflow.demo.world.sim import RobotSim
@@ -26,16 +27,17 @@ from edgeflow.demo.world.task import Outcome
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
 from tests.demo.flow_training.reference import read_sampler
 
-MOVING = 0.05  # m/s
-
 
 def main() -> None:
     """Measure and print."""
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
     rows: list[dict[str, Any]] = []
-    for steps, (name, timing, speed) in itertools.product(arguments.steps, _conditions(arguments.delays)):
-        sampler = read_sampler(EMBEDDED_FLOW_POLICY, steps, Guidance(horizon=arguments.horizon))
+    for steps, (name, timing, speed) in itertools.product(
+        arguments.steps, _conditions(arguments.speeds, arguments.delays)
+    ):
+        guidance = Guidance(horizon=arguments.horizon, most=arguments.most)
+        sampler = read_sampler(EMBEDDED_FLOW_POLICY, steps, guidance)
         result = measure_runs(_runner(sampler, timing), speed, arguments.episodes)
         low, high = result.rate.interval
         rows.append(
@@ -51,7 +53,15 @@ def main() -> None:
         )
         tally = f"{result.rate.successes} of {arguments.episodes} ({100 * low:.1f} to {100 * high:.1f} %)"
         print(f"{steps} steps, {name}: {tally}, {result.seconds:.2f} s", flush=True)
-    keep(arguments.json, {**machine_facts(), "horizon": arguments.horizon, "flow": rows})
+    keep(
+        arguments.json,
+        {
+            **machine_facts(),
+            "execution_horizon": arguments.horizon,
+            "max_guidance_weight": arguments.most,
+            "flow": rows,
+        },
+    )
 
 
 def _runner(sampler: FlowSampler, timing: ChunkTiming) -> Any:
@@ -61,8 +71,8 @@ def _runner(sampler: FlowSampler, timing: ChunkTiming) -> Any:
     return run
 
 
-def _conditions(delays: list[int]) -> Iterator[tuple[str, ChunkTiming, float]]:
-    for speed in (0.0, MOVING):
+def _conditions(speeds: list[float], delays: list[int]) -> Iterator[tuple[str, ChunkTiming, float]]:
+    for speed in (each / 100 for each in speeds):
         objects = f"objects at {100 * speed:g} cm/s" if speed else "still objects"
         yield f"{objects}, no delay, replanned every row", ChunkTiming(), speed
         yield f"{objects}, no delay, replanned every 4 rows", ChunkTiming(every=4), speed
@@ -74,9 +84,11 @@ def _conditions(delays: list[int]) -> Iterator[tuple[str, ChunkTiming, float]]:
 def _arguments() -> argparse.Namespace:
     parser = options(__doc__)
     parser.add_argument("--episodes", type=int, default=200, help="per condition")
-    parser.add_argument("--steps", type=int, nargs="+", default=[5], help="numbers of Euler steps")
+    parser.add_argument("--steps", type=int, nargs="+", default=[NUM_STEPS], help="numbers of Euler steps")
     parser.add_argument("--delays", type=int, nargs="+", default=[2, 3], help="rows of 50 ms")
-    parser.add_argument("--horizon", type=int, default=10, help="rows until which guidance reaches")
+    parser.add_argument("--speeds", type=float, nargs="+", default=[0.0, 5.0], help="of the objects, cm/s")
+    parser.add_argument("--horizon", type=int, default=4, help="rows until which guidance reaches")
+    parser.add_argument("--most", type=float, default=1.0, help="largest weight of guidance")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     return parser.parse_args()
 

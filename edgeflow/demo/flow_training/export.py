@@ -20,7 +20,8 @@ from edgeflow.demo.world.proprioception import STATE_NAMES, STATE_UNITS
 from edgeflow.demo.world.robot import MAX_SPEED, MAX_TURN
 from edgeflow.demo.world.scene import POLICY_CAMERA
 
-NUM_STEPS: Final = 5  # Euler steps of the flow
+NUM_STEPS: Final = 3  # Euler steps of the flow
+GUIDANCE: Final = {"execution_horizon": 4, "max_guidance_weight": 1.0}  # more than 1 drives so few steps past the aim
 TOKENS: Final = 16  # ids a prompt is padded to
 STATE, IMAGE, ACTION = "observation.state", f"observation.images.{POLICY_CAMERA}", "action"
 _NORM_MAP: Final = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
@@ -125,7 +126,7 @@ def _robot() -> dict[str, Any]:
         "rotation": "rotvec",
         "state_names": list(STATE_NAMES),
         "state_units": list(STATE_UNITS),
-        "rtc": {},
+        "rtc": GUIDANCE,
     }
 
 
