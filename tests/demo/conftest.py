@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._dynamo  # optimisers import it; with the LLVM of a GL library loaded first, its own crashes
 
 
 @pytest.fixture(scope="module")
