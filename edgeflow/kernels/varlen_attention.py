@@ -61,12 +61,33 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
 
     It costs least where equal lengths are neighbours; the host reads nothing.
     """
+    return _by_length(_batch, q, k, v, sequences)
+
+
+def products(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
+    """Two products with a softmax between them, for as many heads at a time as keep their scores in the cache.
+
+    Scores are rounded to the dtype of q less a guess of each row's largest one, near which rounding does least. On a
+    CPU in bfloat16 long sequences take about two thirds of the time of torch's own attention, to which shorter ones
+    are left.
+    """
+    return _by_length(_in_products, q, k, v, sequences)
+
+
+LONG = 512  # rows from which products are quicker
+SCORES = 1 << 20  # of the heads that are computed at a time: 2 MB
+LARGEST = 3.0  # standard deviations of a row's scores, if they were random: a guess of the largest of a thousand
+
+
+def _by_length(
+    attend: Callable[[Tensor, Tensor, Tensor, int], Tensor], q: Tensor, k: Tensor, v: Tensor, sequences: Sequences
+) -> Tensor:
     parts: list[Tensor] = []
     first = 0
     for length, run in groupby(sequences.lengths):
         stop = first + length * len(list(run))
         if length:
-            parts.append(_batch(q[first:stop], k[first:stop], v[first:stop], length))
+            parts.append(attend(q[first:stop], k[first:stop], v[first:stop], length))
         first = stop
     if len(parts) == 1:
         return parts[0]
@@ -77,3 +98,31 @@ def _batch(q: Tensor, k: Tensor, v: Tensor, length: int) -> Tensor:
     """Attention of sequences that all have `length` rows: [n length, H, D]"""
     a, b, c = (each.view(-1, length, *each.shape[1:]).transpose(1, 2) for each in (q, k, v))
     return F.scaled_dot_product_attention(a, b, c).transpose(1, 2).flatten(0, 1)
+
+
+def _in_products(q: Tensor, k: Tensor, v: Tensor, length: int) -> Tensor:
+    """As `_batch`."""
+    if length < LONG:
+        return _batch(q, k, v, length)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for first in range(0, len(q), length):
+        rows = slice(first, first + length)
+        queries, keys, values = (each[rows].transpose(0, 1).contiguous() for each in (q * q.shape[-1] ** -0.5, k, v))
+        _whole_rows(queries, keys, values, out[rows].transpose(0, 1))
+    return out
+
+
+def _whole_rows(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+    """One sequence [H, L, D], queries scaled."""
+    heads, length, width = queries.shape
+    together = max(1, min(heads, SCORES // length**2))
+    room = torch.empty(together, length, length, dtype=queries.dtype, device=queries.device)
+    spread = torch.linalg.vector_norm(keys, dim=(1, 2), keepdim=True, dtype=torch.float32) / (length * width) ** 0.5
+    sizes = torch.linalg.vector_norm(queries, dim=-1, keepdim=True, dtype=torch.float32)
+    largest = (-LARGEST * spread * sizes).to(queries.dtype)  # [H, L, 1], negative
+    for head in range(0, heads, together):
+        part = slice(head, head + together)
+        scores = room[: len(queries[part])]
+        less = largest[part].expand(-1, -1, length)
+        torch.baddbmm(less, queries[part], keys[part].transpose(1, 2), out=scores)
+        out[part] = torch.bmm(torch.softmax(scores, -1, out=scores), values[part])

@@ -13,11 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
-from edgeflow.kernels.linear import Gemm, Linear
-from edgeflow.kernels.table.operator_table import OperatorTable
+from edgeflow.kernels.linear import Linear
+from edgeflow.kernels.linear_gelu import linear_gelu
+from edgeflow.kernels.table.bind_linear import bind_linear
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences
+from edgeflow.kernels.weights import Weight
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.vit import LAYER_NORM_EPS, Block, Blocks, norm_weights, unfold
+
+ROWS = 1024
+"""Patches that are computed together on a CPU: activations of more images leave its cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +59,7 @@ class SigLIPTower:
         learned = weights.take("embeddings.position_embedding.weight", sizes.grid**2, width)
         self._position = learned[grid_positions(count, sizes.grid).to(learned.device)]
         blocks = [_block(weights.under(f"encoder.layers.{index}."), sizes) for index in range(sizes.layers)]
-        self._blocks = Blocks(blocks, sizes.heads, kernel, table=table, gelu="tanh")
+        self._blocks = Blocks(blocks, sizes.heads, kernel, table=table)
         self._norm = norm_weights(weights, "post_layernorm", width)
 
     @property
@@ -62,6 +68,11 @@ class SigLIPTower:
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, side, side] → [B, patches, E]"""
+        together = max(1, ROWS // self.patches) if pixels.is_cpu else len(pixels)
+        parts = [self._features(some) for some in pixels.split(together)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _features(self, pixels: Tensor) -> Tensor:
         x = F.linear(unfold(pixels.to(self.dtype), self._patch), self._kernel, self._bias) + self._position
         batch = len(x)
         x = self._blocks(x.flatten(0, 1), Sequences.equal(batch, self.patches, x.device))
@@ -90,14 +101,21 @@ def _block(weights: Weights, sizes: TowerSizes) -> Block:
     first, *others = (weights.linear(f"self_attn.{name}_proj", width, width) for name in "qkv")
     return Block(
         norm1=norm_weights(weights, "layer_norm1", width),
-        qkv=Gemm(first.cat(others), torch.cat(biases)),
+        qkv=bound(first.cat(others), torch.cat(biases)),
         proj=projection(weights, "self_attn.out_proj", width, width),
         norm2=norm_weights(weights, "layer_norm2", width),
-        fc1=projection(weights, "mlp.fc1", sizes.inner, width),
+        fc1=linear_gelu(
+            weights.linear("mlp.fc1", sizes.inner, width), weights.take("mlp.fc1.bias", sizes.inner), "tanh"
+        ),
         fc2=projection(weights, "mlp.fc2", width, sizes.inner),
     )
 
 
 def projection(weights: Weights, name: str, outputs: int, inputs: int, *, bias: bool = True) -> Linear:
     """A projection of the tower or behind it."""
-    return Gemm(weights.linear(name, outputs, inputs), weights.take(f"{name}.bias", outputs) if bias else None)
+    return bound(weights.linear(name, outputs, inputs), weights.take(f"{name}.bias", outputs) if bias else None)
+
+
+def bound(weight: Weight, bias: Tensor | None) -> Linear:
+    """What serves a weight in its own format on its device; a service's conversion of weights is that of decoders."""
+    return bind_linear(built_in_table(), OperatorKey(op_name="linear", model_name="vit"), weight, bias)["prefill"]

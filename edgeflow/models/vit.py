@@ -19,6 +19,7 @@ from torch import Tensor
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.layer_norm import AddLayerNorm
 from edgeflow.kernels.linear import Gemm, Linear
+from edgeflow.kernels.linear_gelu import linear_gelu
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention
 from edgeflow.kernels.weights import FloatWeight
@@ -29,8 +30,8 @@ LAYER_NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The weights of a pre-norm block. norm1, norm2: weight and bias. A LayerScale is folded into the projections that
-    it scales."""
+    """The weights of a pre-norm block. norm1, norm2: weight and bias. fc1: with the GELU behind it. A LayerScale is
+    folded into the projections that it scales."""
 
     norm1: tuple[Tensor, Tensor]
     qkv: Linear
@@ -43,19 +44,13 @@ class Block:
 class Blocks:
     """Blocks one after the other, over images laid behind each other.
 
-    like: a tensor in their dtype on their device. table: None for the built-in one. gelu: torch's `approximate`.
+    like: a tensor in their dtype on their device. table: None for the built-in one.
     """
 
     def __init__(
-        self,
-        blocks: Sequence[Block],
-        heads: int,
-        like: Tensor,
-        *,
-        table: OperatorTable | None = None,
-        gelu: str = "none",
+        self, blocks: Sequence[Block], heads: int, like: Tensor, *, table: OperatorTable | None = None
     ) -> None:
-        self._blocks, self._heads, self._gelu = tuple(blocks), heads, gelu
+        self._blocks, self._heads = tuple(blocks), heads
         operator = partial(_operator, table or built_in_table(), like)
         self._attend: VarlenAttention = operator("varlen_attention", "full")
         self._add_input_norm: AddLayerNorm = operator("add_layer_norm", "input")
@@ -73,7 +68,7 @@ class Blocks:
             q, k, v = block.qkv(normed).view(len(x), 3, self._heads, -1).unbind(1)
             attended = block.proj(self._attend(q, k, v, sequences).flatten(1))
             normed, x = self._add_post_norm(attended, x, *block.norm2, LAYER_NORM_EPS)
-            added = block.fc2(F.gelu(block.fc1(normed), approximate=self._gelu))
+            added = block.fc2(block.fc1(normed))
         return x if added is None else x + added
 
 
@@ -126,7 +121,7 @@ def _block(weights: Weights, width: int) -> Block:
         qkv=_linear(weights, "attn.qkv", 3 * width, width),
         proj=_linear(weights, "attn.proj", width, width, scale="ls1"),
         norm2=norm_weights(weights, "norm2", width),
-        fc1=_linear(weights, "mlp.fc1", inner, width),
+        fc1=linear_gelu(weights.linear("mlp.fc1", inner, width), weights.take("mlp.fc1.bias", inner), "none"),
         fc2=_linear(weights, "mlp.fc2", width, inner, scale="ls2"),
     )
 

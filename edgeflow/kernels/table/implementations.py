@@ -253,6 +253,13 @@ BUILT_IN = (
     ),
     Implementation(op_name="varlen_attention", impl_id=REFERENCE, function=varlen_attention.reference),
     Implementation(op_name="varlen_attention", impl_id="sdpa", function=varlen_attention.sdpa),
+    Implementation(
+        op_name="varlen_attention",
+        impl_id="products",
+        function=varlen_attention.products,
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset({torch.bfloat16}),
+    ),
     _triton("varlen_attention", "varlen_attention", {"d": 256}, kv="", **_TILES),
     Implementation(op_name="swiglu", impl_id=REFERENCE, function=swiglu.reference),
     Implementation(op_name="swiglu", impl_id="fused", function=swiglu.fused),
@@ -333,7 +340,7 @@ DEFAULTS: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
         "greedy": "reduced",
         "linear": "gemm",
     },
-    "cpu": {"linear": "packed"},
+    "cpu": {"linear": "packed", "varlen_attention": "products"},
     "cuda": {op_name: "triton" for op_name in KINDS if op_name not in ("shift_kv", "varlen_attention", "linear")},
 }
 """impl_id by hardware profile ("" is any) and operator; several where each serves other KV formats.
