@@ -49,6 +49,7 @@ from tests.engine.flow.tiny_flow import Shape, TinyFlowPolicy
 
 CPU = torch.device("cpu")
 ROBOTS = 2
+RATE_HZ = 30.0  # of a checkpoint's actions, which changes nothing here
 TINY = Shape(
     sizes=FlowSizes(steps=10, horizon=20, dims=8, closing=1, causal=True),
     kinds=(JOINT, CROSS) * 4,
@@ -113,7 +114,7 @@ def _policy(name: str) -> FlowPolicy:
     if name == "tiny":
         return TinyFlowPolicy(TINY)
     path: Path = resolve_model(name)
-    published = family_of(path).load(path, {}, LoadOptions())
+    published = family_of(path).load(path, {"control_rate_hz": RATE_HZ}, LoadOptions())
     policy: Any = published.load(Placement(dtype=torch.float32, device=CPU, table=built_in_table()))
     return policy
 

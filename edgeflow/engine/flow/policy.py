@@ -90,7 +90,7 @@ class FlowFrame:
     """The prepared inputs of a frame: only cameras and tokens that are there.
 
     pixel_values [C, 3, h, w] float32, C present cameras. prompt_ids: text tokens without padding. state [S] float32,
-    normalised and padded. noise [M, H, A] float32: x at flow time 1.
+    normalised and padded. noise [M, H, A] float32: x at flow time 1. Both on the host.
     """
 
     pixel_values: Tensor

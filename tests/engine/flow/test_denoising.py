@@ -70,7 +70,7 @@ def test_a_frame_alone_is_what_the_formulas_say(policy, shift: Shift):
     assert_right(run, run.decode([frames])[0], frames, Twin(policy.shape, policy.weights))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     gaps=st.lists(st.integers(0, 7), min_size=1, max_size=8),
     depth=st.integers(1, 6),
