@@ -1,4 +1,4 @@
-"""This project's side of `benchmarks.smolvla_cpu`: the family's policy on the engine that serves, one frame at a time."""
+"""The edgeflow side of `benchmarks.smolvla_cpu`: the policy of the family on the engine that serves, frame by frame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SwiGLU: silu(gate) * up. gate_up [L_Q, 2F] has gate and up side by side; out [L_Q, F]."""
+"""SwiGLU: silu(gate) * up. gate_up [L_Q, 2F] has gate and up side by side; out [L_Q, F].
+
+`geglu` is the same with the tanh form of GELU, as Gemma has it. It has one implementation and is not in the table.
+"""
 
 from __future__ import annotations
 
@@ -20,3 +23,9 @@ def fused(gate_up: Tensor) -> Tensor:
     """torch's SiLU, then the product in place."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def geglu(gate_up: Tensor) -> Tensor:
+    """torch's GELU, then the product in place."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.geglu import geglu
 from edgeflow.kernels.kv.formats import DenseLayer
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.packed_attention import Attend, PackedAttention
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces
+from edgeflow.kernels.swiglu import geglu
 from edgeflow.kernels.table.bind_linear import bind_linear
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
 from edgeflow.kernels.weights import FloatWeight, Weight

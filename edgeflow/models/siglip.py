@@ -69,7 +69,7 @@ class SigLIPTower:
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, side, side] → [B, patches, E]"""
         together = max(1, ROWS // self.patches) if pixels.is_cpu else len(pixels)
-        parts = [self._features(some) for some in pixels.split(together)]
+        parts = [self._features(some) for some in torch.split(pixels, together)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _features(self, pixels: Tensor) -> Tensor:

@@ -91,6 +91,7 @@ def footprint(
         decoder=weights.decoder,
         other=weights.others + weights.floats * torch.float32.itemsize // dtype.itemsize,
         slots=sizes.steps + 1,
+        step_rows=sizes.step_rows,
         position_bytes=stacks.layers * DENSE.position_bytes(stacks.kv_heads, stacks.head_dim, dtype),
         positions=cameras * vision.rows + sizes.closing + sizes.step_rows,
         row_bytes=(4 * stacks.width + 2 * widths + 3 * stacks.inner) * dtype.itemsize,
