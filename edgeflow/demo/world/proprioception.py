@@ -1,4 +1,4 @@
-"""The numbers by which the simulated arm tells its own state to a policy."""
+"""The numbers by which the simulated arm states its pose and gripper to a policy."""
 
 from __future__ import annotations
 
