@@ -58,8 +58,8 @@ class ConditionResult:
 
     seconds_per_success: time of all episodes, the failed ones included, per success; infinite without any. fps: actions
     per second. passes: how many actions took so many passes. overtaken: share of the frames begun that a newer one left
-    behind. unsettled: share of the actions with tokens that were not settled. late: share of the chunks that came later
-    than they were made for; late_played: that were played all the same.
+    behind. unsettled: share of the actions with tokens that were not settled. late: share of the chunks received that
+    came later than they were made for; late_played: share of those played.
     """
 
     condition: Condition
@@ -141,7 +141,7 @@ def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) ->
         raise ConfigError(f"max_passes: must be 1 to {stages}, got {plan.speculation.max_passes}")
     paces = [pace_of(mode, stages, plan.depth, plan.speculation) for mode in plan.modes]
     times = dict(_times(name, built) for name in plan.profiles)
-    executions = plan.executions if _has_chunks(built) else [None]
+    executions = _executions(plan, built)
     grid = itertools.product(times, plan.speeds, paces, plan.anchored, executions)
     for profile, speed, pace, anchored, execution in grid:
         condition = Condition(
@@ -157,9 +157,14 @@ def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) ->
         yield result_of(condition, runs, stages)
 
 
-def _has_chunks(built: BuiltEngine) -> bool:
+def _executions(plan: EvaluationPlan, built: BuiltEngine) -> Sequence[Execution | None]:
+    """The executions that differ for a policy. ConfigError for RTC where the policy does not continue chunks."""
     policy = built.engine.policy
-    return policy.action_schema(policy.unnorm_keys[0]).horizon > 1
+    if policy.action_schema(policy.unnorm_keys[0]).horizon == 1:
+        return [None]
+    if Execution.RTC in plan.executions and getattr(policy, "rtc", None) is None:
+        raise ConfigError("execution: this policy does not continue chunks: choose fresh or synchronous")
+    return plan.executions
 
 
 def pace_name(pace: Pace, stages: int) -> str:
@@ -195,6 +200,7 @@ def result_of(condition: Condition, by_seed: Sequence[Sequence[EpisodeRun]], sta
     runs = [run for of_seed in by_seed for run in of_seed]
     acted = [action for run in runs for action in run.acted]
     ages = [action.age_ns / 1e6 for action in acted] or [math.nan]
+    late, late_played = sum(run.late for run in runs), sum(run.late_played for run in runs)
     success, seconds = success_rate([run.outcome for run in runs]), sum(run.seconds for run in runs)
     return ConditionResult(
         condition=condition,
@@ -208,8 +214,8 @@ def result_of(condition: Condition, by_seed: Sequence[Sequence[EpisodeRun]], sta
         passes=Counter(action.passes for action in acted),
         overtaken=sum(run.overtaken for run in runs) / max(sum(run.begun for run in runs), 1),
         unsettled=sum(action.settled < stages for action in acted) / max(len(acted), 1) * (not condition.execution),
-        late=sum(run.late for run in runs) / max(len(acted), 1),
-        late_played=sum(run.late_played for run in runs) / max(len(acted), 1),
+        late=late / max(len(acted) + late - late_played, 1),
+        late_played=late_played / max(len(acted), 1),
     )
 
 

@@ -86,7 +86,7 @@ class VirtualService:
         if schema.horizon == 1:
             return _VirtualRobot(sim, worker, camera, period_ns=period_ns, anchored=anchored, delay=delay)
         if self._execution is Execution.SYNCHRONOUS:
-            return SynchronousRobot(sim, worker, camera, schema, has_state=bool(policy.inputs.state))
+            return SynchronousRobot(sim, worker, camera, schema, has_state=bool(policy.inputs.state), delay=delay)
         return ChunkRobot(
             sim,
             worker,

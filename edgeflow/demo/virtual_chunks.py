@@ -27,7 +27,7 @@ from edgeflow.types import ActionSchema, StateSpec
 from edgeflow.worker.worker import Worker
 
 TICK_NS: Final = 10_000_000  # between two looks at the SDK's directive
-VALID_MS: Final = 500  # of a chunk, as the service's default
+VALID_MS: Final = 250  # of a chunk, as the service's default (config.TimingConfig.action_ttl_ms)
 START_NS: Final = 1_000_000_000  # of an episode on the robot's clock, whose stamps are not 0
 RESUME_WITHIN_NS: Final = 2_000_000_000
 
@@ -236,6 +236,7 @@ def _action(result: FrameResult, stamp_ns: int) -> pb.Action:
         command=pb.COMMAND_ACT if result.valid else pb.COMMAND_HOLD,
         reason="" if result.valid else Reason.POLICY_OUTPUT_INVALID,
         valid_for_ms=VALID_MS,
+        max_age_ms=VALID_MS + -(-(result.queue_ns + result.inference_ns) // 1_000_000),
         values=chunk.values,
         horizon=chunk.horizon,
         step_ms=chunk.step_ms,

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgeflow.client.actions import resolve_rows
 from edgeflow.client.pose import Pose
-from edgeflow.demo.camera import Camera
+from edgeflow.demo.camera import Camera, Delay
 from edgeflow.demo.episodes import Acted
 from edgeflow.demo.world.proprioception import state_of
 from edgeflow.demo.world.sim import RobotSim
@@ -31,7 +31,16 @@ class SynchronousRobot:
 
     overtaken = late = late_played = 0
 
-    def __init__(self, sim: RobotSim, worker: Worker, camera: Camera, schema: ActionSchema, *, has_state: bool) -> None:
+    def __init__(
+        self,
+        sim: RobotSim,
+        worker: Worker,
+        camera: Camera,
+        schema: ActionSchema,
+        *,
+        has_state: bool,
+        delay: Delay | None,
+    ) -> None:
         self.now_ns = 0
         self.acted: list[Acted] = []
         self._sim = sim
@@ -40,6 +49,9 @@ class SynchronousRobot:
         self._camera = camera
         self._schema = schema
         self._has_state = has_state
+        self._delay = delay
+        self._draws = np.random.default_rng(delay.seed if delay else 0)
+        self._late: tuple[int, FrameResult] | None = None  # when it is delivered
         self._step_ns = round(schema.step_ms * 1e6)
         self._ticked = 0
         self._captured: tuple[int, Pose] = 0, sim.pose()
@@ -58,13 +70,23 @@ class SynchronousRobot:
         while self._next_tick_ns <= instant_ns and self._sim.outcome is Outcome.RUNNING:
             self._move_to(self._next_tick_ns)
             self._ticked += 1
+            if self._late is not None and self._late[0] <= self.now_ns:
+                self._begin(self._late[1])
             self._play()
         self._move_to(instant_ns)
 
     def receive(self, message: Message) -> None:
-        """Play a chunk from now on; capture anew where its numbers are not finite."""
+        """Play a chunk, now or once its delay is over; capture anew where its numbers are not finite."""
         if not isinstance(message, FrameResult):
             return
+        if self._delay is None:
+            self._begin(message)
+            return
+        jitter_ns = round(self._delay.jitter_ns * self._draws.uniform(-1.0, 1.0))
+        self._late = max(self._captured[0] + self._delay.mean_ns + jitter_ns, self.now_ns), message
+
+    def _begin(self, message: FrameResult) -> None:
+        self._late = None
         if not message.valid:
             self._capture()
             return

@@ -1,4 +1,4 @@
-"""The proprioceptive state of the simulated arm, as it is sent to a policy."""
+"""The numbers by which the simulated arm states its pose and gripper to a policy."""
 
 from __future__ import annotations
 
