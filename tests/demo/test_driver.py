@@ -8,7 +8,7 @@ import pytest
 from edgeflow.client.actions import Action, Directive
 from edgeflow.client.pose import Pose, identity
 from edgeflow.clock import ManualClock
-from edgeflow.demo.driver import Robot, RunPlan, run_robot
+from edgeflow.demo.driver import STATE, Robot, RunPlan, run_robot
 from edgeflow.demo.world.expert import expert_action
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
@@ -37,6 +37,7 @@ class StubWorld:
     """Ends an episode after 50 ms of its own time; notes what it is told."""
 
     instruction = "grasp"
+    aperture = 1.0
 
     def __init__(self, outcomes=(Outcome.SUCCESS,)) -> None:
         self.outcomes, self.seeds = list(outcomes), []
@@ -74,8 +75,9 @@ class StubClient:
         self._clock, self._directive = clock, directive
         self.resets, self.pushed = [], []
 
-    def push(self, image, pose, *, captured_ns: int) -> int:
+    def push(self, image, pose, *, captured_ns: int, state) -> int:
         self.pushed.append(captured_ns)
+        assert [len(vector) for vector in state.values()] == [STATE.size]
         return len(self.pushed)
 
     def latest(self) -> Directive:

@@ -8,6 +8,7 @@ import torch
 
 from edgeflow.client.pose import from_rotvec, multiply
 from edgeflow.demo.camera import Delay
+from edgeflow.demo.episodes import Execution
 from edgeflow.demo.flow_training.chunks import expert_chunks
 from edgeflow.demo.virtual import VirtualService
 from edgeflow.demo.world.layout import TOOL_DOWN
@@ -82,11 +83,11 @@ def blind(monkeypatch):
     )
 
 
-def run(sim, pass_ms, *, period_s=0.05, delay=None, seed=3):
+def run(sim, pass_ms, *, period_s=0.05, delay=None, seed=3, execution=Execution.FRESH):
     sim.reset(seed)
     times = DeviceProfile("even", pass_ms * MS, 0, pass_ms * MS).times(1)
     limits = SchedulerLimits(1, 1, row_budget=1000, drain_after_ns=0)
-    service = VirtualService(OnePassEngine(ExpertPolicy(sim), 1, 10), limits, times)
+    service = VirtualService(OnePassEngine(ExpertPolicy(sim), 1, 10), limits, times, execution=execution)
     return service.run_episode(sim, Pace(1), period_s=period_s, anchored=True, delay=delay)
 
 
@@ -104,12 +105,37 @@ def test_a_delayed_chunk_is_played_from_the_row_that_is_due(sim):
 
 
 def test_a_robot_that_hears_nothing_stops_when_the_chunk_is_no_longer_valid(sim, monkeypatch):
-    """The first answer takes 100 ms, the next one comes after its validity of 500 ms: HOLD in between."""
+    """The first answer takes 100 ms, the next one comes after its validity of 250 ms: HOLD in between."""
     held = []
     monkeypatch.setattr(RobotSim, "hold", lambda self: held.append(self.time))
     run(sim, 100, period_s=2.0)
     assert held[0] <= 0.1  # before the first answer
-    assert min(time for time in held if time > 0.1) == pytest.approx(0.6, abs=0.02)
+    assert min(time for time in held if time > 0.1) == pytest.approx(0.35, abs=0.02)
+
+
+@pytest.mark.parametrize("delay", [None, Delay(200 * MS)])
+def test_a_synchronous_robot_rests_while_it_waits(sim, delay, monkeypatch):
+    held = []
+    monkeypatch.setattr(RobotSim, "hold", _then(RobotSim.hold, lambda sim: held.append(sim.time)))
+    result = run(sim, 100, execution=Execution.SYNCHRONOUS, delay=delay)
+    assert result.outcome is Outcome.SUCCESS
+    assert set(result.ages_ns) == {200 * MS if delay else 100 * MS}
+    waits = [captured - arrived for arrived, captured in zip(*_times(result), strict=False)]
+    assert set(waits) == {8 * 50 * MS}
+    assert len(held) == len(waits)
+
+
+def _then(method, also):
+    def both(self):
+        method(self)
+        also(self)
+
+    return both
+
+
+def _times(result):
+    """When each chunk but the last arrived, and when each but the first was asked for."""
+    return [each.arrived_ns for each in result.acted[:-1]], [each.captured_ns for each in result.acted[1:]]
 
 
 def test_runs_repeat(sim):
