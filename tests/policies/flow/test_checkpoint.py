@@ -29,6 +29,7 @@ from tests.policies.flow.tiny import (
 from tests.policies.flow.weights import NAMES, Tiny
 
 SMOL, PI0, PI05 = (Tiny(kind=kind) for kind in KINDS)
+STATELESS = {TOP: {"type": "VISUAL", "shape": [3, 8, 8]}}
 
 
 def check(directory: Path, **settings: Any) -> None:
@@ -52,6 +53,13 @@ def check(directory: Path, **settings: Any) -> None:
         (SMOL, {"attention_mode": "none"}, "attention_mode is 'none'; served: cross_attn, self_attn"),
         (SMOL, {"vlm_model_name": "other/model"}, "vlm_model_name is 'other/model', which is not a folder"),
         (SMOL, {"vlm_model_name": "../vlm"}, "vlm_model_name is '../vlm', which is not a folder"),
+        (SMOL, {"vlm_model_name": "v" * 300}, "which is not a folder"),
+        (SMOL, {"vlm_model_name": "vlm\0"}, "which is not a folder"),
+        (
+            SMOL,
+            {"expert_width_multiplier": 1e308},
+            "expert_width_multiplier is 1e+308; served: an expert of at most 65536",
+        ),
         (SMOL, {"max_state_dim": 2}, "observation.state has 3 numbers; served: at most its padded 2"),
         (SMOL, {"max_action_dim": 1 << 14}, "max_action_dim is 16384; served: 1 to 1024"),
         (SMOL, {"min_period": 5.0}, "min_period is 5.0; served: at most max_period, 4.0"),
@@ -59,7 +67,8 @@ def check(directory: Path, **settings: Any) -> None:
         (PI0, {"use_relative_actions": True}, "use_relative_actions is True; served: False"),
         (PI0, {"paligemma_variant": "gemma_9b"}, "is 'gemma_9b'; served: gemma_2b, gemma_300m"),
         (PI0, {"image_resolution": [18, 18]}, "image_resolution is 18 with"),
-        (PI0, {"input_features": {TOP: {"type": "VISUAL", "shape": [3, 8, 8]}}}, "lacks observation.state"),
+        (SMOL, {"input_features": STATELESS}, "input_features lacks observation.state; served: with a state"),
+        (PI0, {"input_features": STATELESS}, "input_features lacks observation.state; served: with a state"),
         (PI0, {"input_features": {}}, "input_features has 0 cameras; served: 1 to 16"),
         (PI05, {"rtc_training_max_delay": -1}, "rtc_training_max_delay is -1.0; served: whole numbers from 0"),
         (PI05, {"use_visual_memory": True}, "use_visual_memory is True; served: False"),
@@ -111,6 +120,7 @@ IMAGES = {"VISUAL": "MEAN_STD", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
         (BEFORE, _step(TOKENIZER, _set(padding_side="left")), "padding_side is 'left'; served: 'right'"),
         (BEFORE, _step(TOKENIZER, _set(max_length=5000)), "max_length is 5000; served: 1 to 1024"),
         (BEFORE, _step(TOKENIZER, _set(tokenizer_name="/etc")), "put that tokenizer into"),
+        (BEFORE, _step(TOKENIZER, _set(tokenizer_name="t" * 300)), "put that tokenizer into"),
         (BEFORE, _step("device_processor", _set(float_dtype="bfloat16")), "float_dtype is 'bfloat16'"),
         (BEFORE, _moved(NORMALISE, 6), f"{NORMALISE} comes after {WRITER}; served: before it"),
         (BEFORE, _moved(WRITER, 6), f"{WRITER} comes after {TOKENIZER}; served: before it"),
