@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import DenseLayer
+from edgeflow.kernels.kv.formats import DENSE, DenseLayer
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.linear import Linear
@@ -25,6 +25,7 @@ from edgeflow.kernels.packed_attention import Attend, PackedAttention
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces
 from edgeflow.kernels.swiglu import geglu
 from edgeflow.kernels.table.bind_linear import bind_linear
+from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
 from edgeflow.kernels.weights import FloatWeight, Weight
 from edgeflow.models.checkpoint import Weights
@@ -295,6 +296,11 @@ class GroupedDecoder:
     def _find(self, op_name: str, role: str, dtype: torch.dtype | None = None) -> Any:
         key = OperatorKey(op_name=op_name, model_name=self.name, layer_role=role, stage=STAGE)
         return self._table.resolve(key, self.device, dtype or self.dtype)
+
+    @property
+    def reads_places(self) -> bool:
+        """True when attention reads on the host where rows are placed."""
+        return self._table.reads_places(self.name, DENSE.name, Hardware.of(self.device), self.dtype)
 
     def attention(self, layout: PackedLayout, kv: KVSlots) -> Attend:
         """Attention over a store in the layers of one kind."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.flow.policy import FlowFrame, Guidance
+from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
@@ -114,3 +115,9 @@ def test_the_actions_are_those_of_a_candidate(policy):
     assert result.sampled.values.shape == (policy.sizes.candidates, policy.sizes.horizon, policy.sizes.dims)
     for candidate, values in enumerate(result.sampled.values):
         assert np.array_equal(engine.actions(result.sampled, None, candidate), values[:, :2] * 2.0)
+
+
+@pytest.mark.parametrize(("attention", "reads"), [("slots_in_place", True), ("masked", False)])
+def test_attention_that_reads_places_is_told(attention: str, reads: bool):
+    table = built_in_table().forcing(packed_attention=attention)
+    assert TinyFlowPolicy(table=table).network.decoder.reads_places == reads
