@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from edgeflow.engine.flow.state import FlowState
 from edgeflow.engine.policy import LoadOptions
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.registry import family_of
@@ -215,14 +216,17 @@ def test_tensors_that_are_missing_or_misshapen(tmp_path: Path, kind: str, name: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_footprint_counts_what_is_loaded(tmp_path: Path, kind: str):
-    """All tensors but dead heads, split between the stacks, which may change precision, and the rest."""
+    """All tensors but dead heads and layers, split between the stacks, which may change precision, and the rest."""
     tiny = Tiny(kind=kind)
     directory = write_checkpoint(tmp_path, tiny)
     tensors = load_file(directory / "model.safetensors")
     dead = {"smolvla": "vlm_with_expert.vlm.lm_head.weight"}.get(
         kind, "paligemma_with_expert.gemma_expert.lm_head.weight"
     )
-    change_tensors(directory / "model.safetensors", {**tensors, f"model.{dead}": torch.zeros(999, 7)})
+    unused = {f"model.{dead}": torch.zeros(999, 7)}
+    if kind == "smolvla":
+        unused["model.vlm_with_expert.vlm.model.text_model.layers.11.mlp.up_proj.weight"] = torch.zeros(999, 7)
+    change_tensors(directory / "model.safetensors", {**tensors, **unused})
     found = family_of(directory).load(directory, {**RATE, "candidates": 2}, LoadOptions()).footprint(torch.float32)
     everything = sum(each.numel() for each in tensors.values())
     stacks = [name for name in tensors if ".layers." in name and "encoder" not in name]
@@ -230,3 +234,18 @@ def test_the_footprint_counts_what_is_loaded(tmp_path: Path, kind: str):
     assert found.decoder + found.other == everything
     assert 0 <= found.decoder - projections <= sum(tensors[name].numel() for name in stacks) - projections
     assert (found.slots, found.positions) == (4, loaded(directory).fixed_rows + 2 * (6 + (kind == "pi0")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_footprint_has_the_state_of_slots(tmp_path: Path, kind: str):
+    directory = write_checkpoint(tmp_path, Tiny(kind=kind))
+
+    def frame_bytes(candidates: int) -> int:
+        published = family_of(directory).load(directory, {**RATE, "candidates": candidates}, LoadOptions())
+        return published.footprint(torch.float32).frame_bytes
+
+    def state_bytes(candidates: int) -> int:
+        sizes = loaded(directory, candidates=candidates).sizes
+        return FlowState(sizes.steps + 1, sizes, torch.device("cpu"))._lines.nbytes
+
+    assert frame_bytes(9) - frame_bytes(1) == state_bytes(9) - state_bytes(1) > 0
