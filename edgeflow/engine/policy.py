@@ -163,9 +163,9 @@ class Footprint:
 
     decoder: weights that may be converted to another precision, in numbers; other: all other weights. slots: KV slots
     per session. position_bytes: of one position of a slot, in every layer. positions: of a slot besides those of the
-    text. row_bytes: activations per row of a pass. frame_bytes: of each frame of a pass besides those of its rows.
-    step_rows: positions of a slot that a denoising step takes, 0 without. graphs: whether passes can be replayed as
-    CUDA graphs.
+    text. row_bytes: activations per row of a pass. frame_bytes: of each frame of a pass besides those of its rows, with
+    what its session keeps besides KV. step_rows: positions of a slot that a denoising step takes, 0 without. graphs:
+    whether passes can be replayed as CUDA graphs.
     """
 
     decoder: int

@@ -64,7 +64,8 @@ def seen_rows(layout: PackedLayout, spans: Sequence[tuple[int, Span]], tile: int
     all."""
     if layout.sees is None or not spans:
         return
-    ranges = _joined(layout.sees.ranges.numpy())
+    ranges = _joined(layout.sees.ranges.cpu().numpy())
+    device = layout.sees.ranges.device
     named = layout.sees.tree is not None
     for first_row, span, count in _alike(ranges, spans, alone=named):
         own = ranges[first_row : first_row + span.length]
@@ -72,7 +73,7 @@ def seen_rows(layout: PackedLayout, spans: Sequence[tuple[int, Span]], tile: int
         few = not named and len(runs) * ROWS_ALIKE <= max(span.length, 2 * ROWS_ALIKE)
         for part in runs if few else _tiles(span.length, tile):
             rows = slice(first_row + part.start, first_row + (part.start + 1 if few else part.stop))
-            places, mask = visible(layout, rows) if named else _visible(ranges[rows])
+            places, mask = visible(layout, rows) if named else _visible(ranges[rows], device)
             yield SeenRows(
                 first_row=first_row,
                 length=span.length,
@@ -91,16 +92,16 @@ def _joined(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
     return joined
 
 
-def _visible(ranges: NDArray[np.int64]) -> tuple[Places, Tensor]:
-    """As `visible`, of rows without bits: [n, 4] on the host."""
+def _visible(ranges: NDArray[np.int64], device: torch.device) -> tuple[Places, Tensor]:
+    """As `visible` on a device, of rows without bits: [n, 4] on the host."""
     place = np.arange(ranges.max())
     starts, stops = ranges[:, ::2, None], ranges[:, 1::2, None]
     seen: NDArray[np.bool_] = np.any((place >= starts) & (place < stops), axis=1)
     places = np.flatnonzero(seen.any(0))
     first, last = int(places[0]), int(places[-1])
     in_line = last - first + 1 == len(places)
-    own = slice(first, last + 1) if in_line else torch.from_numpy(places)
-    return own, torch.from_numpy(seen[:, first : last + 1] if in_line else seen[:, places])
+    own = slice(first, last + 1) if in_line else torch.from_numpy(places).to(device)
+    return own, torch.from_numpy(seen[:, first : last + 1] if in_line else seen[:, places]).to(device)
 
 
 def _alike(

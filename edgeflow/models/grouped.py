@@ -10,21 +10,22 @@ Knows nothing of schedulers: the rows of a pass, and what they see, are a `Group
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import DenseLayer
+from edgeflow.kernels.kv.formats import DENSE, DenseLayer
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.packed_attention import Attend, PackedAttention
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces
 from edgeflow.kernels.swiglu import geglu
-from edgeflow.kernels.table.bind_linear import bind_linear
+from edgeflow.kernels.table.bind_linear import bind_linear_stage
+from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
 from edgeflow.kernels.weights import FloatWeight, Weight
 from edgeflow.models.checkpoint import Weights
@@ -97,19 +98,26 @@ class GroupLayout:
         return self.cross
 
     def suffix(self, kind: str) -> PackedLayout:
-        """Suffix rows alone, over everything that the pass has written."""
+        """Suffix rows alone, over everything that the pass has written; the layout itself where there are no others."""
         whole, first = self.of_kind(kind), self.prefix_rows
+        if not first:
+            return whole
         return replace(
             whole,
             lengths=whole.lengths[self.prefixes :],
-            row_slot=whole.row_slot[first:],
-            row_position=whole.row_position[first:],
-            rope_position=whole.rope_position[:, first:],
+            row_slot=_aligned(whole.row_slot[first:]),
+            row_position=_aligned(whole.row_position[first:]),
+            rope_position=_aligned(whole.rope_position[:, first:]),
             sampled_rows=whole.sampled_rows[:0],
             samples=None,
             places=None if whole.places is None else whole.places[self.prefixes :],
             sees=whole.sees and whole.sees.of_rows(slice(first, None)),
         ).sharing(whole, "suffix")
+
+
+def _aligned(rows: Tensor) -> Tensor:
+    """The same numbers from a multiple of 16 bytes on, as PackedLayout has them."""
+    return rows if rows.storage_offset() * rows.element_size() % 16 == 0 else rows.clone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,13 +296,17 @@ class GroupedDecoder:
         return _Projection(self._linear("qkv", FloatWeight(k)), self._linear("qkv", FloatWeight(v)))
 
     def _linear(self, role: str, weight: Weight) -> Linear:
-        key = OperatorKey(op_name="linear", model_name=self.name, layer_role=role)
-        bound: Mapping[str, Linear] = bind_linear(self._table, key, weight, None)
-        return bound[STAGE]
+        key = OperatorKey(op_name="linear", model_name=self.name, layer_role=role, stage=STAGE)
+        return bind_linear_stage(self._table, key, weight, None)
 
     def _find(self, op_name: str, role: str, dtype: torch.dtype | None = None) -> Any:
         key = OperatorKey(op_name=op_name, model_name=self.name, layer_role=role, stage=STAGE)
         return self._table.resolve(key, self.device, dtype or self.dtype)
+
+    @property
+    def reads_places(self) -> bool:
+        """True when attention reads on the host where rows are placed."""
+        return self._table.reads_places(self.name, DENSE.name, Hardware.of(self.device), self.dtype)
 
     def attention(self, layout: PackedLayout, kv: KVSlots) -> Attend:
         """Attention over a store in the layers of one kind."""
@@ -348,9 +360,9 @@ class _Shared:
 
     def attend(self, kind: str, suffix_alone: bool) -> Attend:
         """Made once per kind. suffix_alone: prefix rows do not ask."""
-        key = kind, suffix_alone
+        key = kind, suffix_alone and len(self.prefix.flat) > 0
         if key not in self._attend:
-            self._attend[key] = self._make(kind, suffix_alone)
+            self._attend[key] = self._make(*key)
         return self._attend[key]
 
 

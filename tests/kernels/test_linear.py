@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.kernels.linear import ByRows, Gemm, Int8, Linear, Packed, Reference, packed_dtypes
-from edgeflow.kernels.table.bind_linear import bind_linear
+from edgeflow.kernels.table.bind_linear import bind_linear, bind_linear_stage
 from edgeflow.kernels.table.implementations import Implementation
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.weights import FloatWeight, Int8Weight, Weight
@@ -131,6 +131,19 @@ def test_a_stage_has_what_its_entries_name_and_shares_the_rest():
     assert isinstance(made["decode"], ByRows) and made["prefill"] in made["decode"]._by_class
     plain = bind_linear(built_in_table(), OperatorKey(op_name="linear", model_name="llama"), weight, None)
     assert plain["prefill"] is plain["packed"] is plain["decode"]
+
+
+def test_one_stage_is_bound_alone_and_its_choices_are_looked_up_once(monkeypatch):
+    _, weight, _ = problem(1, 16, 8, bias=False, seed=1)
+    table = built_in_table()
+    context = OperatorKey(op_name="linear", model_name="tiny", layer_role="down", stage="decode")
+    assert type(bind_linear_stage(table, context, weight, None)) is type(
+        bind_linear(table, context, weight, None)["decode"]
+    )
+    monkeypatch.setattr(OperatorTable, "objection", None)  # nothing is weighed again
+    bind_linear_stage(table, context, weight, None)
+    with pytest.raises(TypeError):
+        bind_linear_stage(built_in_table(), context, weight, None)
 
 
 def test_memory_is_told():

@@ -17,6 +17,7 @@ from edgeflow.kernels.kv.sees import Sees
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.slots_in_place import slots_in_place
 from edgeflow.kernels.table.operator_table import built_in_table
+from tests.engine.other_device import OTHER, other_device
 from tests.kernels.seen import seen_spans
 
 CPU = torch.device("cpu")
@@ -111,6 +112,25 @@ def test_causal_rows_keep_their_path_beside_others():
         slots_in_place(PackedLayout.of(spans, CPU, sees=each), kv)(q, kv.layer(0)) for each in (None, parts)
     )
     assert torch.equal(plain[:2], mixed[:2]) and not torch.equal(plain[2:], mixed[2:])
+
+
+def test_slots_in_place_reads_what_rows_see_from_any_device():
+    """Rows that see the same, rows under a mask, and places that are not in a line."""
+    spans = [Span(0, 9, 4), Span(1, 2, 12)]
+    parts = [sees.before(spans[0], 9), sees.window(spans[1], 3, sinks=1)]
+    generator = torch.Generator().manual_seed(3)
+    kept = torch.randn(1, 2, 2, 16, 2, WIDTH, generator=generator)
+    q = torch.randn(16, 4, WIDTH, generator=generator)
+
+    def attended_on(device: torch.device) -> torch.Tensor:
+        kv = KVSlots(layers=1, slots=2, capacity=16, kv_heads=2, head_dim=WIDTH, dtype=torch.float32, device=device)
+        kv.data.copy_(kept.view(kv.data.shape).to(device))
+        return slots_in_place(PackedLayout.of(spans, device, sees=parts), kv)(q.to(device), kv.layer(0)).cpu()
+
+    expected = attended_on(CPU)
+    with other_device():
+        found = attended_on(OTHER)
+    torch.testing.assert_close(found, expected, atol=4e-6, rtol=1e-5)
 
 
 def test_index_tensors_are_aligned_at_any_number_of_rows():

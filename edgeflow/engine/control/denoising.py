@@ -90,7 +90,7 @@ class FlowEngine:
     """Runs the passes of a flow policy (engine/control/engine.PassEngine). They are not replayed.
 
     slots: whole rings of N + 1. capacity: positions that a frame may use of its slot, prefix and step. launch_ahead: 1
-    where launching enqueues, since nothing about a pass follows from the values of another. keep_steps: outcomes have
+    where launching enqueues: on CUDA, unless attention reads places on the host. keep_steps: outcomes have
     what their step was.
     """
 
@@ -107,7 +107,7 @@ class FlowEngine:
         self.text_rows = capacity - policy.fixed_rows - sizes.step_rows
         self.kv = decoder.kv_slots(slots, rounded_capacity(capacity))
         self._device = device = self.kv.data.device
-        self.launch_ahead = 1 if device.type == "cuda" else 0
+        self.launch_ahead = int(device.type == "cuda" and not decoder.reads_places)
         self.state = FlowState(slots, sizes, device)
         self._program = FlowProgram(policy.network, sizes, self.kv, self.state)
         self._layouts = FlowLayouts(sizes, decoder.kinds, device)

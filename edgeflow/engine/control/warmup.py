@@ -20,6 +20,7 @@ from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.control.one_pass import OnePassEngine
 from edgeflow.engine.control.sample_frames import brightened, sample_observations
+from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import INSTRUCTION, PreparedFrame
 from edgeflow.errors import ConfigError, WorkerError
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
@@ -104,12 +105,17 @@ def _warm_up_batches(engine: OnePassEngine, progress: Progress) -> None:
 
 
 def _warm_up_steps(engine: FlowEngine, shift: Shift, progress: Progress) -> None:
-    """Frames whose steps share passes: actions as of each alone, up to the rounding of sums."""
+    """Frames whose steps share passes: actions as of each alone, up to the rounding of sums.
+
+    One of them continues a chunk, where the policy can.
+    """
     observations = list(sample_observations(engine.policy.inputs, FRAMES, INSTRUCTION, SIDE))
 
     def chunks(mode: Mode, seen: Iterable[Observation]) -> NDArray[np.float64]:
         scheduler = Scheduler(limits_for(engine.policy.sizes.program.passes, shift=shift))
-        found = OfflineRun(engine, scheduler, [mode]).decode([map(engine.policy.prepare, seen)])[0]
+        frames = [engine.policy.prepare(each) for each in seen]
+        frames[1] = engine.continued(frames[1], Previous(frames[1].noise[0].double().numpy(), delay=1))
+        found = OfflineRun(engine, scheduler, [mode]).decode([frames])[0]
         return np.stack([each.sampled.values for each in found if each.sampled.values is not None])
 
     progress(Mode.SERIAL.value, 0, 2)

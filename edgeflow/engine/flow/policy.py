@@ -58,6 +58,17 @@ class FlowSizes:
         return self.candidates * self.rows
 
     @property
+    def state_widths(self) -> tuple[int, ...]:
+        """The numbers of a slot's state: latents, target, weights, bound, clean rows, the robot's state."""
+        chunk = self.horizon * self.dims
+        return (self.candidates * chunk, chunk, self.horizon, 1, 1, self.state)
+
+    @property
+    def state_numbers(self) -> int:
+        """All of these, in float32 (engine/flow/state.py)."""
+        return sum(self.state_widths)
+
+    @property
     def program(self) -> StageProgram:
         """The stages of an answer: the prefix, then the steps."""
         steps = Stage(rows=self.step_rows, repeats=self.steps, group=1, advances=False)

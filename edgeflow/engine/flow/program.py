@@ -97,7 +97,7 @@ def _each(values: Tensor, count: int) -> Tensor:
 
 
 def _kept(x: Tensor, target: Tensor | None, clean: Tensor | None) -> Tensor:
-    """x [n, M, H, A], whose clean rows [n, H] are those of the target [n, H, A]."""
+    """x [n, M, H, A], whose clean rows [n, H] are those of the target [n, H, A]; what is not finite remains so."""
     if target is None or clean is None:
         return x
-    return torch.where(clean[:, None, :, None], target[:, None], x)
+    return torch.where(clean[:, None, :, None], target[:, None] + 0.0 * x, x)

@@ -18,14 +18,12 @@ class FlowState:
     """
 
     def __init__(self, slots: int, sizes: FlowSizes, device: torch.device) -> None:
-        chunk = sizes.horizon * sizes.dims
-        widths = [sizes.candidates * chunk, chunk, sizes.horizon, 1, 1, sizes.state]
-        self._lines = torch.zeros(slots, sum(widths), device=device)
-        x, target, self.weights, most, clean, self.state = torch.split(self._lines, widths, dim=1)
+        self._lines = torch.zeros(slots, sizes.state_numbers, device=device)
+        x, target, self.weights, most, clean, self.state = torch.split(self._lines, sizes.state_widths, dim=1)
         self.x = x.view(slots, sizes.candidates, sizes.horizon, sizes.dims)
         self.target = target.view(slots, sizes.horizon, sizes.dims)
         self.most, self.clean = most[:, 0], clean[:, 0]
-        self.before_state = sum(widths[:-1])
+        self.before_state = sizes.state_numbers - sizes.state
 
     def enter(self, slots: Tensor, lines: Tensor) -> None:
         """Frames begin in their slots [B]. lines: as of `lines_of`, on the device."""

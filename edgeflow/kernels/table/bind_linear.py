@@ -33,6 +33,11 @@ def bind_linear(
     return bound
 
 
+def bind_linear_stage(table: OperatorTable, context: OperatorKey, weight: Weight, bias: Tensor | None) -> Linear:
+    """As `bind_linear`, for the one stage that the context names."""
+    return _by_rows(table, replace(context, weight=weight.format), weight, bias, {})
+
+
 def _by_rows(
     table: OperatorTable, context: OperatorKey, weight: Weight, bias: Tensor | None, made: dict[str, Linear]
 ) -> Linear:

@@ -108,6 +108,7 @@ class OperatorTable:
         self._implementations = tuple(implementations)
         self._entries = tuple(entries)
         self._conversions = conversions
+        self._chosen: dict[tuple[OperatorKey, Hardware, torch.dtype], Choice] = {}
         for entry in self._entries:
             self._check(entry)
 
@@ -195,8 +196,13 @@ class OperatorTable:
         return (*((stage,) for stage in STAGES if stage in named), *([rest] if rest else []))
 
     def choose(self, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> Choice:
-        """The most specific entry that may serve; the reference where none does."""
-        context = known(context, hardware)
+        """The most specific entry that may serve; the reference where none does. It is looked up once."""
+        key = context, hardware, dtype
+        if key not in self._chosen:
+            self._chosen[key] = self._choice(known(context, hardware), hardware, dtype)
+        return self._chosen[key]
+
+    def _choice(self, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> Choice:
         passed_over: list[str] = []
         for entry in self._best_first(context):
             candidate = self.implementation(context.op_name, entry.impl_id, context.kv)

@@ -20,7 +20,7 @@ EMPTY = "observation.images.empty_camera_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowConfig:
-    """cameras: in the order of the prefix. state: numbers of the state vector, 0 = none. action: D.
+    """cameras: in the order of the prefix. state: numbers of the state vector. action: D.
 
     side: pixels of the square images that the network takes. prompt: tokens of a text at most. chunk: H, actions that
     the network computes; horizon: those of an answer. steps: N. state_dims: S, dims: A, of the padded vectors. periods:
@@ -51,6 +51,8 @@ def read_flow_config(values: Fields, *, steps: str, side: str) -> FlowConfig:
     if not 1 <= len(cameras) <= MOST_CAMERAS:
         raise CheckpointError(f"{inputs.where} has {len(cameras)} cameras; served: 1 to {MOST_CAMERAS}")
     state = read_vector(inputs, "STATE", STATE)
+    if not state:
+        raise CheckpointError(f"{inputs.where} lacks {STATE}; served: with a state")
     action = values.object("output_features").object(ACTION).shape("shape", 1)[0]
     state_dims, dims = (at_most(values, key, 32, MOST_DIMS) for key in ("max_state_dim", "max_action_dim"))
     for what, size, most in ((STATE, state, state_dims), (ACTION, action, dims)):

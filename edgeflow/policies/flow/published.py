@@ -84,7 +84,7 @@ def footprint(
     sizes: FlowSizes,
     dtype: torch.dtype,
 ) -> Footprint:
-    """Memory of the weights, of a session's slots and of the activations of a row and of a frame."""
+    """Memory of the weights, of a session's slots with their state, and of the activations of a row and of a frame."""
     cameras, widths = len(flow.cameras), (stacks.heads + 2 * stacks.kv_heads) * stacks.head_dim
     patch = LIVE * vision.width + 2 * vision.inner
     return Footprint(
@@ -95,7 +95,8 @@ def footprint(
         position_bytes=stacks.layers * DENSE.position_bytes(stacks.kv_heads, stacks.head_dim, dtype),
         positions=cameras * vision.rows + sizes.closing + sizes.step_rows,
         row_bytes=(4 * stacks.width + 2 * widths + 3 * stacks.inner) * dtype.itemsize,
-        frame_bytes=cameras * (3 * flow.side**2 + vision.patches * patch) * torch.float32.itemsize,
+        frame_bytes=(cameras * (3 * flow.side**2 + vision.patches * patch) + (sizes.steps + 1) * sizes.state_numbers)
+        * torch.float32.itemsize,
     )
 
 

@@ -77,8 +77,6 @@ def load_config(directory: Path, kind: str) -> PiConfig:
     for key in ("use_relative_actions", "use_visual_memory", "use_proprioceptive_memory"):
         values.only(key, False)
     flow = read_flow_config(values, steps="num_inference_steps", side="image_resolution")
-    if not flow.state:
-        raise CheckpointError(f"{values.name('input_features')} lacks observation.state; served: with a state")
     text, expert = _stack(values, "paligemma", "gemma_2b"), _stack(values, "action_expert", "gemma_300m")
     for name in ("depth", "heads", "kv_heads", "head_dim"):
         if getattr(text, name) != getattr(expert, name):

@@ -12,7 +12,7 @@ from edgeflow.errors import CheckpointError
 from edgeflow.policies.family import check_kind
 from edgeflow.policies.flow.config import FlowConfig, read_flow_config
 from edgeflow.policies.lerobot.features import CONFIG_FILE
-from edgeflow.policies.lerobot.fields import Fields
+from edgeflow.policies.lerobot.fields import LARGEST, Fields
 from edgeflow.policies.lerobot.folders import local_folder
 from edgeflow.text.checkpoint_json import read_json
 
@@ -88,7 +88,7 @@ def load_config(directory: Path) -> SmolVLAConfig:
     vlm = _read_vlm(directory, model)
     text, vision = vlm.object("text_config"), vlm.object("vision_config")
     width, heads = text.size("hidden_size"), text.size("num_attention_heads")
-    expert_width = int(width * values.positive("expert_width_multiplier", 0.75))
+    expert_width = _expert_width(values, width)
     grid, rest = divmod(vision.size("image_size"), vision.size("patch_size"))
     found = SmolVLAConfig(
         flow=flow,
@@ -139,6 +139,15 @@ def _cross(values: Fields, available: int) -> tuple[bool, ...]:
     crossing = values.choice("attention_mode", MODES, MODES[0]) == MODES[0]
     every = int(values.number("self_attn_every_n_layers", 2))
     return tuple(crossing and not (every > 0 and index % every == 0) for index in range(layers))
+
+
+def _expert_width(values: Fields, width: int) -> int:
+    """The width of the expert, a part of the other stack's."""
+    key = "expert_width_multiplier"
+    multiplier = values.positive(key, 0.75)
+    if width * multiplier > LARGEST:
+        raise CheckpointError(f"{values.name(key)} is {multiplier:g}; served: an expert of at most {LARGEST} numbers")
+    return int(width * multiplier)
 
 
 def _inner(width: int) -> int:

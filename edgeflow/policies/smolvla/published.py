@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -47,7 +48,8 @@ class PublishedSmolVLA:
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory, without the head of the language model and without layers that are not used."""
         config = self._config
-        weights = WeightNumbers.of(self._shapes, decoder=DECODER, floats=FLOATS, unused=("vlm.lm_head",))
+        used = {name: shape for name, shape in self._shapes.items() if layer_of(name) < len(config.cross)}
+        weights = WeightNumbers.of(used, decoder=DECODER, floats=FLOATS, unused=("vlm.lm_head",))
         stacks = StackNumbers(
             layers=len(config.cross),
             width=max(config.width, config.expert_width),
@@ -81,6 +83,12 @@ class PublishedSmolVLA:
         )
         place = placement.device if placement.preprocess_on_device else CPU
         return DenoisingPolicy(config.flow, processors.normalisation, checkpoint.settings, network, parts, place=place)
+
+
+def layer_of(name: str) -> int:
+    """The index of the language model's layer that a tensor belongs to, -1 for one of none."""
+    found = re.search(r"\btext_model\.layers\.(\d+)\.", name)
+    return int(found[1]) if found else -1
 
 
 def sizes_of(config: SmolVLAConfig, *, steps: int | None = None, candidates: int = 1) -> FlowSizes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
+from edgeflow.engine.flow.layout import FlowLayouts, PrefixSegment, StepSegment
 from edgeflow.engine.flow.policy import FlowFrame, Guidance
+from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
@@ -114,3 +118,44 @@ def test_the_actions_are_those_of_a_candidate(policy):
     assert result.sampled.values.shape == (policy.sizes.candidates, policy.sizes.horizon, policy.sizes.dims)
     for candidate, values in enumerate(result.sampled.values):
         assert np.array_equal(engine.actions(result.sampled, None, candidate), values[:, :2] * 2.0)
+
+
+@pytest.mark.parametrize(("attention", "reads"), [("slots_in_place", True), ("masked", False)])
+def test_attention_that_reads_places_is_told(attention: str, reads: bool):
+    table = built_in_table().forcing(packed_attention=attention)
+    assert TinyFlowPolicy(table=table).network.decoder.reads_places == reads
+
+
+@pytest.mark.parametrize("prefix", [0, 3, 4])
+def test_suffix_rows_alone(prefix: int):
+    """Their numbers are aligned as those of whole layouts, and without a prefix they are the whole."""
+    sizes, device = SHAPES["cross"].sizes, torch.device("cpu")
+    begin = [PrefixSegment(slot=0, rows=prefix)] if prefix else []
+    layout = FlowLayouts(sizes, (JOINT, CROSS), device).of(
+        begin, [StepSegment(slot=1, prefix=5, step=2)], [[1]] * len(begin)
+    )
+    for kind in (JOINT, CROSS):
+        whole, suffix = layout.rows.of_kind(kind), layout.rows.suffix(kind)
+        assert (suffix is whole) == (not prefix)
+        for name in ("row_slot", "row_position", "rope_position"):
+            found = getattr(suffix, name)
+            assert found.storage_offset() * found.element_size() % 16 == 0
+            assert torch.equal(found, getattr(whole, name)[..., prefix:])
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_clean_row_that_is_not_finite_at_any_step_is_told(step: int):
+    policy = TinyFlowPolicy(SHAPES["joint"])
+    plain, calls = policy.network.velocity, count(1)
+
+    def velocity(hidden: torch.Tensor) -> torch.Tensor:
+        found = plain(hidden)
+        if next(calls) == step:
+            found[:, 0] = torch.nan  # the first row, which is clean
+        return found
+
+    policy.network.velocity = velocity
+    frame = continuing(random_frames(policy.shape, 3), seed=1)[2]
+    run = OfflineRun(make_engine(policy), Scheduler(limits_for(policy.sizes.steps + 1)), [Mode.SERIAL])
+    assert frame.guidance.clean == 2
+    assert not run.decode([[frame]])[0][0].sampled.finite

@@ -11,6 +11,7 @@ from edgeflow.clock import ManualClock
 from edgeflow.engine.control.denoising import FlowEngine, flow_engine
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.flow.policy import FlowFrame
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
@@ -41,6 +42,16 @@ def test_steps_that_touch_each_other_are_found():
     network.velocity = lambda hidden: plain(hidden) * (1 + 0.01 * (len(hidden) > policy.sizes.step_rows))
     with pytest.raises(WorkerError, match="other actions pipelined than alone"):
         warm_up(engine_of(policy), Shift.ROTATE, lambda *_: None)
+
+
+@pytest.mark.parametrize("rtc", [RTCSettings(execution_horizon=4), RTCSettings(trained_max_delay=2)])
+def test_guided_steps_are_checked(rtc: RTCSettings):
+    engine = engine_of(TinyFlowPolicy(JOINT_SHAPE, rtc=rtc))
+    warm_up(engine, Shift.ROTATE, lambda *_: None)
+    kept = engine._program._guided
+    engine._program._guided = lambda *given: kept(*given) * math.nan
+    with pytest.raises(WorkerError, match="not finite"):
+        warm_up(engine, Shift.ROTATE, lambda *_: None)
 
 
 def test_damaged_weights_are_found():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from edgeflow.engine.flow.state import FlowState
 from edgeflow.engine.policy import LoadOptions
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.registry import family_of
@@ -29,6 +30,7 @@ from tests.policies.flow.tiny import (
 from tests.policies.flow.weights import NAMES, Tiny
 
 SMOL, PI0, PI05 = (Tiny(kind=kind) for kind in KINDS)
+STATELESS = {TOP: {"type": "VISUAL", "shape": [3, 8, 8]}}
 
 
 def check(directory: Path, **settings: Any) -> None:
@@ -52,6 +54,13 @@ def check(directory: Path, **settings: Any) -> None:
         (SMOL, {"attention_mode": "none"}, "attention_mode is 'none'; served: cross_attn, self_attn"),
         (SMOL, {"vlm_model_name": "other/model"}, "vlm_model_name is 'other/model', which is not a folder"),
         (SMOL, {"vlm_model_name": "../vlm"}, "vlm_model_name is '../vlm', which is not a folder"),
+        (SMOL, {"vlm_model_name": "v" * 300}, "which is not a folder"),
+        (SMOL, {"vlm_model_name": "vlm\0"}, "which is not a folder"),
+        (
+            SMOL,
+            {"expert_width_multiplier": 1e308},
+            "expert_width_multiplier is 1e+308; served: an expert of at most 65536",
+        ),
         (SMOL, {"max_state_dim": 2}, "observation.state has 3 numbers; served: at most its padded 2"),
         (SMOL, {"max_action_dim": 1 << 14}, "max_action_dim is 16384; served: 1 to 1024"),
         (SMOL, {"min_period": 5.0}, "min_period is 5.0; served: at most max_period, 4.0"),
@@ -59,7 +68,8 @@ def check(directory: Path, **settings: Any) -> None:
         (PI0, {"use_relative_actions": True}, "use_relative_actions is True; served: False"),
         (PI0, {"paligemma_variant": "gemma_9b"}, "is 'gemma_9b'; served: gemma_2b, gemma_300m"),
         (PI0, {"image_resolution": [18, 18]}, "image_resolution is 18 with"),
-        (PI0, {"input_features": {TOP: {"type": "VISUAL", "shape": [3, 8, 8]}}}, "lacks observation.state"),
+        (SMOL, {"input_features": STATELESS}, "input_features lacks observation.state; served: with a state"),
+        (PI0, {"input_features": STATELESS}, "input_features lacks observation.state; served: with a state"),
         (PI0, {"input_features": {}}, "input_features has 0 cameras; served: 1 to 16"),
         (PI05, {"rtc_training_max_delay": -1}, "rtc_training_max_delay is -1.0; served: whole numbers from 0"),
         (PI05, {"use_visual_memory": True}, "use_visual_memory is True; served: False"),
@@ -111,6 +121,7 @@ IMAGES = {"VISUAL": "MEAN_STD", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
         (BEFORE, _step(TOKENIZER, _set(padding_side="left")), "padding_side is 'left'; served: 'right'"),
         (BEFORE, _step(TOKENIZER, _set(max_length=5000)), "max_length is 5000; served: 1 to 1024"),
         (BEFORE, _step(TOKENIZER, _set(tokenizer_name="/etc")), "put that tokenizer into"),
+        (BEFORE, _step(TOKENIZER, _set(tokenizer_name="t" * 300)), "put that tokenizer into"),
         (BEFORE, _step("device_processor", _set(float_dtype="bfloat16")), "float_dtype is 'bfloat16'"),
         (BEFORE, _moved(NORMALISE, 6), f"{NORMALISE} comes after {WRITER}; served: before it"),
         (BEFORE, _moved(WRITER, 6), f"{WRITER} comes after {TOKENIZER}; served: before it"),
@@ -205,14 +216,17 @@ def test_tensors_that_are_missing_or_misshapen(tmp_path: Path, kind: str, name: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_footprint_counts_what_is_loaded(tmp_path: Path, kind: str):
-    """All tensors but dead heads, split between the stacks, which may change precision, and the rest."""
+    """All tensors but dead heads and layers, split between the stacks, which may change precision, and the rest."""
     tiny = Tiny(kind=kind)
     directory = write_checkpoint(tmp_path, tiny)
     tensors = load_file(directory / "model.safetensors")
     dead = {"smolvla": "vlm_with_expert.vlm.lm_head.weight"}.get(
         kind, "paligemma_with_expert.gemma_expert.lm_head.weight"
     )
-    change_tensors(directory / "model.safetensors", {**tensors, f"model.{dead}": torch.zeros(999, 7)})
+    unused = {f"model.{dead}": torch.zeros(999, 7)}
+    if kind == "smolvla":
+        unused["model.vlm_with_expert.vlm.model.text_model.layers.11.mlp.up_proj.weight"] = torch.zeros(999, 7)
+    change_tensors(directory / "model.safetensors", {**tensors, **unused})
     found = family_of(directory).load(directory, {**RATE, "candidates": 2}, LoadOptions()).footprint(torch.float32)
     everything = sum(each.numel() for each in tensors.values())
     stacks = [name for name in tensors if ".layers." in name and "encoder" not in name]
@@ -220,3 +234,18 @@ def test_the_footprint_counts_what_is_loaded(tmp_path: Path, kind: str):
     assert found.decoder + found.other == everything
     assert 0 <= found.decoder - projections <= sum(tensors[name].numel() for name in stacks) - projections
     assert (found.slots, found.positions) == (4, loaded(directory).fixed_rows + 2 * (6 + (kind == "pi0")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_footprint_has_the_state_of_slots(tmp_path: Path, kind: str):
+    directory = write_checkpoint(tmp_path, Tiny(kind=kind))
+
+    def frame_bytes(candidates: int) -> int:
+        published = family_of(directory).load(directory, {**RATE, "candidates": candidates}, LoadOptions())
+        return published.footprint(torch.float32).frame_bytes
+
+    def state_bytes(candidates: int) -> int:
+        sizes = loaded(directory, candidates=candidates).sizes
+        return FlowState(sizes.steps + 1, sizes, torch.device("cpu"))._lines.nbytes
+
+    assert frame_bytes(9) - frame_bytes(1) == state_bytes(9) - state_bytes(1) > 0
