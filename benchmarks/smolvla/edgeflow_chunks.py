@@ -1,4 +1,4 @@
-"""This project's side of `benchmarks.smolvla_cpu`: the family's policy on the engine that serves, one frame at a time."""
+"""This project's side of `benchmarks.smolvla_cpu`: the policy on the engine that serves it, one frame at a time."""
 
 from __future__ import annotations
 
