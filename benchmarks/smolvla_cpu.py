@@ -1,9 +1,9 @@
-"""Milliseconds per chunk at SmolVLA-450M's sizes on this processor, beside LeRobot's own policy on the same weights.
+"""Milliseconds per chunk at SmolVLA-450M's sizes on this processor, beside LeRobot's policy on the same weights.
 
     .venv/bin/python -m benchmarks.smolvla_cpu --lerobot-python ENVIRONMENT/bin/python --json FILE
 
 Random weights, frames of one and of three cameras of 640x480, text padded to 48 tokens, the same noise for both sides.
-LeRobot runs in an environment of its own; without one its side is skipped. The sides answer in turn, one chunk at a
+LeRobot runs in a separate environment; without one its side is skipped. The sides answer in turn, one chunk at a
 time. On a machine that others use too, look at the best of the rounds, or at the processor time with --threads 1. Exit
 code 1 where the actions differ by more than their type explains, or where the best of this side takes more than 0.8 of
 the time of the best of LeRobot, each in its better type.
@@ -54,7 +54,7 @@ class Side(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeRobot:
-    """LeRobot's policy in a process of its own."""
+    """LeRobot's policy in a separate process."""
 
     process: subprocess.Popen[str]
 

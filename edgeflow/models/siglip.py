@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
-from edgeflow.kernels.linear import Linear
-from edgeflow.kernels.linear_gelu import linear_gelu
+from edgeflow.kernels.linear import Linear, linear_gelu
 from edgeflow.kernels.table.bind_linear import bind_linear
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences
@@ -69,7 +68,7 @@ class SigLIPTower:
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, side, side] → [B, patches, E]"""
         together = max(1, ROWS // self.patches) if pixels.is_cpu else len(pixels)
-        parts = [self._features(some) for some in pixels.split(together)]
+        parts = [self._features(some) for some in torch.split(pixels, together)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _features(self, pixels: Tensor) -> Tensor:
@@ -117,5 +116,5 @@ def projection(weights: Weights, name: str, outputs: int, inputs: int, *, bias: 
 
 
 def bound(weight: Weight, bias: Tensor | None) -> Linear:
-    """What serves a weight in its own format on its device; a service's conversion of weights is that of decoders."""
+    """A weight as it is on its device; only decoders follow a service's conversion of weights."""
     return bind_linear(built_in_table(), OperatorKey(op_name="linear", model_name="vit"), weight, bias)["prefill"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgeflow.kernels.linear import packed_dtypes
-from edgeflow.kernels.linear_gelu import GemmGelu, PackedGelu, linear_gelu
+from edgeflow.kernels.linear import GemmGelu, PackedGelu, linear_gelu, packed_dtypes
 from edgeflow.kernels.weights import FloatWeight
 
 FORMULAS = {

@@ -27,7 +27,7 @@ def prefix_work(shape: FlowShape, frames: int = 1) -> Work:
 def step_work(shape: FlowShape, frames: int = 1) -> Work:
     """Work of a step of so many frames: the expert's layers over its rows and each frame's prefix.
 
-    Layers that read the prefix alone have no keys and values of their own.
+    Layers that read the prefix alone have only queries.
     """
     stack, sizes, rows, crossing = stacks(shape)[1], shape.sizes, shape.sizes.step_rows, _crossing(shape)
     q_width, kv_width = stack.heads * stack.head_dim, stack.kv_heads * stack.head_dim
