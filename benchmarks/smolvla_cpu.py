@@ -1,10 +1,12 @@
-"""Milliseconds per chunk at SmolVLA-450M's sizes on this processor, beside LeRobot's own policy on the same weights.
+"""Milliseconds per chunk at SmolVLA-450M's sizes on this processor, beside LeRobot's policy on the same weights.
 
     .venv/bin/python -m benchmarks.smolvla_cpu --lerobot-python ENVIRONMENT/bin/python --json FILE
 
-Random weights, frames of one and of three cameras of 640x480, text padded to 48 tokens. LeRobot runs in an environment
-of its own; without one its side is skipped. The sides answer in turn, one chunk at a time. On a machine that others use
-too, look at the best of the rounds, or at the processor time with --threads 1.
+Random weights, frames of one and of three cameras of 640x480, text padded to 48 tokens, the same noise for both sides.
+LeRobot runs in a separate environment; without one its side is skipped. The sides answer in turn, one chunk at a
+time. On a machine that others use too, look at the best of the rounds, or at the processor time with --threads 1. Exit
+code 1 where the actions differ by more than their type explains, or where the best of this side takes more than 0.8 of
+the time of the best of LeRobot, each in its better type.
 """
 
 from __future__ import annotations
@@ -14,29 +16,45 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load_file
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
+from benchmarks.smolvla.edgeflow_chunks import EdgeflowChunks
 from benchmarks.smolvla.inputs import write_inputs
 from benchmarks.smolvla.random_smolvla import write_smolvla
 
 DTYPES = ("float32", "bfloat16")
 CAMERAS = (1, 3)
 BAR = 0.8  # of the time of LeRobot's better type
+DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.05}
+"""Of normalised actions to 5, at most. LeRobot's own in bfloat16 are 0.02 from those in float32."""
 HELPER = Path(__file__).parent / "smolvla" / "lerobot_chunks.py"
 Chunk = Mapping[str, Any]
 """chunk_ms; cpu_ms, its processor time; parts_ms by name, which add up to chunk_ms; step_ms of each denoising step."""
 
 
+OURS, THEIRS = "edgeflow", "LeRobot"
+
+
+class Side(Protocol):
+    """A policy that is timed."""
+
+    def chunk(self, cameras: int) -> Chunk: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LeRobot:
-    """LeRobot's policy in a process of its own."""
+    """LeRobot's policy in a separate process."""
 
     process: subprocess.Popen[str]
 
@@ -57,33 +75,77 @@ class LeRobot:
         return answer
 
 
-def main() -> None:
-    """Measure and print."""
+def main() -> int:
+    """Measure and print; 1 where this side is not as it should be."""
     arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
     with ExitStack() as stack:
         folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model = write_smolvla(folder / "smolvla-450m", arguments.tokenizer)
         inputs = write_inputs(folder / "inputs.safetensors", arguments.tokenizer / "tokenizer.json")
-        figures = {dtype: _lerobot(arguments, model, inputs, dtype) for dtype in arguments.dtypes}
-    for dtype, by_cameras in figures.items():
-        for cameras, figure in by_cameras.items():
-            parts = ", ".join(f"{name} {value:.0f}" for name, value in figure["parts_ms"].items())
-            times = ", ".join(f"{figure[f'{name}_ms']:.0f} ms {name}" for name in ("chunk", "best", "cpu"))
-            print(f"LeRobot {dtype}, {cameras} cameras: {times}: {parts}")
+        figures = {dtype: _rounds(arguments, model, inputs, dtype) for dtype in arguments.dtypes}
+    for dtype, sides in figures.items():
+        for side, by_cameras in sides.items():
+            for cameras, figure in by_cameras.items():
+                print(f"{side} {dtype}, {cameras} cameras: {_told(figure)}")
+    judged = {cameras: _judged(figures, cameras) for cameras in CAMERAS} if arguments.lerobot_python else {}
+    for cameras, ratios in judged.items():
+        print(f"{cameras} cameras: " + ", ".join(f"{name} {value:.3g}" for name, value in ratios.items()))
     facts = {**machine_facts(), "threads": arguments.threads, "rounds": arguments.rounds}
-    keep(arguments.json, {**facts, "lerobot": figures})
+    keep(arguments.json, {**facts, "figures": figures, "ratios": judged})
+    slow = [each for each in judged.values() if each["best"] > BAR]
+    far = [
+        dtype
+        for dtype, sides in figures.items()
+        for figure in sides[OURS].values()
+        if figure.get("difference", 0.0) > DIFFERENCE[dtype]
+    ]
+    return int(bool(slow or far))
 
 
-def _lerobot(arguments: argparse.Namespace, model: Path, inputs: Path, dtype: str) -> dict[int, Chunk]:
-    """Medians of LeRobot's rounds by the number of cameras; none without an environment."""
-    if arguments.lerobot_python is None:
-        print("LeRobot: skipped: give the interpreter of an environment that has it with --lerobot-python")
-        return {}
-    with lerobot(arguments.lerobot_python, model, inputs, dtype, arguments.threads) as side:
-        for cameras in CAMERAS:
-            side.chunk(cameras)
-        rounds = [{cameras: side.chunk(cameras) for cameras in CAMERAS} for _ in range(arguments.rounds)]
-    return {cameras: medians([found[cameras] for found in rounds]) for cameras in CAMERAS}
+def _rounds(arguments: argparse.Namespace, model: Path, inputs: Path, dtype: str) -> dict[str, dict[int, Chunk]]:
+    """Medians of the rounds by side and number of cameras; LeRobot's only with an environment."""
+    with ExitStack() as stack:
+        sides: dict[str, Side] = {OURS: EdgeflowChunks(model, inputs, dtype)}
+        if arguments.lerobot_python is None:
+            print("LeRobot: skipped: give the interpreter of an environment that has it with --lerobot-python")
+        else:
+            command = arguments.lerobot_python, model, inputs, dtype, arguments.threads
+            sides[THEIRS] = stack.enter_context(lerobot(*command))
+        found: dict[str, dict[int, list[Chunk]]] = {name: {each: [] for each in CAMERAS} for name in sides}
+        for number in range(arguments.rounds + 1):
+            for cameras in CAMERAS:
+                for name, side in sides.items():
+                    chunk = side.chunk(cameras)
+                    if number:
+                        found[name][cameras].append(chunk)
+        medianed = {name: {cameras: medians(chunks) for cameras, chunks in by.items()} for name, by in found.items()}
+        if THEIRS in sides:
+            for cameras in CAMERAS:
+                theirs = load_file(inputs.with_name(f"lerobot-{dtype}-{cameras}.safetensors"))["chunk"][0].numpy()
+                ours = found[OURS][cameras][-1]["chunk"]
+                medianed[OURS][cameras]["difference"] = float(abs(ours - theirs).max())
+    return medianed
+
+
+def _judged(figures: Mapping[str, Mapping[str, Mapping[int, Chunk]]], cameras: int) -> dict[str, float]:
+    """This side's time over LeRobot's by kind of time, each side in its better type, and in each type."""
+    ratios = {}
+    for kind in ("best", "cpu"):
+        of = {
+            side: {dtype: sides[side][cameras][f"{kind}_ms"] for dtype, sides in figures.items()}
+            for side in (OURS, THEIRS)
+        }
+        ratios[kind] = min(of[OURS].values()) / min(of[THEIRS].values())
+        ratios |= {f"{kind} in {dtype}": ours / of[THEIRS][dtype] for dtype, ours in of[OURS].items()}
+    return ratios
+
+
+def _told(figure: Chunk) -> str:
+    parts = ", ".join(f"{name} {value:.0f}" for name, value in figure["parts_ms"].items())
+    times = ", ".join(f"{figure[f'{name}_ms']:.0f} ms {name}" for name in ("chunk", "best", "cpu"))
+    differs = f"; actions differ by {figure['difference']:.2g}" if "difference" in figure else ""
+    return f"{times}: {parts}{differs}"
 
 
 @contextmanager
@@ -101,7 +163,7 @@ def lerobot(python: Path, model: Path, inputs: Path, dtype: str, threads: int) -
         process.stdin.close()
 
 
-def medians(chunks: Sequence[Chunk]) -> Chunk:
+def medians(chunks: Sequence[Chunk]) -> dict[str, Any]:
     """The median of each figure."""
     names = chunks[0]["parts_ms"]
     return {
@@ -128,4 +190,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

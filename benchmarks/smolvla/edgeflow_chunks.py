@@ -1,4 +1,4 @@
-"""The edgeflow side of `benchmarks.smolvla_cpu`: the policy of the family on the engine that serves, frame by frame."""
+"""This project's side of `benchmarks.smolvla_cpu`: the policy on the engine that serves it, one frame at a time."""
 
 from __future__ import annotations
 

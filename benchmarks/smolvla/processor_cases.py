@@ -160,7 +160,7 @@ def _images(name: str, case: dict[str, Any], tensors: dict[str, Tensor], draws: 
 
 
 def _lines(made: dict[str, Any]) -> str:
-    """JSON with one line a case."""
+    """JSON with one line per case."""
     heads = [f'"{key}": {json.dumps(value)}' for key, value in made.items() if not isinstance(value, list)]
     lists = [
         f'"{key}": [\n  ' + ",\n  ".join(json.dumps(case) for case in value) + "\n ]"

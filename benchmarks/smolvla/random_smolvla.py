@@ -48,7 +48,7 @@ def write_smolvla(folder: Path, tokenizer: Path) -> Path:
 
 
 def _config() -> dict[str, object]:
-    """What the published base's config.json says, with the model it starts from in `./vlm`."""
+    """The published base's config.json, with the model it starts from in `./vlm`."""
     return {
         "type": "smolvla",
         "n_obs_steps": 1,

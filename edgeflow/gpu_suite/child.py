@@ -18,6 +18,7 @@ from edgeflow.gpu_suite.device import ceilings, facts
 from edgeflow.gpu_suite.order import LEFT_OUT, Found, Order
 from edgeflow.gpu_suite.sections.baseline import baseline
 from edgeflow.gpu_suite.sections.chat_speed import chat
+from edgeflow.gpu_suite.sections.flow_speed import flow_policies
 from edgeflow.gpu_suite.sections.frames import frames
 from edgeflow.gpu_suite.sections.kernel_checks import kernels
 from edgeflow.gpu_suite.sections.long_context import long_context
@@ -40,6 +41,7 @@ FUNCTIONS: dict[str, Callable[[Setting], Found]] = {
     "tune": tune_models,
     "policy": policy,
     "baseline": baseline,
+    "flow": flow_policies,
     "chat": chat,
     "service": service,
     "verify": verify,

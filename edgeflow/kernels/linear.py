@@ -90,6 +90,44 @@ class Packed:
         return self._bytes
 
 
+class GemmGelu:
+    """A GEMM with a GELU behind it, as the MLPs of vision towers begin. approximate: torch's, none or tanh."""
+
+    def __init__(self, weight: Weight, bias: Tensor | None, approximate: str) -> None:
+        self._linear = Gemm(weight, bias)
+        self._approximate = approximate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.gelu(self._linear(x), approximate=self._approximate)
+
+    @property
+    def nbytes(self) -> int:
+        return self._linear.nbytes
+
+
+class PackedGelu:
+    """oneDNN's GEMM over a packed weight, with the GELU applied to the sums before they are rounded."""
+
+    ROWS = 1024  # that the blocks are laid out for
+
+    def __init__(self, weight: Weight, bias: Tensor | None, approximate: str) -> None:
+        values = weight.floats().contiguous()
+        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(values, self.ROWS)
+        self._bias = bias
+        self._approximate = approximate
+        self._bytes = values.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            x, self._weight, self._bias, "gelu", [], self._approximate
+        )
+        return out
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes
+
+
 class Int8:
     """8-bit weights for a row in 8 bits (one scale; 7 bits where 8 saturate).
 
@@ -131,6 +169,12 @@ class ByRows:
     @property
     def nbytes(self) -> int:
         return sum(each.nbytes for each in set(self._by_class))
+
+
+def linear_gelu(weight: Weight, bias: Tensor | None, approximate: str) -> Linear:
+    """The one for a weight's device and dtype; it is not in the operator table."""
+    packs = isinstance(weight, FloatWeight) and weight.device.type == "cpu" and weight.dtype in packed_dtypes()
+    return PackedGelu(weight, bias, approximate) if packs else GemmGelu(weight, bias, approximate)
 
 
 def packed_dtypes() -> frozenset[torch.dtype]:

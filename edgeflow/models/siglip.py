@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
-from edgeflow.kernels.linear import Linear
-from edgeflow.kernels.linear_gelu import linear_gelu
+from edgeflow.kernels.linear import Linear, linear_gelu
 from edgeflow.kernels.table.bind_linear import bind_linear_stage
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences
@@ -117,6 +116,6 @@ def projection(weights: Weights, name: str, outputs: int, inputs: int, *, bias: 
 
 
 def bound(weight: Weight, bias: Tensor | None) -> Linear:
-    """What serves a weight in its own format on its device; a service's conversion of weights is that of decoders."""
+    """A weight as it is on its device; only decoders follow a service's conversion of weights."""
     key = OperatorKey(op_name="linear", model_name="vit", stage="prefill")
     return bind_linear_stage(built_in_table(), key, weight, bias)

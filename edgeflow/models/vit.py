@@ -18,8 +18,7 @@ from torch import Tensor
 
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.layer_norm import AddLayerNorm
-from edgeflow.kernels.linear import Gemm, Linear
-from edgeflow.kernels.linear_gelu import linear_gelu
+from edgeflow.kernels.linear import Gemm, Linear, linear_gelu
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention
 from edgeflow.kernels.weights import FloatWeight

@@ -50,7 +50,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "policies", "ipc", "rpc"}
     | {"engine", "engine/control", "engine/chat", "engine/sampling", "worker"},
     "gpu_suite": MEASURING
-    | {"engine/control", "engine/chat", "engine/sampling", "policies", "tuning", "verify", "recorded"},
+    | {"engine/control", "engine/chat", "engine/flow", "engine/sampling"}
+    | {"policies", "tuning", "verify", "recorded"},
     "commands": LEAVES
     | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}
     | {"engine/chat", "tuning", "verify"},

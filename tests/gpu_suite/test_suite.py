@@ -53,7 +53,7 @@ def found_by(folder: Path, *names: str) -> dict[str, dict]:
 
 
 CHECKS = ("facts", "ceilings", "kernels", "tokens", "frames")
-POLICIES = ("ceilings", "tune", "policy", "baseline", "profile")
+POLICIES = ("ceilings", "tune", "policy", "baseline", "flow", "profile")
 OTHERS = ("ceilings", "chat", "fp8", "long-actions", "towers", "long-context", "operators")
 OF_PROCESSES = ("service", "verify")  # tests/gpu_suite/test_served.py
 
@@ -80,6 +80,9 @@ def test_sections_of_the_policy(tmp_path):
     floors = [row["share of floor"] for name, row in systems.items() if name != "speculative"]
     assert all(0 < share < 1 for share in floors) and systems["speculative"]["frames/s"] > 0
     assert found["baseline"]["share of our tokens that differ"] == 0.0 and found["baseline"]["frames/s"] > 0
+    of_flow = found["flow"]["policies"]
+    assert {row["policy"] for row in of_flow} == {"SmolVLA", "π0", "π0.5"} and len(of_flow) == 3 * 6
+    assert all(0 < row["share of floor"] < 1 for row in of_flow)
     assert found["profile"]["steady passes"] == 6 and (tmp_path / found["profile"]["trace"]).exists()
 
 

@@ -22,7 +22,7 @@ class RandomTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         shape = self._shapes[name]
-        if "norm" in name and name.endswith("weight"):
+        if "norm" in name and name.endswith("weight") and len(shape) == 1:
             return torch.ones(shape, dtype=self._dtype, device=self._device)
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
         scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.02

@@ -34,7 +34,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _NetworkAlone:
+class NetworkAlone:
     """The part of a policy that an engine needs to run prepared frames."""
 
     sizes: FlowSizes
@@ -78,7 +78,7 @@ class Runner:
     def _engine(self, sizes: FlowSizes, rows: int) -> FlowEngine:
         key = sizes.steps, rows
         if key not in self._runs:
-            policy = cast("FlowPolicy", _NetworkAlone(sizes=sizes, network=self.network, fixed_rows=rows))
+            policy = cast("FlowPolicy", NetworkAlone(sizes=sizes, network=self.network, fixed_rows=rows))
             slots, capacity = sizes.program.passes, rows + sizes.step_rows
             self._runs[key] = FlowEngine(policy, slots, capacity, keep_steps=True)
         return self._runs[key]
