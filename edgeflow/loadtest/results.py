@@ -25,7 +25,7 @@ from edgeflow.loadtest.verdict import Check, judge
 
 CSV_COLUMNS = (
     *("robot", "frame", "due_ms", "late_ms", "fate", "reason", "age_ms", "server_ms"),
-    *("decode_ms", "queue_ms", "inference_ms", "passes", "unsettled"),
+    *("decode_ms", "queue_ms", "inference_ms", "passes", "unsettled", "continued", "late"),
 )
 
 
@@ -133,7 +133,7 @@ def _csv_row(run: Measurement, robot: int, index: int) -> Sequence[object]:
     due_ns = frame.scheduled_ns - run.begin_ns
     times = [_ms(each) for each in (age_ns, frame.server_ns, timings.decode_ns, timings.queue_ns, timings.inference_ns)]
     head = (robot, frame.number, _ms(due_ns), _ms(late_ns), frame.fate.value, frame.reason)
-    return (*head, *times, timings.passes, frame.unsettled)
+    return (*head, *times, timings.passes, frame.unsettled, int(frame.continued), int(frame.late))
 
 
 def _ms(nanoseconds: int | None) -> str:
@@ -142,7 +142,8 @@ def _ms(nanoseconds: int | None) -> str:
 
 def _summary(summary: Summary) -> dict[str, Any]:
     frames = summary.frames
-    shares = {"overtaken_share": frames.overtaken_share, "unsettled_share": frames.unsettled_share}
+    names = ("overtaken_share", "unsettled_share", "continued_share", "late_share")
+    shares = {name: getattr(frames, name) for name in names}
     derived = {"jitter_ms": summary.jitter_ms, "pass_jitter": summary.pass_jitter}
     return {**asdict(summary), "frames": {**asdict(frames), **shares}, **derived}
 

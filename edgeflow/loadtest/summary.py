@@ -22,7 +22,8 @@ class Frames:
     """Counts of frames: each offered frame is acted, superseded, rejected, dropped or unanswered.
 
     The mappings count by reason. overtaken: those superseded that were in flight on the device when a newer one was
-    answered. unsettled: those acted on with tokens that were not settled.
+    answered. unsettled: those acted on with tokens that were not settled. continued: those whose chunk continues the
+    one being played; late: of these, those that came later than they were made for.
     """
 
     offered: int
@@ -33,6 +34,8 @@ class Frames:
     unanswered: dict[str, int]
     overtaken: int
     unsettled: int
+    continued: int
+    late: int
 
     @property
     def overtaken_share(self) -> float:
@@ -43,6 +46,16 @@ class Frames:
     def unsettled_share(self) -> float:
         """Actions with unsettled tokens divided by all actions."""
         return self.unsettled / self.acted if self.acted else math.nan
+
+    @property
+    def continued_share(self) -> float:
+        """Chunks that continue another divided by all actions."""
+        return self.continued / self.acted if self.acted else math.nan
+
+    @property
+    def late_share(self) -> float:
+        """Chunks that came later than they were made for divided by all actions."""
+        return self.late / self.acted if self.acted else math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +213,8 @@ def _frames(offered: Sequence[FrameRecord]) -> Frames:
         unanswered=dict(reasons[Fate.UNANSWERED]),
         overtaken=reasons[Fate.SUPERSEDED][Reason.OVERTAKEN],
         unsettled=sum(frame.unsettled > 0 for frame in offered),
+        continued=sum(frame.continued for frame in offered),
+        late=sum(frame.late for frame in offered),
     )
 
 

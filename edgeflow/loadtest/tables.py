@@ -143,7 +143,12 @@ def _sentences(results: Results) -> list[str]:
 def _passes_sentence(total: Summary) -> str:
     frames, passes = total.frames, total.passes
     text = f"passes per action: mean {_number(passes.mean)}, p50 {_number(passes.p50)}, max {_number(passes.max)}"
-    shares = {"frames overtaken": frames.overtaken_share, "actions with unsettled tokens": frames.unsettled_share}
+    shares = {
+        "frames overtaken": frames.overtaken_share,
+        "actions with unsettled tokens": frames.unsettled_share,
+        "chunks that continue another": frames.continued_share,
+        "late chunks": frames.late_share,
+    }
     return "; ".join([text, *(f"{what}: {100 * share:.1f} %" for what, share in shares.items() if share > 0)])
 
 

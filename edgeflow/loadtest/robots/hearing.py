@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from edgeflow.client.connection.wire import COMMANDS, DISPOSITIONS, timings_of
 from edgeflow.loadtest.robots.ledger import Ledger
+from edgeflow.loadtest.robots.playing import Playing, Seamed
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import Command, Disposition
 
 
-def hear(ledger: Ledger, message: pb.ServerMessage, first: int, now_ns: int) -> None:
-    """Record one message. first: number of frames in the ledger that were offered before this stream."""
+def hear(ledger: Ledger, playing: Playing, message: pb.ServerMessage, first: int, now_ns: int) -> None:
+    """Record one message. playing: of its stream. first: number of frames in the ledger that were offered before it."""
     match message.WhichOneof("kind"):
         case "action":
-            _hear_action(ledger, message.action, first, now_ns)
+            _hear_action(ledger, message.action, first, now_ns, playing.heard(message.action, now_ns))
         case "frame_status":
             status = message.frame_status
             disposition = DISPOSITIONS.get(status.disposition, Disposition.DROPPED)
@@ -26,7 +27,7 @@ def hear(ledger: Ledger, message: pb.ServerMessage, first: int, now_ns: int) -> 
             ledger.happen(now_ns, "contradicted", Reason.UNEXPECTED_MESSAGE, str(kind))
 
 
-def _hear_action(ledger: Ledger, action: pb.Action, first: int, now_ns: int) -> None:
+def _hear_action(ledger: Ledger, action: pb.Action, first: int, now_ns: int, seam: Seamed) -> None:
     command = COMMANDS.get(action.command, Command.HOLD)
     if command is Command.ACT:
         ledger.act(
@@ -40,6 +41,8 @@ def _hear_action(ledger: Ledger, action: pb.Action, first: int, now_ns: int) -> 
             horizon=action.horizon or 1,
             step_ms=action.step_ms,
             unsettled=max(len(action.token_ids) - action.settled, 0) if action.max_passes else 0,
+            continued=seam.continued,
+            late=seam.late,
         )
     else:
         ledger.happen(now_ns, command.value, action.reason)

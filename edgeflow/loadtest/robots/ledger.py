@@ -33,7 +33,8 @@ class FrameRecord:
     scheduled: when the frame was due, which is its stamp: a frame sent late is older. sent: when its write
     began. received: when its action, or another disposition, arrived. server, timings: as reported by the service.
     valid_for, max_age: limits that the answer carries; max_age 0 = none. ahead: from the frame's stamp to the moment of
-    the row that was due on receipt; 0 for a single action. unsettled: tokens of the action that are not.
+    the row that was due on receipt; 0 for a single action. unsettled: tokens of the action that are not. continued,
+    late: as of robots/playing.Seamed.
     """
 
     number: int
@@ -48,6 +49,8 @@ class FrameRecord:
     server_ns: int = 0
     timings: StageTimings = _NOT_TOLD
     unsettled: int = 0
+    continued: bool = False
+    late: bool = False
 
     @property
     def age_ns(self) -> int:
@@ -110,6 +113,8 @@ class Ledger:
         timings: StageTimings,
         max_age_ms: int = 0,
         unsettled: int = 0,
+        continued: bool = False,
+        late: bool = False,
         horizon: int = 1,
         step_ms: float = 0.0,
     ) -> bool:
@@ -124,6 +129,7 @@ class Ledger:
         if horizon > 1 and step_ms > 0:
             record.ahead_ms = max(0, min(int(record.age_ns / 1e6 / step_ms), horizon - 1)) * step_ms
         record.server_ns, record.timings, record.unsettled = server_ns, timings, unsettled
+        record.continued, record.late = continued, late
         return True
 
     def dispose(self, first: int, last: int, disposition: Disposition, reason: str, received_ns: int) -> None:

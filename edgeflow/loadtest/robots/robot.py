@@ -19,6 +19,7 @@ from edgeflow.loadtest.robots.hearing import hear
 from edgeflow.loadtest.robots.ledger import Ledger
 from edgeflow.loadtest.robots.pacing import instants
 from edgeflow.loadtest.robots.plan import Closed, Pattern, Session
+from edgeflow.loadtest.robots.playing import Playing
 from edgeflow.loadtest.robots.posture import Posture
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
@@ -64,6 +65,8 @@ class LoadRobot:
         self._connection = connection
         self._clock = clock
         self._backoff = Backoff(random)
+        self._playing = Playing()
+        self._arrivals = False  # the service takes Frame.arrived
         self._call: Any = None  # while a stream is open
         self._first = 0  # frames offered before the present stream
         self._changed = asyncio.Event()
@@ -161,6 +164,7 @@ class LoadRobot:
             images=[pb.Image(data=data) for data in next(self._frames)],
             proprio=self._posture.at(scheduled_ns),
         )
+        self._playing.report(frame, arrivals=self._arrivals)
         try:
             await call.write(pb.ClientMessage(frame=frame))
         except (grpc.RpcError, asyncio.InvalidStateError):
@@ -177,7 +181,7 @@ class LoadRobot:
         try:
             await asyncio.wait_for(self._open_stream(call), OPEN_ANSWER_S)
             while (message := await call.read()) is not grpc.aio.EOF:
-                hear(self.ledger, message, self._first, self._clock.now_ns())
+                hear(self.ledger, self._playing, message, self._first, self._clock.now_ns())
                 self._changed.set()
             code, text = await call.code(), await call.details()
             return Unavailable(f"the service ended the stream: {code.name} {text}".rstrip(), reason=Reason.STREAM_ENDED)
@@ -200,6 +204,7 @@ class LoadRobot:
             raise FailedPrecondition(f"the service answered Open with {message.WhichOneof('kind')}")
         self.admitted = opened_of(message.opened)
         self.chunk = (message.opened.schema.horizon or 1, message.opened.schema.step_ms)
+        self._playing, self._arrivals = Playing(), message.opened.arrivals
         self._backoff.succeeded()
         self._first = len(self.ledger.frames)
         self.ledger.happen(self._clock.now_ns(), "opened", "", f"session {self.admitted.session}")

@@ -1,0 +1,69 @@
+"""A load robot reports the chunk that it plays, and what arrived, as a robot with the SDK does."""
+
+from __future__ import annotations
+
+from edgeflow.loadtest.robots.playing import Playing, Seamed
+from edgeflow.rpc import control_pb2 as pb
+
+MS = 1_000_000
+
+
+def chunk(seq: int, stamp_ms: int, *, continues: int = 0, conditioned: int = 0) -> pb.Action:
+    return pb.Action(
+        command=pb.COMMAND_ACT,
+        seq=seq,
+        stamp_ns=stamp_ms * MS,
+        horizon=8,
+        step_ms=50,
+        valid_for_ms=250,
+        continues=continues,
+        conditioned_steps=conditioned,
+    )
+
+
+def said(playing: Playing, stamp_ms: int, *, arrivals: bool = True) -> pb.Frame:
+    frame = pb.Frame(stamp_ns=stamp_ms * MS)
+    playing.report(frame, arrivals=arrivals)
+    return frame
+
+
+def test_nothing_is_said_before_the_first_answer():
+    assert said(Playing(), 100) == pb.Frame(stamp_ns=100 * MS)
+
+
+def test_the_row_that_is_due_at_the_capture_and_the_age_of_the_newest_answer():
+    playing = Playing()
+    assert playing.heard(chunk(3, 1000), 1080 * MS) == Seamed()
+    frame = said(playing, 1120)
+    assert (frame.playing.seq, frame.playing.step) == (3, 2)
+    assert (frame.arrived.seq, frame.arrived.age_ns) == (3, 80 * MS)
+    assert not said(playing, 1120, arrivals=False).HasField("arrived")
+
+
+def test_a_chunk_is_played_until_its_validity_ends_or_a_hold_comes():
+    playing = Playing()
+    playing.heard(chunk(1, 1000), 1080 * MS)
+    assert said(playing, 1329).playing.seq == 1
+    assert not said(playing, 1330).HasField("playing")
+    playing.heard(chunk(2, 1300), 1380 * MS)
+    playing.heard(pb.Action(command=pb.COMMAND_HOLD), 1400 * MS)
+    assert not said(playing, 1410).HasField("playing")
+    assert said(playing, 1410).arrived.seq == 2
+
+
+def test_a_late_chunk_is_played_only_where_nothing_else_is_valid():
+    playing = Playing()
+    assert playing.heard(chunk(2, 1050, continues=1, conditioned=2), 1150 * MS) == Seamed(continued=True)
+    late = chunk(3, 1100, continues=2, conditioned=2)
+    assert playing.heard(late, 1201 * MS) == Seamed(continued=True, late=True)
+    assert said(playing, 1210).playing.seq == 2
+    later = chunk(4, 1200, continues=2, conditioned=2)
+    assert playing.heard(later, 1450 * MS) == Seamed(continued=True, late=True)
+    assert said(playing, 1460).playing.seq == 4
+
+
+def test_single_actions_are_not_played():
+    playing = Playing()
+    single = pb.Action(command=pb.COMMAND_ACT, seq=1, stamp_ns=1000 * MS, horizon=1, valid_for_ms=250)
+    assert playing.heard(single, 1040 * MS) == Seamed()
+    assert not said(playing, 1050).HasField("playing")
