@@ -19,7 +19,7 @@ class FlowState:
 
     def __init__(self, slots: int, sizes: FlowSizes, device: torch.device) -> None:
         self._lines = torch.zeros(slots, sizes.state_numbers, device=device)
-        x, target, self.weights, most, clean, self.state = torch.split(self._lines, sizes.state_widths, dim=1)
+        x, target, self.weights, most, clean, self.state = torch.split(self._lines, list(sizes.state_widths), dim=1)
         self.x = x.view(slots, sizes.candidates, sizes.horizon, sizes.dims)
         self.target = target.view(slots, sizes.horizon, sizes.dims)
         self.most, self.clean = most[:, 0], clean[:, 0]
