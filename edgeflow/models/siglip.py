@@ -117,6 +117,6 @@ def projection(weights: Weights, name: str, outputs: int, inputs: int, *, bias: 
 
 
 def bound(weight: Weight, bias: Tensor | None) -> Linear:
-    """The implementation that serves a weight in its own format on its device; a service's conversion of weights is that of decoders."""
+    """The implementation of a weight in its own format on its device; a service's conversions are those of decoders."""
     key = OperatorKey(op_name="linear", model_name="vit", stage="prefill")
     return bind_linear_stage(built_in_table(), key, weight, bias)
