@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -92,6 +92,13 @@ class Policy(Protocol):
     def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
         """The meaning of an action's numbers, the horizon of a chunk and its step."""
         ...
+
+
+@runtime_checkable
+class CountsStates(Protocol):
+    """A policy that counts the frames whose state is outside its statistics."""
+
+    unusual_states: int
 
 
 class TokenPolicy(Policy, Protocol):

@@ -10,7 +10,7 @@ from edgeflow.clock import Clock, MonotonicClock
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.offline import limits_for, program_of
 from edgeflow.engine.control.profile import Pacer
-from edgeflow.engine.control.sample_frames import sample_observations
+from edgeflow.engine.control.sample_frames import sample_observations, uncounted
 from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.ipc.messages import CloseSession, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.cost import PassSample
@@ -102,7 +102,11 @@ def calibrate(
     what a row of drafts costs, where answers have any.
     """
     clock = clock or MonotonicClock()
-    driver = _Driver(engine, row_budget, pacer, clock, instruction)
+    with uncounted(engine.policy):
+        return _measured(_Driver(engine, row_budget, pacer, clock, instruction), clock)
+
+
+def _measured(driver: _Driver, clock: Clock) -> PassTimes:
     stages = driver.stages
     for sessions in range(1, driver.sessions + 1):
         driver.open(sessions, Pace(1))

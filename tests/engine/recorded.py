@@ -68,6 +68,8 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _place(self, tensor: Tensor) -> Tensor | _Address:
+        if tensor.is_mkldnn:  # a weight in oneDNN's own layout, which has no address
+            return tensor
         return tensor if tensor.untyped_storage()._cdata in self._pool else _Address.of(tensor)
 
 
@@ -93,4 +95,4 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    return [tensor.untyped_storage() for tensor in _tensors(tree)]
+    return [tensor.untyped_storage() for tensor in _tensors(tree) if not tensor.is_mkldnn]

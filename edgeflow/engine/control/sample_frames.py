@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
+from edgeflow.engine.policy import CountsStates, Policy
 from edgeflow.types import Image, Observation, PolicyInputs
 
 SIDE = 224
@@ -24,6 +26,17 @@ def sample_observations(inputs: PolicyInputs, count: int, instruction: str, side
             images[camera.name] = Image(height, width, pixels.tobytes())
         state = {vector.name: (0.0,) * vector.size for vector in inputs.state}
         yield Observation(images=images, state=state, instruction=instruction)
+
+
+@contextmanager
+def uncounted(policy: Policy) -> Iterator[None]:
+    """Within it, frames are made up: what the policy counts of them is forgotten."""
+    counted = policy.unusual_states if isinstance(policy, CountsStates) else 0
+    try:
+        yield
+    finally:
+        if isinstance(policy, CountsStates):
+            policy.unusual_states = counted
 
 
 def brightened(observations: Iterable[Observation]) -> Iterator[Observation]:

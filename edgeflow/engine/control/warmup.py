@@ -19,7 +19,7 @@ from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.control.one_pass import OnePassEngine
-from edgeflow.engine.control.sample_frames import brightened, sample_observations
+from edgeflow.engine.control.sample_frames import brightened, sample_observations, uncounted
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import INSTRUCTION, PreparedFrame
 from edgeflow.errors import ConfigError, WorkerError
@@ -38,6 +38,11 @@ Progress = Callable[[str, int, int], None]
 
 def warm_up(engine: PassEngine, shift: Shift, progress: Progress) -> None:
     """Run and check the ways of sharing passes; WorkerError when a frame is not answered as it is alone."""
+    with uncounted(engine.policy):
+        _warm_up(engine, shift, progress)
+
+
+def _warm_up(engine: PassEngine, shift: Shift, progress: Progress) -> None:
     if isinstance(engine, PolicyEngine):
         _warm_up_modes(engine, shift, progress)
     elif isinstance(engine, FlowEngine):

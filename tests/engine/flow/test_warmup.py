@@ -10,6 +10,7 @@ import torch
 from edgeflow.clock import ManualClock
 from edgeflow.engine.control.denoising import FlowEngine, flow_engine
 from edgeflow.engine.control.engine import EngineOptions
+from edgeflow.engine.control.sample_frames import sample_observations
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.flow.policy import FlowFrame
@@ -18,7 +19,7 @@ from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Pace
+from edgeflow.types import Observation, Pace
 from edgeflow.worker.calibrate import calibrate
 from edgeflow.worker.worker import Worker
 from tests.engine.flow.tiny_flow import CROSS_SHAPE, JOINT_SHAPE, SIDE, TinyFlowPolicy
@@ -79,6 +80,23 @@ def test_all_corners_of_the_cost_model_are_measured():
     assert times.packed_ns == prefix + 1000 * step_rows * steps
     assert times.row_ns == 1000 * step_rows
     assert times.pass_ns(2, 2 * steps + 1) == 2 * prefix + 1000 * step_rows * (2 * steps + 1)
+
+
+def test_frames_that_are_made_up_are_not_counted():
+    policy = TinyFlowPolicy(JOINT_SHAPE)
+    plain, policy.unusual_states = policy.prepare, 2
+
+    def counting(observation: Observation) -> FlowFrame:
+        policy.unusual_states += 1
+        return plain(observation)
+
+    policy.prepare = counting
+    engine = engine_of(policy)
+    for run in (lambda: warm_up(engine, Shift.ROTATE, lambda *_: None), lambda: calibrate(engine)):
+        run()
+        assert policy.unusual_states == 2
+    counting(next(sample_observations(policy.inputs, 1, "go")))
+    assert policy.unusual_states == 3
 
 
 def test_a_worker_serves_it_and_a_frame_that_is_not_finite_costs_no_other_its_chunk():
