@@ -48,7 +48,8 @@ KEPT_FRAMES = 1024  # likewise, of those that drafted
 class _Track:
     """A frame between its arrival and its action. drafts: behind its prompt, and their tolerance.
 
-    plan: the chunk that is played at its capture, seam: or why there is none. continues: the answer continues it.
+    plan: what is played from its capture on, as known when it was launched; seam: or why there is none. continues: the
+    answer continues it.
     """
 
     message: SubmitFrame
@@ -295,7 +296,7 @@ class ControlPlane:
         valid = answer.finite and bool(np.isfinite(chosen.actions).all())
         if valid and opened.chunks is not None:
             values = None if answer.candidates is None else answer.candidates[chosen.index]
-            opened.chunks.keep(track.message, chosen.actions, values)
+            opened.chunks.keep(track.message, chosen.actions, values, report)
         self._publish(
             FrameResult(
                 session=ref.session,
@@ -313,8 +314,13 @@ class ControlPlane:
         )
 
     def _choose(self, answer: Answer, track: _Track, opened: _Opened) -> tuple[Chosen, ChunkReport]:
-        """The chunk to be sent, and how it came about."""
+        """The chunk to be sent, and how it came about.
+
+        Limits count from the answers sent since the launch too; what the policy continues was fixed then.
+        """
         candidates, plan = answer.candidates, track.plan
+        if opened.chunks is not None and plan is not None:
+            plan = opened.chunks.plan(track.message)[0] or plan
         chosen = opened.trajectory.choose(
             1 if candidates is None else len(candidates),
             lambda index: self._engine.actions(answer, opened.unnorm_key, index),
@@ -322,7 +328,7 @@ class ControlPlane:
             plan,
             track.message.state,
         )
-        conditioned = plan if track.continues or opened.trajectory.limits else None
+        conditioned = plan if opened.trajectory.limits else track.plan if track.continues else None
         unsaid = track.seam is Seam.CONTINUED and conditioned is None
         report = ChunkReport(
             continues=conditioned.seq if conditioned is not None else 0,
