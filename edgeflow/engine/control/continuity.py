@@ -23,7 +23,7 @@ class Plan:
 
     seq: the frame that the last of these chunks answers, which is played when the new answer arrives. delay: rows that
     will have passed by then; there are at least as many. actions: [n, D] in the units of the schema, as they were sent;
-    before: [up to HISTORY, D], the rows before them. values: [n, A] normalised, as the policy gave them; None where it
+    before: [up to HISTORY, D], the rows before them. values: [n, D] normalised, as the policy gave them; None where it
     gave tokens.
     """
 
@@ -61,11 +61,13 @@ class Continuity:
         values: NDArray[np.float64] | None = None,
         report: ChunkReport = FRESH,
     ) -> None:
-        """Keep the answer to a frame. values: more rows than the actions have are left out."""
+        """Keep a copy of the answer to a frame. values: more rows and numbers than the actions have are left out."""
         self._enter(message.epoch)
         fits_ns = message.stamp_ns + report.conditioned_steps * self._step_ns if report.continues else None
-        values = None if values is None else values[: len(actions)]
-        self._kept[message.seq] = _Kept(message.seq, message.stamp_ns, actions, values, report.continues, fits_ns)
+        rows, dims = actions.shape
+        values = None if values is None else values[:rows, :dims].copy()
+        kept = _Kept(message.seq, message.stamp_ns, actions.copy(), values, report.continues, fits_ns)
+        self._kept[message.seq] = kept
         if len(self._kept) > KEPT_CHUNKS:
             del self._kept[next(iter(self._kept))]
 

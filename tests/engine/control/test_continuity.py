@@ -11,7 +11,7 @@ from edgeflow.trajectory import ChunkReport, Playing, Seam
 
 MS, STEP_NS, HORIZON = 1_000_000, 20_000_000, 10
 ACTIONS = np.arange(2.0 * HORIZON).reshape(HORIZON, 2)
-VALUES = np.arange(4.0 * (HORIZON + 2)).reshape(HORIZON + 2, 4)
+VALUES = np.arange(4.0 * (HORIZON + 2)).reshape(HORIZON + 2, 4)  # two rows and two numbers of padding
 
 
 def frame(seq: int, stamp_ms: float, playing: Playing | None = None, delay_ms: float = 30, epoch: int = 1):
@@ -44,7 +44,7 @@ def test_the_row_that_is_due_is_the_nearest_by_the_stamps(chunks: Continuity, st
     assert plan is not None and seam is Seam.CONTINUED
     assert (plan.seq, plan.delay) == (1, 2)
     np.testing.assert_array_equal(plan.actions, ACTIONS[row:])
-    np.testing.assert_array_equal(plan.values, VALUES[row:HORIZON])
+    np.testing.assert_array_equal(plan.values, VALUES[row:HORIZON, :2])
     np.testing.assert_array_equal(plan.before, ACTIONS[max(row - 3, 0) : row])
 
 
@@ -93,7 +93,7 @@ def test_answers_on_their_way_are_played_from_their_arrival_on(chunks, stamp_ms,
     assert plan is not None and seam is Seam.CONTINUED and plan.seq == seq
     offset = {1: 0, 2: 200, 3: 300}
     np.testing.assert_array_equal(plan.actions[: len(rows)], [ACTIONS[row] + offset[each] for each, row in rows])
-    np.testing.assert_array_equal(plan.values[: len(rows)], [VALUES[row] + offset[each] for each, row in rows])
+    np.testing.assert_array_equal(plan.values[: len(rows)], [VALUES[row, :2] + offset[each] for each, row in rows])
     assert len(plan.values) == len(plan.actions)
 
 
@@ -102,6 +102,14 @@ def test_an_answer_on_its_way_goes_on_where_the_chunk_being_played_ends(chunks: 
     plan, _ = chunks.plan(frame(3, 280, Playing(1, 9), 90))
     np.testing.assert_array_equal(plan.actions, np.concatenate([ACTIONS[9:], ACTIONS[2:] + 200]))
     assert (plan.seq, plan.delay, plan.values) == (2, 5, None)
+
+
+def test_chunks_are_kept_as_copies(chunks: Continuity):
+    passes = np.zeros((3, 2, HORIZON, 2))  # of all frames of a pass
+    chunks.keep(frame(2, 120), passes[1, 0], passes[1, 1])
+    passes[:] = 7.0
+    plan, _ = chunks.plan(frame(3, 140, Playing(2, 1)))
+    assert plan is not None and not plan.actions.any() and not plan.values.any()
 
 
 def test_a_delay_is_the_rows_that_will_have_passed(chunks: Continuity):

@@ -10,6 +10,7 @@ import pytest
 from edgeflow.clock import ManualClock
 from edgeflow.config_sections import TrajectoryConfig
 from edgeflow.engine.control.denoising import FlowEngine
+from edgeflow.engine.flow.continuing import guidance_of
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -110,3 +111,19 @@ def test_in_a_pipeline_guidance_is_of_the_launch_and_limits_are_of_the_newest_an
             before, after = (rows_of(each)[:, 0] for each in answers)
             seam = np.diff([before[2], *after[2:]])  # row 2 of the older is played one row before row 2 of the newer
             assert np.abs(seam).max() <= per_step * (1 + 1e-9)
+
+
+def test_padding_of_a_latent_action_is_continued_as_zeros(monkeypatch):
+    bench = Bench(TinyFlowPolicy(JOINT_SHAPE, rtc=RTCSettings(execution_horizon=5)))
+    found = []
+
+    def noted(prompt, previous):
+        found.append(guidance_of(previous, RTCSettings(), JOINT_SHAPE.sizes))
+        return prompt
+
+    monkeypatch.setattr(bench.engine, "continued", noted)
+    first = bench.answer(frame(1, 1, 0.5))
+    bench.answer(second(Playing(1, 1), 1, 2))
+    target = found[0].target.numpy()
+    np.testing.assert_allclose(target[:4, :2], rows_of(first)[1:] / 2.0, rtol=1e-6)
+    assert JOINT_SHAPE.sizes.dims == 3 and not target[:, 2].any()
