@@ -220,8 +220,7 @@ class ControlPlane:
         try:
             rows = self._rows(message.instruction, state_of(message, self._engine.policy.inputs))
         except RequestError as error:
-            text = error.text
-            self._publish(dropped(ref, Disposition.REJECTED, error.code, Reason.INSTRUCTION_TOO_LONG, text))
+            self._publish(dropped(ref, Disposition.REJECTED, error.code, error.reason, error.text))
             return
         self._waiting[ref] = message
         self._tracks[ref] = _Track(message=message, arrived_ns=arrived_ns)
@@ -295,7 +294,9 @@ class ControlPlane:
         chosen, report = self._choose(answer, track, opened)
         valid = answer.finite and bool(np.isfinite(chosen.actions).all())
         if valid and opened.chunks is not None:
-            values = None if answer.candidates is None else answer.candidates[chosen.index]
+            values = answer.candidates
+            if values is not None:
+                values = self._engine.played(values[chosen.index], chosen.actions)
             opened.chunks.keep(track.message, chosen.actions, values, report)
         self._publish(
             FrameResult(

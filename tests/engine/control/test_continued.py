@@ -13,6 +13,7 @@ from edgeflow.engine.control.one_pass import OnePassEngine
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.messages import (
+    FrameDropped,
     FrameResult,
     Message,
     OpenSession,
@@ -156,3 +157,15 @@ def test_an_answer_continues_the_one_that_will_arrive_before_it():
 def test_states_outside_their_statistics_are_counted():
     pong = Bench().tell(Ping(1))
     assert isinstance(pong, Pong) and pong.unusual_states == 3
+
+
+def test_a_frame_that_the_policy_refuses_says_why(monkeypatch):
+    bench = Bench()
+
+    def refuses(instruction, state=None):
+        raise InvalidArgument("contains a special token", field="instruction")
+
+    monkeypatch.setattr(bench.engine.policy, "text_rows", refuses)
+    dropped = bench.tell(frame(1, 1))
+    assert isinstance(dropped, FrameDropped)
+    assert (dropped.disposition, dropped.code, dropped.reason) == ("rejected", "INVALID_ARGUMENT", "INVALID_ARGUMENT")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -113,17 +114,38 @@ def test_in_a_pipeline_guidance_is_of_the_launch_and_limits_are_of_the_newest_an
             assert np.abs(seam).max() <= per_step * (1 + 1e-9)
 
 
-def test_padding_of_a_latent_action_is_continued_as_zeros(monkeypatch):
-    bench = Bench(TinyFlowPolicy(JOINT_SHAPE, rtc=RTCSettings(execution_horizon=5)))
-    found = []
+@pytest.fixture
+def guided(monkeypatch) -> Callable[[Bench], np.ndarray]:
+    """The target of the guidance [H, A] of a second frame that continues the first one's answer."""
 
-    def noted(prompt, previous):
-        found.append(guidance_of(previous, RTCSettings(), JOINT_SHAPE.sizes))
-        return prompt
+    def target_of(bench: Bench) -> np.ndarray:
+        found = []
 
-    monkeypatch.setattr(bench.engine, "continued", noted)
-    first = bench.answer(frame(1, 1, 0.5))
-    bench.answer(second(Playing(1, 1), 1, 2))
-    target = found[0].target.numpy()
+        def noted(prompt, previous):
+            found.append(guidance_of(previous, RTCSettings(), JOINT_SHAPE.sizes))
+            return prompt
+
+        monkeypatch.setattr(bench.engine, "continued", noted)
+        bench.answer(second(Playing(1, 1), 1, 2))
+        return found[0].target.numpy()
+
+    return target_of
+
+
+def test_padding_of_a_latent_action_is_continued_as_zeros(guided):
+    bench = Bench(TinyFlowPolicy(JOINT_SHAPE, rtc=RTCSettings()))
+    first, target = bench.answer(frame(1, 1, 0.5)), guided(bench)
     np.testing.assert_allclose(target[:4, :2], rows_of(first)[1:] / 2.0, rtol=1e-6)
     assert JOINT_SHAPE.sizes.dims == 3 and not target[:, 2].any()
+
+
+@pytest.mark.parametrize("change", ["bounds", "limits"])
+def test_what_was_sent_is_continued_where_it_is_not_what_the_policy_gave(guided, change: str):
+    policy = TinyFlowPolicy(JOINT_SHAPE, rtc=RTCSettings())
+    wanted = rows_of(Bench(policy).answer(frame(1, 1, 0.5)))
+    if change == "bounds":
+        policy.most = float(np.median(np.abs(wanted)))
+    bench = Bench(policy, limits={"a": {"velocity": 0.05}} if change == "limits" else None)
+    first = rows_of(bench.answer(frame(1, 1, 0.5)))
+    assert np.abs(first - wanted)[1:].max() > 1e-2
+    np.testing.assert_allclose(guided(bench)[:4, :2], first[1:] / 2.0, rtol=1e-6)
