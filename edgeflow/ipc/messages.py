@@ -63,7 +63,8 @@ class SubmitFrame:
     sizes: height and width of each image, flattened. state: the numbers of all state vectors. Both in the order of the
     policy's inputs. stamp_ns: capture time on the robot's clock. waited_ns: time since control received it. playing:
     the chunk played at its capture, if it may be continued. delay_ns: how old the frame will be when its answer is
-    played, as measured; 0 = unknown. Answered by exactly one FrameResult or FrameDropped.
+    played, as measured, before the first answer as foretold; 0 = unknown. Answered by exactly one FrameResult or
+    FrameDropped.
     """
 
     session: int

@@ -91,7 +91,7 @@ class Continuity:
         row = self._row(kept, message)
         if abs(min(row, len(kept.actions) - 1) - playing.step) > MOST_APART or row < 0:
             return None, Seam.APART
-        delay = -(-message.delay_ns // self._step_ns)
+        delay = self.delay(message)
         parts = self._parts(kept, message)
         actions = np.concatenate([each.actions[rows] for each, rows in parts])
         if len(actions) < max(delay, 1):
@@ -100,6 +100,10 @@ class Continuity:
         values = np.concatenate(latents) if len(latents) == len(parts) else None
         before = kept.actions[max(row - HISTORY, 0) : row]
         return Plan(seq=parts[-1][0].seq, delay=delay, actions=actions, before=before, values=values), Seam.CONTINUED
+
+    def delay(self, message: SubmitFrame) -> int:
+        """The rows that will have passed when the answer to a frame is played."""
+        return -(-message.delay_ns // self._step_ns)
 
     def _parts(self, playing: _Kept, message: SubmitFrame) -> list[tuple[_Kept, slice]]:
         """The chunks that are played from the capture on, with the rows of each; the last one to its end."""

@@ -328,6 +328,7 @@ class ControlPlane:
             candidates,
             plan,
             track.message.state,
+            opened.chunks.delay(track.message) if opened.chunks is not None else 0,
         )
         conditioned = plan if opened.trajectory.limits else track.plan if track.continues else None
         unsaid = track.seam is Seam.CONTINUED and conditioned is None

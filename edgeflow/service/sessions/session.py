@@ -232,7 +232,7 @@ class Session:
             return None
         track.speculation = self.speculation
         continues = self.request.chunks and self.sent.may_continue(track.frame.playing)
-        delay_ns = self.ages.expected_ns if continues else 0
+        delay_ns = self.ages.expected_ns or self.age_limit.foretold_ns
         return track.submit(self.number, self.request, self.instruction, now_ns, continues=continues, delay_ns=delay_ns)
 
     def result(self, message: FrameResult) -> None:
