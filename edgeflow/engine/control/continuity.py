@@ -1,4 +1,4 @@
-"""The last chunks of a session, and what the robot will play of them from the capture of a new frame on."""
+"""The last chunks of a session, and their rows that the robot will play from the capture of a new frame on."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MOST_APART = 1  # rows between what the robot says and what its stamps say
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
-    """What is played from the row that is due at the capture of a frame: the chunk being played then, and from their
-    arrival on the newer answers that are on their way.
+    """The rows that are played from the one on that is due at the capture of a frame: those of the chunk being played
+    then, and from their arrival on those of the newer answers on their way.
 
     seq: the frame that the last of these chunks answers, which is played when the new answer arrives. delay: rows that
     will have passed by then; there are at least as many. actions: [n, D] in the units of the schema, as they were sent;
@@ -34,7 +34,7 @@ class Plan:
     values: NDArray[np.float64] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Kept:
     """An answer. continues: as in its report. fits_ns: until when it fits on the robot's clock; None = always."""
 
@@ -66,8 +66,14 @@ class Continuity:
         fits_ns = message.stamp_ns + report.conditioned_steps * self._step_ns if report.continues else None
         rows, dims = actions.shape
         values = None if values is None else values[:rows, :dims].copy()
-        kept = _Kept(message.seq, message.stamp_ns, actions.copy(), values, report.continues, fits_ns)
-        self._kept[message.seq] = kept
+        self._kept[message.seq] = _Kept(
+            seq=message.seq,
+            stamp_ns=message.stamp_ns,
+            actions=actions.copy(),
+            values=values,
+            continues=report.continues,
+            fits_ns=fits_ns,
+        )
         if len(self._kept) > KEPT_CHUNKS:
             del self._kept[next(iter(self._kept))]
 
@@ -76,20 +82,22 @@ class Continuity:
         self._kept.clear()
 
     def plan(self, message: SubmitFrame) -> tuple[Plan | None, Seam]:
-        """What the robot will play from the capture of a frame on; None with the reason why that is not known.
+        """The rows that the robot will play from the capture of a frame on; None with the reason why there are none.
 
         The row that is due follows from the stamps, to the nearest; the robot's own count, which is rounded down, must
-        be at most MOST_APART rows from it. Where it is not, neither is believed.
+        be at most MOST_APART rows from it. Where it is not, neither is believed. Where no chunk is played and an answer
+        is on its way, that one counts as if it were played: until it arrives the robot rests.
         """
         self._enter(message.epoch)
         playing = message.playing
-        if playing is None or not message.delay_ns:
+        kept = self._first(message) if playing is None else self._kept.get(playing.seq)
+        if not message.delay_ns or (playing is None and kept is None):
             return None, Seam.NONE
-        kept = self._kept.get(playing.seq)
         if kept is None:
             return None, Seam.FORGOTTEN
         row = self._row(kept, message)
-        if abs(min(row, len(kept.actions) - 1) - playing.step) > MOST_APART or row < 0:
+        last = len(kept.actions) - 1
+        if row < 0 or (playing is not None and abs(min(row, last) - playing.step) > MOST_APART):
             return None, Seam.APART
         delay = self.delay(message)
         parts = self._parts(kept, message)
@@ -122,14 +130,24 @@ class Continuity:
         One that should have arrived before the capture never will, or too late to fit.
         """
         found = []
-        for each in sorted(self._kept.values(), key=lambda kept: kept.seq):
-            older = each.seq < message.seq and each.stamp_ns <= message.stamp_ns
-            if each.seq <= playing.seq or not older or each.continues not in (0, playing.seq):
-                continue
-            until_ns = each.stamp_ns + message.delay_ns + self._step_ns if each.fits_ns is None else each.fits_ns
-            if message.stamp_ns <= until_ns:
+        for each in self._unarrived(message):
+            if each.seq > playing.seq and each.continues in (0, playing.seq):
                 found.append(each)
                 playing = each
+        return found
+
+    def _first(self, message: SubmitFrame) -> _Kept | None:
+        """The first answer that arrives at a robot that plays none."""
+        fresh = (each for each in self._unarrived(message) if not each.continues)
+        return next((each for each in fresh if 0 < message.unplayed_from <= each.seq), None)
+
+    def _unarrived(self, message: SubmitFrame) -> list[_Kept]:
+        """The answers to older frames that may arrive and fit after the capture of a frame, the oldest first."""
+        found = []
+        for each in sorted(self._kept.values(), key=lambda kept: kept.seq):
+            until_ns = each.stamp_ns + message.delay_ns + self._step_ns if each.fits_ns is None else each.fits_ns
+            if each.seq < message.seq and each.stamp_ns <= message.stamp_ns <= until_ns:
+                found.append(each)
         return found
 
     def _row(self, kept: _Kept, message: SubmitFrame) -> int:

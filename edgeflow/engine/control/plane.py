@@ -327,8 +327,8 @@ class ControlPlane:
             lambda index: self._engine.actions(answer, opened.unnorm_key, index),
             candidates,
             plan,
-            track.message.state,
-            opened.chunks.delay(track.message) if opened.chunks is not None else 0,
+            state=track.message.state,
+            delay=opened.chunks.delay(track.message) if opened.chunks is not None else 0,
         )
         conditioned = plan if opened.trajectory.limits else track.plan if track.continues else None
         unsaid = track.seam is Seam.CONTINUED and conditioned is None

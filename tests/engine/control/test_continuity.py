@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -102,6 +104,15 @@ def test_an_answer_on_its_way_goes_on_where_the_chunk_being_played_ends(chunks: 
     plan, _ = chunks.plan(frame(3, 280, Playing(1, 9), 90))
     np.testing.assert_array_equal(plan.actions, np.concatenate([ACTIONS[9:], ACTIONS[2:] + 200]))
     assert (plan.seq, plan.delay, plan.values) == (2, 5, None)
+
+
+@pytest.mark.parametrize(
+    ("unplayed_from", "stamp_ms", "row"), [(0, 120, None), (1, 120, 1), (2, 120, None), (1, 150, 3), (1, 151, None)]
+)
+def test_the_first_answer_is_continued_before_it_has_arrived(chunks: Continuity, unplayed_from, stamp_ms, row):
+    plan, seam = chunks.plan(replace(frame(2, stamp_ms), unplayed_from=unplayed_from))
+    assert seam is (Seam.NONE if row is None else Seam.CONTINUED)
+    assert (None if plan is None else plan.actions.tolist()) == (None if row is None else ACTIONS[row:].tolist())
 
 
 def test_chunks_are_kept_as_copies(chunks: Continuity):

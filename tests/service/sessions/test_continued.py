@@ -59,6 +59,16 @@ class Robot:
         self.session.take(self.now_ns)
 
 
+def test_a_robot_that_plays_nothing_may_get_the_answers_sent_since_the_last_hold():
+    robot = Robot()
+    assert robot.frame().unplayed_from == 1
+    robot.answered(robot.frame())
+    assert (robot.frame().unplayed_from, robot.frame(Playing(2, 0)).unplayed_from) == (1, 0)
+    robot.session.hold(Reason.INGRESS_SILENT)
+    assert robot.frame().unplayed_from == 3
+    assert Robot(chunks=False).frame().unplayed_from == 0
+
+
 def test_before_the_first_answer_the_delay_is_the_one_foretold():
     robot = Robot()
     robot.session.age_limit.foretold_ns = 80 * MS
