@@ -58,6 +58,7 @@ class Action:
     frame did not draft its tokens. aging: how targets allow for the action's age; None = not at all. chunk: [horizon,
     dims], all rows as blended, of which `values` is row `step`, for the moment stamp_ns + step * step_ns; by default
     the one row `values`. report: how the chunk came about; in it `continues` is a number as that of `push`.
+    apart: another chunk than that one was played when it came.
     """
 
     seq: int
@@ -80,6 +81,7 @@ class Action:
     step: int = 0
     step_ns: int = 0
     report: ChunkReport = field(default_factory=ChunkReport)
+    apart: bool = False
 
     def __post_init__(self) -> None:
         if not self.chunk.size:
@@ -92,8 +94,10 @@ class Action:
 
     @property
     def late(self) -> bool:
-        """True if it came later than it was conditioned on: it does not fit the chunk that it continues."""
-        return self.report.is_late(self.age_ns, self.step_ns)
+        """True if it does not fit what was played when it came: it came later than it was conditioned on, or another
+        chunk was played than the one that it continues.
+        """
+        return self.apart or self.report.is_late(self.age_ns, self.step_ns)
 
     @property
     def over_ns(self) -> int:

@@ -231,6 +231,7 @@ class Session:
         """The action that is due, of the blended chunk."""
         timeline, step = chunk.timeline, chunk.timeline.step_at(now_ns)
         validity_ns, limit_ns = min(message.valid_for_ms, MAX_VALID_MS) * 1_000_000, self._limit_ns(message, opened)
+        report, played = report_of(message, self._first_seq), self._watchdog.directive().action
         return Action(
             seq=message.seq + self._first_seq,
             epoch=message.epoch,
@@ -251,7 +252,8 @@ class Session:
             chunk=chunk.played,
             step=step,
             step_ns=timeline.step_ns,
-            report=report_of(message, self._first_seq),
+            report=report,
+            apart=played is not None and report.continues not in (0, played.seq),
         )
 
     def _playing_at(self, captured_ns: int) -> pb.Playing | None:

@@ -63,7 +63,9 @@ class SubmitFrame:
     sizes: height and width of each image, flattened. state: the numbers of all state vectors. Both in the order of the
     policy's inputs. stamp_ns: capture time on the robot's clock. waited_ns: time since control received it. playing:
     the chunk played at its capture, if it may be continued. delay_ns: how old the frame will be when its answer is
-    played, as measured; 0 = unknown. Answered by exactly one FrameResult or FrameDropped.
+    played, as measured, before the first answer as foretold; 0 = unknown. unplayed_from:
+    where none is played, answers to frames from this one on may be on their way to the robot; 0 = none may be.
+    Answered by exactly one FrameResult or FrameDropped.
     """
 
     session: int
@@ -77,6 +79,7 @@ class SubmitFrame:
     waited_ns: int = 0
     playing: Playing | None = None
     delay_ns: int = 0
+    unplayed_from: int = 0
 
     def images(self) -> list[Image]:
         """The images, as views of the payload; WorkerError unless it has the bytes that the sizes say."""

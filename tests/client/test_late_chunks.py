@@ -47,6 +47,20 @@ def test_a_chunk_fits_until_the_rows_that_it_was_conditioned_on_have_passed(robo
         assert (action.report.continues, action.report.conditioned_steps, action.late) == (1, 2, False)
 
 
+@pytest.mark.parametrize(("continues", "played"), [(0, 3), (1, 2), (2, 3)])
+def test_a_chunk_that_continues_another_than_the_one_being_played_does_not_fit(
+    robot: Robot, continues: int, played: int
+):
+    second, third = robot.push(), robot.push()  # the third is captured before the second is answered
+    robot.wait(STEP_MS)
+    assert continued(robot, second, 2) and continued(robot, third, 2, continues=continues)
+    assert robot.session.directive().action.seq == played
+    assert late(robot) == (int(played == 2), 0)
+    robot.wait(HORIZON * STEP_MS)
+    action = robot.session.directive().action
+    assert (action.seq, action.late, late(robot)) == (3, played == 2, (int(played == 2), int(played == 2)))
+
+
 def test_a_late_chunk_is_played_when_no_row_of_the_other_is_due_any_more(robot: Robot):
     frame = robot.push()
     robot.wait(3 * STEP_MS)

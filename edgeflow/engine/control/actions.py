@@ -138,6 +138,10 @@ class PolicyEngine(Executor):
         """Rows of a prompt."""
         return self.policy.image_tokens + len(prompt.prompt_ids)
 
+    def played(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:  # noqa: ARG002 - tokens do not
+        """The values as they are: nothing continues them."""
+        return values
+
     def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:  # noqa: ARG002
         return self.policy.decode_actions(answer.token_ids, unnorm_key)[None]
 

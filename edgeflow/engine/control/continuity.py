@@ -1,4 +1,4 @@
-"""The last chunks of a session, and what is left of the one that the robot plays when a new frame is captured."""
+"""The last chunks of a session, and their rows that the robot will play from the capture of a new frame on."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.ipc.messages import SubmitFrame
-from edgeflow.trajectory import Seam
+from edgeflow.trajectory import ChunkReport, Seam
 
 KEPT_CHUNKS = 32
 HISTORY = 3  # rows that the limits of a motion look back on
+FRESH = ChunkReport()
 MOST_APART = 1  # rows between what the robot says and what its stamps say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
-    """The chunk being played, from the row that is due at the capture of a frame.
+    """The rows that are played from the one on that is due at the capture of a frame: those of the chunk being played
+    then, and from their arrival on those of the newer answers on their way.
 
-    seq: the frame that it answers. delay: rows that will have passed when the new answer is played; the chunk has at
-    least as many left. actions: [n, D] in the units of the schema, as they were sent; before: [up to HISTORY, D], the
-    rows before them. values: [n, A] normalised, as the policy gave them; None where it gave tokens.
+    seq: the frame that the last of these chunks answers, which is played when the new answer arrives. delay: rows that
+    will have passed by then; there are at least as many. actions: [n, D] in the units of the schema, as they were sent;
+    before: [up to HISTORY, D], the rows before them. values: [n, D] normalised, as the policy gave them; None where it
+    gave tokens.
     """
 
     seq: int
@@ -31,11 +34,16 @@ class Plan:
     values: NDArray[np.float64] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Kept:
+    """An answer. continues: as in its report. fits_ns: until when it fits on the robot's clock; None = always."""
+
+    seq: int
     stamp_ns: int
     actions: NDArray[np.float64]
     values: NDArray[np.float64] | None
+    continues: int
+    fits_ns: int | None
 
 
 class Continuity:
@@ -47,12 +55,25 @@ class Continuity:
         self._kept: dict[int, _Kept] = {}
 
     def keep(
-        self, message: SubmitFrame, actions: NDArray[np.float64], values: NDArray[np.float64] | None = None
+        self,
+        message: SubmitFrame,
+        actions: NDArray[np.float64],
+        values: NDArray[np.float64] | None = None,
+        report: ChunkReport = FRESH,
     ) -> None:
-        """Keep the answer to a frame. values: more rows than the actions have are left out."""
+        """Keep a copy of the answer to a frame. values: more rows and numbers than the actions have are left out."""
         self._enter(message.epoch)
-        kept = _Kept(message.stamp_ns, actions, None if values is None else values[: len(actions)])
-        self._kept[message.seq] = kept
+        fits_ns = message.stamp_ns + report.conditioned_steps * self._step_ns if report.continues else None
+        rows, dims = actions.shape
+        values = None if values is None else values[:rows, :dims].copy()
+        self._kept[message.seq] = _Kept(
+            seq=message.seq,
+            stamp_ns=message.stamp_ns,
+            actions=actions.copy(),
+            values=values,
+            continues=report.continues,
+            fits_ns=fits_ns,
+        )
         if len(self._kept) > KEPT_CHUNKS:
             del self._kept[next(iter(self._kept))]
 
@@ -61,29 +82,84 @@ class Continuity:
         self._kept.clear()
 
     def plan(self, message: SubmitFrame) -> tuple[Plan | None, Seam]:
-        """The rest of the chunk that the robot plays at the capture of a frame; None with the reason why there is none.
+        """The rows that the robot will play from the capture of a frame on; None with the reason why there are none.
 
         The row that is due follows from the stamps, to the nearest; the robot's own count, which is rounded down, must
-        be at most MOST_APART rows from it. Where it is not, neither is believed.
+        be at most MOST_APART rows from it. Where it is not, neither is believed. Where no chunk is played and an answer
+        is on its way, that one counts as if it were played: until it arrives the robot rests.
         """
         self._enter(message.epoch)
         playing = message.playing
-        if playing is None or not message.delay_ns:
+        kept = self._first(message) if playing is None else self._kept.get(playing.seq)
+        if not message.delay_ns or (playing is None and kept is None):
             return None, Seam.NONE
-        kept = self._kept.get(playing.seq)
         if kept is None:
             return None, Seam.FORGOTTEN
-        passed_ns, horizon = message.stamp_ns - kept.stamp_ns, len(kept.actions)
-        row = (2 * passed_ns + self._step_ns) // (2 * self._step_ns)
-        if abs(min(row, horizon - 1) - playing.step) > MOST_APART or row < 0:
+        row = self._row(kept, message)
+        last = len(kept.actions) - 1
+        if row < 0 or (playing is not None and abs(min(row, last) - playing.step) > MOST_APART):
             return None, Seam.APART
-        delay = -(-message.delay_ns // self._step_ns)
-        if horizon - row < max(delay, 1):
+        delay = self.delay(message)
+        parts = self._parts(kept, message)
+        actions = np.concatenate([each.actions[rows] for each, rows in parts])
+        if len(actions) < max(delay, 1):
             return None, Seam.OVER
-        values = None if kept.values is None else kept.values[row:]
+        latents = [each.values[rows] for each, rows in parts if each.values is not None]
+        values = np.concatenate(latents) if len(latents) == len(parts) else None
         before = kept.actions[max(row - HISTORY, 0) : row]
-        plan = Plan(seq=playing.seq, delay=delay, actions=kept.actions[row:], before=before, values=values)
-        return plan, Seam.CONTINUED
+        return Plan(seq=parts[-1][0].seq, delay=delay, actions=actions, before=before, values=values), Seam.CONTINUED
+
+    def delay(self, message: SubmitFrame) -> int:
+        """The rows that will have passed when the answer to a frame is played."""
+        return -(-message.delay_ns // self._step_ns)
+
+    def _parts(self, playing: _Kept, message: SubmitFrame) -> list[tuple[_Kept, slice]]:
+        """The chunks that are played from the capture on, with the rows of each; the last one to its end."""
+        parts, begun = [], 0
+        for newer in self._on_their_way(playing, message):
+            row, arrived = self._row(playing, message), self._arrival(newer, message)
+            until = min(max(arrived, begun), max(len(playing.actions) - row, begun))
+            parts.append((playing, slice(row + begun, row + until)))
+            playing, begun = newer, until
+        parts.append((playing, slice(self._row(playing, message) + begun, None)))
+        return parts
+
+    def _on_their_way(self, playing: _Kept, message: SubmitFrame) -> list[_Kept]:
+        """The answers that arrive between the capture of a frame and its own answer, and fit what is played then.
+
+        One that should have arrived before the capture never will, or too late to fit.
+        """
+        found = []
+        for each in self._unarrived(message):
+            if each.seq > playing.seq and each.continues in (0, playing.seq):
+                found.append(each)
+                playing = each
+        return found
+
+    def _first(self, message: SubmitFrame) -> _Kept | None:
+        """The first answer that arrives at a robot that plays none."""
+        fresh = (each for each in self._unarrived(message) if not each.continues)
+        return next((each for each in fresh if 0 < message.unplayed_from <= each.seq), None)
+
+    def _unarrived(self, message: SubmitFrame) -> list[_Kept]:
+        """The answers to older frames that may arrive and fit after the capture of a frame, the oldest first."""
+        found = []
+        for each in sorted(self._kept.values(), key=lambda kept: kept.seq):
+            until_ns = each.stamp_ns + message.delay_ns + self._step_ns if each.fits_ns is None else each.fits_ns
+            if each.seq < message.seq and each.stamp_ns <= message.stamp_ns <= until_ns:
+                found.append(each)
+        return found
+
+    def _row(self, kept: _Kept, message: SubmitFrame) -> int:
+        """The row of a chunk that is due at the capture of a frame, to the nearest."""
+        return (2 * (message.stamp_ns - kept.stamp_ns) + self._step_ns) // (2 * self._step_ns)
+
+    def _arrival(self, kept: _Kept, message: SubmitFrame) -> int:
+        """The rows after the capture of a frame that will have passed when an older one's answer arrives."""
+        arrived_ns = kept.stamp_ns + message.delay_ns
+        if kept.fits_ns is not None:
+            arrived_ns = min(arrived_ns, kept.fits_ns)
+        return max(-(-(arrived_ns - message.stamp_ns) // self._step_ns), 0)
 
     def _enter(self, epoch: int) -> None:
         if epoch != self._epoch:

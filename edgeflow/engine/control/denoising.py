@@ -28,6 +28,8 @@ from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.scheduler.plan import FrameRef, Move, Outcome, Pass, Segment
 from edgeflow.types import StageProgram
 
+SAME = 1e-6  # difference by which a normalised value counts as changed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptStep:
@@ -176,6 +178,16 @@ class FlowEngine:
         if answer.values is None:
             raise ValueError(f"the answer to {answer.frame} has no actions")
         return self.policy.actions(answer.values[candidate], unnorm_key)
+
+    def played(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Normalised values of a chunk [H, A], those replaced that were changed before its actions [horizon, D] were
+        sent, by bounds or by limits on the motion."""
+        sent, played = self.policy.normalised(actions), values.copy()
+        rows, dims = sent.shape
+        given = played[:rows, :dims]
+        changed = np.isfinite(sent) & ~np.isclose(sent, given, rtol=SAME, atol=SAME)
+        given[changed] = sent[changed]
+        return played
 
     def continued(self, prompt: FlowFrame, previous: Previous) -> FlowFrame:
         """The frame, whose answer continues the chunk being played; as it is where the policy cannot.

@@ -116,3 +116,8 @@ class PassEngine(Protocol):
     def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:
         """[horizon, D] of one candidate, in the units of the policy's schema."""
         ...
+
+    def played(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Normalised values of a chunk [H, A], those replaced that were changed before its actions [horizon, D] were
+        sent, by bounds or by limits on the motion."""
+        ...

@@ -106,6 +106,10 @@ class OnePassEngine:
     def continued(self, prompt: Any, previous: Previous) -> Any:  # noqa: ARG002 - chunks do not depend on each other
         return prompt
 
+    def played(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:  # noqa: ARG002 - chunks do not depend on each other
+        """The values as they are: nothing continues them."""
+        return values
+
     def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:  # noqa: ARG002
         """[horizon, D] in the units of the policy's schema."""
         if answer.values is None:

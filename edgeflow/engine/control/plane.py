@@ -48,7 +48,8 @@ KEPT_FRAMES = 1024  # likewise, of those that drafted
 class _Track:
     """A frame between its arrival and its action. drafts: behind its prompt, and their tolerance.
 
-    plan: the chunk that is played at its capture, seam: or why there is none. continues: the answer continues it.
+    plan: what is played from its capture on, as known when it was launched; seam: or why there is none. continues: the
+    answer continues it.
     """
 
     message: SubmitFrame
@@ -219,8 +220,7 @@ class ControlPlane:
         try:
             rows = self._rows(message.instruction, state_of(message, self._engine.policy.inputs))
         except RequestError as error:
-            text = error.text
-            self._publish(dropped(ref, Disposition.REJECTED, error.code, Reason.INSTRUCTION_TOO_LONG, text))
+            self._publish(dropped(ref, Disposition.REJECTED, error.code, error.reason, error.text))
             return
         self._waiting[ref] = message
         self._tracks[ref] = _Track(message=message, arrived_ns=arrived_ns)
@@ -294,8 +294,10 @@ class ControlPlane:
         chosen, report = self._choose(answer, track, opened)
         valid = answer.finite and bool(np.isfinite(chosen.actions).all())
         if valid and opened.chunks is not None:
-            values = None if answer.candidates is None else answer.candidates[chosen.index]
-            opened.chunks.keep(track.message, chosen.actions, values)
+            values = answer.candidates
+            if values is not None:
+                values = self._engine.played(values[chosen.index], chosen.actions)
+            opened.chunks.keep(track.message, chosen.actions, values, report)
         self._publish(
             FrameResult(
                 session=ref.session,
@@ -313,16 +315,22 @@ class ControlPlane:
         )
 
     def _choose(self, answer: Answer, track: _Track, opened: _Opened) -> tuple[Chosen, ChunkReport]:
-        """The chunk to be sent, and how it came about."""
+        """The chunk to be sent, and how it came about.
+
+        Limits count from the answers sent since the launch too; what the policy continues was fixed then.
+        """
         candidates, plan = answer.candidates, track.plan
+        if opened.chunks is not None and plan is not None:
+            plan = opened.chunks.plan(track.message)[0] or plan
         chosen = opened.trajectory.choose(
             1 if candidates is None else len(candidates),
             lambda index: self._engine.actions(answer, opened.unnorm_key, index),
             candidates,
             plan,
-            track.message.state,
+            state=track.message.state,
+            delay=opened.chunks.delay(track.message) if opened.chunks is not None else 0,
         )
-        conditioned = plan if track.continues or opened.trajectory.limits else None
+        conditioned = plan if opened.trajectory.limits else track.plan if track.continues else None
         unsaid = track.seam is Seam.CONTINUED and conditioned is None
         report = ChunkReport(
             continues=conditioned.seq if conditioned is not None else 0,

@@ -36,6 +36,14 @@ class _Dimension:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    """A dimension of what is played: its rows before the capture, and those up to the delay."""
+
+    before: list[float]
+    passed: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
     """The chunk to be sent: actions [H, D], and how it came about."""
 
@@ -69,11 +77,11 @@ class Trajectory:
         normalised: Rows | None,
         plan: Plan | None,
         state: Sequence[float] = (),
+        delay: int = 0,
     ) -> Chosen:
         """The best of `count` chunks [H, D], within the limits.
 
-        normalised: [count, H', A] of them, by which they are compared. plan: the chunk being played. state: the numbers
-        of the frame, in the policy's order.
+        normalised: [count, H', A] of them, by which they are compared. plan, state, delay: as of within_limits.
         """
         index, scores = 0, tuple[Candidate, ...]()
         actions = actions_of(0)
@@ -83,40 +91,43 @@ class Trajectory:
             actions = chunks[index]
         limited: tuple[Limited, ...] = ()
         if self._dimensions and np.isfinite(actions).all():
-            actions, limited = self.within_limits(actions, plan, state)
+            actions, limited = self.within_limits(actions, plan, state, delay)
         return Chosen(actions=actions, index=index, limited=limited, candidates=scores)
 
     def within_limits(
-        self, actions: Rows, plan: Plan | None, state: Sequence[float] = ()
+        self, actions: Rows, plan: Plan | None, state: Sequence[float] = (), delay: int = 0
     ) -> tuple[Rows, tuple[Limited, ...]]:
         """A chunk [H, D] within the limits from the row on that is played first, with what they did to it.
 
         Where the chunk keeps them it is returned as it is. Otherwise, in the dimensions that do not, the rows that will
-        have passed become those of the chunk being played, so that it does not matter when exactly it arrives.
+        have passed become those of the chunk being played, so that it does not matter when exactly it arrives. plan:
+        what is played; None = the robot rests where the state says for `delay` rows. state: the numbers of the frame,
+        in the policy's order.
         """
         result, found = actions, []
         for dimension in self._dimensions:
             wanted = actions[:, dimension.index]
             pose = state[dimension.number] if dimension.number is not None and len(state) else None
-            rows, continued = self._column(dimension, wanted, plan, pose)
+            played = _played(dimension, plan) if plan is not None else _resting(dimension, pose, delay, len(wanted))
+            rows, continued = self._column(dimension, wanted, played, pose)
             if rows is wanted:
                 continue
             if result is actions:
                 result = actions.copy()
             result[:, dimension.index] = rows
-            limited = self._exceeded(dimension, wanted, plan, pose)
+            limited = self._exceeded(dimension, wanted, played, pose)
             if not continued:
                 limited.append((LimitKind.START, 0.0))
-            changed = float(np.abs((rows - wanted)[0 if plan is None else plan.delay :]).max(initial=0.0))
+            changed = float(np.abs((rows - wanted)[len(played.passed) :]).max(initial=0.0))
             found += [
                 Limited(dimension=dimension.name, limit=kind, beyond=beyond, changed=changed)
                 for kind, beyond in limited or [(LimitKind.BRAKING, 0.0)]
             ]
         return result, tuple(found)
 
-    def _column(self, dimension: _Dimension, wanted: Rows, plan: Plan | None, pose: float | None) -> tuple[Rows, bool]:
+    def _column(self, dimension: _Dimension, wanted: Rows, played: _Played, pose: float | None) -> tuple[Rows, bool]:
         """One dimension within its limits; the same array where it is."""
-        before, passed = _played(dimension, plan)
+        before, passed = played.before, played.passed
         if _keeps(dimension, wanted, before, passed, pose):
             return wanted, True
         start = _motion_after(dimension, [*before, *passed], sum(passed), pose)
@@ -125,10 +136,10 @@ class Trajectory:
         return np.array([*passed, *rest]), continued
 
     def _exceeded(
-        self, dimension: _Dimension, wanted: Rows, plan: Plan | None, pose: float | None
+        self, dimension: _Dimension, wanted: Rows, played: _Played, pose: float | None
     ) -> list[tuple[LimitKind, float]]:
         """The limits that a chunk exceeds from the delay on, and by how much at most, per second."""
-        before, passed = _played(dimension, plan)
+        before, passed = played.before, played.passed
         excesses = _excesses(dimension, [*before, *passed], wanted[len(passed) :], sum(passed), pose)
         return [(kind, excess / self._step_s ** _ORDERS.get(kind, 0)) for kind, excess in excesses.items()]
 
@@ -210,11 +221,17 @@ def _number(field: str, text: str, inputs: PolicyInputs) -> int:
     return starts[vector] + index
 
 
-def _played(dimension: _Dimension, plan: Plan | None) -> tuple[list[float], list[float]]:
-    """A dimension of the chunk being played: its rows before the capture, and those up to the delay."""
-    if plan is None:
-        return [], []
-    return plan.before[:, dimension.index].tolist(), plan.actions[: plan.delay, dimension.index].tolist()
+def _played(dimension: _Dimension, plan: Plan) -> _Played:
+    passed = plan.actions[: plan.delay, dimension.index]
+    return _Played(before=plan.before[:, dimension.index].tolist(), passed=passed.tolist())
+
+
+def _resting(dimension: _Dimension, pose: float | None, delay: int, horizon: int) -> _Played:
+    """A robot that stays where it is. A row is left to move in, however long the delay."""
+    rows = min(delay, horizon - 1)
+    if dimension.relative:
+        return _Played(before=[], passed=[0.0] * rows)
+    return _Played(before=[], passed=[] if pose is None else [pose] * rows)
 
 
 def _motion_after(dimension: _Dimension, rows: Sequence[float], moved: float, pose: float | None) -> Motion:
@@ -230,7 +247,7 @@ def _motion_after(dimension: _Dimension, rows: Sequence[float], moved: float, po
 def _keeps(dimension: _Dimension, wanted: Rows, before: list[float], passed: list[float], pose: float | None) -> bool:
     """True if a chunk keeps the limits, whichever row up to the delay is the first to be played.
 
-    passed: the rows of the chunk being played that are before the delay.
+    passed: the rows being played that are before the delay.
     """
     if passed and _excesses(dimension, [], wanted, 0.0, None):
         return False

@@ -158,3 +158,7 @@ class FlowPolicy(Policy, Protocol):
     def actions(self, values: NDArray[np.float64], unnorm_key: str | None = None) -> NDArray[np.float64]:
         """Normalised [H, A] → [horizon of the schema, D] in the schema's units."""
         ...
+
+    def normalised(self, actions: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[n, D] in the schema's units → normalised [n, D]; not finite where a dimension has no way back."""
+        ...

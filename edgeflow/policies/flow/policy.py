@@ -134,6 +134,11 @@ class DenoisingPolicy:
         restored = kept if affine is None else affine.restored(kept)
         return restored.clip(self._settings.action_low or -np.inf, self._settings.action_high or np.inf)
 
+    def normalised(self, actions: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[n, D] in the units of the training's data → normalised [n, D]; not finite where the scale is 0"""
+        affine = self._normalisation.action
+        return actions if affine is None else affine.unrestored(actions)
+
     def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
         """The meaning of actions as configured; what is not stated is absolute, without unit and limit."""
         if unnorm_key not in (None, *UNNORM_KEYS):

@@ -56,6 +56,13 @@ class Affine:
         restored: NDArray[np.float64] = (values + self.origin) * self.factor.astype(np.float64) + self.centre
         return restored
 
+    def unrestored(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The inverse of `restored`: values [..., D] in the units of the statistics → normalised, NaN or infinite where
+        the factor is 0."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            normalised: NDArray[np.float64] = (values - self.centre) / self.factor.astype(np.float64) - self.origin
+        return normalised
+
 
 def names_of(kind: str) -> tuple[str, str]:
     """The two statistics that a kind of normalisation needs."""

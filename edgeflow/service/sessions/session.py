@@ -231,9 +231,8 @@ class Session:
         if track is None:
             return None
         track.speculation = self.speculation
-        continues = self.request.chunks and self.sent.may_continue(track.frame.playing)
-        delay_ns = self.ages.expected_ns if continues else 0
-        return track.submit(self.number, self.request, self.instruction, now_ns, continues=continues, delay_ns=delay_ns)
+        delay_ns = self.ages.expected_ns or self.age_limit.foretold_ns
+        return track.submit(self.number, self.request, self.instruction, now_ns, sent=self.sent, delay_ns=delay_ns)
 
     def result(self, message: FrameResult) -> None:
         """Take an action if it is finite, within the limits and of this epoch; otherwise HOLD."""

@@ -30,12 +30,13 @@ class Track:
     speculation: Speculation | None = None
 
     def submit(
-        self, session: int, request: OpenRequest, instruction: str, now_ns: int, *, continues: bool, delay_ns: int
+        self, session: int, request: OpenRequest, instruction: str, now_ns: int, *, sent: SentChunks, delay_ns: int
     ) -> SubmitFrame:
         """The frame as the policy gets it; the pixels are the message's from now on.
 
-        continues: the chunk that the robot plays may be continued. delay_ns: as of SubmitFrame.
+        sent: the chunks that the robot got. delay_ns: as of SubmitFrame.
         """
+        continues = request.chunks and sent.may_continue(self.frame.playing)
         payload, self.payload = self.payload, b""
         return SubmitFrame(
             session=session,
@@ -49,6 +50,7 @@ class Track:
             waited_ns=now_ns - self.received_ns,
             playing=self.frame.playing if continues else None,
             delay_ns=delay_ns,
+            unplayed_from=sent.over + 1 if request.chunks and self.frame.playing is None else 0,
         )
 
     def ready(self, message: FrameResult, *, whole: bool) -> Ready:
@@ -158,6 +160,11 @@ class SentChunks:
     def __init__(self) -> None:
         self._horizons: dict[int, int] = {}
         self._over: set[int] = set()
+
+    @property
+    def over(self) -> int:
+        """The newest frame whose answer was handed out before the last `halt`; 0 = none."""
+        return max(self._over, default=0)
 
     def add(self, seq: int, horizon: int) -> None:
         """Note that the answer to a frame was handed out."""

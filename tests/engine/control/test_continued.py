@@ -13,6 +13,7 @@ from edgeflow.engine.control.one_pass import OnePassEngine
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.messages import (
+    FrameDropped,
     FrameResult,
     Message,
     OpenSession,
@@ -143,6 +144,28 @@ def test_limits_hold_from_the_chunk_being_played_on_and_any_policy_keeps_them():
     assert (second.report.continues, second.report.conditioned_steps) == (1, 2)
 
 
+def test_an_answer_continues_the_one_that_will_arrive_before_it():
+    bench = Bench()
+    first, second = bench.answer(1, 100, None), bench.answer(2, 100 + STEP_MS, Playing(1, 1), 40)
+    third = bench.answer(3, 100 + 2 * STEP_MS, Playing(1, 2), 40)
+    assert second.report.continues == 1
+    assert (third.report.continues, third.report.conditioned_steps) == (2, 2)
+    asked = bench.engine.asked[-1]
+    np.testing.assert_allclose(asked.values, [*rows_of(first)[2:3] / 2.0, *rows_of(second)[2:] / 2.0])
+
+
 def test_states_outside_their_statistics_are_counted():
     pong = Bench().tell(Ping(1))
     assert isinstance(pong, Pong) and pong.unusual_states == 3
+
+
+def test_a_frame_that_the_policy_refuses_says_why(monkeypatch):
+    bench = Bench()
+
+    def refuses(instruction, state=None):
+        raise InvalidArgument("contains a special token", field="instruction")
+
+    monkeypatch.setattr(bench.engine.policy, "text_rows", refuses)
+    dropped = bench.tell(frame(1, 1))
+    assert isinstance(dropped, FrameDropped)
+    assert (dropped.disposition, dropped.code, dropped.reason) == ("rejected", "INVALID_ARGUMENT", "INVALID_ARGUMENT")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from edgeflow.engine.control.continuity import KEPT_CHUNKS, Continuity
 from edgeflow.ipc.messages import SubmitFrame
-from edgeflow.trajectory import Playing, Seam
+from edgeflow.trajectory import ChunkReport, Playing, Seam
 
 MS, STEP_NS, HORIZON = 1_000_000, 20_000_000, 10
 ACTIONS = np.arange(2.0 * HORIZON).reshape(HORIZON, 2)
-VALUES = np.arange(4.0 * (HORIZON + 2)).reshape(HORIZON + 2, 4)
+VALUES = np.arange(4.0 * (HORIZON + 2)).reshape(HORIZON + 2, 4)  # two rows and two numbers of padding
 
 
 def frame(seq: int, stamp_ms: float, playing: Playing | None = None, delay_ms: float = 30, epoch: int = 1):
@@ -44,7 +46,7 @@ def test_the_row_that_is_due_is_the_nearest_by_the_stamps(chunks: Continuity, st
     assert plan is not None and seam is Seam.CONTINUED
     assert (plan.seq, plan.delay) == (1, 2)
     np.testing.assert_array_equal(plan.actions, ACTIONS[row:])
-    np.testing.assert_array_equal(plan.values, VALUES[row:HORIZON])
+    np.testing.assert_array_equal(plan.values, VALUES[row:HORIZON, :2])
     np.testing.assert_array_equal(plan.before, ACTIONS[max(row - 3, 0) : row])
 
 
@@ -65,6 +67,60 @@ def test_the_row_that_is_due_is_the_nearest_by_the_stamps(chunks: Continuity, st
 def test_where_nothing_is_continued_there_is_a_reason(chunks: Continuity, playing, stamp_ms, delay_ms, seam):
     plan, found = chunks.plan(frame(2, stamp_ms, playing, delay_ms))
     assert found is seam and (plan is not None) == (seam is Seam.CONTINUED)
+
+
+@pytest.mark.parametrize(
+    ("stamp_ms", "delay_ms", "changes", "expected"),
+    [
+        (161, 60, [2], ([(1, 3), (2, 3), (2, 4)], 2)),  # captured before the answer to frame 2 arrived
+        (161, 30, [2], ([(2, 2), (2, 3), (2, 4)], 2)),
+        (161, 61, [2, 3], ([(1, 3), (2, 3), (3, 3), (3, 4)], 3)),  # two answers on their way
+        (161, 61, [2, (3, 1)], ([(1, 3), (2, 3), (2, 4)], 2)),  # the third one does not fit the second
+        (159, 60, [(2, 1), (3, 2)], ([(1, 3), (2, 3), (3, 3), (3, 4)], 3)),
+        (180, 30, [2], ([(2, 3), (2, 4)], 2)),
+        (181, 30, [2], ([(1, 4), (1, 5)], 1)),  # the second should have arrived: it never will
+        (181, 30, [(2, 1)], ([(1, 4), (1, 5)], 1)),  # or it is too late to fit
+    ],
+)
+def test_answers_on_their_way_are_played_from_their_arrival_on(chunks, stamp_ms, delay_ms, changes, expected):
+    stamps = {2: 120.0, 3: 140.0}
+    if stamp_ms >= 180:
+        stamps[2] = 130.0
+    for each in changes:
+        seq, continues = each if isinstance(each, tuple) else (each, 0)
+        report = ChunkReport(continues=continues, conditioned_steps=2 if continues else 0)
+        chunks.keep(frame(seq, stamps[seq]), ACTIONS + 100 * seq, VALUES + 100 * seq, report)
+    plan, seam = chunks.plan(frame(4, stamp_ms, Playing(1, (stamp_ms - 100) // 20), delay_ms))
+    rows, seq = expected
+    assert plan is not None and seam is Seam.CONTINUED and plan.seq == seq
+    offset = {1: 0, 2: 200, 3: 300}
+    np.testing.assert_array_equal(plan.actions[: len(rows)], [ACTIONS[row] + offset[each] for each, row in rows])
+    np.testing.assert_array_equal(plan.values[: len(rows)], [VALUES[row, :2] + offset[each] for each, row in rows])
+    assert len(plan.values) == len(plan.actions)
+
+
+def test_an_answer_on_its_way_goes_on_where_the_chunk_being_played_ends(chunks: Continuity):
+    chunks.keep(frame(2, 260), ACTIONS + 200)
+    plan, _ = chunks.plan(frame(3, 280, Playing(1, 9), 90))
+    np.testing.assert_array_equal(plan.actions, np.concatenate([ACTIONS[9:], ACTIONS[2:] + 200]))
+    assert (plan.seq, plan.delay, plan.values) == (2, 5, None)
+
+
+@pytest.mark.parametrize(
+    ("unplayed_from", "stamp_ms", "row"), [(0, 120, None), (1, 120, 1), (2, 120, None), (1, 150, 3), (1, 151, None)]
+)
+def test_the_first_answer_is_continued_before_it_has_arrived(chunks: Continuity, unplayed_from, stamp_ms, row):
+    plan, seam = chunks.plan(replace(frame(2, stamp_ms), unplayed_from=unplayed_from))
+    assert seam is (Seam.NONE if row is None else Seam.CONTINUED)
+    assert (None if plan is None else plan.actions.tolist()) == (None if row is None else ACTIONS[row:].tolist())
+
+
+def test_chunks_are_kept_as_copies(chunks: Continuity):
+    passes = np.zeros((3, 2, HORIZON, 2))  # of all frames of a pass
+    chunks.keep(frame(2, 120), passes[1, 0], passes[1, 1])
+    passes[:] = 7.0
+    plan, _ = chunks.plan(frame(3, 140, Playing(2, 1)))
+    assert plan is not None and not plan.actions.any() and not plan.values.any()
 
 
 def test_a_delay_is_the_rows_that_will_have_passed(chunks: Continuity):

@@ -115,6 +115,30 @@ def test_the_first_chunk_starts_from_the_state_where_that_is_known():
     assert [each.limit for each in limited] == [LimitKind.VELOCITY]
 
 
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_chunk_that_continues_nothing_starts_from_rest_whenever_it_arrives(relative: bool):
+    """The robot plays from the row that is due on, not from the first one."""
+    delay, pose, per_step = 4, 0.3, 0.2 * STEP_S
+    contract = trajectory({"velocity": 0.2, "acceleration": 5.0, "state": "joints[0]"}, relative=relative)
+    wanted = np.full(HORIZON, per_step) if relative else pose + per_step * np.arange(1, HORIZON + 1)
+    found, limited = contract.within_limits(chunk(wanted), None, [0.0, 0.0, pose, 0.0, 0.0], delay)
+    assert limited
+    again, nothing = contract.within_limits(found, None, [0.0, 0.0, pose, 0.0, 0.0], delay)
+    assert again is found and nothing == ()
+    line = pose + np.cumsum(found[:, 0]) if relative else found[:, 0]
+    for arrival in range(delay + 1):
+        commands = np.concatenate([[pose] * 3, line[arrival:]])
+        assert worst(commands, 1, HORIZON - arrival) <= 0.2 * (1 + 1e-9)
+        assert worst(commands, 2, HORIZON - arrival) <= 5.0 * (1 + 1e-9)
+    assert line[-1] > pose + per_step
+
+
+def test_a_chunk_that_is_shorter_than_the_delay_still_moves():
+    contract = trajectory({"velocity": 5.0, "state": "joints[0]"})
+    found, _ = contract.within_limits(chunk(0.9), None, [0.0, 0.0, 0.3, 0.0, 0.0], 3 * HORIZON)
+    np.testing.assert_allclose(found[:, 0], [0.3] * (HORIZON - 1) + [0.4])
+
+
 def test_a_chunk_that_could_not_be_stopped_is_slowed_down_at_its_end():
     contract = trajectory({"acceleration": 20.0, "high": 1.0})
     wanted = chunk(np.linspace(0.0, 1.0, HORIZON))

@@ -165,6 +165,7 @@ class TinyFlowPolicy:
 
     inputs = INPUTS
     unnorm_keys = ("plain",)
+    most = math.inf  # of an action
 
     def __init__(
         self,
@@ -204,7 +205,10 @@ class TinyFlowPolicy:
         )
 
     def actions(self, values: NDArray[np.float64], unnorm_key: str | None = None) -> NDArray[np.float64]:
-        return values[:, :2] * 2.0
+        return (values[:, :2] * 2.0).clip(-self.most, self.most)
+
+    def normalised(self, actions: NDArray[np.float64]) -> NDArray[np.float64]:
+        return actions / 2.0
 
     def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
         return ActionSchema(

@@ -19,6 +19,15 @@ def test_what_is_normalised_comes_back(kind: str):
     np.testing.assert_allclose(back[:, :2], values[:, :2], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [MEAN_STD, *RANGES])
+def test_what_is_restored_goes_back_where_the_scale_is_not_0(kind: str):
+    affine = Affine.of(kind, [LOW, np.array([1.0, 4.5, 0.0], np.float32)], 1e-8)
+    values = np.random.default_rng(0).normal(size=(5, 3))
+    again = affine.unrestored(affine.restored(values))
+    np.testing.assert_allclose(again[:, :2], values[:, :2], rtol=1e-12)
+    assert np.isfinite(again[:, 2]).any() == (kind != MEAN_STD)
+
+
 @pytest.mark.parametrize("kind", RANGES)
 def test_the_ends_of_a_range(kind: str):
     affine = Affine.of(kind, [LOW, HIGH], 1e-8)

@@ -59,6 +59,22 @@ class Robot:
         self.session.take(self.now_ns)
 
 
+def test_a_robot_that_plays_nothing_may_get_the_answers_sent_since_the_last_hold():
+    robot = Robot()
+    assert robot.frame().unplayed_from == 1
+    robot.answered(robot.frame())
+    assert (robot.frame().unplayed_from, robot.frame(Playing(2, 0)).unplayed_from) == (1, 0)
+    robot.session.hold(Reason.INGRESS_SILENT)
+    assert robot.frame().unplayed_from == 3
+    assert Robot(chunks=False).frame().unplayed_from == 0
+
+
+def test_before_the_first_answer_the_delay_is_the_one_foretold():
+    robot = Robot()
+    robot.session.age_limit.foretold_ns = 80 * MS
+    assert robot.frame().delay_ns == 80 * MS
+
+
 def test_a_chunk_that_was_handed_out_may_be_continued_after_the_delay_that_was_measured():
     robot = Robot()
     first = robot.frame()
@@ -86,7 +102,7 @@ def test_nothing_from_before_is_continued(change: str):
     elif change == "reset":
         robot.session.reset()
     frame = robot.frame(Playing(1, 0), instruction="another" if change == "instruction" else None)
-    assert (frame.playing, frame.delay_ns) == (None, 0)
+    assert (frame.playing, frame.delay_ns) == (None, 30 * MS)  # limits count from the delay all the same
     robot.answered(frame)
     assert (robot.frame(Playing(2, 0)).playing is None) == (change == "single actions")
 
