@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.engine.flow.policy import FlowSizes
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.policies.flow.checkpoint import FlowCheckpoint
@@ -23,7 +22,7 @@ from edgeflow.policies.flow.published import (
 )
 from edgeflow.policies.lerobot.features import STATE
 from edgeflow.policies.smolvla.config import SmolVLAConfig
-from edgeflow.policies.smolvla.network import read_network
+from edgeflow.policies.smolvla.network import read_network, sizes_of
 
 DECODER = ("text_model.layers.", "lm_expert.layers.")
 FLOATS = ("action_", "state_proj")
@@ -81,15 +80,3 @@ class PublishedSmolVLA:
         )
         place = placement.device if placement.preprocess_on_device else CPU
         return DenoisingPolicy(config.flow, processors.normalisation, checkpoint.settings, network, parts, place=place)
-
-
-def sizes_of(config: SmolVLAConfig, *, steps: int | None = None, candidates: int = 1) -> FlowSizes:
-    """The rows of answers; the state is the last row of the prefix. steps: None = the checkpoint's."""
-    return FlowSizes(
-        steps=steps or config.flow.steps,
-        horizon=config.flow.chunk,
-        dims=config.flow.dims,
-        causal=True,
-        closing=1,
-        candidates=candidates,
-    )
