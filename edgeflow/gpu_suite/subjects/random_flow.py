@@ -14,10 +14,8 @@ from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.policies.lerobot.features import Camera
 from edgeflow.policies.pi import network as pi_network
-from edgeflow.policies.pi import published as pi_published
 from edgeflow.policies.pi.config import GEMMA, PI0, PI05, VISION, GemmaSizes, PiConfig, VisionSizes
 from edgeflow.policies.smolvla import network as smolvla_network
-from edgeflow.policies.smolvla import published as smolvla_published
 from edgeflow.policies.smolvla.config import SmolVLAConfig
 
 CAMERAS = 3
@@ -39,14 +37,14 @@ class FlowShape:
         """The rows of its answers."""
         config = self.config
         if isinstance(config, SmolVLAConfig):
-            return smolvla_published.sizes_of(config)
-        return pi_published.sizes_of(config)
+            return smolvla_network.sizes_of(config)
+        return pi_network.sizes_of(config)
 
     @property
     def image_rows(self) -> int:
         """Rows of an image in a prefix."""
         config = self.config
-        return config.image_rows if isinstance(config, SmolVLAConfig) else pi_published.image_rows(config)
+        return config.image_rows if isinstance(config, SmolVLAConfig) else pi_network.image_rows(config)
 
     @property
     def prefix(self) -> int:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.engine.flow.policy import FlowFrame
+from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
 from edgeflow.engine.policy import Placement
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import JOINT, Condition, GroupedDecoder, HeadSizes, StackSizes
@@ -144,3 +144,21 @@ def _stack(sizes: GemmaSizes, *, adaptive: bool = False) -> StackSizes:
     return StackSizes(
         width=sizes.width, inner=sizes.inner, eps=EPS, gelu=True, plus_one=not adaptive, adaptive=adaptive
     )
+
+
+def sizes_of(config: PiConfig, *, steps: int | None = None, candidates: int = 1) -> FlowSizes:
+    """The rows of answers. steps: None = the checkpoint's. In π0 a row of the state leads those of the actions."""
+    flow, lead = config.flow, not config.adaptive
+    return FlowSizes(
+        steps=steps or flow.steps,
+        horizon=flow.chunk,
+        dims=flow.dims,
+        lead=int(lead),
+        state=flow.state_dims if lead else 0,
+        candidates=candidates,
+    )
+
+
+def image_rows(config: PiConfig) -> int:
+    """Rows of an image."""
+    return (config.flow.side // config.vision.patch) ** 2

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.engine.flow.policy import FlowSizes
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.policies.flow.checkpoint import FlowCheckpoint
@@ -23,7 +22,7 @@ from edgeflow.policies.flow.published import (
 )
 from edgeflow.policies.lerobot.features import STATE
 from edgeflow.policies.pi.config import PiConfig
-from edgeflow.policies.pi.network import read_network
+from edgeflow.policies.pi.network import image_rows, read_network, sizes_of
 from edgeflow.policies.pi.prompts import StateTexts
 
 DECODER = ("language_model.layers.", "gemma_expert.model.layers.")
@@ -81,24 +80,6 @@ class PublishedPi:
         )
         place = placement.device if placement.preprocess_on_device else CPU
         return DenoisingPolicy(config.flow, processors.normalisation, checkpoint.settings, network, parts, place=place)
-
-
-def sizes_of(config: PiConfig, *, steps: int | None = None, candidates: int = 1) -> FlowSizes:
-    """The rows of answers. steps: None = the checkpoint's. In π0 a row of the state leads those of the actions."""
-    flow, lead = config.flow, not config.adaptive
-    return FlowSizes(
-        steps=steps or flow.steps,
-        horizon=flow.chunk,
-        dims=flow.dims,
-        lead=int(lead),
-        state=flow.state_dims if lead else 0,
-        candidates=candidates,
-    )
-
-
-def image_rows(config: PiConfig) -> int:
-    """Rows of an image."""
-    return (config.flow.side // config.vision.patch) ** 2
 
 
 def texts_of(config: PiConfig, tokenized: TokenizedTexts) -> Texts:

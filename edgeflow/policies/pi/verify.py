@@ -20,9 +20,9 @@ from edgeflow.policies.flow.verify import CHUNK, modes_of, verify_subject
 from edgeflow.policies.lerobot.features import STATE
 from edgeflow.policies.pi.checkpoint import read_processors
 from edgeflow.policies.pi.config import PiConfig, load_config
-from edgeflow.policies.pi.network import PiNetwork, read_network
+from edgeflow.policies.pi.network import PiNetwork, read_network, sizes_of
 from edgeflow.policies.pi.prompts import bins
-from edgeflow.policies.pi.published import sizes_of, texts_of
+from edgeflow.policies.pi.published import texts_of
 
 TOLERANCES = Tolerances(results=1e-5, relative=1e-5)
 RESTORED = "out.action_chunk_unnormalized"

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.policy import FlowFrame
+from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
 from edgeflow.engine.policy import Placement
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import CROSS, JOINT, Condition, GroupedDecoder, HeadSizes, StackSizes
@@ -115,3 +115,15 @@ def _images(config: SmolVLAConfig, weights: Weights, placement: Placement) -> Ca
     )
     scale = math.sqrt(config.width)
     return lambda pixels: connect(shuffled(tower.forward(pixels), config.scale)) * scale
+
+
+def sizes_of(config: SmolVLAConfig, *, steps: int | None = None, candidates: int = 1) -> FlowSizes:
+    """The rows of answers; the state is the last row of the prefix. steps: None = the checkpoint's."""
+    return FlowSizes(
+        steps=steps or config.flow.steps,
+        horizon=config.flow.chunk,
+        dims=config.flow.dims,
+        causal=True,
+        closing=1,
+        candidates=candidates,
+    )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.engine.flow.policy import FlowSizes
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.policies.flow.checkpoint import FlowCheckpoint
@@ -24,7 +23,7 @@ from edgeflow.policies.flow.published import (
 )
 from edgeflow.policies.lerobot.features import STATE
 from edgeflow.policies.smolvla.config import SmolVLAConfig
-from edgeflow.policies.smolvla.network import read_network
+from edgeflow.policies.smolvla.network import read_network, sizes_of
 
 DECODER = ("text_model.layers.", "lm_expert.layers.")
 FLOATS = ("action_", "state_proj")
@@ -89,15 +88,3 @@ def layer_of(name: str) -> int:
     """The index of the language model's layer that a tensor belongs to, -1 for one of none."""
     found = re.search(r"\btext_model\.layers\.(\d+)\.", name)
     return int(found[1]) if found else -1
-
-
-def sizes_of(config: SmolVLAConfig, *, steps: int | None = None, candidates: int = 1) -> FlowSizes:
-    """The rows of answers; the state is the last row of the prefix. steps: None = the checkpoint's."""
-    return FlowSizes(
-        steps=steps or config.flow.steps,
-        horizon=config.flow.chunk,
-        dims=config.flow.dims,
-        causal=True,
-        closing=1,
-        candidates=candidates,
-    )

@@ -22,8 +22,7 @@ from edgeflow.policies.flow.subject import Results, Subject, Tolerances
 from edgeflow.policies.flow.verify import modes_of, verify_subject
 from edgeflow.policies.lerobot.folders import local_folder
 from edgeflow.policies.smolvla.config import SmolVLAConfig, load_config
-from edgeflow.policies.smolvla.network import SmolVLANetwork, read_network
-from edgeflow.policies.smolvla.published import sizes_of
+from edgeflow.policies.smolvla.network import SmolVLANetwork, read_network, sizes_of
 from edgeflow.text.tokenizer import TOKENIZER_FILE
 
 TOLERANCES = Tolerances(results=1e-4)
