@@ -29,7 +29,7 @@ from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
 from edgeflow.kernels.weights import FloatWeight, Weight
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.stack_norms import ResidualRows, StackNorms
+from edgeflow.models.stack_norms import Condition, ResidualRows, StackNorms, StackSizes
 
 JOINT, CROSS = "joint", "cross"
 STAGE = "prefill"
@@ -58,22 +58,6 @@ class HeadSizes:
     def kv_width(self) -> int:
         """KH * D"""
         return self.kv_heads * self.head_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackSizes:
-    """The sizes of one stack. width: E. inner: F.
-
-    gelu: the gate of the MLP is a GELU, not a SiLU. plus_one: norms are stored less one (Gemma). adaptive: norms take
-    scale, shift and gate from a condition of each row instead of a weight (π0.5).
-    """
-
-    width: int
-    inner: int
-    eps: float
-    gelu: bool = False
-    plus_one: bool = False
-    adaptive: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +102,6 @@ class GroupLayout:
 def _aligned(rows: Tensor) -> Tensor:
     """The same numbers from a multiple of 16 bytes on, as PackedLayout has them."""
     return rows if rows.storage_offset() * rows.element_size() % 16 == 0 else rows.clone()
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """The source of the numbers of adaptive norms: values [n, E], and the one of each suffix row [L_S] int64."""
-
-    values: Tensor
-    of_row: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

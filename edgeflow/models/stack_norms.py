@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,30 @@ from torch import Tensor
 from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
 from edgeflow.models.checkpoint import Weights
 
-if TYPE_CHECKING:
-    from edgeflow.models.grouped import Condition, StackSizes
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSizes:
+    """The sizes of one stack. width: E. inner: F.
+
+    gelu: the gate of the MLP is a GELU, not a SiLU. plus_one: norms are stored less one (Gemma). adaptive: norms take
+    scale, shift and gate from a condition of each row instead of a weight (π0.5).
+    """
+
+    width: int
+    inner: int
+    eps: float
+    gelu: bool = False
+    plus_one: bool = False
+    adaptive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """The source of the numbers of adaptive norms: values [n, E], and the one of each suffix row [L_S] int64."""
+
+    values: Tensor
+    of_row: Tensor
+
 
 Find = Callable[[str, str, torch.dtype], Any]
 """(operator, role, dtype) → the function that the operator table has for it"""

@@ -62,7 +62,7 @@ class Device(TorchDispatchMode):
 
 
 def tensors(tree: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and not leaf.is_mkldnn]
 
 
 @pytest.fixture

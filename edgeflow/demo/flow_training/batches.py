@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgeflow.demo.flow_training.chunks import Labels, Spread
 from edgeflow.demo.flow_training.data import FlowDataset
-from edgeflow.demo.flow_training.network import FlowSize
+from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import prompt_ids
 from edgeflow.demo.training.actions import scaled
 from edgeflow.demo.training.batches import NAMES, choose_branches

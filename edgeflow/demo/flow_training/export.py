@@ -13,7 +13,8 @@ from torch import Tensor
 
 from edgeflow.demo.flow_training.batches import EPS, Normaliser
 from edgeflow.demo.flow_training.chunks import STEP_S, Spread
-from edgeflow.demo.flow_training.network import FlowNetwork, FlowSize
+from edgeflow.demo.flow_training.network import FlowNetwork
+from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import PAD, SPECIAL, save_tokenizer
 from edgeflow.demo.training.actions import NAMES, UNITS
 from edgeflow.demo.world.proprioception import STATE_NAMES, STATE_UNITS

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from edgeflow.demo.flow_training.network import FlowSize
+from edgeflow.demo.flow_training.size import FlowSize
 
 _EPS, _TEXT_EPS = 1e-6, 1e-5  # of the tower's and of the language model's norms
 _WAVELENGTH = 10_000.0  # the longest of the positions' rotations

@@ -17,7 +17,8 @@ from edgeflow.demo.flow_training.chunks import Labels, label_all
 from edgeflow.demo.flow_training.data import FlowDataset, make_flow_dataset
 from edgeflow.demo.flow_training.export import write_flow_checkpoint
 from edgeflow.demo.flow_training.losses import FlowHeads, flow_loss, grid_of
-from edgeflow.demo.flow_training.network import FlowNetwork, FlowSize
+from edgeflow.demo.flow_training.network import FlowNetwork
+from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import train_tokenizer
 from edgeflow.demo.training.losses import vision_loss
 from edgeflow.demo.training.progress import cpu_seconds, training_progress

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from edgeflow.demo.flow_training.batches import Batch, Normaliser
 from edgeflow.demo.flow_training.layers import TextLayer, turn_of
-from edgeflow.demo.flow_training.network import FlowNetwork, FlowSize, Prefix
+from edgeflow.demo.flow_training.network import FlowNetwork, Prefix
+from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.training.actions import HIGH, LOW
 from edgeflow.demo.training.losses import Locator, patch_of, regression_loss, regressor
 from edgeflow.demo.training.network import TowerSize

@@ -15,7 +15,8 @@ from torch import Tensor
 from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.policy import Policy
 from edgeflow.errors import ConfigError
-from edgeflow.models.grouped import Condition, GroupedDecoder
+from edgeflow.models.grouped import GroupedDecoder
+from edgeflow.models.stack_norms import Condition
 from edgeflow.types import MAX_HORIZON, PROMPT, Observation, Stage, StageProgram
 
 MOST_STEPS = 100

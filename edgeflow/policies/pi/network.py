@@ -16,8 +16,9 @@ from torch import Tensor
 from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
 from edgeflow.engine.policy import Placement
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.grouped import JOINT, Condition, GroupedDecoder, HeadSizes, StackSizes
+from edgeflow.models.grouped import JOINT, GroupedDecoder, HeadSizes
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection
+from edgeflow.models.stack_norms import Condition, StackSizes
 from edgeflow.policies.flow.embeddings import PrefixEmbedding, RowTimes, TimeEmbedding
 from edgeflow.policies.flow.time_mixing import TimeMixing
 from edgeflow.policies.pi.config import GemmaSizes, PiConfig

@@ -4,7 +4,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from edgeflow.demo.flow_training.layers import pixel_shuffle
-from edgeflow.demo.flow_training.network import FlowNetwork, FlowSize
+from edgeflow.demo.flow_training.network import FlowNetwork
+from edgeflow.demo.flow_training.size import FlowSize
 from tests.demo.flow_training.reference import read_json, read_network
 from tests.oracles import ORACLES
 

@@ -5,8 +5,9 @@ import torch
 from edgeflow.demo.chunk_episodes import Observation
 from edgeflow.demo.flow_training.batches import Normaliser
 from edgeflow.demo.flow_training.chunks import Spread
-from edgeflow.demo.flow_training.network import FlowNetwork, FlowSize
+from edgeflow.demo.flow_training.network import FlowNetwork
 from edgeflow.demo.flow_training.sampling import FlowSampler, Guidance
+from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import SPECIAL, prompt_ids, train_tokenizer
 from edgeflow.demo.training.tokenizer import all_instructions
 

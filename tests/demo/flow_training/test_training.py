@@ -9,8 +9,8 @@ from edgeflow.demo.flow_training.chunks import label_all
 from edgeflow.demo.flow_training.data import FlowStudio, make_flow_dataset
 from edgeflow.demo.flow_training.export import write_flow_checkpoint
 from edgeflow.demo.flow_training.loop import FlowPlan, FlowTrainer, plan_for, rate_share, train_flow
-from edgeflow.demo.flow_training.network import FlowSize
 from edgeflow.demo.flow_training.sampling import FlowSampler
+from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import train_tokenizer
 from edgeflow.demo.training.data import CHUNK
 from edgeflow.demo.world.layout import COLOURS, HANDLES

@@ -16,7 +16,8 @@ from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
 from edgeflow.engine.policy import Vectors
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.grouped import CROSS, JOINT, Condition, GroupedDecoder, HeadSizes, StackSizes
+from edgeflow.models.grouped import CROSS, JOINT, GroupedDecoder, HeadSizes
+from edgeflow.models.stack_norms import Condition, StackSizes
 from edgeflow.types import ActionSchema, CameraNeed, Observation, PolicyInputs, StageProgram, StateSpec
 
 CPU = torch.device("cpu")

@@ -79,7 +79,7 @@ def test_a_checkpoint_of_no_family_is_refused_with_what_it_says(directory: Path)
         with pytest.raises(CheckpointError) as caught:
             family_of(directory)
         assert str(caught.value) == (
-            f"model: config.json of {directory} has {found}; served: openvla_oft, openvla, act"
+            f"model: config.json of {directory} has {found}; served: openvla_oft, openvla, act, smolvla, pi0, pi05"
         )
 
 
