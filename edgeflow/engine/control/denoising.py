@@ -23,6 +23,7 @@ from edgeflow.engine.graphs import Graphs, Record
 from edgeflow.engine.policy import Policy
 from edgeflow.engine.program import PassOutputs
 from edgeflow.engine.stamps import CudaStamp, Stamp
+from edgeflow.errors import InvalidArgument
 from edgeflow.kernels.kv.layout import on_device, uploaded
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.scheduler.plan import FrameRef, Move, Outcome, Pass, Segment
@@ -197,6 +198,12 @@ class FlowEngine:
         settings = self.policy.rtc
         if settings is None:
             return prompt
+        horizon = settings.execution_horizon
+        if not settings.trained_max_delay and previous.delay > horizon:
+            raise InvalidArgument(
+                f"is {previous.delay} rows; only the first {horizon} of a chunk are drawn to the one being played",
+                field="previous.delay",
+            )
         return replace(prompt, guidance=guidance_of(previous, settings, self.policy.sizes))
 
     def _begin(self, segment: Segment[FrameRef], frame: FlowFrame) -> PrefixSegment:

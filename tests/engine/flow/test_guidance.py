@@ -93,6 +93,14 @@ def test_a_chunk_that_cannot_be_continued_is_refused(values: np.ndarray, delay: 
         engine_of(RTCSettings()).continued(frame, Previous(values, delay))
 
 
+def test_rows_behind_the_execution_horizon_are_never_said_to_be_continued():
+    (frame,) = random_frames(JOINT_SHAPE, 1)
+    engine = engine_of(RTCSettings(execution_horizon=2))
+    assert engine.continued(frame, Previous(np.ones((4, 3)), 2)).guidance.delay == 2
+    with pytest.raises(InvalidArgument, match=r"previous.delay: is 3 rows; only the first 2"):
+        engine.continued(frame, Previous(np.ones((4, 3)), 3))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
