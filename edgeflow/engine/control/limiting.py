@@ -61,9 +61,13 @@ class Motion:
 def rows_within(wanted: Sequence[float], start: Motion, bounds: Bounds) -> tuple[list[float], bool]:
     """Positions near the wanted ones, within the bounds; False where the start could not be continued.
 
-    The motion that was given is then forgotten as far as needed, its acceleration first.
+    The motion that was given is then forgotten as far as needed, its acceleration first. From a position outside the
+    bounds the way leads back into them, within the other limits.
     """
     motion, continued = _safe(start, bounds)
+    if motion.x is None and start.x is not None:
+        motion, wanted = Motion(start.x), [min(max(target, bounds.low), bounds.high) for target in wanted]
+        bounds = replace(bounds, low=min(bounds.low, start.x), high=max(bounds.high, start.x))
     rows = []
     for target in wanted:
         if motion.x is None:
