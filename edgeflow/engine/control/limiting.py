@@ -37,7 +37,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Motion:
-    """The last position, velocity and acceleration, as far as they are known; without v there is no a."""
+    """The last position, velocity and acceleration, as far as they are known. An acceleration needs a velocity."""
 
     x: float | None = None
     v: float | None = None

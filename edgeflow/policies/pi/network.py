@@ -24,7 +24,7 @@ from edgeflow.policies.flow.time_mixing import TimeMixing
 from edgeflow.policies.pi.config import GemmaSizes, PiConfig
 
 PREFIX = "model."
-"""Of the names in all files that LeRobot saves, but not in the published base files."""
+"""The prefix of tensor names in all files that LeRobot saves; the published base files have none."""
 BOTH = "paligemma_with_expert."
 EPS = 1e-6
 NAME = "gemma"

@@ -24,7 +24,7 @@ from edgeflow.policies.flow.time_mixing import TimeMixing
 from edgeflow.policies.smolvla.config import SmolVLAConfig
 
 PREFIX = "model."
-"""Of the names in files that LeRobot saves."""
+"""The prefix of tensor names in files that LeRobot saves."""
 VLM, EXPERT = "vlm_with_expert.vlm.model.", "vlm_with_expert.lm_expert."
 NAME = "smollm"
 """Its model_name in the operator table."""
