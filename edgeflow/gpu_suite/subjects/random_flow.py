@@ -135,9 +135,7 @@ _TINY_SMOLVLA = replace(
 
 
 def _pi_config(kind: str) -> PiConfig:
-    return PiConfig(
-        kind=kind, flow=_flow(224), text=GEMMA["gemma_2b"], expert=GEMMA["gemma_300m"], vision=VISION, trained_delay=0
-    )
+    return PiConfig(kind=kind, flow=_flow(224), text=GEMMA["gemma_2b"], expert=GEMMA["gemma_300m"], vision=VISION)
 
 
 def _tiny_pi(kind: str) -> PiConfig:
@@ -147,7 +145,6 @@ def _tiny_pi(kind: str) -> PiConfig:
         text=GemmaSizes(width=48, depth=2, inner=64, heads=4, kv_heads=1, head_dim=16),
         expert=GemmaSizes(width=32, depth=2, inner=48, heads=4, kv_heads=1, head_dim=16),
         vision=VisionSizes(width=32, depth=2, inner=48, heads=2, patch=14),
-        trained_delay=0,
     )
 
 

@@ -24,7 +24,8 @@ class FlowConfig:
 
     side: pixels of the square images that the network takes. prompt: tokens of a text at most. chunk: H, actions that
     the network computes; horizon: those of an answer. steps: N. state_dims: S, dims: A, of the padded vectors. periods:
-    shortest and longest of the embedding of flow times.
+    shortest and longest of the embedding of flow times. trained_delay: most rows that training kept clean for real-time
+    chunking, 0 = none.
     """
 
     cameras: tuple[Camera, ...]
@@ -38,6 +39,7 @@ class FlowConfig:
     state_dims: int
     dims: int
     periods: tuple[float, float]
+    trained_delay: int = 0
 
 
 def read_flow_config(values: Fields, *, steps: str, side: str) -> FlowConfig:
@@ -78,6 +80,7 @@ def read_flow_config(values: Fields, *, steps: str, side: str) -> FlowConfig:
         state_dims=state_dims,
         dims=dims,
         periods=_periods(values),
+        trained_delay=_trained_delay(values, chunk),
     )
 
 
@@ -94,6 +97,14 @@ def _square(values: Fields, key: str) -> int:
     if width != height or width > MOST_SIDE:
         raise CheckpointError(f"{values.name(key)} is {width} x {height}; served: squares of at most {MOST_SIDE}")
     return width
+
+
+def _trained_delay(values: Fields, chunk: int) -> int:
+    key = "rtc_training_max_delay"
+    delay = values.number(key, 0) if key in values else 0.0
+    if not delay.is_integer() or not 0 <= delay <= chunk:
+        raise CheckpointError(f"{values.name(key)} is {delay:g}; served: whole numbers from 0 to chunk_size, {chunk}")
+    return int(delay)
 
 
 def _periods(values: Fields) -> tuple[float, float]:

@@ -100,13 +100,14 @@ def footprint(
     )
 
 
-def rtc_settings(settings: FlowSettings, chunk: int, trained_delay: int) -> RTCSettings | None:
-    """Real-time chunking as configured. chunk, trained_delay: of the checkpoint."""
+def rtc_settings(settings: FlowSettings, config: FlowConfig) -> RTCSettings | None:
+    """Real-time chunking as configured."""
     if settings.rtc is None:
         return None
+    trained = settings.rtc.trained_max_delay or config.trained_delay
     return RTCSettings(
         schedule=Schedule(settings.rtc.schedule),
-        execution_horizon=settings.rtc.execution_horizon or min(DEFAULT_HORIZON, chunk),
+        execution_horizon=settings.rtc.execution_horizon or min(DEFAULT_HORIZON, config.chunk),
         max_guidance_weight=settings.rtc.max_guidance_weight,
-        trained_max_delay=trained_delay if settings.rtc.mode == "trained" else 0,
+        trained_max_delay=trained if settings.rtc.mode == "trained" else 0,
     )

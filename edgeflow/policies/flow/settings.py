@@ -48,8 +48,8 @@ class ChunkingSettings(BaseModel):
     """Real-time chunking: how an answer continues the chunk that is being played.
 
     execution_horizon: rows that are drawn to it, at most; None = 10, or the chunk. max_guidance_weight: bound of the
-    guidance. mode: trained = rows that will have passed are set, not guided, as in the training of some checkpoints of
-    π0.5.
+    guidance. mode: trained = rows that will have passed are set, not guided. trained_max_delay: most rows that the
+    checkpoint's training set; None = rtc_training_max_delay of its config.json.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -58,6 +58,7 @@ class ChunkingSettings(BaseModel):
     execution_horizon: Annotated[int, Field(ge=1)] | None = None
     max_guidance_weight: Annotated[float, _between(0.0, MOST_GUIDANCE)] = 10.0
     mode: Literal["guided", "trained"] = "guided"
+    trained_max_delay: Annotated[int, Field(ge=1)] | None = None
 
 
 class FlowSettings(BaseModel):
@@ -86,13 +87,8 @@ class FlowSettings(BaseModel):
     rtc: ChunkingSettings | None = None
 
 
-def read_settings(
-    family: str, directory: Path, given: Settings, config: FlowConfig, trained_delay: int
-) -> FlowSettings:
-    """The settings for a checkpoint; ConfigError names the key, what is wrong and what to write.
-
-    trained_delay: clean rows of the checkpoint's training at most, 0 = it had none.
-    """
+def read_settings(family: str, directory: Path, given: Settings, config: FlowConfig) -> FlowSettings:
+    """The settings for a checkpoint; ConfigError names the key, what is wrong and what to write."""
     stated = read_json(directory / DEFAULTS_FILE, required=False)
     read = validated(family, FlowSettings, {**stated, **given}, MISSING)
     for key in ("action_names", "action_units", "action_low", "action_high", "action_relative"):
@@ -107,7 +103,7 @@ def read_settings(
         raise ConfigError(f"policy.action_high: {wrong[0][1]} is not above action_low, {wrong[0][0]}")
     _check_cameras(read.absent_cameras, [camera.name for camera in config.cameras])
     if read.rtc is not None:
-        _check_chunking(read.rtc, config, trained_delay)
+        _check_chunking(read.rtc, config)
     return read
 
 
@@ -130,10 +126,13 @@ def _check_cameras(absent: list[str], cameras: list[str]) -> None:
         raise ConfigError("policy.absent_cameras: names all cameras of the checkpoint; leave at least one")
 
 
-def _check_chunking(rtc: ChunkingSettings, config: FlowConfig, trained_delay: int) -> None:
+def _check_chunking(rtc: ChunkingSettings, config: FlowConfig) -> None:
     if rtc.execution_horizon is not None and rtc.execution_horizon > config.chunk:
         raise ConfigError(f"policy.rtc.execution_horizon: {rtc.execution_horizon} must be 1 to {config.chunk}")
-    if rtc.mode == "trained" and not trained_delay:
+    if rtc.trained_max_delay is not None and rtc.trained_max_delay > config.chunk:
+        raise ConfigError(f"policy.rtc.trained_max_delay: {rtc.trained_max_delay} must be 1 to {config.chunk}")
+    if rtc.mode == "trained" and not (rtc.trained_max_delay or config.trained_delay):
         raise ConfigError(
-            "policy.rtc.mode: this checkpoint was not trained for it (no rtc_training_max_delay above 0); use guided"
+            "policy.rtc.mode: this checkpoint does not say that it was trained for it: use guided, or state "
+            "policy.rtc.trained_max_delay, the most rows that its training kept"
         )

@@ -20,9 +20,7 @@ def read_checkpoint(directory: Path, kind: str, settings: Settings) -> FlowCheck
     config = load_config(directory, kind)
     processors = read_processors(directory, config)
     check_weights(directory)
-    return FlowCheckpoint(
-        config, processors, read_settings(kind, directory, settings, config.flow, config.trained_delay)
-    )
+    return FlowCheckpoint(config, processors, read_settings(kind, directory, settings, config.flow))
 
 
 def read_processors(directory: Path, config: PiConfig) -> FlowProcessors:

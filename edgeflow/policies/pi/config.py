@@ -53,15 +53,13 @@ OTHER_SIZES = "oracle_sizes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PiConfig:
-    """kind: PI0 or PI05. text, expert: the stacks of prefix and steps. trained_delay: clean rows that the training of
-    real-time chunking had at most, 0 = none."""
+    """kind: PI0 or PI05. text, expert: the stacks of prefix and steps."""
 
     kind: str
     flow: FlowConfig
     text: GemmaSizes
     expert: GemmaSizes
     vision: VisionSizes
-    trained_delay: int
 
     @property
     def adaptive(self) -> bool:
@@ -84,18 +82,7 @@ def load_config(directory: Path, kind: str) -> PiConfig:
                 f"{CONFIG_FILE}: {name} of both stacks are {getattr(text, name)} and {getattr(expert, name)}; "
                 "served: equal ones"
             )
-    return PiConfig(
-        kind=kind, flow=flow, text=text, expert=expert, vision=_vision(values, flow.side), trained_delay=_delay(values)
-    )
-
-
-def _delay(values: Fields) -> int:
-    if "rtc_training_max_delay" not in values:
-        return 0
-    delay = values.number("rtc_training_max_delay", 0)
-    if not delay.is_integer() or delay < 0:
-        raise CheckpointError(f"{values.name('rtc_training_max_delay')} is {delay}; served: whole numbers from 0")
-    return int(delay)
+    return PiConfig(kind=kind, flow=flow, text=text, expert=expert, vision=_vision(values, flow.side))
 
 
 def _stack(values: Fields, name: str, default: str) -> GemmaSizes:

@@ -76,7 +76,7 @@ class PublishedPi:
             margin=Margin.AROUND,
             texts=texts_of(config, tokenized),
             bounded=config.adaptive or (affine is not None and affine.origin != 0),
-            rtc=rtc_settings(checkpoint.settings, config.flow.chunk, config.trained_delay),
+            rtc=rtc_settings(checkpoint.settings, config.flow),
         )
         place = placement.device if placement.preprocess_on_device else CPU
         return DenoisingPolicy(config.flow, processors.normalisation, checkpoint.settings, network, parts, place=place)

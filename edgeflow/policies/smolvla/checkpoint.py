@@ -20,7 +20,7 @@ def read_checkpoint(directory: Path, settings: Settings) -> FlowCheckpoint[SmolV
     config = load_config(directory)
     processors = read_processors(directory, config)
     check_weights(directory)
-    return FlowCheckpoint(config, processors, read_settings("smolvla", directory, settings, config.flow, 0))
+    return FlowCheckpoint(config, processors, read_settings("smolvla", directory, settings, config.flow))
 
 
 def read_processors(directory: Path, config: SmolVLAConfig) -> FlowProcessors:

@@ -78,7 +78,7 @@ class PublishedSmolVLA:
             margin=Margin.LEFT_TOP,
             texts=TaskTexts(tokenized),
             bounded=affine is not None and affine.origin != 0,
-            rtc=rtc_settings(checkpoint.settings, config.flow.chunk, 0),
+            rtc=rtc_settings(checkpoint.settings, config.flow),
         )
         place = placement.device if placement.preprocess_on_device else CPU
         return DenoisingPolicy(config.flow, processors.normalisation, checkpoint.settings, network, parts, place=place)

@@ -71,7 +71,7 @@ def check(directory: Path, **settings: Any) -> None:
         (SMOL, {"input_features": STATELESS}, "input_features lacks observation.state; served: with a state"),
         (PI0, {"input_features": STATELESS}, "input_features lacks observation.state; served: with a state"),
         (PI0, {"input_features": {}}, "input_features has 0 cameras; served: 1 to 16"),
-        (PI05, {"rtc_training_max_delay": -1}, "rtc_training_max_delay is -1.0; served: whole numbers from 0"),
+        (PI05, {"rtc_training_max_delay": -1}, "rtc_training_max_delay is -1; served: whole numbers from 0 to chunk_size, 6"),
         (PI05, {"use_visual_memory": True}, "use_visual_memory is True; served: False"),
     ],
 )
@@ -154,7 +154,8 @@ def test_pipelines_that_are_not_served(tmp_path: Path, file: str, change: Callab
         ),
         ({"rtc": {"max_guidance_weight": 101.0}}, "policy.rtc.max_guidance_weight: 101.0 must be 0 to 100"),
         ({"rtc": {"execution_horizon": 7}}, "policy.rtc.execution_horizon: 7 must be 1 to 6"),
-        ({"rtc": {"mode": "trained", "execution_horizon": 2}}, "policy.rtc.mode: this checkpoint was not trained"),
+        ({"rtc": {"mode": "trained", "execution_horizon": 2}}, "policy.rtc.mode: this checkpoint does not say"),
+        ({"rtc": {"mode": "trained", "trained_max_delay": 7}}, "policy.rtc.trained_max_delay: 7 must be 1 to 6"),
         ({"absent_cameras": ["front"]}, "policy.absent_cameras: 'front' is not one of"),
         ({"absent_cameras": [TOP, WRIST]}, "policy.absent_cameras: names all cameras"),
         ({"action_names": ["a", "b"]}, "policy.action_names: 2 entries, but action has 3 numbers"),

@@ -155,3 +155,10 @@ def test_trained_chunking_takes_the_delay_of_the_training(tmp_path: Path):
     directory = write_checkpoint(tmp_path, Tiny(kind="pi05"), rtc_training_max_delay=4)
     policy = loaded(directory, rtc={"mode": "trained", "execution_horizon": 5})
     assert policy.rtc == RTCSettings(execution_horizon=5, trained_max_delay=4)
+    policy = loaded(directory, rtc={"mode": "trained", "trained_max_delay": 3})
+    assert policy.rtc == RTCSettings(execution_horizon=6, trained_max_delay=3)
+
+
+def test_a_delay_that_the_checkpoint_does_not_state_may_be_configured(tmp_path: Path):
+    policy = loaded(write_checkpoint(tmp_path, Tiny(kind="smolvla")), rtc={"mode": "trained", "trained_max_delay": 2})
+    assert policy.rtc == RTCSettings(execution_horizon=6, trained_max_delay=2)
