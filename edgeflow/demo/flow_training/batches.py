@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgeflow.demo.flow_training.chunks import Labels, Spread
+from edgeflow.demo.flow_training.continuing import draw_continued
 from edgeflow.demo.flow_training.data import FlowDataset
 from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import prompt_ids
@@ -35,8 +36,9 @@ class Batch:
     """A batch of frames `[B, 96, 96, 3]` uint8, and states `[B, S]` normalised and padded.
 
     Per handle, for learning to see: actions `[B, 3, 7]` scaled, pixels `[B, 3, 2]`, visible, colours `[B, 3]`. Per
-    branch: ids `[B, N, T]`, chunks `[B, N, C, A]` normalised and padded, goals `[B, N, 7]` scaled, places `[B, N, 2]`,
-    the pixel of the named handle's plate. named: the column of the name in ids.
+    branch: ids `[B, N, T]`, chunks `[B, N, C, A]` normalised and padded, kept `[B, N]`, how many of their first rows
+    are those of a chunk before, goals `[B, N, 7]` scaled, places `[B, N, 2]`, the pixel of the named handle's plate.
+    named: the column of the name in ids.
     """
 
     frames: Tensor
@@ -47,6 +49,7 @@ class Batch:
     colours: Tensor
     ids: Tensor
     chunks: Tensor
+    kept: Tensor
     goals: Tensor
     places: Tensor
     named: int
@@ -103,12 +106,21 @@ def draw_batch(
     prompts: Prompts,
     shape: tuple[int, int],
     rng: np.random.Generator,
+    continuing: bool = False,
 ) -> Batch:
-    """Draw a random batch of shape (frames, instructions a frame); all its instructions use one phrase."""
+    """Draw a random batch of shape (frames, instructions per frame); all its instructions use one phrase.
+
+    continuing: most chunks continue another one.
+    """
     size, branches = shape
     rows = np.sort(rng.integers(len(data), size=size))
     colours, visible = data.colours[rows], data.visible[rows]
     handles, names = choose_branches(colours, visible, data.target[rows], rng, branches)
+    chunks, kept = labels.chunks[rows[:, None], handles], np.zeros(handles.shape, np.int64)
+    if continuing:
+        tools, grasps = np.repeat(data.tool[rows], branches, axis=0), data.grasps[rows[:, None], handles]
+        drawn, counts = draw_continued(tools, grasps.reshape(-1, 7), labels.chunks.shape[2], rng)
+        chunks, kept = drawn.reshape(chunks.shape), counts.reshape(kept.shape)
     actions, pixels = scaled(torch.from_numpy(labels.goals[rows])), torch.from_numpy(data.pixels[rows])
     chosen = torch.arange(size)[:, None], torch.from_numpy(handles)
     phrase = int(rng.integers(len(prompts.ids)))
@@ -120,7 +132,8 @@ def draw_batch(
         visible=torch.from_numpy(visible),
         colours=torch.from_numpy(colours),
         ids=prompts.ids[phrase][torch.from_numpy(names)],
-        chunks=normaliser.chunks(torch.from_numpy(labels.chunks[rows[:, None], handles])),
+        chunks=normaliser.chunks(torch.from_numpy(chunks)),
+        kept=torch.from_numpy(kept),
         goals=actions[chosen],
         places=pixels[chosen],
         named=prompts.named[phrase],

@@ -14,7 +14,7 @@ from edgeflow.demo.world.expert import CLOSE_ALIGNED, CLOSE_WITHIN
 from edgeflow.demo.world.layout import TOOL_DOWN
 from edgeflow.demo.world.robot import MAX_SPEED, MAX_TURN
 
-STEP_S: Final = 0.05  # seconds a row
+STEP_S: Final = 0.05  # seconds per row
 _TINY: Final = 1e-12
 
 
@@ -70,6 +70,28 @@ def expert_chunks(tool: Vector, grasp: Vector, rows: int) -> Vector:
     closed = (far * (1.0 - moved) <= CLOSE_WITHIN) & (angle * (1.0 - turned) <= CLOSE_ALIGNED)
     gripper = np.where(closed[..., :-1], 0.0, 1.0)[..., None]
     return np.concatenate([_rotate(back, shift), rotvec, gripper], axis=-1)
+
+
+def continued_chunks(tool: Vector, grasp: Vector, given: Vector, count: NDArray[np.int64]) -> Vector:
+    """Chunks `[N, rows, 7]` that begin with the first `count` `[N]` rows of `given` `[N, rows, 7]`.
+
+    The rest is the expert's motion from where those lead from the tool poses `[N, 7]` to the grasp poses `[N, 7]`.
+    """
+    rows, position, quaternion = given.shape[1], tool[:, :3], tool[:, 3:]
+    for row in range(int(count.max(initial=0))):
+        moved, step = (row < count)[:, None], given[:, row]
+        position = np.where(moved, position + _rotate(quaternion, step[:, :3]), position)
+        quaternion = np.where(moved, _multiply(quaternion, _quaternions(step[:, 3:6])), quaternion)
+    rest = expert_chunks(np.concatenate([position, quaternion], axis=1), grasp, rows)
+    places = np.arange(rows)[None]
+    later = np.take_along_axis(rest, np.maximum(places - count[:, None], 0)[..., None], axis=1)
+    return np.where((places < count[:, None])[..., None], given, later)
+
+
+def displaced(tool: Vector, metres: Vector, radians: Vector) -> Vector:
+    """Poses `[N, 7]`, each moved and turned in its own frame by `[N, 3]` and `[N, 3]`."""
+    position = tool[:, :3] + _rotate(tool[:, 3:], metres)
+    return np.concatenate([position, _multiply(tool[:, 3:], _quaternions(radians))], axis=1)
 
 
 def _left(tool: Vector, grasp: Vector) -> tuple[Vector, Vector]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from edgeflow.demo.flow_training.batches import EPS, Normaliser
 from edgeflow.demo.flow_training.chunks import STEP_S, Spread
+from edgeflow.demo.flow_training.continuing import MOST_DELAY
 from edgeflow.demo.flow_training.network import FlowNetwork
 from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import PAD, SPECIAL, save_tokenizer
@@ -22,7 +23,7 @@ from edgeflow.demo.world.robot import MAX_SPEED, MAX_TURN
 from edgeflow.demo.world.scene import POLICY_CAMERA
 
 NUM_STEPS: Final = 3  # Euler steps of the flow
-GUIDANCE: Final = {"execution_horizon": 4, "max_guidance_weight": 1.0}  # more than 1 drives so few steps past the aim
+CHUNKING: Final = {"mode": "trained", "trained_max_delay": MOST_DELAY}
 TOKENS: Final = 16  # ids a prompt is padded to
 STATE, IMAGE, ACTION = "observation.state", f"observation.images.{POLICY_CAMERA}", "action"
 _NORM_MAP: Final = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
@@ -127,7 +128,7 @@ def _robot() -> dict[str, Any]:
         "rotation": "rotvec",
         "state_names": list(STATE_NAMES),
         "state_units": list(STATE_UNITS),
-        "rtc": GUIDANCE,
+        "rtc": CHUNKING,
     }
 
 

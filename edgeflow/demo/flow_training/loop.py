@@ -16,7 +16,7 @@ from edgeflow.demo.flow_training.batches import Batch, Normaliser, Prompts, draw
 from edgeflow.demo.flow_training.chunks import Labels, label_all
 from edgeflow.demo.flow_training.data import FlowDataset, make_flow_dataset
 from edgeflow.demo.flow_training.export import write_flow_checkpoint
-from edgeflow.demo.flow_training.losses import FlowHeads, flow_loss, grid_of
+from edgeflow.demo.flow_training.losses import FlowHeads, expert_loss, flow_loss, grid_of
 from edgeflow.demo.flow_training.network import FlowNetwork
 from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import train_tokenizer
@@ -30,29 +30,32 @@ FULL_MINUTES: Final = 40.0  # of two cores, what the counts below take; another 
 STATES: Final = 72_000
 VISION_STEPS: Final = 2_600
 FLOW_STEPS: Final = 1_600
-FRAMES: Final = 64  # a batch
-BRANCHES: Final = 2  # instructions a frame
+CONTINUING_STEPS: Final = 700
+FRAMES: Final = 64  # per batch
+BRANCHES: Final = 2  # instructions per frame
 _MATRIX_RATE, _VECTOR_RATE = 0.02, 1.2e-3  # peak learning rates: Muon's of hidden matrices, AdamW's of all else
 _SCALED_SHARE: Final = 0.1  # of AdamW's rate, for what is multiplied by the root of the width
 _WARM_UP: Final = 100  # steps
 _VISION_FLOOR, _FLOOR = 0.3, 0.02  # share of the peak rate at the end of each phase
+_CONTINUING_PEAK: Final = 0.5  # of the peak rate, for an expert that is trained already
 _WEIGHT_DECAY, _MAX_NORM = 0.02, 1.0
 _SAVE_EVERY: Final = 60.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class FlowPlan:
-    """How much to render and how long to train."""
+    """How much to render, and how long to train: vision, then the whole policy, then the expert to continue chunks."""
 
     states: int = STATES
     vision_steps: int = VISION_STEPS
     flow_steps: int = FLOW_STEPS
+    continuing_steps: int = CONTINUING_STEPS
     frames: int = FRAMES
     branches: int = BRANCHES
 
     @property
     def steps(self) -> int:
-        return self.vision_steps + self.flow_steps
+        return self.vision_steps + self.flow_steps + self.continuing_steps
 
 
 def plan_for(minutes: float | None) -> FlowPlan:
@@ -66,6 +69,7 @@ def plan_for(minutes: float | None) -> FlowPlan:
         states=max(250, round(STATES * min(1.0, share))),
         vision_steps=max(1, round(VISION_STEPS * share)),
         flow_steps=max(1, round(FLOW_STEPS * share)),
+        continuing_steps=max(1, round(CONTINUING_STEPS * share)),
     )
 
 
@@ -89,9 +93,14 @@ class FlowTrainer:
     def step(self) -> tuple[float, str]:
         """Train on one batch; return the loss, and what else there is to tell."""
         rng = np.random.default_rng([self._seed, self.done_steps])
-        shape = self._plan.frames, self._plan.branches
         batch = draw_batch(
-            self._data, self.labels, normaliser=self.normaliser, prompts=self._prompts, shape=shape, rng=rng
+            self._data,
+            self.labels,
+            normaliser=self.normaliser,
+            prompts=self._prompts,
+            shape=(self._plan.frames, self._plan.branches),
+            rng=rng,
+            continuing=self._continuing,
         ).to(self._device)
         with torch.autocast(self._device.type, torch.bfloat16):
             loss, note = self._loss(batch, torch.Generator().manual_seed(int(rng.integers(2**62))))
@@ -106,7 +115,14 @@ class FlowTrainer:
         self.done_steps += 1
         return float(loss.detach()), note
 
+    @property
+    def _continuing(self) -> bool:
+        return self.done_steps >= self._plan.vision_steps + self._plan.flow_steps
+
     def _loss(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, str]:
+        if self._continuing:
+            loss, off_m = expert_loss(self.network, batch, normaliser=self.normaliser, generator=generator)
+            return loss, f"continuing, off {1000 * float(off_m):.1f} mm"
         tokens = self.network.image_tokens(batch.frames)
         vision = vision_loss(self.heads, tokens, batch, grid_of(self.network.size))
         if self.done_steps < self._plan.vision_steps:
@@ -141,10 +157,12 @@ def _optimisers(named: dict[str, nn.Parameter]) -> tuple[torch.optim.Optimizer, 
 
 def rate_share(step: int, plan: FlowPlan) -> float:
     """Share of the peak learning rate: a warm-up at the start of each phase, a cosine over each."""
-    into, length, floor = step, plan.vision_steps, _VISION_FLOOR
-    if step >= plan.vision_steps:
-        into, length, floor = step - plan.vision_steps, plan.flow_steps, _FLOOR
-    cosine = floor + (1.0 - floor) * 0.5 * (1.0 + np.cos(np.pi * into / length))
+    into, length, peak, floor = step, plan.vision_steps, 1.0, _VISION_FLOOR
+    if into >= length:
+        into, length, floor = into - length, plan.flow_steps, _FLOOR
+        if into >= length:
+            into, length, peak = into - length, plan.continuing_steps, _CONTINUING_PEAK
+    cosine = floor + (peak - floor) * 0.5 * (1.0 + np.cos(np.pi * into / length))
     return float(min(1.0, (into + 1) / _WARM_UP) * cosine)
 
 

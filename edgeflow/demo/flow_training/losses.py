@@ -17,7 +17,8 @@ from edgeflow.demo.training.actions import HIGH, LOW
 from edgeflow.demo.training.losses import Locator, patch_of, regression_loss, regressor
 from edgeflow.demo.training.network import TowerSize
 
-DRAWS: Final = 2  # noises and times a chunk
+DRAWS: Final = 2  # noises and times per chunk
+EXPERT_DRAWS: Final = 4  # while the expert alone is trained, which costs little beside the prefix
 _POINTING_LAYER: Final = 2  # of the language model: the layer one head of which is taught where to look
 _LOOKING_WEIGHT, _REGRESSION_WEIGHT, _SUM_WEIGHT = 0.5, 1.0, 2.0
 _TIME_POWER, _LEAST_TIME = 1.0 / 1.5, 1e-3  # times as published: Beta(1.5, 1), away from 0
@@ -68,21 +69,52 @@ def flow_loss(
     branches = batch.ids.shape[1]
     tokens, states = (each.repeat_interleave(branches, dim=0) for each in (image_tokens, batch.states))
     prefix = network.prefix(tokens, batch.ids.flatten(0, 1), states)
-    chunks = batch.chunks.flatten(0, 1)[:, None].expand(-1, DRAWS, -1, -1)
-    noise = torch.randn(chunks.shape, generator=generator).to(chunks.device)
-    time = _draw_times(len(chunks), generator).to(chunks.device)
-    t = time[..., None, None]
-    noisy = t * noise + (1.0 - t) * chunks
-    velocity = network.velocity(prefix, noisy, time).float()
-    flow = F.mse_loss(velocity, noise - chunks)
-    sums, off_m = _sum_loss(noisy - t * velocity - chunks, normaliser)
+    flow, sums, off_m = _chunk_losses(network, prefix, batch, DRAWS, normaliser=normaliser, generator=generator)
     regression = regression_loss(heads.regressor(prefix.states[-1][:, -1]).float(), batch.goals.flatten(0, 1))
     return FlowLoss(flow, sums, regression, _looking_loss(network, prefix, batch), off_m)
 
 
-def _draw_times(count: int, generator: torch.Generator) -> Tensor:
-    """Times `[count, DRAWS]` from 0 to 1, one of each row from each of DRAWS equal shares of the distribution."""
-    share = (torch.arange(DRAWS) + torch.rand(count, DRAWS, generator=generator)) / DRAWS
+def expert_loss(
+    network: FlowNetwork, batch: Batch, *, normaliser: Normaliser, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """The loss of the expert alone, and off_m as of FlowLoss: nothing is learned by what computes the prefix."""
+    branches = batch.ids.shape[1]
+    with torch.no_grad():
+        tokens, states = (
+            each.repeat_interleave(branches, dim=0) for each in (network.image_tokens(batch.frames), batch.states)
+        )
+        prefix = network.prefix(tokens, batch.ids.flatten(0, 1), states)
+    flow, sums, off_m = _chunk_losses(network, prefix, batch, EXPERT_DRAWS, normaliser=normaliser, generator=generator)
+    return flow + _SUM_WEIGHT * sums, off_m
+
+
+def _chunk_losses(
+    network: FlowNetwork,
+    prefix: Prefix,
+    batch: Batch,
+    draws: int,
+    *,
+    normaliser: Normaliser,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """flow, sums and off_m of FlowLoss. Rows that a chunk keeps are clean, at time 0, and nothing is asked of them."""
+    chunks = batch.chunks.flatten(0, 1)[:, None].expand(-1, draws, -1, -1)
+    noise = torch.randn(chunks.shape, generator=generator).to(chunks.device)
+    time = _draw_times(len(chunks), draws, generator).to(chunks.device)[..., None]
+    free = (torch.arange(chunks.shape[2], device=chunks.device) >= batch.kept.flatten()[:, None, None]).float()
+    times = time * free  # [B, R, C]
+    t = times[..., None]
+    noisy = t * noise + (1.0 - t) * chunks
+    velocity = network.velocity(prefix, noisy, times).float()
+    error = (velocity - (noise - chunks)).square().mean(dim=-1)
+    flow = (error * free).sum() / free.expand_as(error).sum()
+    sums, off_m = _sum_loss(noisy - t * velocity - chunks, normaliser)
+    return flow, sums, off_m
+
+
+def _draw_times(count: int, draws: int, generator: torch.Generator) -> Tensor:
+    """Times `[count, draws]` from 0 to 1, one of each row from each of `draws` equal shares of the distribution."""
+    share = (torch.arange(draws) + torch.rand(count, draws, generator=generator)) / draws
     return share**_TIME_POWER * (1.0 - _LEAST_TIME) + _LEAST_TIME
 
 

@@ -142,7 +142,8 @@ class FlowNetwork(nn.Module):
         return Prefix(tuple(layers), tuple(states), valid)
 
     def velocity(self, prefix: Prefix, noisy: Tensor, time: Tensor) -> Tensor:
-        """Velocity `[B, R, C, A]` of noisy chunks `[B, R, C, A]` at times `[B, R]`: R chunks for each prefix.
+        """Velocity `[B, R, C, A]` of noisy chunks `[B, R, C, A]` whose rows are at times `[B, R, C]`: R chunks for each
+        prefix.
 
         An action sees the prefix, and the actions of the same chunk up to itself.
         """
@@ -164,7 +165,7 @@ class FlowNetwork(nn.Module):
 
     def _embedded(self, noisy: Tensor, time: Tensor) -> Tensor:
         actions = self.action_in_proj(noisy)
-        times = self._time_embedding(time).to(actions.dtype)[:, :, None].expand_as(actions)
+        times = self._time_embedding(time).to(actions.dtype)
         inner = F.silu(self.action_time_mlp_in(torch.cat([actions, times], dim=-1)))
         out: Tensor = self.action_time_mlp_out(inner)
         return out

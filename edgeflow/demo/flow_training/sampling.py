@@ -1,9 +1,8 @@
-"""Chunks from the training network, for its evaluation: Euler steps, and guidance by the chunk being played."""
+"""Chunks from the training network, for its evaluation: Euler steps behind the rows that an answer keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,47 +11,9 @@ from torch import Tensor
 
 from edgeflow.demo.chunk_episodes import Observation, Rows
 from edgeflow.demo.flow_training.batches import Normaliser
+from edgeflow.demo.flow_training.continuing import MOST_DELAY
 from edgeflow.demo.flow_training.network import FlowNetwork, Prefix
 from edgeflow.demo.flow_training.tokenizer import prompt_ids
-
-
-@dataclass(frozen=True, slots=True)
-class Guidance:
-    """Guidance of real-time chunking with linear weights. horizon: rows after which the chunk is free. most: its
-    largest weight."""
-
-    horizon: int = 10
-    most: float = 10.0
-
-    def weights(self, rows: int, left: int, delay: int) -> Tensor:
-        """Weights `[rows]`: 1 for the first `delay` rows, then falling to 0 at the horizon or where nothing is left."""
-        horizon = min(self.horizon, left)
-        certain = min(delay, horizon)
-        ramp = torch.linspace(1.0, 0.0, horizon - certain + 2)[1:-1]
-        return torch.cat([torch.ones(certain), ramp, torch.zeros(rows - horizon)])
-
-    def strength(self, time: float) -> float:
-        """How strongly the velocity is turned at a time from 1 (noise) to 0."""
-        done = 1.0 - time
-        if done == 0.0:
-            return self.most
-        return min(self.most, time / done * (time**2 + done**2) / time**2)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Guide:
-    """Guidance of a batch. left: the rest of the chunks being played `[B, C, A]`, normalised and padded with 0.
-
-    weights: of its rows, `[B, C]`.
-    """
-
-    guidance: Guidance
-    left: Tensor
-    weights: Tensor
-
-    def pull(self, clean: Tensor, time: float) -> Tensor:
-        """The change of the velocity at a time, from the clean chunks `[B, C, A]` that the velocity leads to."""
-        return self.guidance.strength(time) * self.weights[..., None] * (self.left - clean)
 
 
 class FlowSampler:
@@ -65,11 +26,10 @@ class FlowSampler:
         normaliser: Normaliser,
         steps: int,
         *,
-        guidance: Guidance | None = None,
         seed: int = 0,
     ) -> None:
         self._network, self._tokenizer, self._normaliser = network.eval(), tokenizer, normaliser
-        self._steps, self._guidance = steps, guidance or Guidance()
+        self._steps = steps
         self._generator = torch.Generator().manual_seed(seed)
 
     @torch.inference_mode()
@@ -77,8 +37,8 @@ class FlowSampler:
         """Chunks `[rows, 7]` in the actions' units."""
         size = self._network.size
         noise = torch.randn(len(observations), size.chunk, size.action, generator=self._generator)
-        guide = self._guide(observations)
-        chunks = integrate(self._network, self._prefix(observations), noise, self._steps, guide)
+        left, kept = self._kept(observations)
+        chunks = integrate(self._network, self._prefix(observations), noise, left, kept, self._steps)
         return list(self._normaliser.actions(chunks).numpy())
 
     def _prefix(self, observations: Sequence[Observation]) -> Prefix:
@@ -91,22 +51,27 @@ class FlowSampler:
         tokens = self._network.image_tokens(frames)
         return self._network.prefix(tokens, padded, self._normaliser.states(states), valid)
 
-    def _guide(self, observations: Sequence[Observation]) -> Guide:
+    def _kept(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
+        """The rest of the chunks being played `[B, C, A]`, normalised, and how many of their rows are kept, `[B]`."""
         size = self._network.size
         left = torch.zeros(len(observations), size.chunk, size.action)
-        weights = torch.zeros(len(observations), size.chunk)
+        kept = torch.zeros(len(observations), dtype=torch.int64)
         for row, each in enumerate(observations):
             if each.left is not None:
                 left[row, : len(each.left)] = self._normaliser.chunks(torch.from_numpy(np.array(each.left)).float())
-                weights[row] = self._guidance.weights(size.chunk, len(each.left), each.delay)
-        return Guide(self._guidance, left, weights)
+                kept[row] = min(each.delay, len(each.left), MOST_DELAY)
+        return left, kept
 
 
-def integrate(network: FlowNetwork, prefix: Prefix, x: Tensor, steps: int, guide: Guide) -> Tensor:
-    """Integrate from noise `[B, C, A]` at time 1 to chunks at time 0, in equal steps."""
+def integrate(network: FlowNetwork, prefix: Prefix, x: Tensor, left: Tensor, kept: Tensor, steps: int) -> Tensor:
+    """Integrate from noise `[B, C, A]` at time 1 to chunks at time 0, in equal steps.
+
+    The first `kept` `[B]` rows are those of `left` `[B, C, A]`, at time 0 from the beginning.
+    """
+    clean = torch.arange(x.shape[1]) < kept[:, None]
+    x = torch.where(clean[..., None], left, x)
     for step in range(steps):
-        time = 1.0 - step / steps
-        velocity = network.velocity(prefix, x[:, None], torch.full((len(x), 1), time))[:, 0]
-        clean = x - time * velocity
-        x = x - (velocity - guide.pull(clean, time)) / steps
+        times = torch.where(clean, 0.0, 1.0 - step / steps)
+        velocity = network.velocity(prefix, x[:, None], times[:, None])[:, 0]
+        x = torch.where(clean[..., None], x, x - velocity / steps)
     return x

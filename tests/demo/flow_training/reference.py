@@ -13,18 +13,16 @@ from tokenizers import Tokenizer
 from edgeflow.demo.flow_training.batches import Normaliser
 from edgeflow.demo.flow_training.chunks import Spread
 from edgeflow.demo.flow_training.network import FlowNetwork
-from edgeflow.demo.flow_training.sampling import FlowSampler, Guidance
+from edgeflow.demo.flow_training.sampling import FlowSampler
 from edgeflow.demo.flow_training.size import FlowSize
 
 _STATISTICS = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 
 
-def read_sampler(
-    folder: Path, steps: int | None = None, guidance: Guidance | None = None, seed: int = 0
-) -> FlowSampler:
+def read_sampler(folder: Path, steps: int | None = None, seed: int = 0) -> FlowSampler:
     """The policy of a folder written by `write_flow_checkpoint`; weights as shipped, computed in fp32.
 
-    steps, guidance: None = those that its files state.
+    steps: None = those that its files state.
     """
     config = read_json(folder / "config.json")
     size, tokenizer = size_of(folder), Tokenizer.from_file(str(folder / "vlm" / "tokenizer.json"))
@@ -33,14 +31,8 @@ def read_sampler(
         tokenizer,
         read_normaliser(folder, size),
         steps or config["num_steps"],
-        guidance=guidance or _guidance(folder),
         seed=seed,
     )
-
-
-def _guidance(folder: Path) -> Guidance:
-    stated = read_json(folder / "edgeflow.json")["rtc"]
-    return Guidance(stated["execution_horizon"], stated["max_guidance_weight"])
 
 
 def read_network(folder: Path) -> FlowNetwork:

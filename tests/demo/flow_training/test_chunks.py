@@ -3,7 +3,8 @@ import pytest
 
 from edgeflow.client.actions import resolve_rows
 from edgeflow.client.pose import Pose, angle, compose, distance, relative, to_rotvec
-from edgeflow.demo.flow_training.chunks import STEP_S, Spread, expert_chunks
+from edgeflow.demo.flow_training.chunks import STEP_S, Spread, continued_chunks, displaced, expert_chunks
+from edgeflow.demo.flow_training.continuing import MOST_DELAY, draw_continued
 from edgeflow.demo.training.actions import NAMES, UNITS
 from edgeflow.demo.training.states import sample_state
 from edgeflow.demo.world.expert import expert_action
@@ -62,6 +63,30 @@ def test_a_chunk_that_is_long_enough_leads_to_the_grasp_as_a_client_composes_it(
         reached = resolve_rows(SCHEMA, chunk, tool).pose
         assert distance(reached, grasp) < 1e-6
         assert angle(reached, grasp) < 1e-6
+
+
+def test_given_rows_are_kept_and_the_rest_makes_up_for_them(pairs):
+    rng = np.random.default_rng(1)
+    tools, grasps = (np.array([flat(pair[each]) for pair in pairs]) for each in (0, 1))
+    away = displaced(grasps, 0.02 * rng.standard_normal((len(pairs), 3)), 0.1 * rng.standard_normal((len(pairs), 3)))
+    given, count = expert_chunks(tools, away, 60), np.arange(len(pairs)) % 7
+    chunks = continued_chunks(tools, grasps, given, count)
+    for chunk, before, rows, (tool, grasp) in zip(chunks, given, count, pairs, strict=True):
+        assert np.array_equal(chunk[:rows], before[:rows])
+        reached = resolve_rows(SCHEMA, chunk, tool).pose
+        assert distance(reached, grasp) < 1e-6
+        assert angle(reached, grasp) < 1e-6
+
+
+def test_most_chunks_that_are_drawn_keep_rows_to_a_goal_nearby(pairs):
+    tools, grasps = (np.array([flat(pair[each]) for pair in pairs]) for each in (0, 1))
+    chunks, kept = draw_continued(tools, grasps, ROWS, np.random.default_rng(2))
+    plain = expert_chunks(tools, grasps, ROWS)
+    assert set(kept.tolist()) == set(range(MOST_DELAY + 1))
+    fresh = kept == 0
+    np.testing.assert_allclose(chunks[fresh], plain[fresh], rtol=0, atol=1e-6)
+    first = np.linalg.norm(chunks[~fresh, 0, :3] - plain[~fresh, 0, :3], axis=1)
+    assert 1e-4 < np.median(first) < 0.01
 
 
 def test_the_state_is_zero_turn_for_a_tool_that_points_down():

@@ -46,7 +46,7 @@ def test_the_network_computes_what_the_published_one_recorded(case):
         expected = given["mid.prefix_embs"][prefix.valid]
         torch.testing.assert_close(prefix.states[0][prefix.valid], expected, rtol=1e-5, atol=1e-4)
         for time, x, v in zip(given["mid.timesteps"], given["mid.x_t"], given["mid.v_t"], strict=True):
-            velocity = network.velocity(prefix, x[:, None], time.expand(len(x), 1))[:, 0]
+            velocity = network.velocity(prefix, x[:, None], time.expand(len(x), 1, x.shape[1]))[:, 0]
             torch.testing.assert_close(velocity, v, rtol=1e-5, atol=5e-5)
 
 
@@ -60,7 +60,7 @@ def test_the_experts_mlp_is_as_wide_as_the_published_rule_makes_it():
 
 def test_several_draws_of_a_chunk_give_what_each_gives_alone(network):
     with torch.inference_mode():
-        prefix, x, times = prefix_of(network), noisy(3), torch.tensor([[0.2, 1.0, 0.7]])
+        prefix, x, times = prefix_of(network), noisy(3), torch.tensor([[0.2, 1.0, 0.7]])[..., None].expand(-1, -1, SMALL.chunk)
         together = network.velocity(prefix, x, times)
         for draw in range(3):
             alone = network.velocity(prefix, x[:, draw : draw + 1], times[:, draw : draw + 1])
@@ -71,7 +71,7 @@ def test_padding_of_text_changes_nothing(network):
     with torch.inference_mode():
         valid = torch.tensor([[True, True, True, False, False]])
         padded, plain = prefix_of(network, ((7, 8, 9, 0, 0),), valid=valid), prefix_of(network)
-        times = torch.full((1, 1), 0.6)
+        times = torch.full((1, 1, SMALL.chunk), 0.6)
         torch.testing.assert_close(
             network.velocity(padded, noisy(1), times), network.velocity(plain, noisy(1), times), rtol=1e-5, atol=1e-5
         )
@@ -89,10 +89,20 @@ def test_images_and_text_are_blind_to_the_state_and_see_each_other(network):
 
 def test_an_action_does_not_see_later_ones(network):
     with torch.inference_mode():
-        x, times = noisy(1), torch.full((1, 1), 0.4)
+        x, times = noisy(1), torch.full((1, 1, SMALL.chunk), 0.4)
         changed = x.clone()
         changed[:, :, 9:] += 1.0
         before, after = (network.velocity(prefix_of(network), each, times) for each in (x, changed))
+    torch.testing.assert_close(before[:, :, :9], after[:, :, :9], rtol=1e-5, atol=1e-6)
+    assert (before[:, :, 9:] - after[:, :, 9:]).abs().amax(dim=-1).min() > 1e-4
+
+
+def test_each_row_has_a_time_of_its_own(network):
+    with torch.inference_mode():
+        x, times = noisy(1), torch.full((1, 1, SMALL.chunk), 0.4)
+        later = times.clone()
+        later[..., 9:] = 0.0
+        before, after = (network.velocity(prefix_of(network), x, each) for each in (times, later))
     torch.testing.assert_close(before[:, :, :9], after[:, :, :9], rtol=1e-5, atol=1e-6)
     assert (before[:, :, 9:] - after[:, :, 9:]).abs().amax(dim=-1).min() > 1e-4
 

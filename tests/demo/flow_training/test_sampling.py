@@ -5,8 +5,9 @@ import torch
 from edgeflow.demo.chunk_episodes import Observation
 from edgeflow.demo.flow_training.batches import Normaliser
 from edgeflow.demo.flow_training.chunks import Spread
+from edgeflow.demo.flow_training.continuing import MOST_DELAY
 from edgeflow.demo.flow_training.network import FlowNetwork
-from edgeflow.demo.flow_training.sampling import FlowSampler, Guidance
+from edgeflow.demo.flow_training.sampling import FlowSampler
 from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import SPECIAL, prompt_ids, train_tokenizer
 from edgeflow.demo.training.tokenizer import all_instructions
@@ -45,17 +46,6 @@ def test_any_text_survives_the_tokenizer(tokenizer):
     assert tokenizer.decode(prompt_ids(tokenizer, text)) == text
 
 
-def test_weights_are_those_of_the_published_example():
-    weights = Guidance(horizon=6).weights(rows=10, left=10, delay=3)
-    torch.testing.assert_close(weights, torch.tensor([1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0]))
-    assert Guidance(horizon=10).weights(rows=10, left=2, delay=3).tolist() == [1.0, 1.0] + [0.0] * 8
-
-
-def test_strengths_are_those_of_ten_published_steps():
-    strengths = [Guidance().strength(1.0 - step / 10) for step in range(10)]
-    assert strengths == pytest.approx([10, 9.111, 4.25, 2.762, 2.167, 2, 2.167, 2.762, 4.25, 9.111], abs=5e-4)
-
-
 def test_an_answer_in_a_batch_is_the_answer_alone(sampler_of):
     short, long = observed(), observed("reach for the green handle and close the gripper")
     together = sampler_of()([short, long])
@@ -64,11 +54,27 @@ def test_an_answer_in_a_batch_is_the_answer_alone(sampler_of):
     assert not np.allclose(together[0], together[1], atol=1e-2)
 
 
-def test_guidance_draws_the_first_rows_to_the_chunk_being_played(sampler_of):
+def test_an_answer_keeps_the_rows_that_pass_before_it_arrives_and_goes_on_from_them(sampler_of):
     free = sampler_of()([observed()])[0]
     left = free[3:] + 1.0
-    guided = sampler_of(guidance=Guidance(horizon=5))([observed(left=left, delay=3)])[0]
-    padded = np.concatenate([left, np.zeros((3, 7))])
-    off_free, off_guided = (np.abs(each - padded).mean(axis=1) for each in (free, guided))
-    assert (off_guided[:3] < 0.5 * off_free[:3]).all()
-    assert np.abs(guided - free)[8:].max() < np.abs(guided - free)[:3].max()
+    kept = sampler_of()([observed(left=left, delay=3)])[0]
+    np.testing.assert_allclose(kept[:3], left[:3], rtol=0, atol=1e-5)
+    assert np.abs(kept - free)[3:].max() > 1e-3
+    farther = sampler_of()([observed(left=np.concatenate([left[:3], left[3:] + 1.0]), delay=3)])[0]
+    np.testing.assert_allclose(farther, kept, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "delay", "kept"), [(2, 3, 2), (13, 9, MOST_DELAY), (4, 0, 0)])
+def test_no_more_rows_are_kept_than_there_are_and_than_were_trained(sampler_of, rows, delay, kept):
+    left = np.full((rows, 7), 3.0)
+    chunk = sampler_of()([observed(left=left, delay=delay)])[0]
+    same = np.isclose(chunk, 3.0, atol=1e-5).all(axis=1)
+    assert same.tolist() == [True] * kept + [False] * (SIZE.chunk - kept)
+
+
+def test_answers_of_a_batch_keep_rows_of_their_own(sampler_of):
+    left = np.full((8, 7), 3.0)
+    asked = [observed(), observed(left=left, delay=4)]
+    alone = [sampler_of()([each])[0] for each in asked]
+    np.testing.assert_allclose(sampler_of()(asked)[0], alone[0], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(sampler_of()(asked)[1][:4], 3.0, rtol=0, atol=1e-5)

@@ -20,7 +20,7 @@ from edgeflow.errors import ConfigError
 from tests.demo.flow_training.reference import read_json, read_network, read_normaliser, read_sampler, size_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PLAN = FlowPlan(states=CHUNK, vision_steps=2, flow_steps=2, frames=4)
+PLAN = FlowPlan(states=CHUNK, vision_steps=2, flow_steps=2, continuing_steps=2, frames=4)
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +65,23 @@ def test_training_lowers_the_loss_of_both_phases(data):
     assert np.mean(losses[35:]) < 0.95 * losses[25]
 
 
+def test_the_last_phase_teaches_the_expert_alone_to_continue_chunks(data):
+    trainer = FlowTrainer(data, FlowPlan(CHUNK, vision_steps=1, flow_steps=1, continuing_steps=30, frames=8), 0, "cpu")
+    for _ in range(2):
+        trainer.step()
+    before = {name: weight.clone() for name, weight in trainer.network.state_dict().items()}
+    losses = [trainer.step()[0] for _ in range(30)]
+    changed = {name for name, weight in trainer.network.state_dict().items() if not weight.equal(before[name])}
+    assert np.mean(losses[-3:]) < 0.95 * np.mean(losses[:3])
+    assert {name.split(".")[1] for name in changed if name.startswith("vlm_with_expert")} == {"lm_expert"}
+    assert "action_in_proj.weight" in changed
+
+
 def test_an_interrupted_training_ends_with_the_same_weights(data, tmp_path):
     whole, first, second = (FlowTrainer(data, PLAN, 0, "cpu") for _ in range(3))
     for _ in range(PLAN.steps):
         whole.step()
-    for _ in range(PLAN.vision_steps + 1):
+    for _ in range(PLAN.vision_steps + PLAN.flow_steps + 1):
         first.step()
     first.save(tmp_path / "state.safetensors")
     second.load(tmp_path / "state.safetensors")
@@ -108,12 +120,15 @@ def test_a_tiny_training_run_writes_a_checkpoint_that_can_act(tmp_path):
 
 
 def test_the_rate_warms_up_and_falls_in_each_phase():
-    plan = FlowPlan(vision_steps=400, flow_steps=400)
-    shares = [rate_share(step, plan) for step in range(800)]
+    plan = FlowPlan(vision_steps=400, flow_steps=400, continuing_steps=400)
+    shares = [rate_share(step, plan) for step in range(1200)]
     assert shares[0] == pytest.approx(0.01)
     assert shares[400] == pytest.approx(0.01)
     assert max(shares[:400]) < 1.0 > shares[399] > 0.29
     assert shares[799] < 0.03
+    assert shares[800] == pytest.approx(0.005)
+    assert max(shares[800:]) < 0.5
+    assert shares[1199] < 0.03
 
 
 @pytest.mark.parametrize("minutes", [0.0, -1.0])
