@@ -9,7 +9,7 @@ from edgeflow.demo.evaluate import run_episode
 from edgeflow.demo.training.actions import bin_centres, ids_of, scaled, soft_targets, unscaled, values_of
 from edgeflow.demo.training.batches import BRANCHES, draw_batch, make_prompts
 from edgeflow.demo.training.data import CHUNK, make_dataset
-from edgeflow.demo.training.loop import Plan, Trainer, plan_for, train_demo
+from edgeflow.demo.training.loop import Plan, TokenTrainer, plan_for, train_demo
 from edgeflow.demo.training.losses import TrainingHeads, block_mask, language_loss
 from edgeflow.demo.training.network import NetworkSize, PolicyNetwork
 from edgeflow.demo.training.states import label, sample_state
@@ -109,30 +109,30 @@ def test_block_mask_of_a_shared_token_and_two_branches():
 
 
 def test_training_lowers_the_loss_of_both_phases(data):
-    trainer = Trainer(data, Plan(CHUNK, vision_steps=25, language_steps=12, batch=8), 0, "cpu")
+    trainer = TokenTrainer(data, Plan(CHUNK, vision_steps=25, language_steps=12, batch=8), 0, "cpu")
     losses = [trainer.step()[0] for _ in range(37)]
     assert np.mean(losses[22:25]) < 0.8 * losses[0]
     assert np.mean(losses[35:]) < 0.95 * losses[25]
 
 
 def test_an_interrupted_training_ends_with_the_same_weights(data, tmp_path):
-    whole, first, second = (Trainer(data, PLAN, 0, "cpu") for _ in range(3))
+    whole, first, second = (TokenTrainer(data, PLAN, 0, "cpu") for _ in range(3))
     for _ in range(PLAN.steps):
         whole.step()
     for _ in range(PLAN.vision_steps + 1):
         first.step()
-    first.save(tmp_path / "state.safetensors")
-    second.load(tmp_path / "state.safetensors")
-    for _ in range(PLAN.steps - second.done_steps):
+    first.learner.save(tmp_path / "state.safetensors")
+    second.learner.load(tmp_path / "state.safetensors")
+    for _ in range(PLAN.steps - second.learner.done_steps):
         second.step()
     for name, weight in whole.network.state_dict().items():
         assert weight.equal(second.network.state_dict()[name]), name
 
 
 def test_resuming_with_another_seed_is_refused(data, tmp_path):
-    Trainer(data, PLAN, 0, "cpu").save(tmp_path / "state.safetensors")
+    TokenTrainer(data, PLAN, 0, "cpu").learner.save(tmp_path / "state.safetensors")
     with pytest.raises(ConfigError, match="seed is 1"):
-        Trainer(data, PLAN, 1, "cpu").load(tmp_path / "state.safetensors")
+        TokenTrainer(data, PLAN, 1, "cpu").learner.load(tmp_path / "state.safetensors")
 
 
 def test_a_tiny_training_run_writes_a_checkpoint_that_can_act(tmp_path):

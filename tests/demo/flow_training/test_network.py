@@ -60,7 +60,11 @@ def test_the_experts_mlp_is_as_wide_as_the_published_rule_makes_it():
 
 def test_several_draws_of_a_chunk_give_what_each_gives_alone(network):
     with torch.inference_mode():
-        prefix, x, times = prefix_of(network), noisy(3), torch.tensor([[0.2, 1.0, 0.7]])[..., None].expand(-1, -1, SMALL.chunk)
+        prefix, x, times = (
+            prefix_of(network),
+            noisy(3),
+            torch.tensor([[0.2, 1.0, 0.7]])[..., None].expand(-1, -1, SMALL.chunk),
+        )
         together = network.velocity(prefix, x, times)
         for draw in range(3):
             alone = network.velocity(prefix, x[:, draw : draw + 1], times[:, draw : draw + 1])

@@ -8,10 +8,11 @@ from edgeflow.demo.flow_training.batches import Normaliser, draw_batch, make_pro
 from edgeflow.demo.flow_training.chunks import label_all
 from edgeflow.demo.flow_training.data import FlowStudio, make_flow_dataset
 from edgeflow.demo.flow_training.export import write_flow_checkpoint
-from edgeflow.demo.flow_training.loop import FlowPlan, FlowTrainer, plan_for, rate_share, train_flow
+from edgeflow.demo.flow_training.loop import FlowPlan, FlowTrainer, plan_for, train_flow
 from edgeflow.demo.flow_training.sampling import FlowSampler
 from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import train_tokenizer
+from edgeflow.demo.learning.rates import rate_share
 from edgeflow.demo.training.data import CHUNK
 from edgeflow.demo.world.layout import COLOURS, HANDLES
 from edgeflow.demo.world.sim import RobotSim
@@ -83,9 +84,9 @@ def test_an_interrupted_training_ends_with_the_same_weights(data, tmp_path):
         whole.step()
     for _ in range(PLAN.vision_steps + PLAN.flow_steps + 1):
         first.step()
-    first.save(tmp_path / "state.safetensors")
-    second.load(tmp_path / "state.safetensors")
-    for _ in range(PLAN.steps - second.done_steps):
+    first.learner.save(tmp_path / "state.safetensors")
+    second.learner.load(tmp_path / "state.safetensors")
+    for _ in range(PLAN.steps - second.learner.done_steps):
         second.step()
     for name, weight in whole.network.state_dict().items():
         assert weight.equal(second.network.state_dict()[name]), name
@@ -121,7 +122,7 @@ def test_a_tiny_training_run_writes_a_checkpoint_that_can_act(tmp_path):
 
 def test_the_rate_warms_up_and_falls_in_each_phase():
     plan = FlowPlan(vision_steps=400, flow_steps=400, continuing_steps=400)
-    shares = [rate_share(step, plan) for step in range(1200)]
+    shares = [rate_share(step, plan.phases) for step in range(1200)]
     assert shares[0] == pytest.approx(0.01)
     assert shares[400] == pytest.approx(0.01)
     assert max(shares[:400]) < 1.0 > shares[399] > 0.29

@@ -1,0 +1,98 @@
+"""Parameters with their optimisers: one update at a time, and the file from which a training run resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from edgeflow.errors import ConfigError
+
+_MAX_NORM: Final = 1.0  # of a gradient
+
+
+class Learner:
+    """Parameters and the optimisers that update them.
+
+    named: by name. Each group of an optimiser has a `peak`, its highest learning rate. done_steps, cpu_seconds: so far.
+    """
+
+    def __init__(
+        self, named: Mapping[str, nn.Parameter], optimisers: Sequence[torch.optim.Optimizer], seed: int
+    ) -> None:
+        self.done_steps, self.cpu_seconds = 0, 0.0
+        self._named, self._optimisers, self._seed = named, optimisers, seed
+
+    def update(self, loss: Tensor, share: float) -> float:
+        """Make a step down a loss at a share of the peak rates; return the loss."""
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self._named.values(), _MAX_NORM)
+        for optimiser in self._optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = group["peak"] * share
+            optimiser.step()
+            optimiser.zero_grad()
+        self.done_steps += 1
+        return float(loss.detach())
+
+    def save(self, path: Path) -> None:
+        """Write everything `load` needs to one safetensors file, which is replaced as a whole."""
+        tensors = _tensors(self._named, self._optimisers)
+        _write_state(path, tensors, steps=self.done_steps, cpu_seconds=self.cpu_seconds, seed=self._seed)
+
+    def load(self, path: Path) -> None:
+        """Continue from the state that `save` wrote; ConfigError where that run had another seed."""
+        saved, self.done_steps, self.cpu_seconds = _read_state(path, self._seed)
+        _restore(self._named, self._optimisers, saved)
+
+
+def _write_state(path: Path, tensors: Mapping[str, Tensor], *, steps: int, cpu_seconds: float, seed: int) -> None:
+    """Write one safetensors file, replacing it as a whole."""
+    facts = {"steps": str(steps), "cpu_seconds": f"{cpu_seconds:.3f}", "seed": str(seed)}
+    partial = path.with_suffix(".partial")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, facts)
+    partial.replace(path)
+
+
+def _read_state(path: Path, seed: int) -> tuple[dict[str, Tensor], int, float]:
+    """Read tensors, steps done and CPU seconds so far; ConfigError when the run had another seed."""
+    with safe_open(path, "pt") as file:
+        facts = file.metadata()
+        if facts["seed"] != str(seed):
+            raise ConfigError(f"seed is {seed}, but {path} was trained with seed {facts['seed']}")
+        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return saved, int(facts["steps"]), float(facts["cpu_seconds"])
+
+
+def _tensors(named: Mapping[str, nn.Parameter], optimisers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """Parameters and their moments by name, as `_restore` takes them."""
+    tensors = {name: parameter.detach() for name, parameter in named.items()}
+    for optimiser in optimisers:
+        for name, parameter in named.items():
+            for moment, value in optimiser.state.get(parameter, {}).items():
+                tensors[f"optimiser.{moment}.{name}"] = value
+    return tensors
+
+
+def _restore(
+    named: Mapping[str, nn.Parameter], optimisers: Iterable[torch.optim.Optimizer], saved: Mapping[str, Tensor]
+) -> None:
+    """Set parameters and moments to saved ones."""
+    moments: dict[str, dict[str, Tensor]] = {name: {} for name in named}
+    for key in saved:
+        if key.startswith("optimiser."):
+            _, moment, name = key.split(".", 2)
+            moments[name][moment] = saved[key].to(named[name].device)
+    names = {parameter: name for name, parameter in named.items()}
+    for name, parameter in named.items():
+        parameter.data.copy_(saved[name])
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            for parameter in group["params"]:
+                if moments[names[parameter]]:
+                    optimiser.state[parameter] = moments[names[parameter]]

@@ -1,0 +1,58 @@
+"""A training run: its progress bars, the CPU time that it has spent, and the state that it saves."""
+
+from __future__ import annotations
+
+import resource
+import time
+from pathlib import Path
+from typing import Final, Protocol
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from edgeflow.demo.learning.learner import Learner
+
+_SAVE_EVERY: Final = 60.0  # seconds
+
+
+class Trainer(Protocol):
+    """A model in training; one `step` is one batch, the same for the same seed and step number."""
+
+    learner: Learner
+
+    def step(self) -> tuple[float, str]:
+        """Train on one batch; return the loss, and a note of what else there is to tell."""
+        ...
+
+
+def run_training(
+    trainer: Trainer, steps: int, *, state: Path, resume: bool, progress: Progress, cpu_before: float
+) -> None:
+    """Train up to a number of steps, and save the state at the end and now and then.
+
+    resume: continue from the state, if there is one. cpu_before: `cpu_seconds` when the run began.
+    """
+    learner, saved_at = trainer.learner, time.monotonic()
+    if resume and state.exists():
+        learner.load(state)
+    cpu_before -= learner.cpu_seconds
+    bar = progress.add_task("training", total=steps, completed=learner.done_steps, note="")
+    while learner.done_steps < steps:
+        loss, note = trainer.step()
+        learner.cpu_seconds = cpu_seconds() - cpu_before
+        progress.update(bar, completed=learner.done_steps, note=f"loss {loss:.3f}" + (f", {note}" if note else ""))
+        if time.monotonic() - saved_at > _SAVE_EVERY:
+            learner.save(state)
+            saved_at = time.monotonic()
+    learner.save(state)
+
+
+def training_progress() -> Progress:
+    """Bars with a `note` at the end."""
+    columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, TextColumn("{task.fields[note]}"))
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process and its finished children."""
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
