@@ -1,10 +1,10 @@
-"""The figures of the embedded flow policy's card: success of chunks in lockstep, by delay, guidance and object speed.
+"""The figures of the embedded flow policy's card: success of chunks in lockstep, by delay, continuation and object speed.
 
     .venv/bin/python -m benchmarks.flow_card --json benchmarks/results/flow-card-cpu.json
 
 The policy is evaluated with its training network, in fp32, in lockstep with the simulation. A delay is in rows of
 50 ms, from the capture of a frame to the arrival of its chunk; meanwhile the rows of the chunk before are played, and
-the next frame is captured when a chunk arrives. With guidance, a chunk is conditioned on what is left of the last one.
+the next frame is captured when a chunk arrives. A continued chunk keeps the rows that are played meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.demo.chunk_episodes import ChunkTiming, run_chunks
 from edgeflow.demo.flow_training.export import NUM_STEPS
-from edgeflow.demo.flow_training.sampling import FlowSampler, Guidance
+from edgeflow.demo.flow_training.sampling import FlowSampler
 from edgeflow.demo.measure import measure_runs
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
@@ -36,8 +36,7 @@ def main() -> None:
     for steps, (name, timing, speed) in itertools.product(
         arguments.steps, _conditions(arguments.speeds, arguments.delays)
     ):
-        guidance = Guidance(horizon=arguments.horizon, most=arguments.most)
-        sampler = read_sampler(EMBEDDED_FLOW_POLICY, steps, guidance)
+        sampler = read_sampler(EMBEDDED_FLOW_POLICY, steps)
         result = measure_runs(_runner(sampler, timing), speed, arguments.episodes)
         low, high = result.rate.interval
         rows.append(
@@ -53,15 +52,7 @@ def main() -> None:
         )
         tally = f"{result.rate.successes} of {arguments.episodes} ({100 * low:.1f} to {100 * high:.1f} %)"
         print(f"{steps} steps, {name}: {tally}, {result.seconds:.2f} s", flush=True)
-    keep(
-        arguments.json,
-        {
-            **machine_facts(),
-            "execution_horizon": arguments.horizon,
-            "max_guidance_weight": arguments.most,
-            "flow": rows,
-        },
-    )
+    keep(arguments.json, {**machine_facts(), "flow": rows})
 
 
 def _runner(sampler: FlowSampler, timing: ChunkTiming) -> Any:
@@ -77,7 +68,7 @@ def _conditions(speeds: list[float], delays: list[int]) -> Iterator[tuple[str, C
         yield f"{objects}, no delay, replanned every row", ChunkTiming(), speed
         yield f"{objects}, no delay, replanned every 4 rows", ChunkTiming(every=4), speed
         for delay, conditioned in itertools.product(delays, (False, True)):
-            how = "guided" if conditioned else "not guided"
+            how = "continued" if conditioned else "fresh"
             yield f"{objects}, delay {delay} rows, {how}", ChunkTiming(0.05, delay, delay, conditioned), speed
 
 
@@ -87,8 +78,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, nargs="+", default=[NUM_STEPS], help="numbers of Euler steps")
     parser.add_argument("--delays", type=int, nargs="+", default=[2, 3], help="rows of 50 ms")
     parser.add_argument("--speeds", type=float, nargs="+", default=[0.0, 5.0], help="of the objects, cm/s")
-    parser.add_argument("--horizon", type=int, default=4, help="rows until which guidance reaches")
-    parser.add_argument("--most", type=float, default=1.0, help="largest weight of guidance")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     return parser.parse_args()
 
