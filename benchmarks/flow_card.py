@@ -1,4 +1,4 @@
-"""The figures of the embedded flow policy's card: success of chunks in lockstep, by delay, continuation and object speed.
+"""The figures of the embedded flow policy's card: success of chunks in lockstep, by delay, kind and object speed.
 
     .venv/bin/python -m benchmarks.flow_card --json benchmarks/results/flow-card-cpu.json
 
