@@ -24,7 +24,11 @@ def sim():
 
 
 def expert(sim):
-    return lambda observations: [expert_chunks(flat(sim.pose()), flat(sim.grasps()[sim.task.target]), ROWS)]
+    def policy(observations):
+        goal = sim.grasps()[sim.task.target]
+        return [expert_chunks(flat(sim.pose()), flat(goal), np.array(sim.aperture), ROWS)]
+
+    return policy
 
 
 @pytest.mark.parametrize("timing", [ChunkTiming(), ChunkTiming(every=6), ChunkTiming(every=4, delay=3)])

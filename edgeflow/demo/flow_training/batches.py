@@ -119,7 +119,8 @@ def draw_batch(
     chunks, kept = labels.chunks[rows[:, None], handles], np.zeros(handles.shape, np.int64)
     if continuing:
         tools, grasps = np.repeat(data.tool[rows], branches, axis=0), data.grasps[rows[:, None], handles]
-        drawn, counts = draw_continued(tools, grasps.reshape(-1, 7), labels.chunks.shape[2], rng)
+        apertures = np.repeat(data.aperture[rows], branches)
+        drawn, counts = draw_continued(tools, grasps.reshape(-1, 7), apertures, labels.chunks.shape[2], rng)
         chunks, kept = drawn.reshape(chunks.shape), counts.reshape(kept.shape)
     actions, pixels = scaled(torch.from_numpy(labels.goals[rows])), torch.from_numpy(data.pixels[rows])
     chosen = torch.arange(size)[:, None], torch.from_numpy(handles)

@@ -12,9 +12,11 @@ from edgeflow.client.pose import Vector
 from edgeflow.demo.flow_training.data import FlowDataset
 from edgeflow.demo.world.expert import CLOSE_ALIGNED, CLOSE_WITHIN
 from edgeflow.demo.world.layout import TOOL_DOWN
-from edgeflow.demo.world.robot import MAX_SPEED, MAX_TURN
+from edgeflow.demo.world.robot import GRIPPER_TIME, MAX_SPEED, MAX_TURN
 
 STEP_S: Final = 0.05  # seconds per row
+REOPEN_ROWS: Final = 6  # enough to open while the chunk before is still played
+HALF_CLOSED: Final = 0.5  # aperture at which the simulation judges a grasp
 _TINY: Final = 1e-12
 
 
@@ -45,7 +47,7 @@ class Spread:
 def label_all(data: FlowDataset, rows: int) -> Labels:
     """The labels of a data set."""
     tool = np.asarray(data.tool)
-    chunks = expert_chunks(tool[:, None], data.grasps, rows)
+    chunks = expert_chunks(tool[:, None], data.grasps, data.aperture[:, None], rows)
     left, turn = _left(tool[:, None], data.grasps)
     goals = np.concatenate([left, turn, chunks[..., 0, 6:]], axis=-1)
     tilt = _rotvecs(_multiply(_conjugate(TOOL_DOWN), tool[:, 3:]))
@@ -53,11 +55,12 @@ def label_all(data: FlowDataset, rows: int) -> Labels:
     return Labels(*(each.astype(np.float32) for each in (chunks, goals, states)))
 
 
-def expert_chunks(tool: Vector, grasp: Vector, rows: int) -> Vector:
+def expert_chunks(tool: Vector, grasp: Vector, aperture: NDArray[np.floating], rows: int) -> Vector:
     """The expert's next `rows` steps of 50 ms `[..., rows, 7]` from tool poses to grasp poses, both `[..., 7]`.
 
     A row is the displacement and rotation vector of its step, in the tool's frame as the step begins, at the arm's
-    limits of speed, and the gripper, closed from where the expert closes it.
+    limits of speed, and the gripper, closed from where the expert closes it. A gripper that is more than half closed
+    (aperture `[...]` below 0.5) has closed on nothing: it opens for REOPEN_ROWS first.
     """
     left, turn = _left(tool, grasp)
     far, angle = (np.linalg.norm(each, axis=-1)[..., None] for each in (left, turn))
@@ -68,21 +71,28 @@ def expert_chunks(tool: Vector, grasp: Vector, rows: int) -> Vector:
     back = _conjugate(_quaternions(turned[..., :-1, None] * turn[..., None, :]))
     rotvec = np.diff(turned)[..., None] * turn[..., None, :]
     closed = (far * (1.0 - moved) <= CLOSE_WITHIN) & (angle * (1.0 - turned) <= CLOSE_ALIGNED)
-    gripper = np.where(closed[..., :-1], 0.0, 1.0)[..., None]
+    reopens = (np.asarray(aperture)[..., None] < HALF_CLOSED) & (np.arange(rows) < REOPEN_ROWS)
+    gripper = np.where(closed[..., :-1] & ~reopens, 0.0, 1.0)[..., None]
     return np.concatenate([_rotate(back, shift), rotvec, gripper], axis=-1)
 
 
-def continued_chunks(tool: Vector, grasp: Vector, given: Vector, count: NDArray[np.int64]) -> Vector:
+def continued_chunks(
+    tool: Vector, grasp: Vector, aperture: NDArray[np.floating], given: Vector, count: NDArray[np.int64]
+) -> Vector:
     """Chunks `[N, rows, 7]` that begin with the first `count` `[N]` rows of `given` `[N, rows, 7]`.
 
-    The rest is the expert's motion from where those lead from the tool poses `[N, 7]` to the grasp poses `[N, 7]`.
+    The rest is the expert's motion from where those lead: tool poses `[N, 7]` and apertures `[N]` now, grasp poses
+    `[N, 7]`.
     """
     rows, position, quaternion = given.shape[1], tool[:, :3], tool[:, 3:]
+    aperture = np.asarray(aperture, np.float64)
     for row in range(int(count.max(initial=0))):
         moved, step = (row < count)[:, None], given[:, row]
         position = np.where(moved, position + _rotate(quaternion, step[:, :3]), position)
         quaternion = np.where(moved, _multiply(quaternion, _quaternions(step[:, 3:6])), quaternion)
-    rest = expert_chunks(np.concatenate([position, quaternion], axis=1), grasp, rows)
+        change = np.where(step[:, 6] < HALF_CLOSED, -1.0, 1.0) * STEP_S / GRIPPER_TIME
+        aperture = np.where(moved[:, 0], np.clip(aperture + change, 0.0, 1.0), aperture)
+    rest = expert_chunks(np.concatenate([position, quaternion], axis=1), grasp, aperture, rows)
     places = np.arange(rows)[None]
     later = np.take_along_axis(rest, np.maximum(places - count[:, None], 0)[..., None], axis=1)
     return np.where((places < count[:, None])[..., None], given, later)

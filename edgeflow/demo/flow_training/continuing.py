@@ -21,17 +21,17 @@ _RADIANS: Final = (0.01, 0.12)
 
 
 def draw_continued(
-    tool: Vector, grasp: Vector, rows: int, rng: np.random.Generator
+    tool: Vector, grasp: Vector, aperture: NDArray[np.floating], rows: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Chunks `[N, rows, 7]` from tool to grasp poses `[N, 7]`, and `[N]`, how many of their first rows are kept ones.
 
-    Those are the expert's motion to a goal nearby.
+    Those are the expert's motion to a goal nearby. aperture: `[N]`.
     """
     size = len(tool)
     scale = rng.uniform(size=(size, 1))
     metres, radians = (
         low * (high / low) ** scale * rng.standard_normal((size, 3)) for low, high in (_METRES, _RADIANS)
     )
-    before = expert_chunks(tool, displaced(grasp, metres, radians), rows)
+    before = expert_chunks(tool, displaced(grasp, metres, radians), aperture, rows)
     count = np.where(rng.uniform(size=size) < FRESH_SHARE, 0, rng.integers(1, MOST_DELAY + 1, size=size))
-    return continued_chunks(tool, grasp, before, count).astype(np.float32), count
+    return continued_chunks(tool, grasp, aperture, before, count).astype(np.float32), count

@@ -3,7 +3,7 @@ import pytest
 
 from edgeflow.client.actions import resolve_rows
 from edgeflow.client.pose import Pose, angle, compose, distance, relative, to_rotvec
-from edgeflow.demo.flow_training.chunks import STEP_S, Spread, continued_chunks, displaced, expert_chunks
+from edgeflow.demo.flow_training.chunks import REOPEN_ROWS, STEP_S, Spread, continued_chunks, displaced, expert_chunks
 from edgeflow.demo.flow_training.continuing import MOST_DELAY, draw_continued
 from edgeflow.demo.training.actions import NAMES, UNITS
 from edgeflow.demo.training.states import sample_state
@@ -51,7 +51,7 @@ def rolled_out(tool, grasp):
 
 def test_chunks_are_the_experts_motion_at_its_own_limits(pairs):
     tools, grasps = (np.array([flat(pair[each]) for pair in pairs]) for each in (0, 1))
-    chunks = expert_chunks(tools, grasps, ROWS)
+    chunks = expert_chunks(tools, grasps, np.ones(len(pairs)), ROWS)
     for chunk, (tool, grasp) in zip(chunks, pairs, strict=True):
         np.testing.assert_allclose(chunk, rolled_out(tool, grasp), rtol=0, atol=1e-7)
     assert {0.0, 1.0} == set(chunks[:, 0, 6])
@@ -59,18 +59,34 @@ def test_chunks_are_the_experts_motion_at_its_own_limits(pairs):
 
 def test_a_chunk_that_is_long_enough_leads_to_the_grasp_as_a_client_composes_it(pairs):
     for tool, grasp in pairs[:20]:
-        chunk = expert_chunks(flat(tool), flat(grasp), 60)
+        chunk = expert_chunks(flat(tool), flat(grasp), np.ones(()), 60)
         reached = resolve_rows(SCHEMA, chunk, tool).pose
         assert distance(reached, grasp) < 1e-6
         assert angle(reached, grasp) < 1e-6
+
+
+def test_a_gripper_that_closed_on_nothing_opens_first(pairs):
+    there = np.tile(flat(pairs[0][1]), (4, 1))
+    at_it = expert_chunks(there, there, np.array([1.0, 0.6, 0.4, 0.0]), ROWS)[..., 6]
+    assert (at_it[:2] == 0.0).all()
+    assert (at_it[2:, :REOPEN_ROWS] == 1.0).all()
+    assert (at_it[2:, REOPEN_ROWS:] == 0.0).all()
+
+
+def test_given_rows_that_close_the_gripper_away_from_the_goal_are_followed_by_open_ones(pairs):
+    tool, grasp = pairs[0]
+    given = np.zeros((1, ROWS, 7))
+    chunk = continued_chunks(flat(tool)[None], flat(grasp)[None], np.ones(1), given, np.array([3]))[0]
+    assert chunk[:3, 6].tolist() == [0.0] * 3
+    assert (chunk[3 : 3 + REOPEN_ROWS, 6] == 1.0).all()
 
 
 def test_given_rows_are_kept_and_the_rest_makes_up_for_them(pairs):
     rng = np.random.default_rng(1)
     tools, grasps = (np.array([flat(pair[each]) for pair in pairs]) for each in (0, 1))
     away = displaced(grasps, 0.02 * rng.standard_normal((len(pairs), 3)), 0.1 * rng.standard_normal((len(pairs), 3)))
-    given, count = expert_chunks(tools, away, 60), np.arange(len(pairs)) % 7
-    chunks = continued_chunks(tools, grasps, given, count)
+    given, count = expert_chunks(tools, away, np.ones(len(pairs)), 60), np.arange(len(pairs)) % 7
+    chunks = continued_chunks(tools, grasps, np.ones(len(pairs)), given, count)
     for chunk, before, rows, (tool, grasp) in zip(chunks, given, count, pairs, strict=True):
         assert np.array_equal(chunk[:rows], before[:rows])
         reached = resolve_rows(SCHEMA, chunk, tool).pose
@@ -80,8 +96,8 @@ def test_given_rows_are_kept_and_the_rest_makes_up_for_them(pairs):
 
 def test_most_chunks_that_are_drawn_keep_rows_to_a_goal_nearby(pairs):
     tools, grasps = (np.array([flat(pair[each]) for pair in pairs]) for each in (0, 1))
-    chunks, kept = draw_continued(tools, grasps, ROWS, np.random.default_rng(2))
-    plain = expert_chunks(tools, grasps, ROWS)
+    chunks, kept = draw_continued(tools, grasps, np.ones(len(pairs)), ROWS, np.random.default_rng(2))
+    plain = expert_chunks(tools, grasps, np.ones(len(pairs)), ROWS)
     assert set(kept.tolist()) == set(range(MOST_DELAY + 1))
     fresh = kept == 0
     np.testing.assert_allclose(chunks[fresh], plain[fresh], rtol=0, atol=1e-6)
