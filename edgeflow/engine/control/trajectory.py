@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 
 from edgeflow.config_sections import CandidateWeights, DimensionLimits, TrajectoryConfig
 from edgeflow.engine.control.continuity import HISTORY, Plan
-from edgeflow.engine.control.limiting import ROUNDING, Bounds, Motion, is_safe, rows_within, steps_within
+from edgeflow.engine.control.motion.bounds import Bounds, Motion
+from edgeflow.engine.control.motion.braking import ROUNDING, braking_rows
+from edgeflow.engine.control.motion.limiting import is_safe, rows_within, steps_within
 from edgeflow.errors import ConfigError
 from edgeflow.trajectory import Candidate, Limited, LimitKind
 from edgeflow.types import ActionSchema, PolicyInputs
 
 Rows = NDArray[np.float64]
 PLANAR = ("x", "y", "z")
+MOST_BRAKING = 2000  # rows
 _NUMBER = re.compile(r"(?P<vector>.+)\[(?P<index>\d+)\]")
 _ORDERS = {LimitKind.VELOCITY: 1, LimitKind.ACCELERATION: 2, LimitKind.JERK: 3}
 
@@ -198,7 +201,25 @@ def _dimension(name: str, limits: DimensionLimits, schema: ActionSchema, inputs:
         low=-math.inf if limits.low is None else limits.low,
         high=math.inf if limits.high is None else limits.high,
     )
+    _check_braking(field, limits, bounds, step_s)
     return _Dimension(index=index, name=name, relative=relative, bounds=bounds, number=number)
+
+
+def _check_braking(field: str, limits: DimensionLimits, bounds: Bounds, step_s: float) -> None:
+    """Refuse a workspace in which a motion of the greatest velocity needs more than MOST_BRAKING rows to rest."""
+    speed, rows = bounds.velocity, MOST_BRAKING
+    if not bounds.boxed or math.isinf(speed) or (found := braking_rows(speed, bounds)) <= rows:
+        return
+    slowing, jerk = 2.1 * speed / rows, 4.4 * speed / rows**2  # per step: half of the rows each
+    if limits.acceleration is not None and bounds.acceleration < slowing:
+        key, least = "acceleration", slowing / step_s**2
+    else:
+        key, least = "jerk", jerk / step_s**3
+    raise ConfigError(
+        f"{field}.{key}: a motion of {limits.velocity:g} per second, the limit of its velocity, would need {found:,} "
+        f"rows to come to rest within the workspace; at most {rows:,} may be needed: set {key} to {least:.3g} or more, "
+        "or lower velocity"
+    )
 
 
 def _per_step(limit: float | None, scale: float) -> float:

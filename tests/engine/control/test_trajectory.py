@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -171,6 +172,25 @@ def test_a_motion_that_nothing_continues_is_given_up():
 def test_limits_that_cannot_be_are_refused_with_the_dimension_and_the_limit(limits, changed, text):
     with pytest.raises(ConfigError, match=text):
         trajectory(limits, **changed)
+
+
+@pytest.mark.parametrize(
+    ("limits", "key"),
+    [
+        ({"velocity": 1.0, "acceleration": 0.02}, "acceleration"),
+        ({"velocity": 1.0, "acceleration": 2.0, "jerk": 1e-3}, "jerk"),
+        ({"velocity": 1.0, "jerk": 1e-3}, "jerk"),
+    ],
+)
+def test_a_workspace_in_which_braking_takes_too_long_is_refused_with_what_to_write(limits, key):
+    trajectory(limits)  # without a workspace nothing has to be stopped in time
+    with pytest.raises(
+        ConfigError, match=rf"trajectory\.limits\.x\.{key}: .* at most 2,000 .* or lower velocity"
+    ) as refused:
+        trajectory(limits | {"low": -1.0})
+    advised = re.search(rf"set {key} to (\S+) or more", str(refused.value))
+    assert advised is not None
+    trajectory(limits | {"low": -1.0, key: float(advised[1])})
 
 
 def test_the_candidate_with_the_lowest_score_is_sent():
