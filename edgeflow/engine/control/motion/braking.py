@@ -102,8 +102,8 @@ def _way(speed: float, a: float | None, bounds: Bounds) -> tuple[float, int]:
 def _falling(speed: float, a: float, bounds: Bounds) -> int:
     """The steps in which an acceleration falls by the jerk until it is that of a motion that brakes.
 
-    The deceleration d of the next one is the limit, or all that the speed there allows. The root takes
-    d² / 2 jerk + d / 2 for the velocity that d sheds, which is up to jerk / 8 too little: that may be one step too many.
+    The deceleration d of the next one is the limit, or all that the speed there allows. The root takes the velocity
+    that d sheds as d² / 2 jerk + d / 2, which is up to jerk / 8 too little: that may be one step too many.
     """
     jerk = bounds.jerk
     least = math.sqrt(max(jerk * speed + a * (a - jerk) / 2.0, 0.0))
