@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,14 @@ from edgeflow.config_sections import TrajectoryConfig
 from edgeflow.engine.control.continuity import Continuity, Plan
 from edgeflow.engine.control.departures import departed, dropped
 from edgeflow.engine.control.engine import Answer, PassEngine
+from edgeflow.engine.control.observations import observation_of, state_of
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.control.steady import SteadyTokens
 from edgeflow.engine.control.trajectory import Chosen, Trajectory
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import Vectors
 from edgeflow.engine.running import Running
-from edgeflow.errors import InvalidArgument, RequestError, WorkerError
+from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameResult,
@@ -38,7 +38,7 @@ from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
 from edgeflow.scheduler.settling import SettlingSample
 from edgeflow.trajectory import ChunkReport, Seam
-from edgeflow.types import ActionSchema, Chunk, Disposition, Observation, Pace, PolicyInputs, StageProgram
+from edgeflow.types import ActionSchema, Chunk, Disposition, Pace, StageProgram
 
 KEPT_PASSES = 4096  # between two questions of control
 KEPT_FRAMES = 1024  # likewise, of those that drafted
@@ -357,29 +357,6 @@ class ControlPlane:
             stages = track.drafts + 1
             settled = departure.settled >= stages
             self._settling.append(SettlingSample(stages, track.tolerance_bins, departure.passes, settled))
-
-
-def observation_of(message: SubmitFrame, inputs: PolicyInputs) -> Observation:
-    """The observation of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
-    state = state_of(message, inputs)
-    return Observation(
-        images={camera.name: image for camera, image in zip(inputs.cameras, message.images(), strict=True)},
-        state=state,
-        instruction=message.instruction,
-        stamp_ns=message.stamp_ns,
-    )
-
-
-def state_of(message: SubmitFrame, inputs: PolicyInputs) -> dict[str, tuple[float, ...]]:
-    """The state vectors of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
-    images, sizes = len(message.sizes) // 2, [each.size for each in inputs.state]
-    if images != len(inputs.cameras) or len(message.state) != sum(sizes):
-        raise WorkerError(
-            f"a frame has {images} images and {len(message.state)} numbers; "
-            f"the policy needs {len(inputs.cameras)} and {sum(sizes)}"
-        )
-    vectors = zip(inputs.state, accumulate(sizes), strict=True)
-    return {need.name: tuple(message.state[end - need.size : end]) for need, end in vectors}
 
 
 def _ref(message: SubmitFrame) -> FrameRef:

@@ -10,8 +10,8 @@ import torch
 
 from edgeflow.clock import ManualClock
 from edgeflow.engine.control.engine import EngineOptions
+from edgeflow.engine.control.observations import observation_of
 from edgeflow.engine.control.one_pass import OnePassEngine, one_pass_engine
-from edgeflow.engine.control.plane import observation_of
 from edgeflow.engine.control.sample_frames import sample_observations
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.errors import WorkerError
