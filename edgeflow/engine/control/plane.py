@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from edgeflow.engine.control.trajectory import Chosen, Trajectory
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import Vectors
 from edgeflow.engine.running import Running
+from edgeflow.engine.stamps import Stamp
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.ipc.messages import (
     CloseSession,
@@ -60,6 +61,15 @@ class _Track:
     plan: Plan | None = None
     seam: Seam = Seam.NONE
     continues: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Begun:
+    """The frames that a pass begins with, prepared. stamp: on the device before the first; None where there is none."""
+
+    started_ns: int
+    stamp: Stamp | None = None
+    prompts: dict[FrameRef, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +122,9 @@ class ControlPlane:
         """Plan the next pass and start it; None when there is none. turn_ns: when this turn of the loop began."""
         now_ns = self._clock.now_ns()
         self._leave(self._scheduler.expire(now_ns))
+        begun = self._begin(now_ns)
         planned = self._scheduler.plan(now_ns)
-        return None if planned is None else self._launch(planned, turn_ns)
+        return None if planned is None else self._launch(planned, begun, turn_ns)
 
     def commit(self, running: Running[FrameRef]) -> PassSample:
         """Wait for a pass, and publish the actions that it finished; returns its time."""
@@ -220,7 +231,7 @@ class ControlPlane:
         try:
             rows = self._rows(message.instruction, state_of(message, self._engine.policy.inputs))
         except RequestError as error:
-            self._publish(dropped(ref, Disposition.REJECTED, error.code, error.reason, error.text))
+            self._refuse(ref, error)
             return
         self._waiting[ref] = message
         self._tracks[ref] = _Track(message=message, arrived_ns=arrived_ns)
@@ -252,22 +263,41 @@ class ControlPlane:
         """Passes that may be in flight while the next one is planned: none where a pacer delays the host."""
         return self._engine.launch_ahead if self._pacer is None else 0
 
-    def _launch(self, planned: Pass[FrameRef], turn_ns: int) -> Running[FrameRef]:
-        started_ns = self._clock.now_ns()
-        begun = self._engine.stamp()
-        observations = {}
+    def _begin(self, now_ns: int) -> _Begun:
+        """Prepare the frames that the next pass begins with; those that the policy refuses leave.
+
+        Other frames may take the place of one that leaves, so the scheduler is asked until none is new.
+        """
+        begun = _Begun(started_ns=self._clock.now_ns())
+        while new := [ref for ref in self._scheduler.begins(now_ns) if ref not in begun.prompts]:
+            begun.stamp = begun.stamp or self._engine.stamp()
+            for ref in new:
+                try:
+                    begun.prompts[ref] = self._prepare(self._waiting[ref], self._tracks[ref])
+                except RequestError as error:
+                    self._scheduler.refuse(ref)
+                    self._refuse(ref, error)
+        return begun
+
+    def _launch(self, planned: Pass[FrameRef], begun: _Begun, turn_ns: int) -> Running[FrameRef]:
         for segment in planned.prefills:
             frame = self._waiting.pop(segment.sequence)
             track = self._tracks[segment.sequence]
-            observations[segment.sequence] = self._prepare(frame, track)
             self._answers.begin(segment.sequence, self._opened[frame.session].program)
             track.message = replace(frame, payload=b"")  # the pixels are the prompt's now
-            track.started_ns = started_ns
+            track.started_ns = begun.started_ns
             track.drafts, track.tolerance_bins = segment.drafts, segment.tolerance_bins
-        running = Running.of(self._engine.launch(planned, observations), turn_ns, begun)
+        stamp = begun.stamp or self._engine.stamp()
+        running = Running.of(self._engine.launch(planned, begun.prompts), turn_ns, stamp)
         if self._pacer:
-            self._pacer.hold(planned, started_ns)
+            self._pacer.hold(planned, begun.started_ns)
         return running
+
+    def _refuse(self, ref: FrameRef, error: RequestError) -> None:
+        """A frame leaves with the reason why the policy does not take it."""
+        self._waiting.pop(ref, None)
+        self._tracks.pop(ref, None)
+        self._publish(dropped(ref, Disposition.REJECTED, error.code, error.reason, error.text))
 
     def _prepare(self, message: SubmitFrame, track: _Track) -> Any:
         opened, policy = self._opened[message.session], self._engine.policy
@@ -279,7 +309,7 @@ class ControlPlane:
             return prompt
         try:
             continued = self._engine.continued(prompt, Previous(track.plan.values, track.plan.delay))
-        except InvalidArgument:
+        except RequestError:
             track.seam = Seam.REFUSED
             return prompt
         track.continues = continued is not prompt
