@@ -1,4 +1,4 @@
-"""Records of the control plane: a frame under way, the frames that a pass begins with, an open session."""
+"""Records of the control plane: a frame in flight, the frames that a pass begins with, an open session."""
 
 from __future__ import annotations
 
