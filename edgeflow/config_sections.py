@@ -113,6 +113,10 @@ class DimensionLimits(Section):
         max_length=128,
         description="number of the policy's state that is the dimension's position, as observation.state[3]",
     )
+    free_start: bool = Field(
+        False,
+        description="of a position without state: the first command of a motion may be anywhere within low and high",
+    )
 
     @model_validator(mode="after")
     def _box_has_room(self) -> DimensionLimits:

@@ -7,6 +7,7 @@ from statistics import median_low
 
 KEPT_AGES = 64
 AGE_PERCENT = 95  # of them are at most as old as is expected
+FEWEST_TO_LEAVE_OUT_ONE = 3
 MOST_AGE_NS = 60_000_000_000  # that a robot is believed
 
 
@@ -23,8 +24,8 @@ class AnswerAges:
     """The ages of the last KEPT_AGES frames when their answers arrived at the robot.
 
     The robot says them; until it does, and if it never does, an age is the time in the service and what the transport
-    of others took. Expected is the age that AGE_PERCENT of them had at most: one spike among many moves it little, and
-    is forgotten.
+    of others took. Expected is the age that AGE_PERCENT of them had at most, or of few, from
+    FEWEST_TO_LEAVE_OUT_ONE on, all but one: a spike, as a slow first answer, moves it little, and is forgotten.
     """
 
     def __init__(self) -> None:
@@ -52,4 +53,5 @@ class AnswerAges:
         transports = [each.age_ns - each.server_ns for each in self._ages.values() if each.age_ns is not None]
         usual_ns = median_low(transports) if transports else 0
         ages = sorted(each.server_ns + usual_ns if each.age_ns is None else each.age_ns for each in self._ages.values())
-        return ages[-(-AGE_PERCENT * len(ages) // 100) - 1]
+        left_out = max((100 - AGE_PERCENT) * len(ages) // 100, int(len(ages) >= FEWEST_TO_LEAVE_OUT_ONE))
+        return ages[-1 - left_out]

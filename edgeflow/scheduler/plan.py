@@ -140,13 +140,14 @@ class Leaving(Enum):
     """Why a frame leaves the scheduler.
 
     SUPERSEDED: by a newer frame before it began. OVERTAKEN: by a newer one that was answered first. EXPIRED: too old to
-    be answered, and a newer one is in flight.
+    be answered, and a newer one is in flight. REFUSED: by the policy, before it began.
     """
 
     DONE = "done"
     SUPERSEDED = "superseded"
     OVERTAKEN = "overtaken"
     EXPIRED = "expired"
+    REFUSED = "refused"
     EPOCH_CHANGED = "epoch_changed"
     CLOSED = "closed"
 

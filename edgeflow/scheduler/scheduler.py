@@ -119,6 +119,15 @@ class Scheduler:
             return self._depart([Departure(frame.ref, Leaving.CLOSED)])
         return self._depart(queue.offer(frame))
 
+    def begins(self, now_ns: int) -> list[FrameRef]:
+        """The frames that the next pass begins with, were it planned now."""
+        return [queue.begins for queue in self._choose(now_ns) if queue.begins is not None]
+
+    def refuse(self, frame: FrameRef) -> list[Departure]:
+        """A frame that waits leaves, since the policy refuses it; any other stays."""
+        queue = self._sessions.get(frame.session)
+        return self._depart(queue.refuse(frame)) if queue is not None else []
+
     def plan(self, now_ns: int) -> Pass[FrameRef] | None:
         """The next pass, or None when there is nothing to run now (see wake_at_ns)."""
         chosen = self._choose(now_ns)

@@ -57,6 +57,18 @@ class SessionQueue:
         """Change the pace from the next prefill on; frames in flight keep their order."""
         self._pace = served_pace(pace, self._program)
 
+    @property
+    def begins(self) -> FrameRef | None:
+        """The frame that the next pass begins with, if there is one."""
+        return None if self._rounds_left > 0 and self._flights else self.waiting
+
+    def refuse(self, frame: FrameRef) -> list[Departure]:
+        """The frame that waits leaves; another one stays."""
+        if self.waiting != frame:
+            return []
+        self._waiting = None
+        return [Departure(frame, Leaving.REFUSED)]
+
     def offer(self, frame: Frame) -> list[Departure]:
         """Take a frame. The newest wins: an older one that is still waiting leaves as superseded."""
         if frame.ref.epoch < self.epoch:

@@ -14,7 +14,8 @@ from typing import Any
 from edgeflow import __version__
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
-from edgeflow.ipc.messages import ChatReady, Message, WarmupProgress, WorkerReady
+from edgeflow.ipc.chat_messages import ChatReady
+from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
 from edgeflow.model_paths import is_hub_id, resolve_model
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.chat.summary import chat_summary

@@ -16,17 +16,17 @@ from typing import TypeAlias
 
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import ChannelClosed, pack
-from edgeflow.ipc.messages import (
+from edgeflow.ipc.chat_messages import (
     ChatDone,
     ChatReady,
     ChatRefused,
     ChatStart,
     ChatStop,
     ChatToken,
-    Message,
     PrefixSet,
     SetPrefix,
 )
+from edgeflow.ipc.messages import Message
 from edgeflow.reasons import Reason
 from edgeflow.worker.chat_messages import Incoming, check_images
 from edgeflow.worker.inbox import Inbox

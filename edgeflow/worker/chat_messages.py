@@ -9,8 +9,9 @@ import numpy as np
 
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES, PREFIX, ChannelClosed
+from edgeflow.ipc.chat_messages import ChatStart
 from edgeflow.ipc.coding import decode
-from edgeflow.ipc.messages import ChatStart, Message
+from edgeflow.ipc.messages import Message
 
 
 @dataclass(slots=True)

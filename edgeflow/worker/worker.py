@@ -13,17 +13,15 @@ from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.plane import ControlPlane
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.running import Running
+from edgeflow.ipc.chat_messages import ChatStart, ChatStop, SetPrefix
 from edgeflow.ipc.messages import (
     ChangePace,
-    ChatStart,
-    ChatStop,
     CloseSession,
     Message,
     OpenSession,
     Ping,
     Pong,
     ResetSession,
-    SetPrefix,
     Shutdown,
     SubmitFrame,
 )

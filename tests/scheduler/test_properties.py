@@ -133,7 +133,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(dice=st.randoms(use_true_random=False))
     def run_a_pass(self, dice: random.Random) -> None:
         self.collect(self.scheduler.expire(self.now_ns))
+        while (begins := self.scheduler.begins(self.now_ns)) and not dice.randrange(4):
+            refused = dice.choice(begins)
+            departures = self.scheduler.refuse(refused)
+            assert departures == [Departure(refused, Leaving.REFUSED)] and self.scheduler.refuse(refused) == []
+            self.collect(departures)
         planned = self.scheduler.plan(self.now_ns)
+        prefills = () if planned is None else planned.prefills
+        assert sorted(begins) == sorted(segment.sequence for segment in prefills), "others begin than was foretold"
         if planned is None:
             return
         self.uncommitted.append((planned, self.check(planned, dice)))

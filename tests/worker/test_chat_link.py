@@ -11,20 +11,17 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from edgeflow.ipc.channel import PREFIX, BlockingChannel, ChannelClosed
-from edgeflow.ipc.messages import (
+from edgeflow.ipc.chat_messages import (
     ChatDone,
     ChatReady,
     ChatRefused,
     ChatStart,
     ChatStop,
     ChatToken,
-    CloseSession,
-    Message,
-    OpenSession,
-    Ping,
     PrefixSet,
     SetPrefix,
 )
+from edgeflow.ipc.messages import CloseSession, Message, OpenSession, Ping
 from edgeflow.types import Pace
 from edgeflow.worker.chat_link import MAX_REQUESTS, MAX_UNSENT_BYTES, MAX_WAITING, ChatLink
 from edgeflow.worker.inbox import CHAT_PER_TURN, Inbox

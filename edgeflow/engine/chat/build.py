@@ -24,7 +24,8 @@ from edgeflow.engine.memory import RECORDING_BYTES, activation_bytes, free_bytes
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.errors import ConfigError, RequestError
-from edgeflow.ipc.messages import ChatReady, Message
+from edgeflow.ipc.chat_messages import ChatReady
+from edgeflow.ipc.messages import Message
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.errors import InvalidArgument
-from edgeflow.ipc.messages import ChatStart
+from edgeflow.ipc.chat_messages import ChatStart
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 

@@ -19,7 +19,8 @@ from edgeflow.engine.executor import Sampled, Ticket
 from edgeflow.engine.running import Running
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import InvalidArgument, NotFound, RequestError
-from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message, PrefixSet, SetPrefix
+from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatToken, PrefixSet, SetPrefix
+from edgeflow.ipc.messages import Message
 from edgeflow.models.prompt import Prompt
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import ChunkTimes, PassSample

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from edgeflow.clock import Clock
 from edgeflow.config_sections import TrajectoryConfig
-from edgeflow.engine.control.continuity import Continuity, Plan
+from edgeflow.engine.control.continuity import Continuity
 from edgeflow.engine.control.departures import departed, dropped
 from edgeflow.engine.control.engine import Answer, PassEngine
+from edgeflow.engine.control.observations import observation_of, state_of
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.control.steady import SteadyTokens
+from edgeflow.engine.control.tracks import Begun, Opened, Track
 from edgeflow.engine.control.trajectory import Chosen, Trajectory
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import Vectors
 from edgeflow.engine.running import Running
-from edgeflow.errors import InvalidArgument, RequestError, WorkerError
+from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameResult,
@@ -38,46 +39,10 @@ from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
 from edgeflow.scheduler.settling import SettlingSample
 from edgeflow.trajectory import ChunkReport, Seam
-from edgeflow.types import ActionSchema, Chunk, Disposition, Observation, Pace, PolicyInputs, StageProgram
+from edgeflow.types import Chunk, Disposition, Pace
 
 KEPT_PASSES = 4096  # between two questions of control
 KEPT_FRAMES = 1024  # likewise, of those that drafted
-
-
-@dataclass(slots=True, kw_only=True)
-class _Track:
-    """A frame between its arrival and its action. drafts: behind its prompt, and their tolerance.
-
-    plan: what is played from its capture on, as known when it was launched; seam: or why there is none. continues: the
-    answer continues it.
-    """
-
-    message: SubmitFrame
-    arrived_ns: int
-    started_ns: int = 0
-    drafts: int = 0
-    tolerance_bins: int = 0
-    plan: Plan | None = None
-    seam: Seam = Seam.NONE
-    continues: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opened:
-    """The parameters of a session, as in OpenSession, and what they mean with this policy.
-
-    steady: the tokens that must not waver. chunks: the last ones; None where answers are single actions.
-    """
-
-    unnorm_key: str | None
-    schema: ActionSchema
-    program: StageProgram
-    deadline_ns: int
-    patience_ns: int
-    steady: SteadyTokens
-    rtc: bool
-    trajectory: Trajectory
-    chunks: Continuity | None
 
 
 class ControlPlane:
@@ -101,9 +66,9 @@ class ControlPlane:
         self._default_unnorm_key = default_unnorm_key
         self._pacer = pacer
         self._trajectory = trajectory or TrajectoryConfig()
-        self._opened: dict[int, _Opened] = {}
+        self._opened: dict[int, Opened] = {}
         self._waiting: dict[FrameRef, SubmitFrame] = {}
-        self._tracks: dict[FrameRef, _Track] = {}
+        self._tracks: dict[FrameRef, Track] = {}
         self._answers = engine.answers()
         self._passes: deque[PassSample] = deque(maxlen=KEPT_PASSES)
         self._settling: deque[SettlingSample] = deque(maxlen=KEPT_FRAMES)
@@ -112,8 +77,9 @@ class ControlPlane:
         """Plan the next pass and start it; None when there is none. turn_ns: when this turn of the loop began."""
         now_ns = self._clock.now_ns()
         self._leave(self._scheduler.expire(now_ns))
+        begun = self._begin(now_ns)
         planned = self._scheduler.plan(now_ns)
-        return None if planned is None else self._launch(planned, turn_ns)
+        return None if planned is None else self._launch(planned, begun, turn_ns)
 
     def commit(self, running: Running[FrameRef]) -> PassSample:
         """Wait for a pass, and publish the actions that it finished; returns its time."""
@@ -179,7 +145,7 @@ class ControlPlane:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return False
         trajectory = Trajectory(self._trajectory, schema, self._engine.policy.inputs)
-        self._opened[message.session] = _Opened(
+        self._opened[message.session] = Opened(
             unnorm_key=key,
             schema=schema,
             program=program,
@@ -220,10 +186,10 @@ class ControlPlane:
         try:
             rows = self._rows(message.instruction, state_of(message, self._engine.policy.inputs))
         except RequestError as error:
-            self._publish(dropped(ref, Disposition.REJECTED, error.code, error.reason, error.text))
+            self._refuse(ref, error)
             return
         self._waiting[ref] = message
-        self._tracks[ref] = _Track(message=message, arrived_ns=arrived_ns)
+        self._tracks[ref] = Track(message=message, arrived_ns=arrived_ns)
         opened = self._opened.get(ref.session)
         deadline_ns = arrived_ns + (opened.deadline_ns if opened else 0)
         patience_ns = opened.patience_ns if opened else 0
@@ -252,24 +218,43 @@ class ControlPlane:
         """Passes that may be in flight while the next one is planned: none where a pacer delays the host."""
         return self._engine.launch_ahead if self._pacer is None else 0
 
-    def _launch(self, planned: Pass[FrameRef], turn_ns: int) -> Running[FrameRef]:
-        started_ns = self._clock.now_ns()
-        begun = self._engine.stamp()
-        observations = {}
+    def _begin(self, now_ns: int) -> Begun:
+        """Prepare the frames that the next pass begins with; those that the policy refuses leave.
+
+        Other frames may take the place of one that leaves, so the scheduler is asked until none is new.
+        """
+        begun = Begun(started_ns=self._clock.now_ns())
+        while new := [ref for ref in self._scheduler.begins(now_ns) if ref not in begun.prompts]:
+            begun.stamp = begun.stamp or self._engine.stamp()
+            for ref in new:
+                try:
+                    begun.prompts[ref] = self._prepare(self._waiting[ref], self._tracks[ref])
+                except RequestError as error:
+                    self._scheduler.refuse(ref)
+                    self._refuse(ref, error)
+        return begun
+
+    def _launch(self, planned: Pass[FrameRef], begun: Begun, turn_ns: int) -> Running[FrameRef]:
         for segment in planned.prefills:
             frame = self._waiting.pop(segment.sequence)
             track = self._tracks[segment.sequence]
-            observations[segment.sequence] = self._prepare(frame, track)
             self._answers.begin(segment.sequence, self._opened[frame.session].program)
             track.message = replace(frame, payload=b"")  # the pixels are the prompt's now
-            track.started_ns = started_ns
+            track.started_ns = begun.started_ns
             track.drafts, track.tolerance_bins = segment.drafts, segment.tolerance_bins
-        running = Running.of(self._engine.launch(planned, observations), turn_ns, begun)
+        stamp = begun.stamp or self._engine.stamp()
+        running = Running.of(self._engine.launch(planned, begun.prompts), turn_ns, stamp)
         if self._pacer:
-            self._pacer.hold(planned, started_ns)
+            self._pacer.hold(planned, begun.started_ns)
         return running
 
-    def _prepare(self, message: SubmitFrame, track: _Track) -> Any:
+    def _refuse(self, ref: FrameRef, error: RequestError) -> None:
+        """A frame leaves with the reason why the policy does not take it."""
+        self._waiting.pop(ref, None)
+        self._tracks.pop(ref, None)
+        self._publish(dropped(ref, Disposition.REJECTED, error.code, error.reason, error.text))
+
+    def _prepare(self, message: SubmitFrame, track: Track) -> Any:
         opened, policy = self._opened[message.session], self._engine.policy
         prompt = policy.prepare(observation_of(message, policy.inputs))
         if opened.chunks is None:
@@ -279,7 +264,7 @@ class ControlPlane:
             return prompt
         try:
             continued = self._engine.continued(prompt, Previous(track.plan.values, track.plan.delay))
-        except InvalidArgument:
+        except RequestError:
             track.seam = Seam.REFUSED
             return prompt
         track.continues = continued is not prompt
@@ -314,7 +299,7 @@ class ControlPlane:
             )
         )
 
-    def _choose(self, answer: Answer, track: _Track, opened: _Opened) -> tuple[Chosen, ChunkReport]:
+    def _choose(self, answer: Answer, track: Track, opened: Opened) -> tuple[Chosen, ChunkReport]:
         """The chunk to be sent, and how it came about.
 
         Limits count from the answers sent since the launch too; what the policy continues was fixed then.
@@ -357,29 +342,6 @@ class ControlPlane:
             stages = track.drafts + 1
             settled = departure.settled >= stages
             self._settling.append(SettlingSample(stages, track.tolerance_bins, departure.passes, settled))
-
-
-def observation_of(message: SubmitFrame, inputs: PolicyInputs) -> Observation:
-    """The observation of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
-    state = state_of(message, inputs)
-    return Observation(
-        images={camera.name: image for camera, image in zip(inputs.cameras, message.images(), strict=True)},
-        state=state,
-        instruction=message.instruction,
-        stamp_ns=message.stamp_ns,
-    )
-
-
-def state_of(message: SubmitFrame, inputs: PolicyInputs) -> dict[str, tuple[float, ...]]:
-    """The state vectors of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
-    images, sizes = len(message.sizes) // 2, [each.size for each in inputs.state]
-    if images != len(inputs.cameras) or len(message.state) != sum(sizes):
-        raise WorkerError(
-            f"a frame has {images} images and {len(message.state)} numbers; "
-            f"the policy needs {len(inputs.cameras)} and {sum(sizes)}"
-        )
-    vectors = zip(inputs.state, accumulate(sizes), strict=True)
-    return {need.name: tuple(message.state[end - need.size : end]) for need, end in vectors}
 
 
 def _ref(message: SubmitFrame) -> FrameRef:

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.config_sections import CandidateWeights, DimensionLimits, TrajectoryConfig
+from edgeflow.config_sections import CandidateWeights, TrajectoryConfig
 from edgeflow.engine.control.continuity import HISTORY, Plan
-from edgeflow.engine.control.limiting import ROUNDING, Bounds, Motion, is_safe, rows_within, steps_within
+from edgeflow.engine.control.motion.bounds import Bounds, Motion
+from edgeflow.engine.control.motion.braking import ROUNDING
+from edgeflow.engine.control.motion.dimensions import Dimension, limited_dimension
+from edgeflow.engine.control.motion.limiting import is_safe, rows_within, steps_within
 from edgeflow.errors import ConfigError
 from edgeflow.trajectory import Candidate, Limited, LimitKind
 from edgeflow.types import ActionSchema, PolicyInputs
 
 Rows = NDArray[np.float64]
-PLANAR = ("x", "y", "z")
-_NUMBER = re.compile(r"(?P<vector>.+)\[(?P<index>\d+)\]")
 _ORDERS = {LimitKind.VELOCITY: 1, LimitKind.ACCELERATION: 2, LimitKind.JERK: 3}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Dimension:
-    """A dimension with limits. number: of the state that is its position; None = not known."""
-
-    index: int
-    name: str
-    relative: bool
-    bounds: Bounds
-    number: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +49,7 @@ class Trajectory:
         self._step_s = schema.step_ms / 1e3
         if config.limits and schema.horizon == 1:
             raise ConfigError("trajectory.limits: this policy answers with single actions, which have no step to limit")
-        self._dimensions = [
-            _dimension(name, limits, schema, inputs) for name, limits in config.limits.items() if _check(name, schema)
-        ]
+        self._dimensions = [limited_dimension(name, limits, schema, inputs) for name, limits in config.limits.items()]
 
     @property
     def limits(self) -> bool:
@@ -125,7 +111,7 @@ class Trajectory:
             ]
         return result, tuple(found)
 
-    def _column(self, dimension: _Dimension, wanted: Rows, played: _Played, pose: float | None) -> tuple[Rows, bool]:
+    def _column(self, dimension: Dimension, wanted: Rows, played: _Played, pose: float | None) -> tuple[Rows, bool]:
         """One dimension within its limits; the same array where it is."""
         before, passed = played.before, played.passed
         if _keeps(dimension, wanted, before, passed, pose):
@@ -136,7 +122,7 @@ class Trajectory:
         return np.array([*passed, *rest]), continued
 
     def _exceeded(
-        self, dimension: _Dimension, wanted: Rows, played: _Played, pose: float | None
+        self, dimension: Dimension, wanted: Rows, played: _Played, pose: float | None
     ) -> list[tuple[LimitKind, float]]:
         """The limits that a chunk exceeds from the delay on, and by how much at most, per second."""
         before, passed = played.before, played.passed
@@ -167,66 +153,12 @@ class Trajectory:
         return Candidate(score=score, distance=distance, roughness=roughness, beyond=beyond)
 
 
-def _check(name: str, schema: ActionSchema) -> bool:
-    if name not in schema.names:
-        raise ConfigError(
-            f"trajectory.limits.{name}: not a dimension of the policy, which has {', '.join(schema.names)}"
-        )
-    return True
-
-
-def _dimension(name: str, limits: DimensionLimits, schema: ActionSchema, inputs: PolicyInputs) -> _Dimension:
-    field, index, step_s = f"trajectory.limits.{name}", schema.names.index(name), schema.step_ms / 1e3
-    number = _number(f"{field}.state", limits.state, inputs) if limits.state else None
-    relative = schema.relative[index]
-    box = "low" if limits.low is not None else "high" if limits.high is not None else ""
-    if relative and box:
-        if name not in PLANAR or schema.frame == "tool":
-            raise ConfigError(
-                f"{field}.{box}: {name} is a displacement that turns with the tool; only x, y and z in the base's "
-                "frame have a workspace: remove it"
-            )
-        if number is None:
-            raise ConfigError(
-                f"{field}.{box}: {name} is a displacement, and the pose that it begins from is not known: set "
-                f"{field}.state to the number of the state that is {name}, as observation.state[0]"
-            )
-    bounds = Bounds(
-        velocity=_per_step(limits.velocity, step_s),
-        acceleration=_per_step(limits.acceleration, step_s**2),
-        jerk=_per_step(limits.jerk, step_s**3),
-        low=-math.inf if limits.low is None else limits.low,
-        high=math.inf if limits.high is None else limits.high,
-    )
-    return _Dimension(index=index, name=name, relative=relative, bounds=bounds, number=number)
-
-
-def _per_step(limit: float | None, scale: float) -> float:
-    return math.inf if limit is None else limit * scale
-
-
-def _number(field: str, text: str, inputs: PolicyInputs) -> int:
-    """The place of a number in the policy's state."""
-    sizes = {each.name: each.size for each in inputs.state}
-    starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
-    found = _NUMBER.fullmatch(text)
-    if found is None or found["vector"] not in sizes:
-        known = ", ".join(f"{name}[0..{size - 1}]" for name, size in sizes.items()) or "none"
-        raise ConfigError(f"{field}: {text!r} is not one of the numbers of the policy's state: {known}")
-    vector, index = found["vector"], int(found["index"])
-    if index >= sizes[vector]:
-        raise ConfigError(
-            f"{field}: {vector} has {sizes[vector]} numbers, [0] to [{sizes[vector] - 1}], and no {text!r}"
-        )
-    return starts[vector] + index
-
-
-def _played(dimension: _Dimension, plan: Plan) -> _Played:
+def _played(dimension: Dimension, plan: Plan) -> _Played:
     passed = plan.actions[: plan.delay, dimension.index]
     return _Played(before=plan.before[:, dimension.index].tolist(), passed=passed.tolist())
 
 
-def _resting(dimension: _Dimension, pose: float | None, delay: int, horizon: int) -> _Played:
+def _resting(dimension: Dimension, pose: float | None, delay: int, horizon: int) -> _Played:
     """A robot that stays where it is. A row is left to move in, however long the delay."""
     rows = min(delay, horizon - 1)
     if dimension.relative:
@@ -234,7 +166,7 @@ def _resting(dimension: _Dimension, pose: float | None, delay: int, horizon: int
     return _Played(before=[], passed=[] if pose is None else [pose] * rows)
 
 
-def _motion_after(dimension: _Dimension, rows: Sequence[float], moved: float, pose: float | None) -> Motion:
+def _motion_after(dimension: Dimension, rows: Sequence[float], moved: float, pose: float | None) -> Motion:
     """The motion after rows that are played. moved: by displacements since the capture, at which the pose was."""
     last = list(rows[-HISTORY:])
     if not dimension.relative:
@@ -244,7 +176,7 @@ def _motion_after(dimension: _Dimension, rows: Sequence[float], moved: float, po
     return Motion(None if pose is None else pose + moved, v, a)
 
 
-def _keeps(dimension: _Dimension, wanted: Rows, before: list[float], passed: list[float], pose: float | None) -> bool:
+def _keeps(dimension: Dimension, wanted: Rows, before: list[float], passed: list[float], pose: float | None) -> bool:
     """True if a chunk keeps the limits, whichever row up to the delay is the first to be played.
 
     passed: the rows being played that are before the delay.
@@ -262,7 +194,7 @@ def _keeps(dimension: _Dimension, wanted: Rows, before: list[float], passed: lis
 
 
 def _excesses(
-    dimension: _Dimension, history: Sequence[float], rows: Rows, moved: float, pose: float | None
+    dimension: Dimension, history: Sequence[float], rows: Rows, moved: float, pose: float | None
 ) -> dict[LimitKind, float]:
     """By how much rows after a history exceed each limit at most, per step; only where it is more than rounding."""
     bounds, found = dimension.bounds, {}
@@ -280,7 +212,7 @@ def _excesses(
     return found
 
 
-def _amounts(dimension: _Dimension, history: Sequence[float], rows: Rows, pose: float | None) -> dict[LimitKind, Rows]:
+def _amounts(dimension: Dimension, history: Sequence[float], rows: Rows, pose: float | None) -> dict[LimitKind, Rows]:
     """Velocities, accelerations and jerks per step, as far as they involve the rows."""
     known = list(history[-HISTORY:])
     if not known and pose is not None and not dimension.relative:
@@ -309,7 +241,7 @@ def _slack(bounds: Bounds, positions: Rows) -> float:
     return ROUNDING * (float(np.abs(positions).max(initial=0.0)) + (size if math.isfinite(size) else 0.0))
 
 
-def _share(dimension: _Dimension, rows: Rows) -> float:
+def _share(dimension: Dimension, rows: Rows) -> float:
     """Mean excess over the limits, as a share of each."""
     bounds, found = dimension.bounds, 0.0
     for kind, amounts in _amounts(dimension, [], rows, None).items():

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgeflow.clock import Clock
 from edgeflow.errors import InvalidArgument
-from edgeflow.ipc.messages import ChatDone, ChatReady, ChatStart, ChatToken
+from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart, ChatToken
 from edgeflow.reasons import Reason
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import Call, CallReader, Found

@@ -24,7 +24,7 @@ from edgeflow.errors import (
     Unauthenticated,
     Unavailable,
 )
-from edgeflow.ipc.messages import (
+from edgeflow.ipc.chat_messages import (
     ChatDone,
     ChatReady,
     ChatRefused,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from typing import Protocol
 
-from edgeflow.ipc.messages import ChatDone, ChatReady, ChatRefused, ChatToken, Message, PrefixSet
+from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatRefused, ChatToken, PrefixSet
+from edgeflow.ipc.messages import Message
 from edgeflow.service.worker.link import WorkerLink
 
 

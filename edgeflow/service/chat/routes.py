@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import EdgeflowError, Unavailable
-from edgeflow.ipc.messages import ChatDone, ChatStart
+from edgeflow.ipc.chat_messages import ChatDone, ChatStart
 from edgeflow.reasons import Reason
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeflow.ipc.messages import ChatReady
+from edgeflow.ipc.chat_messages import ChatReady
 
 
 def chat_summary(ready: ChatReady) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from edgeflow.errors import DataLoss
-from edgeflow.ipc.messages import Payload
+from edgeflow.ipc.payloads import Payload
 from edgeflow.reasons import Reason
 from edgeflow.service.images.crc32c import crc32c
 from edgeflow.service.images.images import decode_jpeg

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeflow.ipc.messages import Payload
+from edgeflow.ipc.payloads import Payload
 from edgeflow.trajectory import Arrived, Playing
 from edgeflow.types import CameraSpec, Mode, StateSpec
 

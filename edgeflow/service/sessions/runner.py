@@ -11,7 +11,8 @@ from typing import Protocol
 from edgeflow.clock import Clock
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError, Unavailable
-from edgeflow.ipc.messages import ChangePace, Message, OpenSession, Payloads
+from edgeflow.ipc.messages import ChangePace, Message, OpenSession
+from edgeflow.ipc.payloads import Payloads
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.scheduler.pace import pace_text, served_mode

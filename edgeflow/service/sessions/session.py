@@ -35,7 +35,8 @@ from collections import deque
 from dataclasses import replace
 
 from edgeflow.errors import FailedPrecondition, RequestError
-from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, Payloads, ResetSession, SubmitFrame
+from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
+from edgeflow.ipc.payloads import Payloads
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent

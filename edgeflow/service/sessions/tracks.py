@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from edgeflow.ipc.messages import FrameResult, Payloads, SubmitFrame
+from edgeflow.ipc.messages import FrameResult, SubmitFrame
+from edgeflow.ipc.payloads import Payloads
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.trajectory import ChunkReport, Playing

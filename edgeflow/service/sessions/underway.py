@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeflow.ipc.messages import Payloads
+from edgeflow.ipc.payloads import Payloads
 from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import StatusEvent
 from edgeflow.service.sessions.outbox import Outbox

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import StartError
-from edgeflow.ipc.messages import ChatReady, Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
+from edgeflow.ipc.chat_messages import ChatReady
+from edgeflow.ipc.messages import Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.service.faults import start_error
 from edgeflow.service.host.vital import VitalTask
 from edgeflow.service.observe.log import EventLog

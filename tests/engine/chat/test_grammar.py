@@ -28,7 +28,8 @@ from edgeflow.engine.chat.grammar import PATIENCE_S, Grammars
 from edgeflow.engine.chat.grammar_child import COMPILE, HANDLE, KEPT, KEPT_ANSWERS, MASK, NEXT, Compiler
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import InvalidArgument, RequestError, Unavailable
-from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatToken, Message
+from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatToken
+from edgeflow.ipc.messages import Message
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.worker.inbox import Inbox
 from tests.chat_checkpoint import END

@@ -13,7 +13,8 @@ import torch
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.ipc.messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken, FrameResult, OpenSession
+from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken
+from edgeflow.ipc.messages import FrameResult, OpenSession
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor
 from edgeflow.policies.openvla.policy import OpenVLAPolicy

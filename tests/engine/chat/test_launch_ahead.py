@@ -18,7 +18,8 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.executor import Executor
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.stamps import Stamp
-from edgeflow.ipc.messages import ChatDone, ChatStart, ChatStop, ChatToken, Message, PrefixSet, SetPrefix
+from edgeflow.ipc.chat_messages import ChatDone, ChatStart, ChatStop, ChatToken, PrefixSet, SetPrefix
+from edgeflow.ipc.messages import Message
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.policies.openvla.policy import OpenVLAPolicy

@@ -20,19 +20,8 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile, Pacer
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import ConfigError
-from edgeflow.ipc.messages import (
-    ChatDone,
-    ChatRefused,
-    ChatStart,
-    ChatStop,
-    ChatToken,
-    FrameResult,
-    Message,
-    OpenSession,
-    PrefixSet,
-    SetPrefix,
-    SubmitFrame,
-)
+from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken, PrefixSet, SetPrefix
+from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel, load_chat_model

@@ -134,7 +134,7 @@ def test_a_session_without_rtc_gets_fresh_chunks():
 
 def test_limits_hold_from_the_chunk_being_played_on_and_any_policy_keeps_them():
     per_step = 0.25
-    bench = Bench(rtc=False, limits={"a": {"velocity": per_step / STEP_MS * 1e3}})
+    bench = Bench(rtc=False, limits={"a": {"velocity": per_step / STEP_MS * 1e3, "free_start": True}})
     first, second = bench.answer(1, 100, None), bench.answer(2, 100 + STEP_MS, Playing(1, 1))
     for result in (first, second):
         assert np.abs(np.diff(rows_of(result)[:, 0])).max() <= per_step * (1 + 1e-9)

@@ -140,3 +140,36 @@ def test_only_the_last_chunks_are_kept(chunks: Continuity):
     assert seams == [Seam.FORGOTTEN, Seam.CONTINUED, Seam.CONTINUED]
     chunks.forget()
     assert chunks.plan(frame(99, 100, Playing(2, 0)))[1] is Seam.FORGOTTEN
+
+
+def answers_that_fit(depth: int, *, at_the_answer: bool) -> int:
+    """Of 120 answers those that continue what is played when they arrive, `depth` periods after the capture.
+
+    at_the_answer: what they continue is known only then, as with limits, and not from the launch on, as guidance is.
+    """
+    chunks, period_ms, playing = Continuity(STEP_NS), 50, None
+    in_flight: list[tuple[SubmitFrame, ChunkReport]] = []
+    fitting = 0
+    for seq in range(1, 121 + depth):
+        now_ms = 1000.0 + seq * period_ms
+        if len(in_flight) == depth:
+            message, report = in_flight.pop(0)
+            report = continued(chunks, message) if at_the_answer else report
+            chunks.keep(message, np.zeros((4 * HORIZON, 2)), None, report)
+            if report.continues in (0, playing.seq if playing else 0):
+                fitting, playing = fitting + 1, message
+        row = 0 if playing is None else int((now_ms * MS - playing.stamp_ns) // STEP_NS)
+        sent = frame(seq, now_ms, None if playing is None else Playing(playing.seq, row), depth * period_ms)
+        in_flight.append((sent, continued(chunks, sent)))
+    return fitting
+
+
+def continued(chunks: Continuity, message: SubmitFrame) -> ChunkReport:
+    plan, _ = chunks.plan(message)
+    return ChunkReport() if plan is None else ChunkReport(continues=plan.seq, conditioned_steps=plan.delay)
+
+
+@pytest.mark.parametrize(("depth", "fits"), [(1, 120), (2, 61), (3, 42)])
+def test_in_a_pipeline_about_one_answer_in_depth_continues_what_is_played(depth: int, fits: int):
+    assert answers_that_fit(depth, at_the_answer=False) == fits
+    assert answers_that_fit(depth, at_the_answer=True) == 120

@@ -10,20 +10,20 @@ import torch
 
 from edgeflow.clock import ManualClock
 from edgeflow.engine.control.engine import EngineOptions
+from edgeflow.engine.control.observations import observation_of
 from edgeflow.engine.control.one_pass import OnePassEngine, one_pass_engine
-from edgeflow.engine.control.plane import observation_of
 from edgeflow.engine.control.sample_frames import sample_observations
 from edgeflow.engine.control.warmup import record_passes, warm_up
-from edgeflow.errors import WorkerError
+from edgeflow.errors import FailedPrecondition, WorkerError
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SessionOpened, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Pace
+from edgeflow.types import Observation, Pace
 from edgeflow.worker.calibrate import calibrate
 from edgeflow.worker.worker import Worker
-from tests.engine.control.small_policy import DIMS, HORIZON, INPUTS, STEP_MS, SmallPolicy
+from tests.engine.control.small_policy import DIMS, HORIZON, INPUTS, STEP_MS, Seen, SmallPolicy
 
 TEXT_ROWS = 3
 
@@ -106,6 +106,46 @@ def test_a_long_instruction_is_refused_with_the_limit():
         Reason.INSTRUCTION_TOO_LONG,
         "instruction: has 4 prompt tokens; the limit is 3",
     )
+
+
+class Choosy(SmallPolicy):
+    """Refuses frames with "dark" in their instruction, when they are prepared."""
+
+    def prepare(self, observation: Observation) -> Seen:
+        if "dark" in observation.instruction:
+            raise FailedPrecondition("is too dark", field="frame.images", reason="TOO_DARK")
+        return super().prepare(observation)
+
+
+@pytest.mark.parametrize(("refused", "batches"), [((1,), [2]), ((1, 3), [1]), ((1, 2, 3), [])])
+def test_a_frame_that_cannot_be_prepared_leaves_alone_and_its_session_goes_on(refused: tuple, batches: list[int]):
+    policy = Choosy()
+    bench = Bench(policy, sessions=3)
+    bench.drain()
+    for session in (1, 2, 3):
+        bench.worker.inbox.put(frame(session, 1, text="dark" if session in refused else "go"))
+    said = bench.drain()
+    dropped = {each.session: each for each in said if isinstance(each, FrameDropped)}
+    assert set(dropped) == set(refused) and policy.sizes == batches
+    for each in dropped.values():
+        assert (each.disposition, each.code, each.reason) == ("rejected", "FAILED_PRECONDITION", "TOO_DARK")
+        assert each.text == "frame.images: is too dark"
+    assert {each.session for each in said if isinstance(each, FrameResult)} == {1, 2, 3} - set(refused)
+    for session in (1, 2, 3):
+        bench.worker.inbox.put(frame(session, 2))
+    found = {each.session: each.seq for each in bench.drain() if isinstance(each, FrameResult)}
+    assert found == {1: 2, 2: 2, 3: 2}
+
+
+def test_frames_are_prepared_once_where_none_is_refused(monkeypatch):
+    policy = SmallPolicy()
+    bench, prepared = Bench(policy), []
+    prepare = policy.prepare
+    monkeypatch.setattr(policy, "prepare", lambda seen: prepared.append(seen) or prepare(seen))
+    for session in (1, 2):
+        bench.worker.inbox.put(frame(session, 1))
+    bench.drain()
+    assert len(prepared) == 2
 
 
 @pytest.mark.parametrize(

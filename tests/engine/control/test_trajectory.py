@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ STEP_S = STEP_MS / 1e3
 INPUTS = PolicyInputs(cameras=(), state=(StateSpec(name="tool", size=2), StateSpec(name="joints", size=3)))
 VELOCITY, ACCELERATION, JERK, LOW, HIGH = 1.5, 20.0, 700.0, -0.2, 0.3
 LIMITS = {"velocity": VELOCITY, "acceleration": ACCELERATION, "jerk": JERK, "low": LOW, "high": HIGH}
+FREE = {"free_start": True}
 
 
 def schema(*, relative: bool = False, frame: str = "base", horizon: int = HORIZON) -> ActionSchema:
@@ -72,7 +74,7 @@ columns = st.one_of(
 @given(first=columns, second=columns, row=st.integers(1, HORIZON - 8), delay=st.integers(1, 8))
 def test_chunks_keep_the_limits_where_they_follow_each_other_and_twice_is_once(first, second, row, delay):
     """Also where the robot changes from one to the other before the delay is over."""
-    contract = trajectory(LIMITS)
+    contract = trajectory(LIMITS | FREE)
     sent, limited = contract.within_limits(chunk(first), None)
     assert keeps(sent[:, 0], HORIZON)
     plan = Plan(seq=1, delay=delay, actions=sent[row:], before=sent[max(row - 3, 0) : row])
@@ -101,11 +103,17 @@ def test_displacements_keep_the_limits_and_their_sum_the_workspace(wanted, pose)
 def test_what_was_limited_is_reported_in_the_units_of_the_limit():
     column = np.zeros(HORIZON)
     column[10:] = 0.5
-    found, limited = trajectory({"velocity": 5.0}).within_limits(chunk(column), None)
+    found, limited = trajectory({"velocity": 5.0} | FREE).within_limits(chunk(column), None)
     (only,) = limited
     assert (only.dimension, only.limit) == ("x", LimitKind.VELOCITY)
     assert only.beyond == pytest.approx(0.5 / STEP_S - 5.0) and only.changed == pytest.approx(0.4)
     np.testing.assert_allclose(found[8:16, 0], [0, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.5], atol=1e-12)
+
+
+def test_a_workspace_alone_needs_no_start_and_a_free_one_is_within_it():
+    wanted = chunk(np.linspace(0.9, 0.0, HORIZON))
+    assert trajectory({"high": 0.5}).within_limits(wanted, None)[0][0, 0] == 0.5
+    assert trajectory({"high": 0.5, "velocity": 1.0} | FREE).within_limits(wanted, None)[0][0, 0] == 0.5
 
 
 def test_the_first_chunk_starts_from_the_state_where_that_is_known():
@@ -140,7 +148,7 @@ def test_a_chunk_that_is_shorter_than_the_delay_still_moves():
 
 
 def test_a_chunk_that_could_not_be_stopped_is_slowed_down_at_its_end():
-    contract = trajectory({"acceleration": 20.0, "high": 1.0})
+    contract = trajectory({"acceleration": 20.0, "high": 1.0} | FREE)
     wanted = chunk(np.linspace(0.0, 1.0, HORIZON))
     found, limited = contract.within_limits(wanted, None)
     assert [(each.limit, each.beyond) for each in limited] == [(LimitKind.BRAKING, 0.0)]
@@ -150,7 +158,7 @@ def test_a_chunk_that_could_not_be_stopped_is_slowed_down_at_its_end():
 
 def test_a_motion_that_nothing_continues_is_given_up():
     plan = Plan(seq=1, delay=1, actions=np.full((4, 3), 3.0), before=np.full((3, 3), 2.0))
-    found, limited = trajectory(LIMITS).within_limits(chunk(0.1), plan)
+    found, limited = trajectory(LIMITS | FREE).within_limits(chunk(0.1), plan)
     assert LimitKind.START in [each.limit for each in limited]
     steps = np.diff(found[:, 0])  # back towards the workspace, no faster than permitted
     assert (steps < 0.0).all() and steps.min() >= steps[-1] - 1e-12
@@ -164,6 +172,10 @@ def test_a_motion_that_nothing_continues_is_given_up():
         ({"low": 0.0}, {"relative": True}, r"trajectory\.limits\.x\.low: .*trajectory\.limits\.x\.state"),
         ({"high": 0.0, "state": "tool[0]"}, {"relative": True, "frame": "tool"}, r"x\.high: .*turns with the tool"),
         ({"high": 0.0, "state": "tool[0]"}, {"relative": True, "name": "roll"}, r"roll\.high"),
+        ({"velocity": 1.0}, {}, r"x\.state: x is a position.* keep velocity: set .*x\.free_start to true"),
+        ({"acceleration": 1.0, "jerk": 9.0, "low": 0.0}, {}, r"x\.state: .* keep acceleration and jerk: set "),
+        ({"velocity": 1.0} | FREE, {"relative": True}, r"x\.free_start: x is a displacement.*: remove it"),
+        ({"low": 0.0, "state": "tool[0]"} | FREE, {}, r"x\.free_start: x starts from tool\[0\].*: remove it"),
         ({"velocity": 1.0, "state": "tool[2]"}, {}, r"x\.state: tool has 2 numbers"),
         ({"velocity": 1.0, "state": "arm[0]"}, {}, r"x\.state: .*tool\[0\.\.1\], joints\[0\.\.2\]"),
     ],
@@ -173,13 +185,33 @@ def test_limits_that_cannot_be_are_refused_with_the_dimension_and_the_limit(limi
         trajectory(limits, **changed)
 
 
+@pytest.mark.parametrize(
+    ("limits", "key"),
+    [
+        ({"velocity": 1.0, "acceleration": 0.02}, "acceleration"),
+        ({"velocity": 1.0, "acceleration": 2.0, "jerk": 1e-3}, "jerk"),
+        ({"velocity": 1.0, "jerk": 1e-3}, "jerk"),
+    ],
+)
+def test_a_workspace_in_which_braking_takes_too_long_is_refused_with_what_to_write(limits, key):
+    limits = limits | FREE
+    trajectory(limits)  # without a workspace nothing has to be stopped in time
+    with pytest.raises(
+        ConfigError, match=rf"trajectory\.limits\.x\.{key}: .* at most 2,000 .* or lower velocity"
+    ) as refused:
+        trajectory(limits | {"low": -1.0})
+    advised = re.search(rf"set {key} to (\S+) or more", str(refused.value))
+    assert advised is not None
+    trajectory(limits | {"low": -1.0, key: float(advised[1])})
+
+
 def test_the_candidate_with_the_lowest_score_is_sent():
     plan = Plan(seq=1, delay=1, actions=np.zeros((8, 3)), before=np.zeros((0, 3)), values=np.zeros((8, 5)))
     smooth, far, rough, broken = (np.full((HORIZON, 3), value) for value in (0.1, 0.5, 0.1, np.nan))
     rough[::2] += 0.4
     chunks = [far, broken, rough, smooth]
     normalised = np.stack([np.pad(each, ((0, 4), (0, 2)), constant_values=7.0) for each in chunks])
-    contract = trajectory({"velocity": 5.0})
+    contract = trajectory({"velocity": 5.0} | FREE)
     chosen = contract.choose(4, chunks.__getitem__, normalised, plan)
     assert chosen.index == 3 and chosen.actions is smooth and len(chosen.candidates) == 4
     scores = [each.score for each in chosen.candidates]

@@ -101,7 +101,7 @@ def test_in_a_pipeline_guidance_is_of_the_launch_and_limits_are_of_the_newest_an
     for limited in (False, True):
         policy = TinyFlowPolicy(JOINT_SHAPE, rtc=RTCSettings(execution_horizon=3))
         name = policy.action_schema("plain").names[0]
-        limits = {name: {"velocity": per_step / STEP_NS * 1e9}} if limited else None
+        limits = {name: {"velocity": per_step / STEP_NS * 1e9, "free_start": True}} if limited else None
         bench = Bench(policy, depth=2, limits=limits)
         bench.answer(frame(1, 1, 0.5))
         older = second(Playing(1, 1), 1, 2)
@@ -145,7 +145,7 @@ def test_what_was_sent_is_continued_where_it_is_not_what_the_policy_gave(guided,
     wanted = rows_of(Bench(policy).answer(frame(1, 1, 0.5)))
     if change == "bounds":
         policy.most = float(np.median(np.abs(wanted)))
-    bench = Bench(policy, limits={"a": {"velocity": 0.05}} if change == "limits" else None)
+    bench = Bench(policy, limits={"a": {"velocity": 0.05, "free_start": True}} if change == "limits" else None)
     first = rows_of(bench.answer(frame(1, 1, 0.5)))
     assert np.abs(first - wanted)[1:].max() > 1e-2
     np.testing.assert_allclose(guided(bench)[:4, :2], first[1:] / 2.0, rtol=1e-6)

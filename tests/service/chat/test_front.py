@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from edgeflow.ipc.messages import ChatReady, ChatStart, Message, PrefixSet, SetPrefix
+from edgeflow.ipc.chat_messages import ChatReady, ChatStart, PrefixSet, SetPrefix
+from edgeflow.ipc.messages import Message
 from edgeflow.ipc.packets import Packets, close_all, packet_pair
 from edgeflow.ipc.sealed import seal, unseal
 from edgeflow.service.chat import front, intake

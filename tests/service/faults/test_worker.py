@@ -14,8 +14,8 @@ import pytest
 from edgeflow.clock import Clock, ManualClock, MonotonicClock
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
+from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import (
-    ChatReady,
     OpenSession,
     Ping,
     SessionOpened,

@@ -132,8 +132,14 @@ def test_one_spike_does_not_move_what_is_expected_and_is_forgotten():
     assert ages_of([30.0] * 36 + [900.0] * 4, {}).expected_ns == 900 * MS
 
 
+@pytest.mark.parametrize(("later", "expected_ms"), [(0, 900), (1, 900), (2, 30), (18, 30)])
+def test_a_slow_first_answer_does_not_delay_those_after_it(later: int, expected_ms: int):
+    assert ages_of([900.0] + [30.0] * later, {}).expected_ns == expected_ms * MS
+    assert ages_of([900.0] * 2 + [30.0] * later, {}).expected_ns == 900 * MS  # more than a spike
+
+
 def test_transport_that_was_reported_counts_for_answers_whose_arrival_is_not_known():
-    assert ages_of([30.0, 30.0, 80.0], {1: 50.0, 2: 45.0}).expected_ns == (80 + 15) * MS
+    assert ages_of([30.0, 30.0, 80.0, 80.0], {1: 50.0, 2: 45.0}).expected_ns == (80 + 15) * MS
     assert ages_of([30.0], {1: 10.0}).expected_ns == 30 * MS  # not younger than in the service
     assert ages_of([30.0], {1: 1e9}).expected_ns == 60_000 * MS
 
@@ -146,7 +152,8 @@ def test_the_expected_age_is_one_that_was_measured_and_few_were_above_it(ages_ns
         ages.arrived(seq, each)
     last = ages_ns[-KEPT_AGES:]
     assert ages.expected_ns in last
-    assert sum(each > ages.expected_ns for each in last) <= 0.05 * len(last)
+    few = 1 if len(last) >= 3 else 0
+    assert sum(each > ages.expected_ns for each in last) <= max(0.05 * len(last), few)
     assert sum(each >= ages.expected_ns for each in last) >= 0.05 * len(last)
 
 
