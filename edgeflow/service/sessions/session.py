@@ -24,6 +24,8 @@ Rules beyond the protocol:
   slots in the worker) and its place become free for others. Its next frame waits until the worker has opened a ring
   again. If no place is left, the frame is dropped with the reason, the robot holds, and the following frame tries
   again.
+- An answer that continues a chunk from before a HOLD is withdrawn as one that waited then: it would start a resting
+  robot in mid-motion. An answer that continues none acts.
 - Three invalid outputs in a row put the session in fault: STOP, and every frame is refused until the robot sends
   `Reset`. These refusals do not count towards ending the stream either.
 """
@@ -155,7 +157,7 @@ class Session:
             self._outbox.safe = None
         self.instruction = instruction or self.instruction
         self.epoch += 1
-        self.sent.halt()
+        self.sent.halt(Reason.EPOCH_CHANGED)
         text = "the instruction or episode changed while this frame was in flight"
         self._frames.drop_all("ABORTED", Reason.EPOCH_CHANGED, text)
         if self._ring in (Ring.HELD, Ring.ASKED):
@@ -249,9 +251,17 @@ class Session:
                 self._fault()
         else:
             self._guard.passed()
-            self._frames.act(track.ready(message, whole=self.request.chunks))
-            self._outbox.safe = None
+            self._answered(track.ready(message, whole=self.request.chunks))
         self._finish_if_idle()
+
+    def _answered(self, ready: Ready) -> None:
+        self.sent.answered(ready.track.frame.seq)
+        if self.sent.carries_on(ready.report.continues):
+            self._frames.act(ready)
+            self._outbox.safe = None
+        else:
+            text = "withdrawn: it continues a chunk that the robot does not play any more"
+            self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", self.sent.halted_for, text)
 
     def dropped(self, message: FrameDropped) -> None:
         """The worker dropped a frame without an action."""
@@ -342,7 +352,7 @@ class Session:
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
         """Order the robot to stop moving; an action not yet taken is withdrawn. A fault's STOP stays in force."""
-        self.sent.halt()
+        self.sent.halt(reason)
         ready = self._frames.take_ready()
         if ready is not None:
             self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn: the robot holds")

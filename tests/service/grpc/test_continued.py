@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -63,6 +64,31 @@ async def test_what_the_robot_plays_reaches_the_worker_and_how_a_chunk_came_abou
         assert served.metric("edgeflow_limited_chunks_total", limit="jerk") == 1
 
 
+async def test_a_frame_in_flight_at_a_hold_does_not_start_the_robot_in_mid_motion(checkpoint):
+    async with serving(checkpoint, continuing(), timing__silent_hold_ms=60_000) as served:
+        robot, script = served.robot(), served.script
+        await robot.open(**opening(chunks=True))
+        await robot.frame(1, **observation())
+        await robot.action(1)
+        script.hold = True
+        for seq in (2, 3):
+            await robot.frame(seq, **observation(playing=pb.Playing(seq=1, step=0)))
+            await eventually(lambda expected=seq - 1: len(script.worker.held) == expected)
+        script.valid = False
+        script.worker.release()
+        await robot.hold("POLICY_OUTPUT_INVALID")
+        script.valid, script.hold = True, False
+        script.worker.release()
+        status = await robot.status(3)
+        assert (status.code, status.reason) == ("ABORTED", "POLICY_OUTPUT_INVALID")
+        await robot.frame(4, **observation(playing=pb.Playing(seq=1, step=0)))
+        assert (await robot.action(4)).continues == 0
+        acted = [m.action.seq for m in robot.seen if m.action.command == pb.COMMAND_ACT]
+        assert acted == [1, 4]
+        dropped = {"disposition": "dropped", "reason": "POLICY_OUTPUT_INVALID"}
+        await eventually(lambda: served.metric("edgeflow_frames_total", **dropped) == 2)
+
+
 @pytest.mark.parametrize("asked", [{}, {"rtc": False}, {"chunks": False}])
 async def test_sessions_that_do_not_want_them_or_play_no_chunks_get_fresh_ones(checkpoint, asked):
     script = continuing()
@@ -91,7 +117,7 @@ async def test_what_cannot_be_continued_is_refused_where_it_is_asked_for(checkpo
 
 async def test_a_single_action_continues_nothing_and_says_what_was_limited(checkpoint):
     script = continuing()
-    script.report = lambda _: REPORT
+    script.report = lambda _: replace(REPORT, continues=0, conditioned_steps=0)
     async with serving(checkpoint, script) as served, httpx.AsyncClient(base_url=served.http) as http:
         frame = frame_message(5, **observation(playing=pb.Playing(seq=4, step=0)))
         answer = await served.act(pb.ActRequest(open=open_message(**opening(chunks=True)), frame=frame))
