@@ -28,8 +28,8 @@ class Watchdog:
     - An action is handed out from its receipt until its valid_until_ns, never later; of a chunk, the row that is due.
     - A chunk that came too late to fit the one being played is kept in reserve, and played once no row of that one is
       due any more, if nothing newer came and it is still valid.
-    - A chunk that continues another is accepted only if that one belongs to the present motion: to what was played since
-      the last HOLD. Anything else would start a resting robot in mid-motion.
+    - A chunk that continues another is accepted only if that one belongs to the present motion, to what was played
+      since the last HOLD. Anything else would start a resting robot in mid-motion.
     - Actions are accepted for frames newer than the last answered one and the last `restart`, in the epoch that the
       service announced last. Each `restart` lets one more epoch follow it before it is announced. An action never
       changes which epochs are accepted.

@@ -191,6 +191,7 @@ def test_an_action_says_how_it_came_about(robot: Robot):
 
 
 @pytest.mark.parametrize("rtc", [None, False, True])
-def test_a_session_asks_for_continued_chunks_only_where_it_is_said(rtc: bool | None):
+def test_a_session_asks_for_continued_chunks_unless_it_is_told_not_to(rtc: bool | None):
     message = open_message(session_settings(rtc=rtc), "grasp")
-    assert message.HasField("rtc") == (rtc is not None) and message.rtc == bool(rtc)
+    assert message.HasField("rtc") == message.rtc == (rtc is not False)  # services from before do not know the field
+    assert not open_message(session_settings(chunks=False), "grasp").HasField("rtc")

@@ -27,7 +27,7 @@ from edgeflow.scheduler.forecast import Forecast
 from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.host.threads import start_threads
-from edgeflow.service.observation.chunks import check_chunks, continuing
+from edgeflow.service.observation.chunks import check_chunks
 from edgeflow.service.observation.matching import matched
 from edgeflow.service.observation.names import Names
 from edgeflow.service.observe.health import Health
@@ -103,8 +103,7 @@ class ControlPlane:
                 request = self.matched(request)
             if self.worker is None:
                 raise _no_worker()
-            with self._metrics.refusals():
-                request = continuing(request, self.worker.rtc)
+            request = replace(request, rtc=request.rtc and self.worker.rtc)
             plan = await self._plan(number, request)
             runner = await self._open(number, request, plan, single)
             self._register(runner, caller)

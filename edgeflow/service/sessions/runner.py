@@ -292,7 +292,7 @@ def open_session(
         deadline_ns=plan.robot.deadline_ns,
         patience_ns=_patience_ns(request, plan.mode),
         period_ns=plan.robot.period_ns,
-        rtc=bool(request.rtc),
+        rtc=request.rtc,
     )
 
 

@@ -11,6 +11,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from edgeflow.ipc.messages import OpenSession
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.trajectory import Candidate, ChunkReport, Limited, LimitKind, Playing, Seam
 from tests.policies.act.checkpoint import write_checkpoint
@@ -41,7 +42,7 @@ async def test_what_the_robot_plays_reaches_the_worker_and_how_a_chunk_came_abou
     script = continuing()
     async with serving(checkpoint, script) as served:
         robot = served.robot()
-        opened = await robot.open(**opening(chunks=True))
+        opened = await robot.open(**opening(chunks=True, rtc=True))
         assert opened.rtc and opened.arrivals
         await robot.frame(1, **observation())
         assert (await robot.action(1)).continues == 0
@@ -89,30 +90,29 @@ async def test_a_frame_in_flight_at_a_hold_does_not_start_the_robot_in_mid_motio
         await eventually(lambda: served.metric("edgeflow_frames_total", **dropped) == 2)
 
 
-@pytest.mark.parametrize("asked", [{}, {"rtc": False}, {"chunks": False}])
-async def test_sessions_that_do_not_want_them_or_play_no_chunks_get_fresh_ones(checkpoint, asked):
+@pytest.mark.parametrize(
+    ("asked", "possible"),
+    [({}, True), ({"rtc": False}, True), ({"chunks": False}, True), ({"rtc": True}, False)],
+    ids=["unset, as by clients from before", "off", "single actions", "a policy that cannot"],
+)
+async def test_sessions_that_do_not_ask_for_it_or_cannot_have_it_get_fresh_chunks(checkpoint, asked, possible):
     script = continuing()
-    script.rtc = bool(asked)
+    script.rtc = possible
     async with serving(checkpoint, script) as served:
         robot = served.robot()
         opened = await robot.open(**opening(chunks=True) | asked)
         assert not opened.rtc and opened.arrivals == asked.get("chunks", True)
+        (request,) = [each for each in script.worker.seen if isinstance(each, OpenSession)]
+        assert not request.rtc
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "reason"),
-    [
-        ({"rtc": True}, grpc.StatusCode.INVALID_ARGUMENT, "RTC_WITHOUT_CHUNKS"),
-        ({"rtc": True, "chunks": True}, grpc.StatusCode.FAILED_PRECONDITION, "RTC_UNAVAILABLE"),
-    ],
-)
-async def test_what_cannot_be_continued_is_refused_where_it_is_asked_for(checkpoint, changes, code, reason):
-    async with serving(checkpoint, wide_script()) as served:
+async def test_single_actions_cannot_be_continued(checkpoint):
+    async with serving(checkpoint, continuing()) as served:
         robot = served.robot()
-        await robot.send(pb.ClientMessage(open=open_message(**opening(**changes))))
-        assert (await robot.rest())[0] is code
+        await robot.send(pb.ClientMessage(open=open_message(**opening(rtc=True))))
+        assert (await robot.rest())[0] is grpc.StatusCode.INVALID_ARGUMENT
         trailers = dict(await robot.call.trailing_metadata())
-        assert (trailers["edgeflow-reason"], trailers["edgeflow-field"]) == (reason, "open.rtc")
+        assert (trailers["edgeflow-reason"], trailers["edgeflow-field"]) == ("RTC_WITHOUT_CHUNKS", "open.rtc")
 
 
 async def test_a_single_action_continues_nothing_and_says_what_was_limited(checkpoint):
