@@ -41,13 +41,13 @@ from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, Paylo
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.frames.outbox import Outbox
+from edgeflow.service.sessions.frames.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, SentChunks, Track
+from edgeflow.service.sessions.frames.underway import UnderWay
 from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, within_limits
 from edgeflow.service.sessions.ordering import FrameOrder
-from edgeflow.service.sessions.outbox import Outbox
 from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, changes_too_often
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.service.sessions.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, SentChunks, Track
-from edgeflow.service.sessions.underway import UnderWay
 from edgeflow.types import ActionSchema, Command, Disposition, Speculation
 
 IN_FLIGHT = 3  # times K: more than twice the frames that are in flight or wait

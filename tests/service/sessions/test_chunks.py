@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.service.sessions.events import ActionEvent, StatusEvent
+from edgeflow.service.sessions.frames.tracks import MOST_SENT, SentChunks
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import Session
-from edgeflow.service.sessions.tracks import MOST_SENT, SentChunks
 from edgeflow.types import Chunk, Disposition
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
