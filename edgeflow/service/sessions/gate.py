@@ -9,10 +9,12 @@ from statistics import median_low
 
 import numpy as np
 
+from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import ActionSchema, Chunk
 
 MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the age foretold
 MEASURED_TIMES = 4
+IN_FLIGHT = 3  # times K: more than twice the frames that are in flight or wait
 LIMIT_TOLERANCE = 1e-6  # of a dimension's range, for rounding
 MOST = sys.float_info.max
 
@@ -65,6 +67,12 @@ class AgeLimit:
         self._reach_ns = reach_ns
         self._explicit_ns = explicit_ns
         self._validity_ns = validity_ns
+
+    @classmethod
+    def of(cls, request: OpenRequest, schema: ActionSchema, ttl_ms: int, times: FrameTimes | None) -> AgeLimit:
+        """The limit of a session. times: of all sessions of one frame; None = the session's own."""
+        times = FrameTimes(IN_FLIGHT * len(schema.names)) if times is None else times
+        return cls(request.max_action_age_ns, ttl_ms * 1_000_000, times, reach_ns=schema.reach_ns)
 
     @property
     def ns(self) -> int:

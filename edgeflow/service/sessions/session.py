@@ -12,11 +12,7 @@ Rules beyond the protocol:
 - An instruction takes effect once its frame's header is accepted, even if the frame is then superseded or its pixels
   are broken. A different text starts a new epoch.
 - An instruction with more tokens than a slot holds is reverted: the previous one applies again, in a new epoch.
-- Beside other active sessions, frames have their turn at the declared rate and 5 %, with a burst of three. A session
-  alone does not wait. A frame whose turn would come too late for its age limit is refused then, and the turn is the
-  next frame's: waiting alone never makes a robot hold.
-- A frame above the permitted rate is used if no newer one arrives before its turn; otherwise it is refused with
-  RESOURCE_EXHAUSTED instead of superseded. Such refusals do not count towards ending the stream.
+- Frames have their turn at the declared rate (frames/turns.py).
 - A change of instruction or episode above its rate is refused before it takes effect; with a frame, also where the
   frame is above the permitted rate. These refusals count.
 - A robot that leaves its answers unread until 256 notes wait ends its session, as one that reads nothing does.
@@ -41,8 +37,10 @@ from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, Paylo
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.frames.lateness import Lateness
 from edgeflow.service.sessions.frames.outbox import Outbox
 from edgeflow.service.sessions.frames.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, SentChunks, Track
+from edgeflow.service.sessions.frames.turns import Turns
 from edgeflow.service.sessions.frames.underway import UnderWay
 from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, within_limits
 from edgeflow.service.sessions.ordering import FrameOrder
@@ -50,8 +48,6 @@ from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, change
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.types import ActionSchema, Command, Disposition, Speculation
 
-IN_FLIGHT = 3  # times K: more than twice the frames that are in flight or wait
-LATE_IN_A_ROW = 3
 RESTARTING = ("UNAVAILABLE", Reason.WORKER_RESTARTING, "the worker is restarting")
 
 
@@ -82,14 +78,11 @@ class Session:
         self.instruction = self._proven_instruction = request.instruction
         self.ended: End | None = None
         self.speculation: Speculation | None = None
-        self._late_in_a_row = 0
         self.commands: deque[ResetSession | CloseSession] = deque()
         self.valid_for_ms = rules.action_ttl_ms
         if self.robot_schema.horizon > 1:
             self.valid_for_ms = min(rules.action_ttl_ms, math.ceil(schema.horizon * schema.step_ms))
-        times = FrameTimes(IN_FLIGHT * len(schema.names)) if times is None else times
-        validity_ns = rules.action_ttl_ms * 1_000_000
-        self.age_limit = AgeLimit(request.max_action_age_ns, validity_ns, times, reach_ns=schema.reach_ns)
+        self.age_limit = AgeLimit.of(request, schema, rules.action_ttl_ms, times)
         self._order = FrameOrder()
         self._rates = Rates(rules, request.control_period_ns, now_ns)
         self._silence = Silence(rules, request.control_period_ns, now_ns)
@@ -99,6 +92,8 @@ class Session:
         self._guard = OutputGuard()
         self._outbox = Outbox()
         self._frames = UnderWay(self._outbox)
+        self._turns = Turns(self._frames, self._rates, self.age_limit)
+        self._lateness = Lateness(self.age_limit, self._order)
 
     # Calls for the robot.
 
@@ -181,29 +176,13 @@ class Session:
 
         alone: no other session is active, so that none has to wait.
         """
-        turn_ns = self.turn_ns(now_ns)
-        if turn_ns is None:
-            return None
-        if turn_ns > now_ns and not alone:
-            self._frames.wait_for_turn()
-            return None
-        if self._frames.waits_longer_than(self._patience_for_turn_ns, now_ns):
-            self._frames.turn_too_late()
-            self._finish_if_idle()
-            return None
-        self._rates.take_turn(now_ns)
-        return self._frames.start_decoding()
-
-    @property
-    def _patience_for_turn_ns(self) -> int:
-        """How long a frame may wait for its turn: half of what its age limit leaves, the other half is for jitter."""
-        return max(self.age_limit.spare_ns, 0) // 2
+        frame = self._turns.start_decoding(now_ns, alone=alone)
+        self._finish_if_idle()
+        return frame
 
     def turn_ns(self, now_ns: int) -> int | None:
         """When the frame that waits for the decoder has its turn; None if there is none, or the decoder is busy."""
-        if not self._frames.may_decode:
-            return None
-        return self._rates.turn_ns(now_ns)
+        return self._turns.turn_ns(now_ns)
 
     def decoding_took(self, took_ns: int, allowance_ns: int | None, now_ns: int) -> None:
         """The decoder was busy with a frame for so long. allowance_ns: per second from now on; None = no limit."""
@@ -401,9 +380,9 @@ class Session:
         events = self._outbox.take()
         ready = self._frames.take_ready()
         if ready is not None:
-            self._late_in_a_row = 0
+            self._lateness.in_time()
             self._note_sent(ready, now_ns)
-            delay_ns = self._order.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
+            delay_ns = self._lateness.delay_ns(ready.track)
             events += ready.events(now_ns, delay_ns, self.valid_for_ms, -(-self.age_limit.ns // 1_000_000))
         self._finish_if_idle()
         return events
@@ -415,14 +394,11 @@ class Session:
         self.ages.sent(seq, now_ns - ready.track.received_ns, fits_ns)
 
     def _withdraw_if_old(self, now_ns: int) -> None:
-        ready, limit_ns = self._frames.ready, self.age_limit.ns
-        if ready is None:
-            return
-        track = ready.track
-        delay_ns = self._order.delay_ns(track.frame.stamp_ns, track.received_ns)
-        if ready.late_ns(now_ns - track.received_ns + delay_ns) > limit_ns:
+        ready = self._frames.ready
+        if ready is not None and self._lateness.is_late(ready, now_ns):
+            track = ready.track
             self._frames.take_ready()
-            text = f"the action is older than {limit_ns // 1_000_000} ms"
+            text = f"the action is older than {self.age_limit.ns // 1_000_000} ms"
             if track.speculation is not None and self._frames.with_worker:
                 self._frames.leave(track, Disposition.SUPERSEDED, "", Reason.ACTION_TOO_OLD, text)
                 self._count_late()
@@ -432,8 +408,7 @@ class Session:
 
     def _count_late(self) -> None:
         """A frame that drafted was too old to be answered, and a newer one is in flight; several in a row mean HOLD."""
-        self._late_in_a_row += 1
-        if self._late_in_a_row >= LATE_IN_A_ROW:
+        if self._lateness.count():
             self.hold(Reason.ACTION_TOO_OLD)
 
     def _count_refusal(self, now_ns: int) -> None:
