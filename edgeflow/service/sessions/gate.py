@@ -37,6 +37,11 @@ def _bounds(low: float, high: float) -> tuple[float, float]:
     return max(low - slack, -MOST), min(high + slack, MOST)
 
 
+def validity_ms(ttl_ms: int, schema: ActionSchema) -> int:
+    """How long a robot may execute an answer: ttl_ms, or until the last row of its chunk is over."""
+    return min(ttl_ms, math.ceil(schema.horizon * schema.step_ms)) if schema.horizon > 1 else ttl_ms
+
+
 class FrameTimes:
     """How long the last frames took in the worker. One stall cannot move it: it is the median of `most` frames.
 

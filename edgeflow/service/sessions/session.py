@@ -15,34 +15,26 @@ Rules beyond the protocol:
 - Frames have their turn at the declared rate (frames/turns.py).
 - A change of instruction or episode above its rate is refused before it takes effect; with a frame, also where the
   frame is above the permitted rate. These refusals count.
-- A robot that leaves its answers unread until 256 notes wait ends its session, as one that reads nothing does.
-- A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked: its ring (its KV
-  slots in the worker) and its place become free for others. Its next frame waits until the worker has opened a ring
-  again. If no place is left, the frame is dropped with the reason, the robot holds, and the following frame tries
-  again.
-- An answer that continues a chunk from before a HOLD is withdrawn as one that waited then: it would start a resting
-  robot in mid-motion. An answer that continues none acts.
-- Three invalid outputs in a row put the session in fault: STOP, and every frame is refused until the robot sends
-  `Reset`. These refusals do not count towards ending the stream either.
+- A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked (frames/tracks.Ring).
+- Answers that are invalid, or would start a resting robot in mid-motion, are withheld (frames/answers.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import replace
 
 from edgeflow.errors import FailedPrecondition, RequestError
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, Payloads, ResetSession, SubmitFrame
 from edgeflow.reasons import Reason
-from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.frames.answers import Answers
 from edgeflow.service.sessions.frames.lateness import Lateness
 from edgeflow.service.sessions.frames.outbox import Outbox
-from edgeflow.service.sessions.frames.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, SentChunks, Track
+from edgeflow.service.sessions.frames.tracks import INVALID_IN_A_ROW, Ready, Ring, Track
 from edgeflow.service.sessions.frames.turns import Turns
 from edgeflow.service.sessions.frames.underway import UnderWay
-from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, within_limits
+from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, validity_ms
 from edgeflow.service.sessions.ordering import FrameOrder
 from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, changes_too_often
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
@@ -55,7 +47,6 @@ class Session:
     """The state machine. Report what happens; then take events, `commands`, frames to decode and frames to send.
 
     schema: of the policy's chunks. robot_schema: of what the robot gets, single actions unless it plays chunks.
-    sent: the chunks that it got last; ages: of their frames when they arrived.
     speculation: how the drafts of the next frame are verified, which is the runner's to set; None = it has none.
     """
 
@@ -72,16 +63,12 @@ class Session:
         self.request = request
         self.schema = schema
         self.robot_schema = schema if request.chunks else replace(schema, horizon=1, step_ms=0.0)
-        self.sent = SentChunks()
-        self.ages = AnswerAges()
         self.epoch = 1
         self.instruction = self._proven_instruction = request.instruction
         self.ended: End | None = None
         self.speculation: Speculation | None = None
         self.commands: deque[ResetSession | CloseSession] = deque()
-        self.valid_for_ms = rules.action_ttl_ms
-        if self.robot_schema.horizon > 1:
-            self.valid_for_ms = min(rules.action_ttl_ms, math.ceil(schema.horizon * schema.step_ms))
+        self.valid_for_ms = validity_ms(rules.action_ttl_ms, self.robot_schema)
         self.age_limit = AgeLimit.of(request, schema, rules.action_ttl_ms, times)
         self._order = FrameOrder()
         self._rates = Rates(rules, request.control_period_ns, now_ns)
@@ -89,10 +76,10 @@ class Session:
         self._draining = self._input_ended = self._lost = False
         self._stamps_slow = False
         self._ring = Ring.HELD
-        self._guard = OutputGuard()
         self._outbox = Outbox()
         self._frames = UnderWay(self._outbox)
         self._turns = Turns(self._frames, self._rates, self.age_limit)
+        self.answers = Answers(schema, self.age_limit, whole=request.chunks)
         self._lateness = Lateness(self.age_limit, self._order)
 
     # Calls for the robot.
@@ -117,7 +104,7 @@ class Session:
         received_ns: from when its age counts; None = now.
         """
         self._silence.broken()
-        if self._guard.fault:
+        if self.answers.guard.fault:
             self._silence.used(now_ns)
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
             self._outbox.note(StatusEvent.refused(frame.seq, FailedPrecondition(text, reason=Reason.FAULT)))
@@ -148,11 +135,11 @@ class Session:
 
     def reset(self, instruction: str = "") -> None:
         """Start a new epoch: all frames in flight leave and none of their actions is sent. Ends a fault."""
-        if self._guard.rearm():
+        if self.answers.guard.rearm():
             self._outbox.safe = None
         self.instruction = instruction or self.instruction
         self.epoch += 1
-        self.sent.halt(Reason.EPOCH_CHANGED)
+        self.answers.sent.halt(Reason.EPOCH_CHANGED)
         text = "the instruction or episode changed while this frame was in flight"
         self._frames.drop_all("ABORTED", Reason.EPOCH_CHANGED, text)
         if self._ring in (Ring.HELD, Ring.ASKED):
@@ -212,46 +199,34 @@ class Session:
         if track is None:
             return None
         track.speculation = self.speculation
-        delay_ns = self.ages.expected_ns or self.age_limit.foretold_ns
-        return track.submit(self.number, self.request, self.instruction, now_ns, sent=self.sent, delay_ns=delay_ns)
+        sent, delay_ns = self.answers.sent, self.answers.expected_delay_ns
+        return track.submit(self.number, self.request, self.instruction, now_ns, sent=sent, delay_ns=delay_ns)
 
     def result(self, message: FrameResult) -> None:
         """Take an action if it is finite, within the limits and of this epoch; otherwise HOLD."""
-        track = self._frames.answered(message.seq, message.epoch)
-        if track is None:
+        if (track := self._frames.answered(message.seq, message.epoch)) is None:
             return
         self._proven_instruction = self.instruction
-        self.age_limit.times.observe(track.decode_ns + message.queue_ns + message.inference_ns)
-        if not message.valid or not within_limits(message.chunk, self.schema):
-            text = "the policy's output was not finite or outside the action limits"
-            self._frames.leave(track, Disposition.DROPPED, "INTERNAL", Reason.POLICY_OUTPUT_INVALID, text)
-            self.hold(Reason.POLICY_OUTPUT_INVALID)
-            if self._guard.refused():
-                self._fault()
-        else:
-            self._guard.passed()
-            self._answered(track.ready(message, whole=self.request.chunks))
-        self._finish_if_idle()
-
-    def _answered(self, ready: Ready) -> None:
-        self.sent.answered(ready.track.frame.seq)
-        if self.sent.carries_on(ready.report.continues):
-            self._frames.act(ready)
+        answer = self.answers.judge(track, message)
+        if isinstance(answer, Ready):
+            self._frames.act(answer)
             self._outbox.safe = None
         else:
-            text = "withdrawn: it continues a chunk that the robot does not play any more"
-            self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", self.sent.halted_for, text)
+            self._frames.leave(track, Disposition.DROPPED, answer.code, answer.reason, answer.text)
+            if answer.invalid:
+                self.hold(answer.reason)
+            if answer.fault:
+                self._fault()
+        self._finish_if_idle()
 
     def dropped(self, message: FrameDropped) -> None:
         """The worker dropped a frame without an action."""
-        track = self._frames.answered(message.seq, message.epoch)
-        if track is None:
+        if (track := self._frames.answered(message.seq, message.epoch)) is None:
             return
-        disposition = Disposition(message.disposition)
         if message.reason == Reason.SUPERSEDED:
             self._frames.supersede(track)
         else:
-            self._frames.leave(track, disposition, message.code, message.reason, message.text)
+            self._frames.leave(track, Disposition(message.disposition), message.code, message.reason, message.text)
         if message.reason == Reason.ACTION_TOO_OLD:
             self._count_late()
         if message.reason == Reason.INSTRUCTION_TOO_LONG and self.instruction != self._proven_instruction:
@@ -314,8 +289,7 @@ class Session:
         """Check for silence and for the maximum age."""
         if self.ended is not None:
             return
-        end = self._silence.end(now_ns)
-        if end is not None:
+        if (end := self._silence.end(now_ns)) is not None:
             self.end(end)
         elif self._silence.hold_due(now_ns) and not self._input_ended:
             self._hold_silent()
@@ -331,11 +305,10 @@ class Session:
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
         """Order the robot to stop moving; an action not yet taken is withdrawn. A fault's STOP stays in force."""
-        self.sent.halt(reason)
-        ready = self._frames.take_ready()
-        if ready is not None:
+        self.answers.sent.halt(reason)
+        if (ready := self._frames.take_ready()) is not None:
             self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn: the robot holds")
-        if command is Command.STOP or not self._guard.fault:
+        if command is Command.STOP or not self.answers.guard.fault:
             self._outbox.safe = ActionEvent(
                 epoch=self.epoch, command=command, reason=reason, valid_for_ms=self.valid_for_ms
             )
@@ -378,20 +351,13 @@ class Session:
         """All pending events, in order; the newest action comes last, followed by its ACTED."""
         self._withdraw_if_old(now_ns)
         events = self._outbox.take()
-        ready = self._frames.take_ready()
-        if ready is not None:
+        if (ready := self._frames.take_ready()) is not None:
             self._lateness.in_time()
-            self._note_sent(ready, now_ns)
+            self.answers.handed_out(ready, now_ns)
             delay_ns = self._lateness.delay_ns(ready.track)
             events += ready.events(now_ns, delay_ns, self.valid_for_ms, -(-self.age_limit.ns // 1_000_000))
         self._finish_if_idle()
         return events
-
-    def _note_sent(self, ready: Ready, now_ns: int) -> None:
-        seq, report = ready.track.frame.seq, ready.report
-        fits_ns = round(report.conditioned_steps * self.schema.step_ms * 1e6) if report.continues else None
-        self.sent.add(seq, self.robot_schema.horizon)
-        self.ages.sent(seq, now_ns - ready.track.received_ns, fits_ns)
 
     def _withdraw_if_old(self, now_ns: int) -> None:
         ready = self._frames.ready
@@ -412,8 +378,7 @@ class Session:
             self.hold(Reason.ACTION_TOO_OLD)
 
     def _count_refusal(self, now_ns: int) -> None:
-        end = self._rates.refused(now_ns)
-        if end is not None:
+        if (end := self._rates.refused(now_ns)) is not None:
             self.end(end)
 
     def _fault(self) -> None:

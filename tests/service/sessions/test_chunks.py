@@ -109,9 +109,9 @@ def test_sent_chunks_are_the_last_ones(sent: list[tuple[int, int]]):
 def test_only_what_was_handed_out_counts_as_sent():
     session = session_of(chunks=False)
     answered(session)
-    assert not session.sent.has(1, 0)
+    assert not session.answers.sent.has(1, 0)
     action_of(session, 5)
-    assert session.sent.has(1, 0) and not session.sent.has(1, 1)
+    assert session.answers.sent.has(1, 0) and not session.answers.sent.has(1, 1)
 
 
 @pytest.mark.parametrize(("chunks", "valid_for_ms"), [(True, HORIZON * STEP_MS), (False, RULES.action_ttl_ms)])

@@ -89,7 +89,7 @@ def test_a_chunk_that_was_handed_out_may_be_continued_after_the_delay_that_was_m
     robot.answered(first)
     second = robot.frame(Playing(1, 1))
     assert (second.playing, second.delay_ns) == (Playing(1, 1), 30 * MS)
-    robot.session.ages.arrived(1, 50 * MS)
+    robot.session.answers.ages.arrived(1, 50 * MS)
     assert robot.frame(Playing(1, 2)).delay_ns == 50 * MS
 
 
@@ -175,9 +175,9 @@ def test_a_chunk_that_arrived_later_than_it_was_conditioned_on_is_known(age_ms: 
     robot = Robot()
     robot.answered(robot.frame())
     robot.answered(robot.frame(Playing(1, 1)), ChunkReport(continues=1, conditioned_steps=2))
-    assert not robot.session.ages.arrived(1, 500 * MS)  # it continued nothing
-    assert robot.session.ages.arrived(2, round(age_ms * MS)) is late
-    assert not robot.session.ages.arrived(2, 500 * MS)  # every frame repeats the newest
+    assert not robot.session.answers.ages.arrived(1, 500 * MS)  # it continued nothing
+    assert robot.session.answers.ages.arrived(2, round(age_ms * MS)) is late
+    assert not robot.session.answers.ages.arrived(2, 500 * MS)  # every frame repeats the newest
 
 
 def ages_of(server_ms: list[float], reported: dict[int, float]) -> AnswerAges:

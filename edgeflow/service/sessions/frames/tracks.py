@@ -123,7 +123,12 @@ class Ready:
 
 
 class Ring(Enum):
-    """The state of a session's ring, its KV slots in the worker."""
+    """The state of a session's ring, its KV slots in the worker.
+
+    While a session is parked its ring and its place are free for others. Its next frame waits until the worker has
+    opened a ring again. If no place is left, the frame is dropped with the reason, the robot holds, and the following
+    frame tries again.
+    """
 
     HELD = "held"
     FREED = "freed"  # given back in a silence; requested again with the next frame
