@@ -158,6 +158,13 @@ async def test_a_refusal_names_the_field(checkpoint):
             await run.measure(stop)
 
 
+async def test_a_refusal_of_what_robots_send_names_the_options(checkpoint):
+    async with serving(checkpoint, wide_script()) as served:
+        run, stop = running(plan_for(served))
+        with pytest.raises(StartError, match=r"open\.cameras.*--cameras NAME:WxH.*--state NAME:SIZE"):
+            await run.measure(stop)
+
+
 async def test_a_service_from_before_rtc_is_asked_again_without_it():
     server = Server(before_rtc)
     try:
