@@ -142,7 +142,7 @@ class ServiceConfig(Section):
     """Configuration of the service; every key has a default."""
 
     model: str = Field(
-        EMBEDDED_MODEL, min_length=1, description="checkpoint directory, hub id, or demo (the embedded policy)"
+        EMBEDDED_MODEL, min_length=1, description="checkpoint directory, hub id, or an embedded policy: demo, demo-flow"
     )
     alias: str = Field(
         default_factory=lambda data: Path(data.get("model", EMBEDDED_MODEL)).name,

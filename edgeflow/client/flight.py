@@ -20,10 +20,10 @@ class Statistics:
 
     superseded: a newer frame came first, here or in the service. overtaken: those of them that were in flight on the
     device, in Mode.SPECULATIVE. rejected: refused, last_refusal says why. dropped: left without an action, lost streams
-    included. actions: accepted; ignored: of another epoch, out of order or while a reset is needed; too_old: beyond
-    their age limit when they arrived. late: they came later than they were conditioned on; late_played: those of them
-    that were played, since nothing else was valid. holds: HOLD and STOP directives. steps: actions handed out, of a
-    chunk each row that became the directive.
+    included. actions: accepted; ignored: of another epoch, out of order, while a reset is needed, or continuing what a
+    HOLD ended; too_old: beyond their age limit when they arrived. late: they did not fit the chunk that was played when
+    they came (`Action.late`); late_played: those of them that were played, since no row of another was due. holds: HOLD
+    and STOP directives. steps: actions handed out, of a chunk each row that became the directive.
     Ages are of the frames of the last AGES_KEPT accepted actions, nanoseconds from capture to receipt.
     """
 

@@ -58,7 +58,8 @@ class RobotClient:
     in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
     tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
     (docs/robot.md); None = not at all. blending: what is played where chunks of several actions overlap (there too).
-    rtc: answers continue the chunk being played (real-time chunking); None = where the policy can.
+    rtc: answers continue the chunk being played (real-time chunking); None = where service and policy can, True =
+    refuse those that cannot.
     """
 
     def __init__(
@@ -225,6 +226,10 @@ class RobotClient:
         with self._changed:
             self._session.stream_opened(message, outgoing)
             self._changed.notify_all()
+
+    def ask_less(self, refusal: EdgeflowError) -> bool:
+        with self._changed:
+            return self._session.ask_less(refusal)
 
     def stream_said(self, message: pb.ServerMessage) -> None:
         with self._changed:

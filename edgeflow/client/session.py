@@ -16,11 +16,13 @@ from edgeflow.client.connection.wire import (
     Opened,
     SessionSettings,
     age_limit_ns,
+    check_rtc,
     check_text,
     open_message,
     opened_of,
     report_of,
     rows_of,
+    settings_after,
     timings_of,
 )
 from edgeflow.client.flight import Flight, Taken
@@ -73,6 +75,12 @@ class Session:
     def opening(self) -> pb.Open:
         """The Open message of the next stream."""
         return open_message(self._settings, self._instruction)
+
+    def ask_less(self, refusal: EdgeflowError) -> bool:
+        """Ask for less in the next stream if that explains the refusal; False if it does not."""
+        settings = settings_after(refusal, self._settings)
+        self._settings = settings or self._settings
+        return settings is not None
 
     def push(
         self, images: Sequence[bytes], proprio: Sequence[float], pose: Pose | None, instruction: str, stamp_ns: int
@@ -138,6 +146,7 @@ class Session:
         """A stream was opened; FailedPrecondition if the answer cannot be interpreted or does not suit the robot."""
         opened = opened_of(message)
         self._aging.check(opened.schema)
+        check_rtc(self._settings, opened)
         self.opened, self.error, self._outgoing = opened, None, outgoing
         self.flight.leave_all()
         self.flight.opens += 1

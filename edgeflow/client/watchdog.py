@@ -28,6 +28,8 @@ class Watchdog:
     - An action is handed out from its receipt until its valid_until_ns, never later; of a chunk, the row that is due.
     - A chunk that came too late to fit the one being played is kept in reserve, and played once no row of that one is
       due any more, if nothing newer came and it is still valid.
+    - A chunk that continues another is accepted only if that one belongs to the present motion, to what was played
+      since the last HOLD. Anything else would start a resting robot in mid-motion.
     - Actions are accepted for frames newer than the last answered one and the last `restart`, in the epoch that the
       service announced last. Each `restart` lets one more epoch follow it before it is announced. An action never
       changes which epochs are accepted.
@@ -49,6 +51,7 @@ class Watchdog:
         self._silence_alone = False  # in this interruption
         self._now = Directive(Command.HOLD, Reason.WAITING)
         self._reserve: Action | None = None
+        self._begun_seq = 0  # the frame whose action began the present motion
 
     def opened(self, epoch: int) -> None:
         """A new stream opened: its epochs count from here. An interruption lasts until its first action."""
@@ -95,7 +98,7 @@ class Watchdog:
         announced = self._epoch <= action.epoch <= self._epoch + self._unannounced
         if not announced or action.seq <= self._newest_seq:
             return False
-        if held.needs_reset or now_ns >= action.valid_until_ns:
+        if held.needs_reset or now_ns >= action.valid_until_ns or not self._carries_on(action, held):
             return False
         self._newest_seq = action.seq
         if action.late and held.action is not None and now_ns < held.action.over_ns:
@@ -108,8 +111,15 @@ class Watchdog:
         """True while an action is kept in reserve."""
         return self._reserve is action
 
+    def _carries_on(self, action: Action, held: Directive) -> bool:
+        """True if an action continues nothing, or the motion that lasts."""
+        continues = action.report.continues
+        return not continues or (held.command is Command.ACT and continues >= self._begun_seq)
+
     def _play(self, action: Action, from_ns: int) -> None:
         self._reserve = None
+        if self._now.command is not Command.ACT:
+            self._begun_seq = action.seq
         self._interrupted_ns, self._worker_lost = None, False
         self._now = Directive(Command.ACT, action=action)
         self.plays.begin(action.seq, action.timeline, from_ns, action.valid_until_ns)

@@ -41,7 +41,7 @@ def serve(
         OptionalPath, typer.Option(help="Configuration file (JSON); see `edgeflow config schema`.")
     ] = None,
     model: Annotated[
-        OptionalText, typer.Option(help="Checkpoint directory, hub id, or demo (embedded policy).")
+        OptionalText, typer.Option(help="Checkpoint directory, hub id, or an embedded policy: demo, demo-flow.")
     ] = None,
     mode: OptionalMode = None,
     depth: Annotated[OptionalInt, typer.Option(help=DEPTH_HELP)] = None,

@@ -11,11 +11,12 @@ from typing import Any
 
 from edgeflow.client.connection.credentials import Credentials, channel
 from edgeflow.clock import Clock, MonotonicClock
-from edgeflow.errors import InvalidArgument, StartError
+from edgeflow.errors import EdgeflowError, InvalidArgument, RequestError, StartError
 from edgeflow.loadtest.ramp import follows, step_of
 from edgeflow.loadtest.robots.ledger import Ledger
 from edgeflow.loadtest.robots.plan import Fixed, LoadPlan, Pattern, Ramp
 from edgeflow.loadtest.robots.robot import LoadRobot
+from edgeflow.reasons import Reason
 
 TICK_S = 0.1
 CLOSE_S = 1.0
@@ -112,7 +113,7 @@ class LoadRun:
         if not any(robot.admitted for robot in self._robots):
             error = next((robot.refused for robot in self._robots if robot.refused), None)
             text = f"{error.code}: {error.text}" if error else "interrupted before a robot was admitted"
-            raise StartError(f"{self._plan.address}: {text}")
+            raise StartError(f"{self._plan.address}: {text}{_advice(error)}")
 
     async def _live(self, robot: LoadRobot, begin_s: float) -> None:
         await asyncio.sleep(begin_s)
@@ -222,6 +223,13 @@ class LoadRun:
             return channel(self._plan.address, self._credentials, CHANNEL_OPTIONS, aio=True)
         except InvalidArgument as error:
             raise StartError(error.text) from None
+
+
+def _advice(error: EdgeflowError | None) -> str:
+    """The options that answer a refusal, after it; or nothing."""
+    if isinstance(error, RequestError) and error.reason in (Reason.INPUT_MISSING, Reason.INPUT_SIZE):
+        return "; say what the robots send: --cameras NAME:WxH,... --state NAME:SIZE,..."
+    return ""
 
 
 async def _bounded(work: asyncio.Future[list[None]], seconds: float) -> None:

@@ -23,7 +23,7 @@ class Frames:
 
     The mappings count by reason. overtaken: those superseded that were in flight on the device when a newer one was
     answered. unsettled: those acted on with tokens that were not settled. continued: those whose chunk continues the
-    one being played; late: of these, those that came later than they were made for.
+    one being played; late: of these, those that did not fit what was played when they came.
     """
 
     offered: int
@@ -54,7 +54,7 @@ class Frames:
 
     @property
     def late_share(self) -> float:
-        """Chunks that came later than they were made for divided by all actions."""
+        """Chunks that did not fit what was played when they came, divided by all actions."""
         return self.late / self.acted if self.acted else math.nan
 
 

@@ -85,13 +85,36 @@ def test_a_late_chunk_whose_validity_ends_before_is_never_played(robot: Robot):
     assert robot.session.directive().reason == "SILENCE" and late(robot) == (1, 0)
 
 
-def test_a_late_chunk_is_played_while_the_robot_holds(robot: Robot):
+@pytest.mark.parametrize("held", ["by the service", "at the end of validity"])
+@pytest.mark.parametrize("steps", [2, 100])
+def test_a_resting_robot_is_not_started_by_a_chunk_that_continues_what_a_hold_ended(held: str, steps: int):
+    robot = Robot(max_action_age_s=60.0)
+    assert robot.act(robot.push(), valid_for_ms=3 * STEP_MS)
+    robot.wait(2 * STEP_MS)
+    first, second, fresh, third, another = (robot.push() for _ in range(5))
+    if held == "by the service":
+        robot.session.stream_said(pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD, reason="HELD")))
+    robot.wait(STEP_MS)
+    assert robot.session.directive().command is Command.HOLD
+    assert not continued(robot, first, steps) and not continued(robot, second, steps, continues=2)
+    assert robot.session.directive().command is Command.HOLD
+    assert robot.act(fresh)  # begins a new motion, which only its own chunks may continue
+    assert not continued(robot, third, steps)
+    assert continued(robot, another, steps, continues=4)
+    action = robot.session.directive().action
+    assert (action.seq, action.late) == (6, False)
+    assert late(robot) == (0, 0) and robot.session.flight.statistics().ignored == 3
+
+
+def test_a_chunk_from_the_reserve_goes_on_with_the_motion(robot: Robot):
     frame = robot.push()
-    robot.session.stream_said(pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD, reason="HELD")))
     robot.wait(3 * STEP_MS)
     assert continued(robot, frame, 2)
-    action = robot.session.directive().action
-    assert (action.seq, action.step, action.late) == (2, 3, True) and late(robot) == (1, 1)
+    robot.wait(4 * STEP_MS)
+    newer = robot.push()
+    assert robot.session.directive().action.seq == 2
+    assert continued(robot, newer, 2, continues=2)
+    assert robot.session.directive().action.seq == 3
 
 
 @pytest.mark.parametrize("end", ["hold", "reset", "instruction", "stream"])
@@ -168,6 +191,7 @@ def test_an_action_says_how_it_came_about(robot: Robot):
 
 
 @pytest.mark.parametrize("rtc", [None, False, True])
-def test_a_session_asks_for_continued_chunks_only_where_it_is_said(rtc: bool | None):
+def test_a_session_asks_for_continued_chunks_unless_it_is_told_not_to(rtc: bool | None):
     message = open_message(session_settings(rtc=rtc), "grasp")
-    assert message.HasField("rtc") == (rtc is not None) and message.rtc == bool(rtc)
+    assert message.HasField("rtc") == message.rtc == (rtc is not False)  # services from before do not know the field
+    assert not open_message(session_settings(chunks=False), "grasp").HasField("rtc")

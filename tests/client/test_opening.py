@@ -11,7 +11,7 @@ from edgeflow.clock import ManualClock
 from edgeflow.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import Mode
-from tests.client.scripted import CAMERA, Refuse, Talk, answer_all, opened
+from tests.client.scripted import CAMERA, Refuse, Talk, answer_all, before_rtc, opened
 
 
 def test_open_says_what_was_agreed(serve, connect):
@@ -50,6 +50,25 @@ def test_a_refused_open_is_a_typed_error(serve, connect, code, kind):
         raise AssertionError("must not be entered")
     assert caught.value.reason == "MODEL_UNKNOWN"
     assert server.streams == 1
+
+
+@pytest.mark.parametrize(("rtc", "streams"), [(None, 2), (False, 1), (True, 1)])
+def test_a_service_from_before_rtc_serves_robots_that_do_not_insist_on_it(serve, connect, rtc, streams: int):
+    server = serve(before_rtc)
+    if rtc:
+        with pytest.raises(InvalidArgument, match="unknown to this version"), connect(server, rtc=rtc):
+            raise AssertionError("must not be entered")
+    else:
+        with connect(server, rtc=rtc) as client:
+            assert not client.opened.rtc
+    assert server.streams == streams
+
+
+def test_a_session_that_insists_on_rtc_is_not_opened_where_the_policy_cannot(serve, connect):
+    server = serve(answer_all)
+    with pytest.raises(FailedPrecondition, match="leave rtc unset") as caught, connect(server, rtc=True):
+        raise AssertionError("must not be entered")
+    assert caught.value.reason == "RTC_UNAVAILABLE" and server.streams == 1
 
 
 def test_nobody_at_the_address_is_unavailable(serve, connect):

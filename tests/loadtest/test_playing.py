@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from edgeflow.loadtest.robots.playing import Playing, Seamed
 from edgeflow.rpc import control_pb2 as pb
 
@@ -53,13 +55,33 @@ def test_a_chunk_is_played_until_its_validity_ends_or_a_hold_comes():
 
 def test_a_late_chunk_is_played_only_where_nothing_else_is_valid():
     playing = Playing()
+    playing.heard(chunk(1, 1000), 1080 * MS)
     assert playing.heard(chunk(2, 1050, continues=1, conditioned=2), 1150 * MS) == Seamed(continued=True)
     late = chunk(3, 1100, continues=2, conditioned=2)
     assert playing.heard(late, 1201 * MS) == Seamed(continued=True, late=True)
     assert said(playing, 1210).playing.seq == 2
-    later = chunk(4, 1200, continues=2, conditioned=2)
-    assert playing.heard(later, 1450 * MS) == Seamed(continued=True, late=True)
-    assert said(playing, 1460).playing.seq == 4
+    apart = chunk(4, 1200, continues=1, conditioned=8)
+    assert playing.heard(apart, 1210 * MS) == Seamed(continued=True, late=True)
+    assert said(playing, 1220).playing.seq == 2
+    fresh = chunk(5, 1200)
+    assert playing.heard(fresh, 1390 * MS) == Seamed()
+    later = chunk(6, 1300, continues=5, conditioned=2)
+    assert playing.heard(later, 1610 * MS) == Seamed(continued=True, late=True)
+    assert said(playing, 1620).playing.seq == 6
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_nothing_continues_what_a_hold_or_the_end_of_validity_ended(held: bool):
+    playing = Playing()
+    playing.heard(chunk(1, 1000), 1080 * MS)
+    if held:
+        playing.heard(pb.Action(command=pb.COMMAND_HOLD), 1100 * MS)
+    assert playing.heard(chunk(2, 1300, continues=1, conditioned=8), 1330 * MS) == Seamed(continued=True, late=True)
+    assert not said(playing, 1340).HasField("playing")
+    assert playing.heard(chunk(3, 1320), 1350 * MS) == Seamed()
+    assert playing.heard(chunk(4, 1330, continues=3, conditioned=2), 1360 * MS) == Seamed(continued=True)
+    assert playing.heard(chunk(5, 1340, continues=1, conditioned=8), 1370 * MS).late
+    assert said(playing, 1380).playing.seq == 4
 
 
 def test_single_actions_are_not_played():

@@ -16,6 +16,7 @@ from edgeflow.loadtest.robots.ledger import DISCONNECTED, STREAM_LOST, UNANSWERE
 from edgeflow.loadtest.robots.plan import Bursts, Closed, Fixed, Ramp
 from edgeflow.loadtest.run import LoadRun
 from edgeflow.types import CameraSpec, ImageFormat, Mode, StateSpec
+from tests.client.scripted import Server, before_rtc
 from tests.loadtest.conftest import CAMERA, PLAN
 from tests.service.grpc.test_observations import HORIZON, SIZES, STEP_MS, wide_script
 from tests.service.harness import eventually, serving
@@ -155,6 +156,23 @@ async def test_a_refusal_names_the_field(checkpoint):
         run, stop = running(plan_for(served, session=session))
         with pytest.raises(StartError, match="control_period_ms"):
             await run.measure(stop)
+
+
+async def test_a_refusal_of_what_robots_send_names_the_options(checkpoint):
+    async with serving(checkpoint, wide_script()) as served:
+        run, stop = running(plan_for(served))
+        with pytest.raises(StartError, match=r"open\.cameras.*--cameras NAME:WxH.*--state NAME:SIZE"):
+            await run.measure(stop)
+
+
+async def test_a_service_from_before_rtc_is_asked_again_without_it():
+    server = Server(before_rtc)
+    try:
+        found = await results(replace(PLAN, address=server.address, count=3, robots=2))
+        assert [robot.frames.acted for robot in found.robots] == [3, 3]
+        assert server.streams == 4 and not found.total.losses
+    finally:
+        server.stop()
 
 
 async def test_mode_and_depth_are_asked_for_and_the_forecast_is_kept(checkpoint):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.client.connection.bounds import MAX_DECLARED_AGE_MS, check_schema, check_validity, foretold_s
-from edgeflow.errors import REQUEST_ERRORS, EdgeflowError, FailedPrecondition, InvalidArgument
+from edgeflow.errors import REQUEST_ERRORS, EdgeflowError, FailedPrecondition, InvalidArgument, RequestError
+from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.trajectory import Candidate, ChunkReport, Limited, LimitKind
 from edgeflow.types import (
@@ -55,7 +56,7 @@ class SessionSettings:
     own. depth: pipeline depth, with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE only, as in
     types.Speculation. state: the vectors of every frame, instead of proprio_names. chunks: the client plays chunks of
     several actions; otherwise it gets the one row that is due. rtc: answers continue the chunk being played; None =
-    where the policy can.
+    where service and policy can, True = refuse those that cannot.
     """
 
     cameras: tuple[CameraSpec, ...]
@@ -109,6 +110,24 @@ def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
         return _open_message(settings, instruction)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"cannot be sent: {error}", field="open") from None
+
+
+def settings_after(refusal: EdgeflowError, settings: SessionSettings) -> SessionSettings | None:
+    """The settings to ask for instead, where a service from before real-time chunking refuses a session that can do
+    without it; None for any other refusal.
+    """
+    unknown = isinstance(refusal, RequestError) and refusal.reason == Reason.UNKNOWN_FIELD
+    if not unknown or settings.rtc is not None:
+        return None
+    return replace(settings, rtc=False)
+
+
+def check_rtc(settings: SessionSettings, opened: Opened) -> None:
+    """Raise FailedPrecondition where answers have to continue the chunk being played and do not."""
+    if settings.rtc and not opened.rtc:
+        raise FailedPrecondition(
+            "this policy does not continue chunks: leave rtc unset", field="rtc", reason=Reason.RTC_UNAVAILABLE
+        )
 
 
 def check_text(instruction: object) -> None:
@@ -259,8 +278,8 @@ def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
         ],
         chunks=settings.chunks,
     )
-    if settings.rtc is not None:
-        message.rtc = settings.rtc
+    if settings.rtc or (settings.rtc is None and settings.chunks):
+        message.rtc = True
     return message
 
 

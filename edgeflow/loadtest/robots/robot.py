@@ -12,7 +12,14 @@ import grpc
 
 from edgeflow.client.connection.backoff import Backoff
 from edgeflow.client.connection.link import STREAM
-from edgeflow.client.connection.wire import Opened, SessionSettings, error_of, open_message, opened_of
+from edgeflow.client.connection.wire import (
+    Opened,
+    SessionSettings,
+    error_of,
+    open_message,
+    opened_of,
+    settings_after,
+)
 from edgeflow.clock import Clock
 from edgeflow.errors import DeadlineExceeded, EdgeflowError, FailedPrecondition, Unavailable
 from edgeflow.loadtest.robots.hearing import hear
@@ -58,7 +65,8 @@ class LoadRobot:
         self.chunk = (1, 0.0)
         self.refused: EdgeflowError | None = None
         self.opened = asyncio.Event()
-        self._open = _open_message(session, number)
+        self._settings = _settings_of(session)
+        self._instruction = session.instructions[number % len(session.instructions)]
         first = number % len(frames)
         self._frames = cycle([*frames[first:], *frames[:first]])
         self._posture = Posture(sum(each.size for each in session.state), random)
@@ -78,6 +86,9 @@ class LoadRobot:
         """Open one stream after another until `stop`, or a refusal that is final or precedes the first Opened."""
         while True:
             error = await self._one_stream()
+            if (settings := settings_after(error, self._settings)) is not None:
+                self._settings = settings
+                continue
             self.ledger.lose()
             final = self.admitted is None or error.code not in PASSING
             if final and not self._stopping:
@@ -196,7 +207,7 @@ class LoadRobot:
             call.cancel()
 
     async def _open_stream(self, call: Any) -> None:
-        await call.write(pb.ClientMessage(open=self._open))
+        await call.write(pb.ClientMessage(open=open_message(self._settings, self._instruction)))
         message = await call.read()
         if message is grpc.aio.EOF:
             raise FailedPrecondition("the service ended the stream without an answer to Open")
@@ -213,8 +224,8 @@ class LoadRobot:
         self._changed.set()
 
 
-def _open_message(session: Session, number: int) -> pb.Open:
-    settings = SessionSettings(
+def _settings_of(session: Session) -> SessionSettings:
+    return SessionSettings(
         cameras=session.cameras,
         control_period_s=session.control_period_s,
         mode=session.mode,
@@ -227,4 +238,3 @@ def _open_message(session: Session, number: int) -> pb.Open:
         max_passes=session.max_passes,
         state=session.state,
     )
-    return open_message(settings, session.instructions[number % len(session.instructions)])

@@ -49,7 +49,7 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
         unnorm_key=check_name(message.unnorm_key, "open.unnorm_key") if message.unnorm_key else "",
         state=check_state(message, limits),
         chunks=message.chunks,
-        rtc=_check_rtc(message.rtc if message.HasField("rtc") else None, message.chunks),
+        rtc=_check_rtc(message.rtc, message.chunks),
         depth=message.depth,
         tolerance_bins=message.tolerance_bins,
         max_passes=message.max_passes,
@@ -145,7 +145,7 @@ def _check_speculation(mode: Mode | None, tolerance_bins: int, max_passes: int) 
         raise InvalidArgument(f"must be 0 to K, got {max_passes}", field="open.max_passes")
 
 
-def _check_rtc(rtc: bool | None, chunks: bool) -> bool | None:
+def _check_rtc(rtc: bool, chunks: bool) -> bool:
     if rtc and not chunks:
         raise InvalidArgument(
             "may only be set by clients that play chunks: set open.chunks",

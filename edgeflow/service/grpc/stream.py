@@ -87,7 +87,7 @@ class StreamCall:
             runner.plan,
             model=self._plane.config.alias,
             valid_for_ms=session.valid_for_ms,
-            rtc=bool(session.request.rtc),
+            rtc=session.request.rtc,
         )
 
     async def _serve(self, runner: SessionRunner) -> None:

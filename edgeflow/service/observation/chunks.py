@@ -1,8 +1,6 @@
-"""The chunks that a session gets: whether its client can play them, and whether they continue each other."""
+"""The chunks that a session gets: whether its client can play them."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from edgeflow.errors import FailedPrecondition
 from edgeflow.reasons import Reason
@@ -19,14 +17,3 @@ def check_chunks(request: OpenRequest, schema: ActionSchema) -> None:
             field="open.chunks",
             reason=Reason.CHUNKS_NEEDED,
         )
-
-
-def continuing(request: OpenRequest, possible: bool) -> OpenRequest:
-    """The request with its `rtc` settled. possible: the policy can continue the chunk that a robot plays."""
-    if request.rtc and not possible:
-        raise FailedPrecondition(
-            "this policy does not continue chunks: leave rtc unset",
-            field="open.rtc",
-            reason=Reason.RTC_UNAVAILABLE,
-        )
-    return replace(request, rtc=possible and request.chunks and request.rtc is not False)

@@ -9,10 +9,12 @@ from statistics import median_low
 
 import numpy as np
 
+from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import ActionSchema, Chunk
 
 MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the age foretold
 MEASURED_TIMES = 4
+IN_FLIGHT = 3  # times K: more than twice the frames that are in flight or wait
 LIMIT_TOLERANCE = 1e-6  # of a dimension's range, for rounding
 MOST = sys.float_info.max
 
@@ -33,6 +35,11 @@ def _bounds(low: float, high: float) -> tuple[float, float]:
     """The least and the greatest value of a dimension, both finite."""
     slack = LIMIT_TOLERANCE * (high - low) if math.isfinite(high - low) else 0.0
     return max(low - slack, -MOST), min(high + slack, MOST)
+
+
+def validity_ms(ttl_ms: int, schema: ActionSchema) -> int:
+    """How long a robot may execute an answer: ttl_ms, or until the last row of its chunk is over."""
+    return min(ttl_ms, math.ceil(schema.horizon * schema.step_ms)) if schema.horizon > 1 else ttl_ms
 
 
 class FrameTimes:
@@ -65,6 +72,12 @@ class AgeLimit:
         self._reach_ns = reach_ns
         self._explicit_ns = explicit_ns
         self._validity_ns = validity_ns
+
+    @classmethod
+    def of(cls, request: OpenRequest, schema: ActionSchema, ttl_ms: int, times: FrameTimes | None) -> AgeLimit:
+        """The limit of a session. times: of all sessions of one frame; None = the session's own."""
+        times = FrameTimes(IN_FLIGHT * len(schema.names)) if times is None else times
+        return cls(request.max_action_age_ns, ttl_ms * 1_000_000, times, reach_ns=schema.reach_ns)
 
     @property
     def ns(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import RETRY_AFTER_MS, RequestError, Unavailable
+from edgeflow.errors import RequestError, Unavailable
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -27,7 +27,7 @@ from edgeflow.scheduler.forecast import Forecast
 from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.host.threads import start_threads
-from edgeflow.service.observation.chunks import check_chunks, continuing
+from edgeflow.service.observation.chunks import check_chunks
 from edgeflow.service.observation.matching import matched
 from edgeflow.service.observation.names import Names
 from edgeflow.service.observe.health import Health
@@ -39,11 +39,12 @@ from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.events import End
 from edgeflow.service.sessions.gate import FrameTimes
 from edgeflow.service.sessions.places import Places
+from edgeflow.service.sessions.planner import Planner, no_worker
 from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import Command, Mode, PassTimes
+from edgeflow.types import Command, PassTimes
 
 TICK_S = 0.02
 MOST_SINGLES = 64  # single actions at once
@@ -84,11 +85,7 @@ class ControlPlane:
         self._decoders = Decoders(threads, config.admission_headroom_percent)
         self._admission = Admission(config, self._decoders)
         self._single_times = FrameTimes(2 * MOST_SINGLES + 1)
-        self._ages: dict[int, int] = {}
-        self._ages_stale = False
-        self._foretelling: asyncio.Task[None] | None = None
-        self._planning = asyncio.Lock()
-        self._replanning: asyncio.Task[None] | None = None
+        self._planner = Planner(self._admission, self._runners, metrics=metrics, log=log)
         self._draining = False
         self._all_closed = asyncio.Event()
 
@@ -102,57 +99,23 @@ class ControlPlane:
             if not (request.policy_cameras or request.policy_numbers):
                 request = self.matched(request)
             if self.worker is None:
-                raise _no_worker()
-            with self._metrics.refusals():
-                request = continuing(request, self.worker.rtc)
-            plan = await self._plan(number, request)
+                raise no_worker()
+            request = replace(request, rtc=request.rtc and self.worker.rtc)
+            plan = await self._planner.plan(number, request)
             runner = await self._open(number, request, plan, single)
             self._register(runner, caller)
             return runner
         except BaseException:
-            self._leave(number)
+            self._planner.leave(number)
             self._places.leave(number)
             raise
 
     def matched(self, request: OpenRequest) -> OpenRequest:
         """The request with what the policy gets of it."""
         if self.worker is None:
-            raise _no_worker()
+            raise no_worker()
         with self._metrics.refusals():
             return matched(request, self.worker.inputs, self._names)
-
-    async def _plan(self, number: int, request: OpenRequest) -> SessionPlan:
-        """Plan a session. Forecasts take milliseconds, so they run one at a time, in a thread if robots would wait."""
-        async with self._planning:
-            if self.worker is None:
-                raise _no_worker()
-            with self._metrics.refusals():
-                if self._runners:
-                    plan, ages = await asyncio.to_thread(self._planned, number, request)
-                else:
-                    plan, ages = self._planned(number, request)
-            self._admission.enter(number, plan)
-            self._foretell(ages)
-            return plan
-
-    def _planned(self, number: int, request: OpenRequest) -> tuple[SessionPlan, dict[int, int]]:
-        """A plan for one more session, and the ages that it makes of everybody's actions."""
-        plans = self._admission.plans
-        plan = self._admission.plan(request, tuple(plans.values()))
-        return plan, self._admission.foretold_ages(plans | {number: plan})
-
-    def _foretell(self, ages: dict[int, int]) -> None:
-        self._ages = ages
-        for number, runner in self._runners.items():
-            if number in ages:
-                runner.session.age_limit.foretold_ns = ages[number]
-
-    async def _foretell_again(self) -> None:
-        """Forecast everybody's ages after a session left or pass times changed."""
-        async with self._planning:
-            plans = self._admission.plans
-            if plans and self.worker is not None:
-                self._foretell(await asyncio.to_thread(self._admission.foretold_ages, plans))
 
     async def _open(self, number: int, request: OpenRequest, plan: SessionPlan, single: bool) -> SessionRunner:
         worker = self.worker
@@ -162,7 +125,7 @@ class ControlPlane:
             self._port.send(open_session(number, 1, request, plan, request.instruction))
             answer: SessionOpened = await opened
             if self.worker is not worker:
-                raise _no_worker()
+                raise no_worker()
             check_chunks(request, answer.schema)
         except BaseException:
             self._port.send(CloseSession(number))
@@ -171,7 +134,7 @@ class ControlPlane:
             del self._opening[number]
         times = self._single_times if single else None
         session = Session(number, request, answer.schema, self._rules, self._clock.now_ns(), times=times)
-        session.age_limit.foretold_ns = self._ages.get(number, plan.worst_age_ns)
+        session.age_limit.foretold_ns = self._planner.age_ns(number, plan)
         return SessionRunner(
             session,
             plan,
@@ -195,7 +158,7 @@ class ControlPlane:
         while runner.take_events():
             pass
         self._port.send(CloseSession(session.number))
-        self._leave(session.number)
+        self._planner.leave(session.number)
         self._places.leave(session.number)
         if not self._runners:
             self._all_closed.set()
@@ -212,9 +175,7 @@ class ControlPlane:
         self.worker = ready
         self._places.allow(self.config.max_sessions or ready.max_sessions)
         self._metrics.worker_started(ready)
-        self._admission.worker_ready(ready)
-        self._metrics.predict(self._admission.modes())
-        self._ages_stale = bool(self._runners)
+        self._planner.worker_ready(ready)
         for runner in self._runners.values():
             if runner.session.parked:
                 runner.session.worker_back()
@@ -234,8 +195,7 @@ class ControlPlane:
                 self._refused(message)
             case Pong():
                 self._metrics.pong(message)
-                if self._admission.observe(message):
-                    self._replanning = asyncio.create_task(self._replan(), name="replan")
+                self._planner.observe(message)
 
     @property
     def modes(self) -> dict[str, Forecast]:
@@ -259,9 +219,10 @@ class ControlPlane:
     def worker_lost(self) -> None:
         """Every robot gets HOLD; every session is kept."""
         self.worker = None
+        self._planner.worker_lost()
         for future in self._opening.values():
             if not future.done():
-                future.set_exception(_no_worker())
+                future.set_exception(no_worker())
         for runner in self._runners.values():
             runner.session.worker_lost()
             runner.pump()
@@ -271,9 +232,7 @@ class ControlPlane:
     def tick(self) -> None:
         """Check silence and age of every session; sessions parked in a silence give up their place."""
         now_ns = self._clock.now_ns()
-        if self._ages_stale and (self._foretelling is None or self._foretelling.done()):
-            self._ages_stale = False
-            self._foretelling = asyncio.create_task(self._foretell_again(), name="foretell")
+        self._planner.tick()
         for number, runner in self._runners.items():
             runner.session.tick(now_ns)
             runner.pump()
@@ -309,28 +268,6 @@ class ControlPlane:
         """No worker can be started any more: end every session with STOP."""
         self.end_all(End("UNAVAILABLE", Reason.FAULT, "no worker can be started", Command.STOP))
 
-    async def _replan(self) -> None:
-        """Pass times drifted: update the forecasts, and the pace of sessions in mode auto."""
-        modes = await asyncio.to_thread(self._admission.modes)
-        self._metrics.predict(modes)
-        self._log.event("forecasts_changed", **{mode: f"{seen.fps:.1f} FPS" for mode, seen in modes.items()})
-        for number, runner in list(self._runners.items()):
-            if runner.plan.mode in (Mode.AUTO, Mode.SPECULATIVE) and not runner.session.parked:
-                await self._replan_one(number, runner)
-        self._ages_stale = True
-
-    async def _replan_one(self, number: int, runner: SessionRunner) -> None:
-        async with self._planning:
-            others = self._admission.others(number)
-            try:
-                plan = await asyncio.to_thread(self._admission.plan, runner.session.request, others)
-            except RequestError as error:
-                runner.session.notify("depth", error.text)
-                return
-            if number in self._runners and not runner.session.parked:
-                self._admission.enter(number, plan)
-                runner.change_plan(plan)
-
     def _alone(self, runner: SessionRunner) -> bool:
         """True if no other session is active: what one robot sends above its declared rate takes nobody's device."""
         return not any(other.session.active for other in self._runners.values() if other is not runner)
@@ -345,7 +282,7 @@ class ControlPlane:
         """Give a parked session its place and slots again, or tell it why not; its next frame tries again."""
         try:
             self._places.take_again(number)
-            plan = await self._plan(number, runner.session.request)
+            plan = await self._planner.plan(number, runner.session.request)
         except RequestError as error:
             self._give_up(number)
             runner.session.stay_parked(error)
@@ -358,11 +295,8 @@ class ControlPlane:
             del self._returning[number]
         runner.pump()
 
-    def _leave(self, number: int) -> None:
-        self._ages_stale = self._admission.leave(number) or self._ages_stale
-
     def _give_up(self, number: int) -> None:
-        self._leave(number)
+        self._planner.leave(number)
         if number in self._runners:
             self._places.give_up(number)
             self._end_surplus()
@@ -387,7 +321,7 @@ class ControlPlane:
         if self._draining:
             raise Unavailable("the service is stopping", reason=Reason.DRAINING)
         if self.worker is None or not self._health.ready:
-            raise _no_worker()
+            raise no_worker()
 
     def _register(self, runner: SessionRunner, caller: Caller) -> None:
         number = runner.session.number
@@ -427,7 +361,3 @@ class ControlPlane:
         elif runner is not None:
             runner.session.end(End(message.code, Reason.NOT_REOPENED, message.text))
             runner.pump()
-
-
-def _no_worker() -> Unavailable:
-    return Unavailable("no worker is ready", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)

@@ -14,7 +14,7 @@ class OpenRequest:
     """A validated Open.
 
     state: the vectors whose numbers each frame carries, in order. chunks: the client plays chunks of several actions.
-    rtc: answers continue the chunk that the robot plays; None = where the policy can.
+    rtc: answers continue the chunk that the robot plays, where the policy can.
     mode: None = the service's default. depth: with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE
     only, as in types.Speculation.
     policy_cameras, policy_numbers: what the policy gets, in its order: cameras among `cameras`, and indexes into the
@@ -29,7 +29,7 @@ class OpenRequest:
     unnorm_key: str
     state: tuple[StateSpec, ...] = ()
     chunks: bool = False
-    rtc: bool | None = None
+    rtc: bool = False
     depth: int = 0
     tolerance_bins: int = 0
     max_passes: int = 0

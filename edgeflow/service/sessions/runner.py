@@ -269,9 +269,9 @@ class SessionRunner:
     def _count_chunks(self, frame: CheckedFrame) -> None:
         """Count a report that the robot plays what it never got, and one of a chunk that came too late to fit."""
         playing, arrived = frame.playing, frame.arrived
-        if playing is not None and not self.session.sent.has(playing.seq, playing.step):
+        if playing is not None and not self.session.answers.sent.has(playing.seq, playing.step):
             self._metrics.unknown_chunks.inc()
-        if arrived is not None and self.session.ages.arrived(arrived.seq, arrived.age_ns):
+        if arrived is not None and self.session.answers.ages.arrived(arrived.seq, arrived.age_ns):
             self._metrics.late_chunks.inc()
 
     def _observe_gap(self, now_ns: int) -> None:
@@ -293,7 +293,7 @@ def open_session(
         deadline_ns=plan.robot.deadline_ns,
         patience_ns=_patience_ns(request, plan.mode),
         period_ns=plan.robot.period_ns,
-        rtc=bool(request.rtc),
+        rtc=request.rtc,
     )
 
 

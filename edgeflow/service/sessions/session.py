@@ -12,25 +12,15 @@ Rules beyond the protocol:
 - An instruction takes effect once its frame's header is accepted, even if the frame is then superseded or its pixels
   are broken. A different text starts a new epoch.
 - An instruction with more tokens than a slot holds is reverted: the previous one applies again, in a new epoch.
-- Beside other active sessions, frames have their turn at the declared rate and 5 %, with a burst of three. A session
-  alone does not wait. A frame whose turn would come too late for its age limit is refused then, and the turn is the
-  next frame's: waiting alone never makes a robot hold.
-- A frame above the permitted rate is used if no newer one arrives before its turn; otherwise it is refused with
-  RESOURCE_EXHAUSTED instead of superseded. Such refusals do not count towards ending the stream.
+- Frames have their turn at the declared rate (frames/turns.py).
 - A change of instruction or episode above its rate is refused before it takes effect; with a frame, also where the
   frame is above the permitted rate. These refusals count.
-- A robot that leaves its answers unread until 256 notes wait ends its session, as one that reads nothing does.
-- A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked: its ring (its KV
-  slots in the worker) and its place become free for others. Its next frame waits until the worker has opened a ring
-  again. If no place is left, the frame is dropped with the reason, the robot holds, and the following frame tries
-  again.
-- Three invalid outputs in a row put the session in fault: STOP, and every frame is refused until the robot sends
-  `Reset`. These refusals do not count towards ending the stream either.
+- A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked (frames/tracks.Ring).
+- Answers that are invalid, or would start a resting robot in mid-motion, are withheld (frames/answers.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import replace
 
@@ -38,19 +28,19 @@ from edgeflow.errors import FailedPrecondition, RequestError
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.ipc.payloads import Payloads
 from edgeflow.reasons import Reason
-from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
-from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, within_limits
+from edgeflow.service.sessions.frames.answers import Answers
+from edgeflow.service.sessions.frames.lateness import Lateness
+from edgeflow.service.sessions.frames.outbox import Outbox
+from edgeflow.service.sessions.frames.tracks import INVALID_IN_A_ROW, Ready, Ring, Track
+from edgeflow.service.sessions.frames.turns import Turns
+from edgeflow.service.sessions.frames.underway import UnderWay
+from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, validity_ms
 from edgeflow.service.sessions.ordering import FrameOrder
-from edgeflow.service.sessions.outbox import Outbox
 from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, changes_too_often
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.service.sessions.tracks import INVALID_IN_A_ROW, OutputGuard, Ready, Ring, SentChunks, Track
-from edgeflow.service.sessions.underway import UnderWay
 from edgeflow.types import ActionSchema, Command, Disposition, Speculation
 
-IN_FLIGHT = 3  # times K: more than twice the frames that are in flight or wait
-LATE_IN_A_ROW = 3
 RESTARTING = ("UNAVAILABLE", Reason.WORKER_RESTARTING, "the worker is restarting")
 
 
@@ -58,7 +48,6 @@ class Session:
     """The state machine. Report what happens; then take events, `commands`, frames to decode and frames to send.
 
     schema: of the policy's chunks. robot_schema: of what the robot gets, single actions unless it plays chunks.
-    sent: the chunks that it got last; ages: of their frames when they arrived.
     speculation: how the drafts of the next frame are verified, which is the runner's to set; None = it has none.
     """
 
@@ -75,29 +64,24 @@ class Session:
         self.request = request
         self.schema = schema
         self.robot_schema = schema if request.chunks else replace(schema, horizon=1, step_ms=0.0)
-        self.sent = SentChunks()
-        self.ages = AnswerAges()
         self.epoch = 1
         self.instruction = self._proven_instruction = request.instruction
         self.ended: End | None = None
         self.speculation: Speculation | None = None
-        self._late_in_a_row = 0
         self.commands: deque[ResetSession | CloseSession] = deque()
-        self.valid_for_ms = rules.action_ttl_ms
-        if self.robot_schema.horizon > 1:
-            self.valid_for_ms = min(rules.action_ttl_ms, math.ceil(schema.horizon * schema.step_ms))
-        times = FrameTimes(IN_FLIGHT * len(schema.names)) if times is None else times
-        validity_ns = rules.action_ttl_ms * 1_000_000
-        self.age_limit = AgeLimit(request.max_action_age_ns, validity_ns, times, reach_ns=schema.reach_ns)
+        self.valid_for_ms = validity_ms(rules.action_ttl_ms, self.robot_schema)
+        self.age_limit = AgeLimit.of(request, schema, rules.action_ttl_ms, times)
         self._order = FrameOrder()
         self._rates = Rates(rules, request.control_period_ns, now_ns)
         self._silence = Silence(rules, request.control_period_ns, now_ns)
         self._draining = self._input_ended = self._lost = False
         self._stamps_slow = False
         self._ring = Ring.HELD
-        self._guard = OutputGuard()
         self._outbox = Outbox()
         self._frames = UnderWay(self._outbox)
+        self._turns = Turns(self._frames, self._rates, self.age_limit)
+        self.answers = Answers(schema, self.age_limit, whole=request.chunks)
+        self._lateness = Lateness(self.age_limit, self._order)
 
     # Calls for the robot.
 
@@ -121,7 +105,7 @@ class Session:
         received_ns: from when its age counts; None = now.
         """
         self._silence.broken()
-        if self._guard.fault:
+        if self.answers.guard.fault:
             self._silence.used(now_ns)
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
             self._outbox.note(StatusEvent.refused(frame.seq, FailedPrecondition(text, reason=Reason.FAULT)))
@@ -152,11 +136,11 @@ class Session:
 
     def reset(self, instruction: str = "") -> None:
         """Start a new epoch: all frames in flight leave and none of their actions is sent. Ends a fault."""
-        if self._guard.rearm():
+        if self.answers.guard.rearm():
             self._outbox.safe = None
         self.instruction = instruction or self.instruction
         self.epoch += 1
-        self.sent.halt()
+        self.answers.sent.halt(Reason.EPOCH_CHANGED)
         text = "the instruction or episode changed while this frame was in flight"
         self._frames.drop_all("ABORTED", Reason.EPOCH_CHANGED, text)
         if self._ring in (Ring.HELD, Ring.ASKED):
@@ -180,29 +164,13 @@ class Session:
 
         alone: no other session is active, so that none has to wait.
         """
-        turn_ns = self.turn_ns(now_ns)
-        if turn_ns is None:
-            return None
-        if turn_ns > now_ns and not alone:
-            self._frames.wait_for_turn()
-            return None
-        if self._frames.waits_longer_than(self._patience_for_turn_ns, now_ns):
-            self._frames.turn_too_late()
-            self._finish_if_idle()
-            return None
-        self._rates.take_turn(now_ns)
-        return self._frames.start_decoding()
-
-    @property
-    def _patience_for_turn_ns(self) -> int:
-        """How long a frame may wait for its turn: half of what its age limit leaves, the other half is for jitter."""
-        return max(self.age_limit.spare_ns, 0) // 2
+        frame = self._turns.start_decoding(now_ns, alone=alone)
+        self._finish_if_idle()
+        return frame
 
     def turn_ns(self, now_ns: int) -> int | None:
         """When the frame that waits for the decoder has its turn; None if there is none, or the decoder is busy."""
-        if not self._frames.may_decode:
-            return None
-        return self._rates.turn_ns(now_ns)
+        return self._turns.turn_ns(now_ns)
 
     def decoding_took(self, took_ns: int, allowance_ns: int | None, now_ns: int) -> None:
         """The decoder was busy with a frame for so long. allowance_ns: per second from now on; None = no limit."""
@@ -232,38 +200,34 @@ class Session:
         if track is None:
             return None
         track.speculation = self.speculation
-        delay_ns = self.ages.expected_ns or self.age_limit.foretold_ns
-        return track.submit(self.number, self.request, self.instruction, now_ns, sent=self.sent, delay_ns=delay_ns)
+        sent, delay_ns = self.answers.sent, self.answers.expected_delay_ns
+        return track.submit(self.number, self.request, self.instruction, now_ns, sent=sent, delay_ns=delay_ns)
 
     def result(self, message: FrameResult) -> None:
         """Take an action if it is finite, within the limits and of this epoch; otherwise HOLD."""
-        track = self._frames.answered(message.seq, message.epoch)
-        if track is None:
+        if (track := self._frames.answered(message.seq, message.epoch)) is None:
             return
         self._proven_instruction = self.instruction
-        self.age_limit.times.observe(track.decode_ns + message.queue_ns + message.inference_ns)
-        if not message.valid or not within_limits(message.chunk, self.schema):
-            text = "the policy's output was not finite or outside the action limits"
-            self._frames.leave(track, Disposition.DROPPED, "INTERNAL", Reason.POLICY_OUTPUT_INVALID, text)
-            self.hold(Reason.POLICY_OUTPUT_INVALID)
-            if self._guard.refused():
-                self._fault()
-        else:
-            self._guard.passed()
-            self._frames.act(track.ready(message, whole=self.request.chunks))
+        answer = self.answers.judge(track, message)
+        if isinstance(answer, Ready):
+            self._frames.act(answer)
             self._outbox.safe = None
+        else:
+            self._frames.leave(track, Disposition.DROPPED, answer.code, answer.reason, answer.text)
+            if answer.invalid:
+                self.hold(answer.reason)
+            if answer.fault:
+                self._fault()
         self._finish_if_idle()
 
     def dropped(self, message: FrameDropped) -> None:
         """The worker dropped a frame without an action."""
-        track = self._frames.answered(message.seq, message.epoch)
-        if track is None:
+        if (track := self._frames.answered(message.seq, message.epoch)) is None:
             return
-        disposition = Disposition(message.disposition)
         if message.reason == Reason.SUPERSEDED:
             self._frames.supersede(track)
         else:
-            self._frames.leave(track, disposition, message.code, message.reason, message.text)
+            self._frames.leave(track, Disposition(message.disposition), message.code, message.reason, message.text)
         if message.reason == Reason.ACTION_TOO_OLD:
             self._count_late()
         if message.reason == Reason.INSTRUCTION_TOO_LONG and self.instruction != self._proven_instruction:
@@ -326,8 +290,7 @@ class Session:
         """Check for silence and for the maximum age."""
         if self.ended is not None:
             return
-        end = self._silence.end(now_ns)
-        if end is not None:
+        if (end := self._silence.end(now_ns)) is not None:
             self.end(end)
         elif self._silence.hold_due(now_ns) and not self._input_ended:
             self._hold_silent()
@@ -343,11 +306,10 @@ class Session:
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
         """Order the robot to stop moving; an action not yet taken is withdrawn. A fault's STOP stays in force."""
-        self.sent.halt()
-        ready = self._frames.take_ready()
-        if ready is not None:
+        self.answers.sent.halt(reason)
+        if (ready := self._frames.take_ready()) is not None:
             self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn: the robot holds")
-        if command is Command.STOP or not self._guard.fault:
+        if command is Command.STOP or not self.answers.guard.fault:
             self._outbox.safe = ActionEvent(
                 epoch=self.epoch, command=command, reason=reason, valid_for_ms=self.valid_for_ms
             )
@@ -390,30 +352,20 @@ class Session:
         """All pending events, in order; the newest action comes last, followed by its ACTED."""
         self._withdraw_if_old(now_ns)
         events = self._outbox.take()
-        ready = self._frames.take_ready()
-        if ready is not None:
-            self._late_in_a_row = 0
-            self._note_sent(ready, now_ns)
-            delay_ns = self._order.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
+        if (ready := self._frames.take_ready()) is not None:
+            self._lateness.in_time()
+            self.answers.handed_out(ready, now_ns)
+            delay_ns = self._lateness.delay_ns(ready.track)
             events += ready.events(now_ns, delay_ns, self.valid_for_ms, -(-self.age_limit.ns // 1_000_000))
         self._finish_if_idle()
         return events
 
-    def _note_sent(self, ready: Ready, now_ns: int) -> None:
-        seq, report = ready.track.frame.seq, ready.report
-        fits_ns = round(report.conditioned_steps * self.schema.step_ms * 1e6) if report.continues else None
-        self.sent.add(seq, self.robot_schema.horizon)
-        self.ages.sent(seq, now_ns - ready.track.received_ns, fits_ns)
-
     def _withdraw_if_old(self, now_ns: int) -> None:
-        ready, limit_ns = self._frames.ready, self.age_limit.ns
-        if ready is None:
-            return
-        track = ready.track
-        delay_ns = self._order.delay_ns(track.frame.stamp_ns, track.received_ns)
-        if ready.late_ns(now_ns - track.received_ns + delay_ns) > limit_ns:
+        ready = self._frames.ready
+        if ready is not None and self._lateness.is_late(ready, now_ns):
+            track = ready.track
             self._frames.take_ready()
-            text = f"the action is older than {limit_ns // 1_000_000} ms"
+            text = f"the action is older than {self.age_limit.ns // 1_000_000} ms"
             if track.speculation is not None and self._frames.with_worker:
                 self._frames.leave(track, Disposition.SUPERSEDED, "", Reason.ACTION_TOO_OLD, text)
                 self._count_late()
@@ -423,13 +375,11 @@ class Session:
 
     def _count_late(self) -> None:
         """A frame that drafted was too old to be answered, and a newer one is in flight; several in a row mean HOLD."""
-        self._late_in_a_row += 1
-        if self._late_in_a_row >= LATE_IN_A_ROW:
+        if self._lateness.count():
             self.hold(Reason.ACTION_TOO_OLD)
 
     def _count_refusal(self, now_ns: int) -> None:
-        end = self._rates.refused(now_ns)
-        if end is not None:
+        if (end := self._rates.refused(now_ns)) is not None:
             self.end(end)
 
     def _fault(self) -> None:

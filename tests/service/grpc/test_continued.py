@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -10,6 +11,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from edgeflow.ipc.messages import OpenSession
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.trajectory import Candidate, ChunkReport, Limited, LimitKind, Playing, Seam
 from tests.policies.act.checkpoint import write_checkpoint
@@ -40,7 +42,7 @@ async def test_what_the_robot_plays_reaches_the_worker_and_how_a_chunk_came_abou
     script = continuing()
     async with serving(checkpoint, script) as served:
         robot = served.robot()
-        opened = await robot.open(**opening(chunks=True))
+        opened = await robot.open(**opening(chunks=True, rtc=True))
         assert opened.rtc and opened.arrivals
         await robot.frame(1, **observation())
         assert (await robot.action(1)).continues == 0
@@ -63,35 +65,59 @@ async def test_what_the_robot_plays_reaches_the_worker_and_how_a_chunk_came_abou
         assert served.metric("edgeflow_limited_chunks_total", limit="jerk") == 1
 
 
-@pytest.mark.parametrize("asked", [{}, {"rtc": False}, {"chunks": False}])
-async def test_sessions_that_do_not_want_them_or_play_no_chunks_get_fresh_ones(checkpoint, asked):
+async def test_a_frame_in_flight_at_a_hold_does_not_start_the_robot_in_mid_motion(checkpoint):
+    async with serving(checkpoint, continuing(), timing__silent_hold_ms=60_000) as served:
+        robot, script = served.robot(), served.script
+        await robot.open(**opening(chunks=True))
+        await robot.frame(1, **observation())
+        await robot.action(1)
+        script.hold = True
+        for seq in (2, 3):
+            await robot.frame(seq, **observation(playing=pb.Playing(seq=1, step=0)))
+            await eventually(lambda expected=seq - 1: len(script.worker.held) == expected)
+        script.valid = False
+        script.worker.release()
+        await robot.hold("POLICY_OUTPUT_INVALID")
+        script.valid, script.hold = True, False
+        script.worker.release()
+        status = await robot.status(3)
+        assert (status.code, status.reason) == ("ABORTED", "POLICY_OUTPUT_INVALID")
+        await robot.frame(4, **observation(playing=pb.Playing(seq=1, step=0)))
+        assert (await robot.action(4)).continues == 0
+        acted = [m.action.seq for m in robot.seen if m.action.command == pb.COMMAND_ACT]
+        assert acted == [1, 4]
+        dropped = {"disposition": "dropped", "reason": "POLICY_OUTPUT_INVALID"}
+        await eventually(lambda: served.metric("edgeflow_frames_total", **dropped) == 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "possible"),
+    [({}, True), ({"rtc": False}, True), ({"chunks": False}, True), ({"rtc": True}, False)],
+    ids=["unset, as by clients from before", "off", "single actions", "a policy that cannot"],
+)
+async def test_sessions_that_do_not_ask_for_it_or_cannot_have_it_get_fresh_chunks(checkpoint, asked, possible):
     script = continuing()
-    script.rtc = bool(asked)
+    script.rtc = possible
     async with serving(checkpoint, script) as served:
         robot = served.robot()
         opened = await robot.open(**opening(chunks=True) | asked)
         assert not opened.rtc and opened.arrivals == asked.get("chunks", True)
+        (request,) = [each for each in script.worker.seen if isinstance(each, OpenSession)]
+        assert not request.rtc
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "reason"),
-    [
-        ({"rtc": True}, grpc.StatusCode.INVALID_ARGUMENT, "RTC_WITHOUT_CHUNKS"),
-        ({"rtc": True, "chunks": True}, grpc.StatusCode.FAILED_PRECONDITION, "RTC_UNAVAILABLE"),
-    ],
-)
-async def test_what_cannot_be_continued_is_refused_where_it_is_asked_for(checkpoint, changes, code, reason):
-    async with serving(checkpoint, wide_script()) as served:
+async def test_single_actions_cannot_be_continued(checkpoint):
+    async with serving(checkpoint, continuing()) as served:
         robot = served.robot()
-        await robot.send(pb.ClientMessage(open=open_message(**opening(**changes))))
-        assert (await robot.rest())[0] is code
+        await robot.send(pb.ClientMessage(open=open_message(**opening(rtc=True))))
+        assert (await robot.rest())[0] is grpc.StatusCode.INVALID_ARGUMENT
         trailers = dict(await robot.call.trailing_metadata())
-        assert (trailers["edgeflow-reason"], trailers["edgeflow-field"]) == (reason, "open.rtc")
+        assert (trailers["edgeflow-reason"], trailers["edgeflow-field"]) == ("RTC_WITHOUT_CHUNKS", "open.rtc")
 
 
 async def test_a_single_action_continues_nothing_and_says_what_was_limited(checkpoint):
     script = continuing()
-    script.report = lambda _: REPORT
+    script.report = lambda _: replace(REPORT, continues=0, conditioned_steps=0)
     async with serving(checkpoint, script) as served, httpx.AsyncClient(base_url=served.http) as http:
         frame = frame_message(5, **observation(playing=pb.Playing(seq=4, step=0)))
         answer = await served.act(pb.ActRequest(open=open_message(**opening(chunks=True)), frame=frame))

@@ -10,7 +10,7 @@ import pytest
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import UNPARSABLE
 from edgeflow.service.sessions import runner
-from edgeflow.service.sessions.outbox import MOST_NOTES
+from edgeflow.service.sessions.frames.outbox import MOST_NOTES
 from edgeflow.service.sessions.rates import BURST
 from edgeflow.service.worker import supervisor
 from tests.service.harness import JPEG, eventually, open_message, serving

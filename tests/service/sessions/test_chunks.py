@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.service.sessions.events import ActionEvent, StatusEvent
+from edgeflow.service.sessions.frames.tracks import MOST_SENT, SentChunks
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import Session
-from edgeflow.service.sessions.tracks import MOST_SENT, SentChunks
 from edgeflow.types import Chunk, Disposition
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
@@ -109,9 +109,9 @@ def test_sent_chunks_are_the_last_ones(sent: list[tuple[int, int]]):
 def test_only_what_was_handed_out_counts_as_sent():
     session = session_of(chunks=False)
     answered(session)
-    assert not session.sent.has(1, 0)
+    assert not session.answers.sent.has(1, 0)
     action_of(session, 5)
-    assert session.sent.has(1, 0) and not session.sent.has(1, 1)
+    assert session.answers.sent.has(1, 0) and not session.answers.sent.has(1, 1)
 
 
 @pytest.mark.parametrize(("chunks", "valid_for_ms"), [(True, HORIZON * STEP_MS), (False, RULES.action_ttl_ms)])

@@ -9,12 +9,31 @@ from hypothesis import strategies as st
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.answer_ages import KEPT_AGES, AnswerAges
+from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import Session
 from edgeflow.trajectory import Arrived, ChunkReport, Playing
+from edgeflow.types import Disposition
 from tests.service.sessions.test_chunks import CHUNK, STEP_MS, session_of
 
 MS = 1_000_000
+
+
+def result_of(frame: SubmitFrame, report: ChunkReport | None = None) -> FrameResult:
+    """The worker's answer."""
+    return FrameResult(
+        session=1,
+        epoch=frame.epoch,
+        seq=frame.seq,
+        chunk=CHUNK,
+        token_ids=[],
+        valid=True,
+        queue_ns=0,
+        inference_ns=30 * MS,
+        passes=1,
+        settled=0,
+        report=report or ChunkReport(),
+    )
 
 
 class Robot:
@@ -40,23 +59,11 @@ class Robot:
         assert frame is not None
         return frame
 
-    def answered(self, frame: SubmitFrame, report: ChunkReport | None = None) -> None:
+    def answered(self, frame: SubmitFrame, report: ChunkReport | None = None) -> list[Event]:
+        """What the robot gets."""
         self.now_ns += 30 * MS
-        result = FrameResult(
-            session=1,
-            epoch=frame.epoch,
-            seq=frame.seq,
-            chunk=CHUNK,
-            token_ids=[],
-            valid=True,
-            queue_ns=0,
-            inference_ns=30 * MS,
-            passes=1,
-            settled=0,
-            report=report or ChunkReport(),
-        )
-        self.session.result(result)
-        self.session.take(self.now_ns)
+        self.session.result(result_of(frame, report))
+        return self.session.take(self.now_ns)
 
 
 def test_a_robot_that_plays_nothing_may_get_the_answers_sent_since_the_last_hold():
@@ -82,7 +89,7 @@ def test_a_chunk_that_was_handed_out_may_be_continued_after_the_delay_that_was_m
     robot.answered(first)
     second = robot.frame(Playing(1, 1))
     assert (second.playing, second.delay_ns) == (Playing(1, 1), 30 * MS)
-    robot.session.ages.arrived(1, 50 * MS)
+    robot.session.answers.ages.arrived(1, 50 * MS)
     assert robot.frame(Playing(1, 2)).delay_ns == 50 * MS
 
 
@@ -107,14 +114,70 @@ def test_nothing_from_before_is_continued(change: str):
     assert (robot.frame(Playing(2, 0)).playing is None) == (change == "single actions")
 
 
+def sent(events: list[Event]) -> list[tuple[str, int]]:
+    """The commands among events, with the frames that they answer."""
+    return [(event.command.value, event.seq) for event in events if isinstance(event, ActionEvent)]
+
+
+def withdrawn(events: list[Event]) -> list[tuple[int, str, str, str]]:
+    """The frames among events that left without an action."""
+    statuses = [event for event in events if isinstance(event, StatusEvent)]
+    return [
+        (each.seq, each.disposition.value, each.code, each.reason)
+        for each in statuses
+        if each.disposition is not Disposition.ACTED
+    ]
+
+
+def test_an_answer_in_flight_at_a_hold_that_continues_the_chunk_of_before_is_withdrawn():
+    robot = Robot()
+    robot.answered(robot.frame())
+    continuing, fresh, chained = robot.frame(Playing(1, 0)), robot.frame(), robot.frame(Playing(1, 0))
+    robot.session.hold(Reason.INGRESS_SILENT)
+    events = robot.answered(continuing, ChunkReport(continues=1, conditioned_steps=2))
+    assert sent(events) == [("hold", 0)]
+    assert withdrawn(events) == [(2, "dropped", "ABORTED", "INGRESS_SILENT")]
+    assert sent(robot.answered(fresh)) == [("act", 3)]
+    # Its guidance was fixed when the answer before was on its way, which the robot never got.
+    events = robot.answered(chained, ChunkReport(continues=2, conditioned_steps=4))
+    assert sent(events) == [] and withdrawn(events) == [(4, "dropped", "ABORTED", "INGRESS_SILENT")]
+    after = robot.frame(Playing(3, 1))
+    assert after.playing == Playing(3, 1)
+    assert sent(robot.answered(after, ChunkReport(continues=3, conditioned_steps=2))) == [("act", 5)]
+
+
+def test_an_answer_in_flight_at_a_hold_may_continue_one_that_began_a_new_motion():
+    robot = Robot()
+    robot.answered(robot.frame())
+    fresh, continuing = robot.frame(), robot.frame()
+    robot.session.hold(Reason.POLICY_OUTPUT_INVALID)
+    assert sent(robot.answered(fresh)) == [("act", 2)]
+    assert sent(robot.answered(continuing, ChunkReport(continues=2, conditioned_steps=2))) == [("act", 3)]
+
+
+def test_an_answer_that_was_withdrawn_or_replaced_before_the_robot_got_it_begins_no_motion():
+    robot = Robot()
+    fresh, replaced, chained = robot.frame(), robot.frame(), robot.frame()
+    robot.session.result(result_of(fresh))
+    robot.session.hold(Reason.INGRESS_SILENT)
+    assert robot.frame().unplayed_from == 2
+    robot.session.result(result_of(replaced))
+    events = robot.answered(chained, ChunkReport(continues=2, conditioned_steps=2))
+    assert sent(events) == [("act", 2)]
+    assert withdrawn(events) == [
+        (1, "dropped", "ABORTED", "INGRESS_SILENT"),
+        (3, "dropped", "ABORTED", "INGRESS_SILENT"),
+    ]
+
+
 @pytest.mark.parametrize(("age_ms", "late"), [(2 * STEP_MS, False), (2 * STEP_MS + 1, True)])
 def test_a_chunk_that_arrived_later_than_it_was_conditioned_on_is_known(age_ms: float, late: bool):
     robot = Robot()
     robot.answered(robot.frame())
     robot.answered(robot.frame(Playing(1, 1)), ChunkReport(continues=1, conditioned_steps=2))
-    assert not robot.session.ages.arrived(1, 500 * MS)  # it continued nothing
-    assert robot.session.ages.arrived(2, round(age_ms * MS)) is late
-    assert not robot.session.ages.arrived(2, 500 * MS)  # every frame repeats the newest
+    assert not robot.session.answers.ages.arrived(1, 500 * MS)  # it continued nothing
+    assert robot.session.answers.ages.arrived(2, round(age_ms * MS)) is late
+    assert not robot.session.answers.ages.arrived(2, 500 * MS)  # every frame repeats the newest
 
 
 def ages_of(server_ms: list[float], reported: dict[int, float]) -> AnswerAges:

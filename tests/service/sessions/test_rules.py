@@ -13,9 +13,9 @@ from edgeflow.errors import OutOfRange
 from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.events import NoticeEvent, StatusEvent
+from edgeflow.service.sessions.frames.outbox import Outbox
 from edgeflow.service.sessions.gate import within_limits
 from edgeflow.service.sessions.ordering import SEQ_WINDOW, FrameOrder, RollingCount
-from edgeflow.service.sessions.outbox import Outbox
 from edgeflow.service.sessions.rates import TokenBucket
 from edgeflow.service.sessions.robot_clock import TOLERANCE_NS
 from edgeflow.types import Chunk, Disposition

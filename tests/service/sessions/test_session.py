@@ -10,9 +10,10 @@ import pytest
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import ActionEvent, End, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.frames.lateness import LATE_IN_A_ROW
 from edgeflow.service.sessions.rates import BURST, CHANGE_PERIOD_NS, CHANGES, SECOND_NS
 from edgeflow.service.sessions.requests import CheckedFrame
-from edgeflow.service.sessions.session import LATE_IN_A_ROW, Session
+from edgeflow.service.sessions.session import Session
 from edgeflow.types import Chunk, Disposition, Speculation
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES

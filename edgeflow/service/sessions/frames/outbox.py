@@ -22,7 +22,7 @@ class Outbox:
 
     @property
     def overflowing(self) -> bool:
-        """True if more notes wait than a robot that reads its answers lets wait."""
+        """True if more notes wait than a robot that reads its answers lets wait: its session ends."""
         return len(self._notes) > MOST_NOTES
 
     def note(self, event: StatusEvent | NoticeEvent) -> None:

@@ -7,6 +7,7 @@ from enum import Enum
 
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
 from edgeflow.ipc.payloads import Payloads
+from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.trajectory import ChunkReport, Playing
@@ -123,7 +124,12 @@ class Ready:
 
 
 class Ring(Enum):
-    """The state of a session's ring, its KV slots in the worker."""
+    """The state of a session's ring, its KV slots in the worker.
+
+    While a session is parked its ring and its place are free for others. Its next frame waits until the worker has
+    opened a ring again. If no place is left, the frame is dropped with the reason, the robot holds, and the following
+    frame tries again.
+    """
 
     HELD = "held"
     FREED = "freed"  # given back in a silence; requested again with the next frame
@@ -156,24 +162,29 @@ class OutputGuard:
 
 
 class SentChunks:
-    """The chunks that a robot got last, by their frames. Older ones count as unknown."""
+    """The chunks that a robot got last, by their frames. Older ones count as unknown.
+
+    over: the newest frame that was answered before the last `halt`, handed out or not; 0 = none. halted_for: why that
+    was; a session begins like one whose epoch changed.
+    """
 
     def __init__(self) -> None:
+        self.over = 0
+        self.halted_for: str = Reason.EPOCH_CHANGED
         self._horizons: dict[int, int] = {}
-        self._over: set[int] = set()
+        self._answered = 0
+        self._begun = 0  # the first frame whose answer was handed out since the last halt; 0 = none
 
-    @property
-    def over(self) -> int:
-        """The newest frame whose answer was handed out before the last `halt`; 0 = none."""
-        return max(self._over, default=0)
+    def answered(self, seq: int) -> None:
+        """Note that the worker answered a frame."""
+        self._answered = max(self._answered, seq)
 
     def add(self, seq: int, horizon: int) -> None:
         """Note that the answer to a frame was handed out."""
         self._horizons[seq] = horizon
+        self._begun = self._begun or seq
         if len(self._horizons) > MOST_SENT:
-            oldest = next(iter(self._horizons))
-            del self._horizons[oldest]
-            self._over.discard(oldest)
+            del self._horizons[next(iter(self._horizons))]
 
     def has(self, seq: int, step: int) -> bool:
         """True if this row of the answer to this frame was handed out."""
@@ -185,9 +196,16 @@ class SentChunks:
             playing is not None
             and self.has(playing.seq, playing.step)
             and self._horizons[playing.seq] > 1
-            and playing.seq not in self._over
+            and playing.seq > self.over
         )
 
-    def halt(self) -> None:
+    def carries_on(self, continues: int) -> bool:
+        """True unless the answer that continues this frame's chunk would start a resting robot in mid-motion.
+
+        That is where nothing was handed out since the last `halt`, or only what answers newer frames. 0 = a fresh one.
+        """
+        return not continues or 0 < self._begun <= continues
+
+    def halt(self, reason: str) -> None:
         """Let nothing continue what was sent before: the robot holds, or a new epoch begins."""
-        self._over.update(self._horizons)
+        self.over, self._begun, self.halted_for = self._answered, 0, reason

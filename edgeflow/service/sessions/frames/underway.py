@@ -5,9 +5,9 @@ from __future__ import annotations
 from edgeflow.ipc.payloads import Payloads
 from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import StatusEvent
-from edgeflow.service.sessions.outbox import Outbox
+from edgeflow.service.sessions.frames.outbox import Outbox
+from edgeflow.service.sessions.frames.tracks import Ready, Track
 from edgeflow.service.sessions.requests import CheckedFrame
-from edgeflow.service.sessions.tracks import Ready, Track
 from edgeflow.types import Disposition
 
 

@@ -1,0 +1,124 @@
+"""The plans of sessions: forecasts when one opens, and new ones when sessions leave or pass times drift."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from edgeflow.errors import RETRY_AFTER_MS, RequestError, Unavailable
+from edgeflow.ipc.messages import Pong, WorkerReady
+from edgeflow.reasons import Reason
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.sessions.admission import Admission, SessionPlan
+from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.service.sessions.runner import SessionRunner
+from edgeflow.types import Mode
+
+
+class Planner:
+    """Plans sessions, and changes the plans of the open ones. runners: the open sessions, which the plane keeps."""
+
+    def __init__(
+        self, admission: Admission, runners: Mapping[int, SessionRunner], *, metrics: Metrics, log: EventLog
+    ) -> None:
+        self._admission = admission
+        self._runners = runners
+        self._metrics = metrics
+        self._log = log
+        self._has_worker = False
+        self._ages: dict[int, int] = {}
+        self._ages_stale = False
+        self._foretelling: asyncio.Task[None] | None = None
+        self._planning = asyncio.Lock()
+        self._replanning: asyncio.Task[None] | None = None
+
+    async def plan(self, number: int, request: OpenRequest) -> SessionPlan:
+        """Plan a session. Forecasts take milliseconds, so they run one at a time, in a thread if robots would wait."""
+        async with self._planning:
+            if not self._has_worker:
+                raise no_worker()
+            with self._metrics.refusals():
+                if self._runners:
+                    plan, ages = await asyncio.to_thread(self._planned, number, request)
+                else:
+                    plan, ages = self._planned(number, request)
+            self._admission.enter(number, plan)
+            self._foretell(ages)
+            return plan
+
+    def age_ns(self, number: int, plan: SessionPlan) -> int:
+        """The age foretold for the actions of a session with this plan."""
+        return self._ages.get(number, plan.worst_age_ns)
+
+    def leave(self, number: int) -> None:
+        """A session gives its share of the device back."""
+        self._ages_stale = self._admission.leave(number) or self._ages_stale
+
+    def worker_ready(self, ready: WorkerReady) -> None:
+        """A worker measured its pass times."""
+        self._has_worker = True
+        self._admission.worker_ready(ready)
+        self._metrics.predict(self._admission.modes())
+        self._ages_stale = bool(self._runners)
+
+    def worker_lost(self) -> None:
+        """Nothing can be planned until another worker is ready."""
+        self._has_worker = False
+
+    def observe(self, message: Pong) -> None:
+        """Take the pass times measured since; where they drifted, plan again."""
+        if self._admission.observe(message):
+            self._replanning = asyncio.create_task(self._replan(), name="replan")
+
+    def tick(self) -> None:
+        """Forecast everybody's ages again where something changed them."""
+        if self._ages_stale and (self._foretelling is None or self._foretelling.done()):
+            self._ages_stale = False
+            self._foretelling = asyncio.create_task(self._foretell_again(), name="foretell")
+
+    def _planned(self, number: int, request: OpenRequest) -> tuple[SessionPlan, dict[int, int]]:
+        """A plan for one more session, and the ages that it makes of everybody's actions."""
+        plans = self._admission.plans
+        plan = self._admission.plan(request, tuple(plans.values()))
+        return plan, self._admission.foretold_ages(plans | {number: plan})
+
+    def _foretell(self, ages: dict[int, int]) -> None:
+        self._ages = ages
+        for number, runner in self._runners.items():
+            if number in ages:
+                runner.session.age_limit.foretold_ns = ages[number]
+
+    async def _foretell_again(self) -> None:
+        """Forecast everybody's ages after a session left or pass times changed."""
+        async with self._planning:
+            plans = self._admission.plans
+            if plans and self._has_worker:
+                self._foretell(await asyncio.to_thread(self._admission.foretold_ages, plans))
+
+    async def _replan(self) -> None:
+        """Pass times drifted: update the forecasts, and the pace of sessions in mode auto."""
+        modes = await asyncio.to_thread(self._admission.modes)
+        self._metrics.predict(modes)
+        self._log.event("forecasts_changed", **{mode: f"{seen.fps:.1f} FPS" for mode, seen in modes.items()})
+        for number, runner in list(self._runners.items()):
+            if runner.plan.mode in (Mode.AUTO, Mode.SPECULATIVE) and not runner.session.parked:
+                await self._replan_one(number, runner)
+        self._ages_stale = True
+
+    async def _replan_one(self, number: int, runner: SessionRunner) -> None:
+        async with self._planning:
+            others = self._admission.others(number)
+            try:
+                plan = await asyncio.to_thread(self._admission.plan, runner.session.request, others)
+            except RequestError as error:
+                runner.session.notify("depth", error.text)
+                return
+            if number in self._runners and not runner.session.parked:
+                self._admission.enter(number, plan)
+                runner.change_plan(plan)
+
+
+def no_worker() -> Unavailable:
+    """The refusal of what needs a worker while there is none."""
+    return Unavailable("no worker is ready", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)
