@@ -71,7 +71,11 @@ def check(directory: Path, **settings: Any) -> None:
         (SMOL, {"input_features": STATELESS}, "input_features lacks observation.state; served: with a state"),
         (PI0, {"input_features": STATELESS}, "input_features lacks observation.state; served: with a state"),
         (PI0, {"input_features": {}}, "input_features has 0 cameras; served: 1 to 16"),
-        (PI05, {"rtc_training_max_delay": -1}, "rtc_training_max_delay is -1; served: whole numbers from 0 to chunk_size, 6"),
+        (
+            PI05,
+            {"rtc_training_max_delay": -1},
+            "rtc_training_max_delay is -1; served: whole numbers from 0 to chunk_size, 6",
+        ),
         (PI05, {"use_visual_memory": True}, "use_visual_memory is True; served: False"),
     ],
 )
