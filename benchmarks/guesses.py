@@ -15,9 +15,9 @@ from rich.progress import track
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.config import ServiceConfig
-from edgeflow.demo.episodes import EpisodeRun
 from edgeflow.demo.measure import FRESH_SEEDS
-from edgeflow.demo.virtual import VirtualService
+from edgeflow.demo.simulated.episodes import EpisodeRun
+from edgeflow.demo.simulated.service import VirtualService
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine

@@ -15,10 +15,10 @@ import numpy as np
 
 from edgeflow.client.pose import Pose
 from edgeflow.clock import ManualClock
-from edgeflow.demo.camera import EPOCH, SESSION, Camera, Delay
-from edgeflow.demo.episodes import Acted, EpisodeRun, Execution
-from edgeflow.demo.virtual_chunks import ChunkRobot
-from edgeflow.demo.virtual_synchronous import SynchronousRobot
+from edgeflow.demo.simulated.camera import EPOCH, SESSION, Camera, Delay
+from edgeflow.demo.simulated.chunk_robot import ChunkRobot
+from edgeflow.demo.simulated.episodes import Acted, EpisodeRun, Execution
+from edgeflow.demo.simulated.synchronous_robot import SynchronousRobot
 from edgeflow.demo.world.expert import action_goal
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome

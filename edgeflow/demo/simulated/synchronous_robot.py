@@ -9,8 +9,8 @@ import numpy as np
 
 from edgeflow.client.actions import resolve_rows
 from edgeflow.client.pose import Pose
-from edgeflow.demo.camera import Camera, Delay
-from edgeflow.demo.episodes import Acted
+from edgeflow.demo.simulated.camera import Camera, Delay
+from edgeflow.demo.simulated.episodes import Acted
 from edgeflow.demo.world.proprioception import state_of
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome

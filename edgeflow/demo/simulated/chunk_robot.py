@@ -13,8 +13,8 @@ from edgeflow.client.connection.outgoing import Outgoing
 from edgeflow.client.connection.wire import SessionSettings
 from edgeflow.client.session import Session
 from edgeflow.clock import ManualClock
-from edgeflow.demo.camera import EPOCH, SESSION, Camera, Delay
-from edgeflow.demo.episodes import Acted
+from edgeflow.demo.simulated.camera import EPOCH, SESSION, Camera, Delay
+from edgeflow.demo.simulated.episodes import Acted
 from edgeflow.demo.world.proprioception import state_of
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from edgeflow.client.pose import from_rotvec, multiply
-from edgeflow.demo.camera import Delay
-from edgeflow.demo.episodes import Execution
 from edgeflow.demo.flow_training.chunks import expert_chunks
-from edgeflow.demo.virtual import VirtualService
+from edgeflow.demo.simulated.camera import Delay
+from edgeflow.demo.simulated.episodes import Execution
+from edgeflow.demo.simulated.service import VirtualService
 from edgeflow.demo.world.layout import TOOL_DOWN
 from edgeflow.demo.world.scene import Scene
 from edgeflow.demo.world.sim import RobotSim
