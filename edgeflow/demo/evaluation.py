@@ -18,7 +18,7 @@ import numpy as np
 from edgeflow.config import ServiceConfig
 from edgeflow.demo.evaluate import SuccessRate, success_rate
 from edgeflow.demo.measure import FRESH_SEEDS
-from edgeflow.demo.simulated.camera import Delay
+from edgeflow.demo.simulated.body import Delay
 from edgeflow.demo.simulated.episodes import EpisodeRun, Execution
 from edgeflow.demo.simulated.service import VirtualService
 from edgeflow.demo.world.sim import RobotSim

@@ -7,21 +7,17 @@ when its prefill is planned, as the camera saw it when it was captured: frames t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
-
-from edgeflow.client.pose import Pose
 from edgeflow.clock import ManualClock
-from edgeflow.demo.simulated.camera import EPOCH, SESSION, Camera, Delay
+from edgeflow.demo.simulated.action_robot import ActionRobot
+from edgeflow.demo.simulated.body import Answers, Body, Delay, Send
+from edgeflow.demo.simulated.camera import EPOCH, SESSION, Camera
 from edgeflow.demo.simulated.chunk_robot import ChunkRobot
-from edgeflow.demo.simulated.episodes import Acted, EpisodeRun, Execution
+from edgeflow.demo.simulated.episodes import EpisodeRun, Execution
 from edgeflow.demo.simulated.synchronous_robot import SynchronousRobot
-from edgeflow.demo.world.expert import action_goal
 from edgeflow.demo.world.sim import RobotSim
-from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession
@@ -53,47 +49,53 @@ class VirtualService:
     ) -> EpisodeRun:
         """Run one episode, from the simulation's current state to its outcome.
 
-        period_s: between camera frames. anchored: an action is resolved against the pose of the frame it answers,
-        else against the pose at its arrival. delay: none is obeyed sooner than so long after its frame.
+        period_s: between camera frames. anchored: as of ActionRobot. delay: none is obeyed sooner than so long after
+        its frame.
         """
-        clock, camera = ManualClock(), Camera(sim)
+        clock, camera, body = ManualClock(), Camera(sim), Body(sim)
         published: list[Message] = []
         worker = self._worker(clock, published, pace, camera.draw)
-        robot = self._robot(sim, worker, camera, period_ns=round(period_s * 1e9), anchored=anchored, delay=delay)
-        while sim.outcome is Outcome.RUNNING:
+        robot = self._robot(
+            body, camera, Answers(delay), worker.inbox.put, period_ns=round(period_s * 1e9), anchored=anchored
+        )
+        overtaken = 0
+        while body.running:
             busy = worker.step()
-            robot.live_until(clock.now_ns() if busy else robot.next_event_ns())
-            clock.advance_to_ns(robot.now_ns)
+            _live_until(clock.now_ns() if busy else _wake_ns(robot, worker), robot, body)
+            clock.advance_to_ns(body.now_ns)
             for message in published:
-                robot.receive(message)
+                if isinstance(message, FrameResult):
+                    robot.receive(message)
+                elif isinstance(message, FrameDropped):
+                    overtaken += message.reason == Reason.OVERTAKEN
             published.clear()
         return EpisodeRun(
             outcome=sim.outcome,
             seconds=sim.time,
             frames=camera.frames,
             begun=camera.drawn,
-            overtaken=robot.overtaken,
-            acted=tuple(robot.acted),
+            overtaken=overtaken,
+            acted=tuple(body.acted),
             late=robot.late,
             late_played=robot.late_played,
         )
 
     def _robot(
-        self, sim: RobotSim, worker: Worker, camera: Camera, *, period_ns: int, anchored: bool, delay: Delay | None
-    ) -> _Robot:
+        self, body: Body, camera: Camera, answers: Answers, send: Send, *, period_ns: int, anchored: bool
+    ) -> Robot:
         policy = self._engine.policy
-        schema = policy.action_schema(policy.unnorm_keys[0])
+        schema, has_state = policy.action_schema(policy.unnorm_keys[0]), bool(policy.inputs.state)
         if schema.horizon == 1:
-            return _VirtualRobot(sim, worker, camera, period_ns=period_ns, anchored=anchored, delay=delay)
+            return ActionRobot(body, camera, answers, send, period_ns=period_ns, anchored=anchored)
         if self._execution is Execution.SYNCHRONOUS:
-            return SynchronousRobot(sim, worker, camera, schema, has_state=bool(policy.inputs.state), delay=delay)
+            return SynchronousRobot(body, camera, answers, send, schema, has_state=has_state)
         return ChunkRobot(
-            sim,
-            worker,
+            body,
             camera,
+            answers,
+            send,
             schema,
             period_ns=period_ns,
-            delay=delay,
             state=policy.inputs.state,
             continues=self._execution is Execution.RTC,
         )
@@ -124,12 +126,8 @@ class _Watched(Scheduler):
         return planned
 
 
-class _Robot(Protocol):
-    """A robot in simulated time."""
-
-    now_ns: int
-    overtaken: int
-    acted: list[Acted]
+class Robot(Protocol):
+    """A robot in simulated time. late, late_played: chunks, as of EpisodeRun."""
 
     @property
     def late(self) -> int: ...
@@ -137,97 +135,29 @@ class _Robot(Protocol):
     @property
     def late_played(self) -> int: ...
 
-    def next_event_ns(self) -> int: ...
-
-    def live_until(self, instant_ns: int) -> None: ...
-
-    def receive(self, message: Message) -> None: ...
-
-
-class _VirtualRobot:
-    """A robot without the SDK: it captures a frame every period and obeys actions as they arrive, in simulated time."""
-
-    late = late_played = 0
-
-    def __init__(
-        self, sim: RobotSim, worker: Worker, camera: Camera, *, period_ns: int, anchored: bool, delay: Delay | None
-    ) -> None:
-        self.now_ns = 0
-        self.overtaken = 0
-        self.acted: list[Acted] = []
-        self._sim = sim
-        self._start_s = sim.time
-        self._worker = worker
-        self._camera = camera
-        self._period_ns = period_ns
-        self._anchored = anchored
-        self._delay = delay
-        self._draws = np.random.default_rng(delay.seed if delay else 0)
-        self._poses: dict[int, tuple[int, Pose]] = {}
-        self._late: dict[int, tuple[int, FrameResult]] = {}
-        self._capture()
-
+    @property
     def next_event_ns(self) -> int:
-        """The next event while no pass runs: a frame, an action that becomes due, or a drain that does."""
-        wake_at_ns = self._worker.wake_at_ns()
-        return min(self._own_event_ns, wake_at_ns if wake_at_ns is not None else self._next_frame_ns)
+        """When it acts next without hearing anything."""
+        ...
 
-    def live_until(self, instant_ns: int) -> None:
-        """Advance physics, camera and delayed actions to an instant."""
-        while self._own_event_ns <= instant_ns and self._sim.outcome is Outcome.RUNNING:
-            self._move_to(self._own_event_ns)
-            self._obey_due()
-            if self._next_frame_ns <= self.now_ns:
-                self._capture()
-        self._move_to(instant_ns)
+    def act(self) -> None:
+        """Do what is due now."""
+        ...
 
-    def receive(self, message: Message) -> None:
-        """Note what became of a frame, now."""
-        if isinstance(message, FrameDropped):
-            self.overtaken += message.reason == Reason.OVERTAKEN
-        elif isinstance(message, FrameResult) and self._delay is None:
-            self._obey(message)
-        elif isinstance(message, FrameResult) and self._delay is not None:
-            jitter_ns = round(self._delay.jitter_ns * self._draws.uniform(-1.0, 1.0))
-            due_ns = self._poses[message.seq][0] + self._delay.mean_ns + jitter_ns
-            self._late[message.seq] = max(due_ns, self.now_ns), message
+    def receive(self, message: FrameResult) -> None:
+        """Take an answer, now."""
+        ...
 
-    def _obey_due(self) -> None:
-        """Obey the newest action that is due, and forget those of older frames."""
-        due = [seq for seq, (due_ns, _) in self._late.items() if due_ns <= self.now_ns]
-        if due:
-            self._obey(self._late[max(due)][1])
-            self._late = {seq: late for seq, late in self._late.items() if seq > max(due)}
 
-    def _obey(self, message: FrameResult) -> None:
-        captured_ns, pose = self._poses[message.seq]
-        self._poses = {seq: entry for seq, entry in self._poses.items() if seq > message.seq}
-        values, sim = np.asarray(message.chunk.values), self._sim
-        position, velocity = sim.goal().position, sim.commanded_velocity()
-        sim.command(action_goal(pose if self._anchored else sim.pose(), values), float(values[6]))
-        acted = Acted(
-            captured_ns=captured_ns,
-            arrived_ns=self.now_ns,
-            passes=message.passes,
-            settled=message.settled,
-            jump_m=math.dist(sim.goal().position, position),
-            kick_m_s=math.dist(sim.commanded_velocity(), velocity),
-        )
-        self.acted.append(acted)
+def _wake_ns(robot: Robot, worker: Worker) -> int:
+    """The next event while no pass runs: of the robot, or a drain that becomes due."""
+    wake_at_ns = worker.wake_at_ns()
+    return robot.next_event_ns if wake_at_ns is None else min(robot.next_event_ns, wake_at_ns)
 
-    @property
-    def _next_frame_ns(self) -> int:
-        return self._camera.frames * self._period_ns
 
-    @property
-    def _own_event_ns(self) -> int:
-        return min([self._next_frame_ns, *(due_ns for due_ns, _ in self._late.values())])
-
-    def _move_to(self, instant_ns: int) -> None:
-        self._sim.step(max(0.0, self._start_s + instant_ns / 1e9 - self._sim.time))
-        self.now_ns = max(self.now_ns, instant_ns)
-
-    def _capture(self) -> None:
-        frame = self._camera.capture()
-        self._poses[frame.seq] = (self.now_ns, self._sim.pose())
-        self._worker.inbox.put(frame)
+def _live_until(instant_ns: int, robot: Robot, body: Body) -> None:
+    """Advance physics and the robot's own events to an instant."""
+    while robot.next_event_ns <= instant_ns and body.running:
+        body.move_to(robot.next_event_ns)
+        robot.act()
+    body.move_to(instant_ns)

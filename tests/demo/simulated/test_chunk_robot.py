@@ -8,7 +8,7 @@ import torch
 
 from edgeflow.client.pose import from_rotvec, multiply
 from edgeflow.demo.flow_training.chunks import expert_chunks
-from edgeflow.demo.simulated.camera import Delay
+from edgeflow.demo.simulated.body import Delay
 from edgeflow.demo.simulated.episodes import Execution
 from edgeflow.demo.simulated.service import VirtualService
 from edgeflow.demo.world.layout import TOOL_DOWN

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from edgeflow.demo.simulated.camera import Delay
+from edgeflow.demo.simulated.body import Delay
 from edgeflow.demo.simulated.episodes import EpisodeRun
 from edgeflow.demo.simulated.service import VirtualService
 from edgeflow.demo.world.sim import RobotSim
