@@ -1,6 +1,6 @@
 """Two ways to guess behind a wrong draft: what the pass gave there, or the guess of before. Passes per settled action.
 
-    .venv/bin/python -m benchmarks.guesses --json benchmarks/results/guesses-cpu-DATE.json
+    .venv/bin/python -m benchmarks.passes.guesses --json benchmarks/results/guesses-cpu-DATE.json
 
 Closed loop with the embedded policy, drafts verified exactly, objects at 5 cm/s, passes of the RTX 5090 profile, the
 same episodes.
