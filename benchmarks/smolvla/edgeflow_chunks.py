@@ -1,4 +1,4 @@
-"""This project's side of `benchmarks.smolvla_cpu`: the policy on the engine that serves it, one frame at a time."""
+"""This project's side of `benchmarks.smolvla`: the policy on the engine that serves it, one frame at a time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class EdgeflowChunks:
         self._policy.network.prefix = replace(embedding, images=self._timed(embedding.images))  # type: ignore[attr-defined]
 
     def chunk(self, cameras: int) -> dict[str, Any]:
-        """The times of a chunk from the first cameras (benchmarks.smolvla_cpu.Chunk), and `chunk` [H, 6] normalised."""
+        """The times of a chunk from the first cameras (Chunk in __main__.py), and `chunk` [H, 6] normalised."""
         observation = self._observation(cameras)
         run = OfflineRun(self._engine, Scheduler(limits_for(self._policy.sizes.program.passes)), [Mode.SERIAL])
         passes: list[float] = []

@@ -18,7 +18,7 @@ from edgeflow.commands.options import (
     Json,
     OptionalFloat,
 )
-from edgeflow.demo.episodes import Execution
+from edgeflow.demo.simulated.episodes import Execution
 from edgeflow.errors import ConfigError
 from edgeflow.types import MOST_TOLERANCE_BINS, Mode, Speculation
 

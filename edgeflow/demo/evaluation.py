@@ -1,7 +1,7 @@
 """`edgeflow eval-demo`: success, rate and age of the embedded policy over a grid of conditions.
 
-Every episode runs the real worker in virtual time (demo/virtual.py). A condition is a pace, anchoring, object speed
-and device profile; differences in success are the effect of the scheduler's delays on the closed loop.
+Every episode runs the real worker in virtual time (demo/simulated/service.py). A condition is a pace, anchoring, object
+speed and device profile; differences in success are the effect of the scheduler's delays on the closed loop.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from edgeflow.config import ServiceConfig
-from edgeflow.demo.camera import Delay
-from edgeflow.demo.episodes import EpisodeRun, Execution
 from edgeflow.demo.evaluate import SuccessRate, success_rate
 from edgeflow.demo.measure import FRESH_SEEDS
-from edgeflow.demo.virtual import VirtualService
+from edgeflow.demo.simulated.body import Delay
+from edgeflow.demo.simulated.episodes import EpisodeRun, Execution
+from edgeflow.demo.simulated.service import VirtualService
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import load_profile

@@ -63,7 +63,7 @@ LAYERS = {
     "kernels": ("kv", "", "triton", "flashinfer", "table", "trials"),
     "client": ("connection", ""),
     "loadtest": ("robots", ""),
-    "demo": ("world", "", "training", "flow_training", "chat"),
+    "demo": ("world", "simulated", "", "training", "flow_training", "chat"),
 }
 """Folders of a room; each imports only what stands before it. "": the modules beside them."""
 MOST_MODULES = 16

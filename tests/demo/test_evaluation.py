@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.demo.episodes import Acted, EpisodeRun
 from edgeflow.demo.evaluation import Condition, EvaluationPlan, evaluate, pace_name, result_of
+from edgeflow.demo.simulated.episodes import Acted, EpisodeRun
 from edgeflow.demo.world.task import Outcome
 from edgeflow.errors import ConfigError
 from edgeflow.types import Mode, Pace, Speculation

@@ -1,4 +1,4 @@
-"""The embeddings that flow-matching policies share: flow times, and the rows of a prefix."""
+"""The embeddings that flow-matching policies share: flow times, rows of a step, and the rows of a prefix."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.kernels.linear import Linear
+from edgeflow.models.checkpoint import Weights
+from edgeflow.models.siglip import projection
 
 
 class TimeEmbedding:
@@ -43,6 +46,27 @@ class RowTimes:
         count = len(time)
         own = torch.arange(count, device=time.device)[:, None]
         return cls(torch.cat([time, time.new_zeros(1)]), torch.where(clean, count, own))
+
+
+class TimeMixing:
+    """Rows of a step in which action and flow time are mixed by an MLP, as SmolVLA and π0 have them.
+
+    action_in_proj, then action_time_mlp_in and _out over the action's row beside the embedding of its time.
+    weights: float32, whatever the dtype of the decoder. width: E' of the rows. dims: A.
+    """
+
+    def __init__(self, weights: Weights, width: int, dims: int, periods: tuple[float, float]) -> None:
+        self._time = TimeEmbedding(width, periods, weights.device)
+        self._action = projection(weights, "action_in_proj", width, dims)
+        self._mix = projection(weights, "action_time_mlp_in", width, 2 * width)
+        self._out = projection(weights, "action_time_mlp_out", width, width)
+
+    def __call__(self, x: Tensor, time: Tensor, clean: Tensor) -> Tensor:
+        """Latent actions [n, H, A], flow times [n], clean rows [n, H] → rows [n, H, E'] float32"""
+        times = RowTimes.of(time, clean)
+        embedded = self._time(times.values)[times.of_row]
+        mixed = self._mix(torch.cat([self._action(x.float()), embedded], dim=-1))
+        return self._out(F.silu(mixed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,103 +1,104 @@
-"""The memory of a flow-matching policy before it is loaded, and what its settings make of it."""
+"""Checkpoints of flow-matching families whose configuration has been read, and whose weights have not."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule
-from edgeflow.engine.flow.policy import FlowSizes
-from edgeflow.engine.policy import Footprint
-from edgeflow.kernels.kv.formats import DENSE
+from edgeflow.engine.flow.policy import FlowNetwork, FlowSizes
+from edgeflow.engine.policy import Footprint, Placement
+from edgeflow.models.checkpoint import tensor_shapes
+from edgeflow.policies.flow.checkpoint import FlowCheckpoint
 from edgeflow.policies.flow.config import FlowConfig
+from edgeflow.policies.flow.embeddings import PrefixEmbedding
+from edgeflow.policies.flow.footprint import Shapes, StackNumbers, VisionNumbers, WeightNumbers, footprint
+from edgeflow.policies.flow.images import Margin
+from edgeflow.policies.flow.policy import UNNORM_KEYS, DenoisingPolicy, FlowParts
+from edgeflow.policies.flow.prompts import Texts, TokenizedTexts
 from edgeflow.policies.flow.settings import FlowSettings
+from edgeflow.policies.lerobot.features import STATE
 
 CPU = torch.device("cpu")
 DEFAULT_HORIZON = 10
 """Rows that are drawn to the chunk being played where nothing else is configured, as in LeRobot."""
-LIVE = 8
-"""Rows of a tower's width that are in memory at once for each patch."""
+
+
+class PrefixedNetwork(FlowNetwork, Protocol):
+    """The networks of a family; its texts are read from the table of the prefix."""
+
+    @property
+    def prefix(self) -> PrefixEmbedding: ...
+
+
+Network = TypeVar("Network", bound=PrefixedNetwork)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StackNumbers:
-    """Sizes of both stacks: the wider one's width and inner, the numbers of queries and of keys."""
+class FlowArchitecture(Generic[Network]):
+    """The differences between families, for the configuration of one checkpoint.
 
-    layers: int
-    width: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    sizes: of answers with the checkpoint's number of steps. weights: counts the tensors that are loaded. bounded: the
+    state has a range whatever its statistics are. texts: its prompts. network: reads the weights; CheckpointError names
+    the tensor at fault.
+    """
 
+    family: str
+    flow: FlowConfig
+    sizes: FlowSizes
+    stacks: StackNumbers
+    vision: VisionNumbers
+    weights: Callable[[Shapes], WeightNumbers]
+    margin: Margin
+    bounded: bool
+    texts: Callable[[TokenizedTexts], Texts]
+    network: Callable[[Path, Placement], Network]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightNumbers:
-    """Weights that are loaded, in numbers. decoder: of the stacks' projections; floats: those that stay in float32."""
-
-    decoder: int
-    floats: int
-    others: int
-
-    @classmethod
-    def of(
-        cls,
-        shapes: Mapping[str, tuple[int, ...]],
-        *,
-        decoder: tuple[str, ...],
-        floats: tuple[str, ...],
-        unused: tuple[str, ...],
-    ) -> WeightNumbers:
-        """shapes: by published name. The others say what a name contains."""
-        sums = {"decoder": 0, "floats": 0, "others": 0}
-        for name, shape in shapes.items():
-            if not any(part in name for part in unused):
-                kind = next(
-                    (kind for kind, parts in (("floats", floats), ("decoder", decoder)) if _has(name, parts)), ""
-                )
-                sums[kind or "others"] += math.prod(shape)
-        return cls(**sums)
+    def texts_for(self, network: PrefixedNetwork, tokenizer: Path, tokens: int) -> Texts:
+        """The prompts of at most so many tokens. tokenizer: the folder of tokenizer.json."""
+        return self.texts(TokenizedTexts(tokenizer, tokens, len(network.prefix.table)))
 
 
-def _has(name: str, parts: tuple[str, ...]) -> bool:
-    return any(part in name for part in parts)
+class PublishedFlow:
+    """A checkpoint directory; CheckpointError for weights that are missing or truncated."""
 
+    def __init__(self, directory: Path, checkpoint: FlowCheckpoint[Any], architecture: FlowArchitecture[Any]) -> None:
+        self._directory = directory
+        self._processors, self._settings = checkpoint.processors, checkpoint.settings
+        self._architecture = architecture
+        self._shapes = tensor_shapes(directory)
+        steps, candidates = self._settings.steps or architecture.sizes.steps, self._settings.candidates
+        self._sizes = replace(architecture.sizes, steps=steps, candidates=candidates)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisionNumbers:
-    """Sizes of a tower. patches, rows: of an image, before and behind the projection."""
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]:
+        return UNNORM_KEYS
 
-    patches: int
-    width: int
-    inner: int
-    rows: int
+    def footprint(self, dtype: torch.dtype) -> Footprint:
+        """Memory of what is loaded, and of sessions."""
+        architecture = self._architecture
+        weights = architecture.weights(self._shapes)
+        return footprint(weights, architecture.stacks, architecture.vision, architecture.flow, self._sizes, dtype=dtype)
 
-
-def footprint(
-    weights: WeightNumbers,
-    stacks: StackNumbers,
-    vision: VisionNumbers,
-    flow: FlowConfig,
-    sizes: FlowSizes,
-    dtype: torch.dtype,
-) -> Footprint:
-    """Memory of the weights, of a session's slots with their state, and of the activations of a row and of a frame."""
-    cameras, widths = len(flow.cameras), (stacks.heads + 2 * stacks.kv_heads) * stacks.head_dim
-    patch = LIVE * vision.width + 2 * vision.inner
-    return Footprint(
-        decoder=weights.decoder,
-        other=weights.others + weights.floats * torch.float32.itemsize // dtype.itemsize,
-        slots=sizes.steps + 1,
-        step_rows=sizes.step_rows,
-        position_bytes=stacks.layers * DENSE.position_bytes(stacks.kv_heads, stacks.head_dim, dtype),
-        positions=cameras * vision.rows + sizes.closing + sizes.step_rows,
-        row_bytes=(4 * stacks.width + 2 * widths + 3 * stacks.inner) * dtype.itemsize,
-        frame_bytes=(cameras * (3 * flow.side**2 + vision.patches * patch) + (sizes.steps + 1) * sizes.state_numbers)
-        * torch.float32.itemsize,
-    )
+    def load(self, placement: Placement) -> DenoisingPolicy:
+        """Read the weights and the tokenizer; CheckpointError says what is wrong with them."""
+        architecture, processors = self._architecture, self._processors
+        network = architecture.network(self._directory, placement)
+        affine = processors.normalisation.inputs.get(STATE)
+        parts = FlowParts(
+            sizes=self._sizes,
+            image_rows=architecture.vision.rows,
+            margin=architecture.margin,
+            texts=architecture.texts_for(network, processors.tokenizer, processors.tokens),
+            bounded=architecture.bounded or (affine is not None and affine.origin != 0),
+            rtc=rtc_settings(self._settings, architecture.flow),
+        )
+        place = placement.device if placement.preprocess_on_device else CPU
+        return DenoisingPolicy(architecture.flow, processors.normalisation, self._settings, network, parts, place=place)
 
 
 def rtc_settings(settings: FlowSettings, config: FlowConfig) -> RTCSettings | None:

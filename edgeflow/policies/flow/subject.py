@@ -17,6 +17,8 @@ from edgeflow.recorded.comparison import CheckResult, compare
 
 Results = list[tuple[str, CheckResult]]
 """Comparisons, each with the mode that it was made in."""
+Values = Callable[[Recording, FlowSizes], dict[str, Tensor]]
+"""Further values of a recording's frames, by stored name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +40,7 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """sizes: of answers with the checkpoint's number of steps. more: further values of a recording's frames by stored
-    name."""
+    """sizes: of answers with the checkpoint's number of steps. more: values of the family alone."""
 
     directory: Path
     config: FlowConfig
@@ -47,7 +48,7 @@ class Subject:
     network: FlowNetwork
     margin: Margin
     tolerances: Tolerances
-    more: Callable[[Recording, FlowSizes], dict[str, Tensor]]
+    more: Values
 
 
 def unknown(case: str, names: Iterable[str]) -> Iterator[CheckResult]:

@@ -8,18 +8,22 @@ chunking likewise (verify_rtc.py). A stored value that is not compared is infini
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from edgeflow.engine.policy import Placement
+from edgeflow.engine.table import operator_table
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.family import Verification
 from edgeflow.policies.flow.inside import values_inside
+from edgeflow.policies.flow.published import FlowArchitecture, Network
 from edgeflow.policies.flow.recorded import Recording, read_recordings
 from edgeflow.policies.flow.runs import FLOW_MODES, Run, Runner
-from edgeflow.policies.flow.subject import Results, Subject, unknown
+from edgeflow.policies.flow.subject import Results, Subject, Tolerances, Values, unknown
 from edgeflow.policies.flow.verify_rtc import check_continuations
 from edgeflow.recorded.bundle import TENSORS_FILE
 from edgeflow.recorded.comparison import CheckResult
@@ -30,7 +34,43 @@ GIVEN = "in."
 CHUNK = "out.action_chunk"
 
 
-def modes_of(asked: Verification, family: str) -> tuple[Mode, ...]:
+def verify_architecture(
+    directory: Path,
+    architecture: FlowArchitecture[Network],
+    asked: Verification,
+    *,
+    tolerances: Tolerances,
+    more: Callable[[Network], Values],
+) -> Results:
+    """Every comparison of a bundle. more: values of the family alone; its networks are given."""
+    modes = _modes_of(asked, architecture.family)
+    table = operator_table(asked.operators, "float", asked.device, torch.float32)
+    network = architecture.network(directory, Placement(dtype=torch.float32, device=asked.device, table=table))
+    subject = Subject(
+        directory=directory,
+        config=architecture.flow,
+        sizes=architecture.sizes,
+        network=network,
+        margin=architecture.margin,
+        tolerances=tolerances,
+        more=more(network),
+    )
+    return _verify(subject, asked, modes)
+
+
+def _verify(subject: Subject, asked: Verification, modes: tuple[Mode, ...]) -> Results:
+    recordings = read_recordings(subject.directory, subject.config, subject.margin)
+    runner, results = Runner(subject.network, subject.sizes), []
+    with torch.inference_mode():
+        for index, recording in enumerate(recordings):
+            asked.progress(recording.case.name, index, len(recordings) + 1)
+            results += _check(subject, recording, runner, modes)
+        asked.progress("real-time chunking", len(recordings), len(recordings) + 1)
+        results += check_continuations(subject, recordings, runner, modes)
+    return results
+
+
+def _modes_of(asked: Verification, family: str) -> tuple[Mode, ...]:
     """The modes that are asked for; ConfigError for others than frames one by one and pipelined, and for weights."""
     wrong = [mode.value for mode in asked.modes if mode not in FLOW_MODES]
     if wrong:
@@ -39,19 +79,6 @@ def modes_of(asked: Verification, family: str) -> tuple[Mode, ...]:
     if asked.weights != "float":
         raise ConfigError(f"weights: {asked.weights} is not measured for {family}")
     return tuple(asked.modes) or FLOW_MODES
-
-
-def verify_subject(subject: Subject, asked: Verification, modes: Iterable[Mode]) -> Results:
-    """Every comparison of a bundle."""
-    recordings = read_recordings(subject.directory, subject.config, subject.margin)
-    runner, results = Runner(subject.network, subject.sizes), []
-    with torch.inference_mode():
-        for index, recording in enumerate(recordings):
-            asked.progress(recording.case.name, index, len(recordings) + 1)
-            results += _check(subject, recording, runner, tuple(modes))
-        asked.progress("real-time chunking", len(recordings), len(recordings) + 1)
-        results += check_continuations(subject, recordings, runner, tuple(modes))
-    return results
 
 
 def _check(subject: Subject, recording: Recording, runner: Runner, modes: tuple[Mode, ...]) -> Results:

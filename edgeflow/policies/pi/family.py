@@ -27,12 +27,13 @@ def _check(kind: str, directory: Path, settings: Settings) -> None:
 
 
 def _load(kind: str, directory: Path, settings: Settings, options: LoadOptions) -> Published:
-    from edgeflow.policies.pi.published import PublishedPi
+    from edgeflow.policies.flow.published import PublishedFlow
+    from edgeflow.policies.pi.architecture import architecture_of
 
     checkpoint = read_checkpoint(directory, kind, settings)
     if options.center_crop:
         raise ConfigError(f"center_crop: policies of this family, {kind}, take whole images; remove it")
-    return PublishedPi(directory, checkpoint)
+    return PublishedFlow(directory, checkpoint, architecture_of(checkpoint.config))
 
 
 def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:

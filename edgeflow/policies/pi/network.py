@@ -19,8 +19,7 @@ from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import JOINT, GroupedDecoder, HeadSizes
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection
 from edgeflow.models.stack_norms import Condition, StackSizes
-from edgeflow.policies.flow.embeddings import PrefixEmbedding, RowTimes, TimeEmbedding
-from edgeflow.policies.flow.time_mixing import TimeMixing
+from edgeflow.policies.flow.embeddings import PrefixEmbedding, RowTimes, TimeEmbedding, TimeMixing
 from edgeflow.policies.pi.config import GemmaSizes, PiConfig
 
 PREFIX = "model."
@@ -86,7 +85,7 @@ class PiNetwork:
         return self._config.flow.chunk + (not self._config.adaptive)
 
 
-def read_network(directory: Path, config: PiConfig, placement: Placement) -> PiNetwork:
+def read_network(config: PiConfig, directory: Path, placement: Placement) -> PiNetwork:
     """The network of a checkpoint; CheckpointError names the tensor at fault."""
     weights = Weights(directory, placement.dtype, placement.device)
     prefixed = any(name.startswith(PREFIX) for name in weights)
@@ -147,16 +146,15 @@ def _stack(sizes: GemmaSizes, *, adaptive: bool = False) -> StackSizes:
     )
 
 
-def sizes_of(config: PiConfig, *, steps: int | None = None, candidates: int = 1) -> FlowSizes:
-    """The rows of answers. steps: None = the checkpoint's. In π0 a row of the state leads those of the actions."""
+def sizes_of(config: PiConfig) -> FlowSizes:
+    """The rows of answers. In π0 a row of the state leads those of the actions."""
     flow, lead = config.flow, not config.adaptive
     return FlowSizes(
-        steps=steps or flow.steps,
+        steps=flow.steps,
         horizon=flow.chunk,
         dims=flow.dims,
         lead=int(lead),
         state=flow.state_dims if lead else 0,
-        candidates=candidates,
     )
 
 

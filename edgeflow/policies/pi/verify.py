@@ -8,21 +8,18 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.flow.policy import FlowSizes
-from edgeflow.engine.policy import Placement
-from edgeflow.engine.table import operator_table
 from edgeflow.policies.family import Verification
-from edgeflow.policies.flow.images import Margin
-from edgeflow.policies.flow.prompts import Texts, TokenizedTexts
+from edgeflow.policies.flow.published import FlowArchitecture
 from edgeflow.policies.flow.recorded import STATE as STATE_GIVEN
 from edgeflow.policies.flow.recorded import STATE_RAW, TOKENS, Recording, retokenised
-from edgeflow.policies.flow.subject import Results, Subject, Tolerances
-from edgeflow.policies.flow.verify import CHUNK, modes_of, verify_subject
+from edgeflow.policies.flow.subject import Results, Tolerances
+from edgeflow.policies.flow.verify import CHUNK, verify_architecture
 from edgeflow.policies.lerobot.features import STATE
+from edgeflow.policies.pi.architecture import architecture_of
 from edgeflow.policies.pi.checkpoint import read_processors
 from edgeflow.policies.pi.config import PiConfig, load_config
-from edgeflow.policies.pi.network import PiNetwork, read_network, sizes_of
+from edgeflow.policies.pi.network import PiNetwork
 from edgeflow.policies.pi.prompts import bins
-from edgeflow.policies.pi.published import texts_of
 
 TOLERANCES = Tolerances(results=1e-5, relative=1e-5)
 RESTORED = "out.action_chunk_unnormalized"
@@ -30,30 +27,26 @@ RESTORED = "out.action_chunk_unnormalized"
 
 def verify(directory: Path, kind: str, asked: Verification) -> Results:
     """Every comparison of a bundle."""
-    modes = modes_of(asked, kind)
     config = load_config(directory, kind)
-    table = operator_table(asked.operators, "float", asked.device, torch.float32)
-    network = read_network(directory, config, Placement(dtype=torch.float32, device=asked.device, table=table))
-    subject = Subject(
-        directory=directory,
-        config=config.flow,
-        sizes=sizes_of(config),
-        network=network,
-        margin=Margin.AROUND,
+    architecture = architecture_of(config)
+    return verify_architecture(
+        directory,
+        architecture,
+        asked,
         tolerances=TOLERANCES,
-        more=_Inputs(directory, config, network).values,
+        more=lambda network: _Inputs(directory, config, architecture, network).values,
     )
-    return verify_subject(subject, asked, modes)
 
 
 class _Inputs:
     """Normalisation, prompts, and the condition of the norms of π0.5."""
 
-    def __init__(self, directory: Path, config: PiConfig, network: PiNetwork) -> None:
+    def __init__(
+        self, directory: Path, config: PiConfig, architecture: FlowArchitecture[PiNetwork], network: PiNetwork
+    ) -> None:
         self._config, self._network = config, network
         self._processors = read_processors(directory, config)
-        tokenized = TokenizedTexts(self._processors.tokenizer, self._processors.tokens, len(network.prefix.table))
-        self._texts: Texts = texts_of(config, tokenized)
+        self._texts = architecture.texts_for(network, self._processors.tokenizer, self._processors.tokens)
 
     def values(self, recording: Recording, sizes: FlowSizes) -> dict[str, Tensor]:
         """By stored name."""

@@ -19,8 +19,7 @@ from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import CROSS, JOINT, GroupedDecoder, HeadSizes
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection, shuffled
 from edgeflow.models.stack_norms import Condition, StackSizes
-from edgeflow.policies.flow.embeddings import PrefixEmbedding
-from edgeflow.policies.flow.time_mixing import TimeMixing
+from edgeflow.policies.flow.embeddings import PrefixEmbedding, TimeMixing
 from edgeflow.policies.smolvla.config import SmolVLAConfig
 
 PREFIX = "model."
@@ -70,7 +69,7 @@ class SmolVLANetwork:
         return velocity
 
 
-def read_network(directory: Path, config: SmolVLAConfig, placement: Placement) -> SmolVLANetwork:
+def read_network(config: SmolVLAConfig, directory: Path, placement: Placement) -> SmolVLANetwork:
     """The network of a checkpoint; CheckpointError names the tensor at fault."""
     weights = Weights(directory, placement.dtype, placement.device)
     prefixed = any(name.startswith(PREFIX) for name in weights)
@@ -118,13 +117,12 @@ def _images(config: SmolVLAConfig, weights: Weights, placement: Placement) -> Ca
     return lambda pixels: connect(shuffled(tower.forward(pixels), config.scale)) * scale
 
 
-def sizes_of(config: SmolVLAConfig, *, steps: int | None = None, candidates: int = 1) -> FlowSizes:
-    """The rows of answers; the state is the last row of the prefix. steps: None = the checkpoint's."""
+def sizes_of(config: SmolVLAConfig) -> FlowSizes:
+    """The rows of answers; the state is the last row of the prefix."""
     return FlowSizes(
-        steps=steps or config.flow.steps,
+        steps=config.flow.steps,
         horizon=config.flow.chunk,
         dims=config.flow.dims,
         causal=True,
         closing=1,
-        candidates=candidates,
     )

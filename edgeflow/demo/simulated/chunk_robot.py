@@ -2,77 +2,69 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
-
-import numpy as np
 
 from edgeflow.client.actions import Action, Directive
 from edgeflow.client.connection.outgoing import Outgoing
 from edgeflow.client.connection.wire import SessionSettings
 from edgeflow.client.session import Session
-from edgeflow.clock import ManualClock
-from edgeflow.demo.camera import EPOCH, SESSION, Camera, Delay
-from edgeflow.demo.episodes import Acted
+from edgeflow.demo.simulated.body import Answers, Body, Send, Ticks
+from edgeflow.demo.simulated.camera import EPOCH, SESSION, Camera
 from edgeflow.demo.world.proprioception import state_of
-from edgeflow.demo.world.sim import RobotSim
-from edgeflow.demo.world.task import Outcome
-from edgeflow.ipc.messages import FrameDropped, FrameResult, Message
+from edgeflow.ipc.messages import FrameResult
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.trajectory import Playing
 from edgeflow.types import ActionSchema, StateSpec
-from edgeflow.worker.worker import Worker
 
-TICK_NS: Final = 10_000_000  # between two looks at the SDK's directive
 VALID_MS: Final = 250  # of a chunk, as the service's default (config.TimingConfig.action_ttl_ms)
 START_NS: Final = 1_000_000_000  # of an episode on the robot's clock, whose stamps are not 0
 RESUME_WITHIN_NS: Final = 2_000_000_000
 
 
-class ChunkRobot:
-    """Captures a frame every period and plays what the SDK hands out.
+@dataclass(frozen=True, slots=True)
+class _BodyClock:
+    """The robot's clock (edgeflow.clock.Clock)."""
 
-    now_ns: since the episode began. overtaken: frames that newer ones left behind. continues: answers continue the
-    chunk being played (real-time chunking), where the policy can.
+    body: Body
+
+    def now_ns(self) -> int:
+        return START_NS + self.body.now_ns
+
+
+class ChunkRobot:
+    """Captures a frame every period and plays what the SDK hands out (demo/simulated/service.Robot).
+
+    continues: answers continue the chunk being played (real-time chunking), where the policy can.
     """
 
     def __init__(
         self,
-        sim: RobotSim,
-        worker: Worker,
+        body: Body,
         camera: Camera,
+        answers: Answers,
+        send: Send,
         schema: ActionSchema,
         *,
         period_ns: int,
-        delay: Delay | None,
         state: tuple[StateSpec, ...],
         continues: bool,
     ) -> None:
-        self.now_ns = 0
-        self.overtaken = 0
-        self.acted: list[Acted] = []
-        self._sim = sim
-        self._start_s = sim.time
-        self._worker = worker
+        self._body = body
         self._camera = camera
+        self._answers = answers
+        self._send = send
         self._has_state = bool(state)
         self._period_ns = period_ns
-        self._delay = delay
-        self._draws = np.random.default_rng(delay.seed if delay else 0)
-        self._late: list[tuple[int, FrameResult]] = []
         self._captured: dict[int, int] = {}
-        self._ticked = 0
+        self._ticks = Ticks()
         self._continues = continues
         self._ages = AnswerAges()
-        self._clock = ManualClock()
-        self._clock.advance_to_ns(START_NS)
         self._directive: Directive | None = None
         self._playing = 0
-        settings = _settings(period_ns, state)
-        self._session = Session(settings, sim.instruction, self._clock, RESUME_WITHIN_NS)
+        self._session = Session(_settings(period_ns, state), body.sim.instruction, _BodyClock(body), RESUME_WITHIN_NS)
         self._outgoing = Outgoing(self._session.opening())
         next(self._outgoing)  # Open
         self._session.stream_opened(_opened(schema), self._outgoing)
@@ -88,38 +80,25 @@ class ChunkRobot:
         """Late chunks that were played because there was nothing else."""
         return self._session.flight.late_played
 
+    @property
     def next_event_ns(self) -> int:
-        """The next event while no pass runs: a tick, a frame, an action that becomes due, or a drain that does."""
-        wake_at_ns = self._worker.wake_at_ns()
-        return min(self._own_event_ns, wake_at_ns if wake_at_ns is not None else self._next_frame_ns)
+        """The next tick or frame, or an answer that arrives before."""
+        return min([self._next_frame_ns, self._ticks.next_ns, *self._answers.arrivals_ns])
 
-    def live_until(self, instant_ns: int) -> None:
-        """Advance physics, camera, the SDK and delayed actions to an instant."""
-        while self._own_event_ns <= instant_ns and self._sim.outcome is Outcome.RUNNING:
-            self._move_to(self._own_event_ns)
-            self._deliver_due()
-            if self._next_tick_ns <= self.now_ns:
-                self._ticked += 1
-                self._obey()
-            if self._next_frame_ns <= self.now_ns:
-                self._capture()
-        self._move_to(instant_ns)
-
-    def receive(self, message: Message) -> None:
-        """Note what became of a frame, now."""
-        if isinstance(message, FrameDropped):
-            self.overtaken += message.reason == Reason.OVERTAKEN
-        elif isinstance(message, FrameResult) and self._delay is None:
+    def act(self) -> None:
+        """Hand what has arrived to the SDK, do as it says, capture what is due."""
+        now_ns = self._body.now_ns
+        for message in self._answers.arrived(now_ns):
             self._deliver(message)
-        elif isinstance(message, FrameResult) and self._delay is not None:
-            jitter_ns = round(self._delay.jitter_ns * self._draws.uniform(-1.0, 1.0))
-            due_ns = self._captured[message.seq] + self._delay.mean_ns + jitter_ns
-            self._late.append((max(due_ns, self.now_ns), message))
+        if self._ticks.due(now_ns):
+            self._obey()
+        if self._next_frame_ns <= now_ns:
+            self._capture()
 
-    def _deliver_due(self) -> None:
-        due = [message for due_ns, message in self._late if due_ns <= self.now_ns]
-        self._late = [each for each in self._late if each[0] > self.now_ns]
-        for message in due:
+    def receive(self, message: FrameResult) -> None:
+        """Take an answer, now."""
+        captured_ns = self._captured[message.seq]
+        if not self._answers.delays(message, captured_ns=captured_ns, now_ns=self._body.now_ns):
             self._deliver(message)
 
     def _deliver(self, message: FrameResult) -> None:
@@ -135,59 +114,37 @@ class ChunkRobot:
             return
         self._directive = directive
         if directive.action is None:
-            self._sim.hold()
+            self._body.sim.hold()
             return
         self._play(directive.action)
 
     def _play(self, action: Action) -> None:
-        sim, target = self._sim, action.target()
-        position, velocity = sim.goal().position, sim.commanded_velocity()
+        before, target = self._body.course, action.target()
         if target.pose is not None:
-            sim.command(target.pose, target.values["gripper"])
-        if action.seq == self._playing:
-            return
-        self._playing = action.seq
-        self.acted.append(
-            Acted(
-                captured_ns=self._captured[action.seq],
-                arrived_ns=self.now_ns,
-                passes=action.timings.passes,
-                settled=action.settled,
-                jump_m=math.dist(sim.goal().position, position),
-                kick_m_s=math.dist(sim.commanded_velocity(), velocity),
-            )
-        )
+            self._body.sim.command(target.pose, target.values["gripper"])
+        if action.seq != self._playing:
+            self._playing = action.seq
+            captured_ns, passes = self._captured[action.seq], action.timings.passes
+            self._body.note(before, captured_ns=captured_ns, passes=passes, settled=action.settled)
 
     @property
     def _next_frame_ns(self) -> int:
         return self._camera.frames * self._period_ns
 
-    @property
-    def _next_tick_ns(self) -> int:
-        return (self._ticked + 1) * TICK_NS
-
-    @property
-    def _own_event_ns(self) -> int:
-        return min([self._next_frame_ns, self._next_tick_ns, *(due_ns for due_ns, _ in self._late)])
-
-    def _move_to(self, instant_ns: int) -> None:
-        self._sim.step(max(0.0, self._start_s + instant_ns / 1e9 - self._sim.time))
-        self.now_ns = max(self.now_ns, instant_ns)
-        self._clock.advance_to_ns(START_NS + self.now_ns)
-
     def _capture(self) -> None:
-        pose = self._sim.pose()
-        state = [float(each) for each in state_of(pose, self._sim.aperture)] if self._has_state else []
-        seq = self._session.push([], state, pose, "", self._clock.now_ns())
+        sim = self._body.sim
+        pose = sim.pose()
+        state = [float(each) for each in state_of(pose, sim.aperture)] if self._has_state else []
+        seq = self._session.push([], state, pose, "", START_NS + self._body.now_ns)
         sent = next(self._outgoing).frame  # but for the pixels, which the camera has
-        self._captured[seq] = self.now_ns
+        self._captured[seq] = self._body.now_ns
         frame = self._camera.capture(state, sent.stamp_ns)
         if self._continues:
             if sent.HasField("arrived"):
                 self._ages.arrived(sent.arrived.seq, sent.arrived.age_ns)
             playing = Playing(sent.playing.seq, sent.playing.step) if sent.HasField("playing") else None
             frame = replace(frame, playing=playing, delay_ns=self._ages.expected_ns)
-        self._worker.inbox.put(frame)
+        self._send(frame)
 
 
 def _settings(period_ns: int, state: tuple[StateSpec, ...]) -> SessionSettings:

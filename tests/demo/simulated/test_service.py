@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from edgeflow.demo.camera import Delay
-from edgeflow.demo.episodes import EpisodeRun
-from edgeflow.demo.virtual import VirtualService
+from edgeflow.demo.simulated.body import Delay
+from edgeflow.demo.simulated.episodes import EpisodeRun
+from edgeflow.demo.simulated.service import VirtualService
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine

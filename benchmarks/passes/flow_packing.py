@@ -8,8 +8,8 @@
 The systems take turns, so that a machine that slows down slows all of them; ratios are taken round by round. Chunks are
 compared with the first system's. A second table says where the time of a pass goes.
 
-    .venv/bin/python -m benchmarks.flow_packing --json benchmarks/results/flow-packing-cpu.json
-    .venv/bin/python -m benchmarks.flow_packing --model CHECKPOINT
+    .venv/bin/python -m benchmarks.passes.flow_packing --json benchmarks/results/flow-packing-cpu.json
+    .venv/bin/python -m benchmarks.passes.flow_packing --model CHECKPOINT
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Milliseconds per chunk at SmolVLA-450M's sizes on this processor, beside LeRobot's policy on the same weights.
 
-    .venv/bin/python -m benchmarks.smolvla_cpu --lerobot-python ENVIRONMENT/bin/python --json FILE
+    .venv/bin/python -m benchmarks.smolvla --lerobot-python ENVIRONMENT/bin/python --json FILE
 
 Random weights, frames of one and of three cameras of 640x480, text padded to 48 tokens, the same noise for both sides.
 LeRobot runs in a separate environment; without one its side is skipped. The sides answer in turn, one chunk at a
@@ -38,7 +38,7 @@ CAMERAS = (1, 3)
 BAR = 0.8  # of the time of LeRobot's better type
 DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.05}
 """Of normalised actions to 5, at most. LeRobot's own in bfloat16 are 0.02 from those in float32."""
-HELPER = Path(__file__).parent / "smolvla" / "lerobot_chunks.py"
+HELPER = Path(__file__).parent / "lerobot_chunks.py"
 Chunk = Mapping[str, Any]
 """chunk_ms; cpu_ms, its processor time; parts_ms by name, which add up to chunk_ms; step_ms of each denoising step."""
 

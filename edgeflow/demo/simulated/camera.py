@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from edgeflow.demo.world.scene import POLICY_SIZE, Moment
 from edgeflow.demo.world.sim import RobotSim
@@ -11,15 +10,6 @@ from edgeflow.ipc.messages import SubmitFrame
 
 SESSION = 1
 EPOCH = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """A delay between a frame and its action, uniform in mean_ns +- jitter_ns. seed: of the draws."""
-
-    mean_ns: int
-    jitter_ns: int = 0
-    seed: int = 0
 
 
 class Camera:

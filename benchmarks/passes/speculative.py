@@ -1,6 +1,6 @@
 """The cost of a steady speculative pass of the embedded policy, in full pipelined passes.
 
-    .venv/bin/python -m benchmarks.speculative_pass --json benchmarks/results/speculative-pass-cpu-DATE.json
+    .venv/bin/python -m benchmarks.passes.speculative --json benchmarks/results/speculative-pass-cpu-DATE.json
 
 Frames are those of episodes that the expert acts out, in order, 50 ms apart, one per pass. Both modes take turns,
 episode by episode, and the ratio is taken per episode. Passes while the pipeline fills are left out.

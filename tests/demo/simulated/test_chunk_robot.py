@@ -7,41 +7,30 @@ import pytest
 import torch
 
 from edgeflow.client.pose import from_rotvec, multiply
-from edgeflow.demo.camera import Delay
-from edgeflow.demo.episodes import Execution
 from edgeflow.demo.flow_training.chunks import expert_chunks
-from edgeflow.demo.virtual import VirtualService
+from edgeflow.demo.simulated.body import Delay
+from edgeflow.demo.simulated.episodes import Execution
+from edgeflow.demo.simulated.service import VirtualService
 from edgeflow.demo.world.layout import TOOL_DOWN
-from edgeflow.demo.world.scene import Scene
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.one_pass import OnePassEngine
 from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.scheduler.scheduler import SchedulerLimits
-from edgeflow.types import PROMPT, ActionSchema, CameraNeed, Pace, PolicyInputs, Stage, StageProgram, StateSpec
+from edgeflow.types import Pace
 from tests.demo.flow_training.reference import flat
+from tests.demo.simulated.one_pass import ROWS, OnePassStub
 
-ROWS, STEP_MS, MS = 16, 50.0, 1_000_000
+MS = 1_000_000
+
+pytestmark = pytest.mark.usefixtures("blind")
 
 
-class ExpertPolicy:
+class ExpertPolicy(OnePassStub):
     """A policy that reads the state it is sent and knows where the handle is."""
-
-    fixed_rows = 1
-    device, dtype = torch.device("cpu"), torch.float32
-    unnorm_keys = ("expert",)
-    inputs = PolicyInputs(
-        cameras=(CameraNeed(name="wrist", named=False),), state=(StateSpec(name="observation.state", size=7),)
-    )
 
     def __init__(self, sim: RobotSim) -> None:
         self._sim = sim
-
-    def program(self, unnorm_key=None):
-        return StageProgram((Stage(rows=PROMPT),))
-
-    def text_rows(self, instruction, state=None):
-        return 0
 
     def prepare(self, observation):
         state = np.array(observation.state["observation.state"])
@@ -51,36 +40,12 @@ class ExpertPolicy:
         grasp = flat(self._sim.grasps()[self._sim.task.target])
         return torch.from_numpy(np.stack([expert_chunks(frame, grasp, ROWS) for frame in frames]))
 
-    def actions(self, values, unnorm_key=None):
-        return values
-
-    def action_schema(self, unnorm_key=None):
-        return ActionSchema(
-            names=("x", "y", "z", "roll", "pitch", "yaw", "gripper"),
-            units=("m",) * 3 + ("rad",) * 3 + ("fraction",),
-            low=(-1.0,) * 6 + (0.0,),
-            high=(1.0,) * 7,
-            relative=(True,) * 6 + (False,),
-            frame="tool",
-            rotation="rotvec",
-            horizon=ROWS,
-            step_ms=STEP_MS,
-        )
-
 
 @pytest.fixture(scope="module")
 def sim():
     simulation = RobotSim(0, 0.05)
     yield simulation
     simulation.close()
-
-
-@pytest.fixture(autouse=True)
-def blind(monkeypatch):
-    """Frames are not drawn: the policy does not look at them."""
-    monkeypatch.setattr(
-        Scene, "picture", lambda _scene, _moment, _camera, width, height: np.zeros((height, width, 3), np.uint8)
-    )
 
 
 def run(sim, pass_ms, *, period_s=0.05, delay=None, seed=3, execution=Execution.FRESH):

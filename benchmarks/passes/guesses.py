@@ -1,6 +1,6 @@
 """Two ways to guess behind a wrong draft: what the pass gave there, or the guess of before. Passes per settled action.
 
-    .venv/bin/python -m benchmarks.guesses --json benchmarks/results/guesses-cpu-DATE.json
+    .venv/bin/python -m benchmarks.passes.guesses --json benchmarks/results/guesses-cpu-DATE.json
 
 Closed loop with the embedded policy, drafts verified exactly, objects at 5 cm/s, passes of the RTX 5090 profile, the
 same episodes.
@@ -15,9 +15,9 @@ from rich.progress import track
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.config import ServiceConfig
-from edgeflow.demo.episodes import EpisodeRun
 from edgeflow.demo.measure import FRESH_SEEDS
-from edgeflow.demo.virtual import VirtualService
+from edgeflow.demo.simulated.episodes import EpisodeRun
+from edgeflow.demo.simulated.service import VirtualService
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine

@@ -3,7 +3,7 @@
 It uses the embedded policy's sizes and weights; K is set here, and the prompts are random tokens, so the output means
 nothing but must be equal in both modes. The two modes alternate; the ratio is the median over rounds.
 
-    .venv/bin/python -m benchmarks.sweep --json benchmarks/results/sweep-cpu.json --png benchmarks/results/sweep-cpu.png
+    .venv/bin/python -m benchmarks.passes.sweep --json FILE --png PNG
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 The systems take turns (A B C D E A B C D E …), so that a machine that slows down slows all of them; ratios are taken
 round by round. Every system's tokens are compared with serial decoding's.
 
-    .venv/bin/python -m benchmarks.pipeline --json benchmarks/results/pipeline-cpu.json
+    .venv/bin/python -m benchmarks.passes.pipeline --json benchmarks/results/pipeline-cpu.json
 """
 
 from __future__ import annotations

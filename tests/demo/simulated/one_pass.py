@@ -1,0 +1,42 @@
+"""The parts of a policy of chunks that tests of simulated robots share."""
+
+from __future__ import annotations
+
+import torch
+
+from edgeflow.types import PROMPT, ActionSchema, CameraNeed, PolicyInputs, Stage, StageProgram, StateSpec
+
+ROWS, STEP_MS = 16, 50.0
+
+
+class OnePassStub:
+    """A policy that answers a frame with ROWS rows in one pass, the tool's displacements and the gripper's opening."""
+
+    fixed_rows = 1
+    device, dtype = torch.device("cpu"), torch.float32
+    unnorm_keys = ("stub",)
+    inputs = PolicyInputs(
+        cameras=(CameraNeed(name="wrist", named=False),), state=(StateSpec(name="observation.state", size=7),)
+    )
+
+    def program(self, unnorm_key=None):
+        return StageProgram((Stage(rows=PROMPT),))
+
+    def text_rows(self, instruction, state=None):
+        return 0
+
+    def actions(self, values, unnorm_key=None):
+        return values
+
+    def action_schema(self, unnorm_key=None):
+        return ActionSchema(
+            names=("x", "y", "z", "roll", "pitch", "yaw", "gripper"),
+            units=("m",) * 3 + ("rad",) * 3 + ("fraction",),
+            low=(-1.0,) * 6 + (0.0,),
+            high=(1.0,) * 7,
+            relative=(True,) * 6 + (False,),
+            frame="tool",
+            rotation="rotvec",
+            horizon=ROWS,
+            step_ms=STEP_MS,
+        )
