@@ -8,6 +8,7 @@ from statistics import median_low
 KEPT_AGES = 64
 AGE_PERCENT = 95  # of them are at most as old as is expected
 FEWEST_TO_LEAVE_OUT_ONE = 3
+ENOUGH = 20  # ages that are relied upon without what was foretold
 MOST_AGE_NS = 60_000_000_000  # that a robot is believed
 
 
@@ -25,7 +26,8 @@ class AnswerAges:
 
     The robot says them; until it does, and if it never does, an age is the time in the service and what the transport
     of others took. Expected is the age that AGE_PERCENT of them had at most, or of few, from
-    FEWEST_TO_LEAVE_OUT_ONE on, all but one: a spike, as a slow first answer, moves it little, and is forgotten.
+    FEWEST_TO_LEAVE_OUT_ONE on, all but one: a spike, as a slow first answer, moves it little, and is forgotten. Fewer
+    than ENOUGH may all have been lucky, so then it is at least what was foretold.
     """
 
     def __init__(self) -> None:
@@ -45,13 +47,12 @@ class AnswerAges:
         age.age_ns = max(min(age_ns, MOST_AGE_NS), age.server_ns)
         return age.fits_ns is not None and age.age_ns > age.fits_ns
 
-    @property
-    def expected_ns(self) -> int:
-        """The age of the next frame when its answer arrives; 0 before the first answer."""
+    def expected_ns(self, foretold_ns: int) -> int:
+        """The age of the next frame when its answer arrives. foretold_ns: before any was measured."""
         if not self._ages:
-            return 0
+            return foretold_ns
         transports = [each.age_ns - each.server_ns for each in self._ages.values() if each.age_ns is not None]
         usual_ns = median_low(transports) if transports else 0
         ages = sorted(each.server_ns + usual_ns if each.age_ns is None else each.age_ns for each in self._ages.values())
         left_out = max((100 - AGE_PERCENT) * len(ages) // 100, int(len(ages) >= FEWEST_TO_LEAVE_OUT_ONE))
-        return ages[-1 - left_out]
+        return max(ages[-1 - left_out], foretold_ns if len(ages) < ENOUGH else 0)

@@ -13,7 +13,7 @@ EPOCH = 1
 
 
 class Camera:
-    """Captures frames that are drawn when their prefill is planned, as the camera saw them."""
+    """Captures frames that are drawn when they begin, as the camera saw them."""
 
     def __init__(self, sim: RobotSim) -> None:
         self.frames = 0
@@ -38,7 +38,9 @@ class Camera:
         )
 
     def draw(self, seq: int) -> None:
-        """Fill the buffer of a frame; older ones will not be needed."""
+        """Fill the buffer of a frame, once; older ones will not be needed."""
+        if seq not in self._waiting:
+            return
         moment, pixels = self._waiting[seq]
         pixels[:] = self._sim.draw(moment).tobytes()
         self.drawn += 1

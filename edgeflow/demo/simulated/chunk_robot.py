@@ -37,7 +37,8 @@ class _BodyClock:
 class ChunkRobot:
     """Captures a frame every period and plays what the SDK hands out (demo/simulated/service.Robot).
 
-    continues: answers continue the chunk being played (real-time chunking), where the policy can.
+    continues: answers continue the chunk being played (real-time chunking), where the policy can. foretold_ns: the
+    greatest age of an answer, as the service foretells it.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ChunkRobot:
         period_ns: int,
         state: tuple[StateSpec, ...],
         continues: bool,
+        foretold_ns: int,
     ) -> None:
         self._body = body
         self._camera = camera
@@ -61,6 +63,7 @@ class ChunkRobot:
         self._captured: dict[int, int] = {}
         self._ticks = Ticks()
         self._continues = continues
+        self._foretold_ns = foretold_ns
         self._ages = AnswerAges()
         self._directive: Directive | None = None
         self._playing = 0
@@ -143,7 +146,8 @@ class ChunkRobot:
             if sent.HasField("arrived"):
                 self._ages.arrived(sent.arrived.seq, sent.arrived.age_ns)
             playing = Playing(sent.playing.seq, sent.playing.step) if sent.HasField("playing") else None
-            frame = replace(frame, playing=playing, delay_ns=self._ages.expected_ns)
+            delay_ns = self._ages.expected_ns(self._foretold_ns)
+            frame = replace(frame, playing=playing, delay_ns=delay_ns, unplayed_from=int(playing is None))
         self._send(frame)
 
 

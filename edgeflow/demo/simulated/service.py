@@ -2,7 +2,7 @@
 
 A pass lasts as long as a device profile says, or as was measured on this machine at the start; the simulated robot
 uses the same clock. Nothing sleeps, so hundreds of episodes at the pace of a slow device take minutes. A frame is drawn
-when its prefill is planned, as the camera saw it when it was captured: frames that newer ones replace are never drawn.
+when it begins, as the camera saw it when it was captured: frames that newer ones replace are never drawn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession
 from edgeflow.reasons import Reason
-from edgeflow.scheduler.plan import FrameRef, Pass
+from edgeflow.scheduler import forecast
+from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import Pace, PassTimes
 from edgeflow.worker.worker import Worker
@@ -56,7 +57,7 @@ class VirtualService:
         published: list[Message] = []
         worker = self._worker(clock, published, pace, camera.draw)
         robot = self._robot(
-            body, camera, Answers(delay), worker.inbox.put, period_ns=round(period_s * 1e9), anchored=anchored
+            body, camera, Answers(delay), worker.inbox.put, pace, period_ns=round(period_s * 1e9), anchored=anchored
         )
         overtaken = 0
         while body.running:
@@ -81,7 +82,7 @@ class VirtualService:
         )
 
     def _robot(
-        self, body: Body, camera: Camera, answers: Answers, send: Send, *, period_ns: int, anchored: bool
+        self, body: Body, camera: Camera, answers: Answers, send: Send, pace: Pace, *, period_ns: int, anchored: bool
     ) -> Robot:
         policy = self._engine.policy
         schema, has_state = policy.action_schema(policy.unnorm_keys[0]), bool(policy.inputs.state)
@@ -98,7 +99,12 @@ class VirtualService:
             period_ns=period_ns,
             state=policy.inputs.state,
             continues=self._execution is Execution.RTC,
+            foretold_ns=self._foretold_ns(pace, period_ns),
         )
+
+    def _foretold_ns(self, pace: Pace, period_ns: int) -> int:
+        robot = forecast.Robot(pace=pace, period_ns=period_ns, program=self._engine.policy.program())
+        return forecast.forecast(self._times, self._limits, [robot])[0].worst_age_ns
 
     def _worker(self, clock: ManualClock, published: list[Message], pace: Pace, draw: Callable[[int], None]) -> Worker:
         def wait(seconds: float) -> None:
@@ -113,17 +119,17 @@ class VirtualService:
 
 
 class _Watched(Scheduler):
-    """A scheduler that announces each frame whose prefill it plans."""
+    """A scheduler that announces each frame that is about to begin."""
 
     def __init__(self, limits: SchedulerLimits, announce: Callable[[int], None]) -> None:
         super().__init__(limits)
         self._announce = announce
 
-    def plan(self, now_ns: int) -> Pass[FrameRef] | None:
-        planned = super().plan(now_ns)
-        for segment in planned.prefills if planned else ():
-            self._announce(segment.sequence.seq)
-        return planned
+    def begins(self, now_ns: int) -> list[FrameRef]:
+        frames = super().begins(now_ns)
+        for frame in frames:
+            self._announce(frame.seq)
+        return frames
 
 
 class Robot(Protocol):

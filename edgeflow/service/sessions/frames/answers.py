@@ -45,8 +45,8 @@ class Answers:
 
     @property
     def expected_delay_ns(self) -> int:
-        """The age of the next frame when its answer arrives: as measured, before the first answer as foretold."""
-        return self.ages.expected_ns or self._age_limit.foretold_ns
+        """The age of the next frame when its answer arrives: as measured, for the first ones at least as foretold."""
+        return self.ages.expected_ns(self._age_limit.foretold_ns)
 
     def judge(self, track: Track, message: FrameResult) -> Ready | Withheld:
         """The answer to a frame, if it is finite, within the limits and starts no resting robot in mid-motion."""
