@@ -159,15 +159,20 @@ def test_an_answer_is_asked_to_keep_the_rows_that_are_played_until_it_arrives(si
     engine, result = run(sim, Execution.RTC, pass_ms=pass_ms, delay=delay)
     end_ns = START_NS + result.seconds * 1e9
     arrived = {stamp_ns: time_ns for stamp_ns, (time_ns, _) in heard.arrivals.items() if time_ns < end_ns}
-    arrived = {stamp_ns: time_ns for stamp_ns, time_ns in arrived.items() if stamp_ns in engine.asked}
-    assert len(arrived) > 30
-    for stamp_ns, time_ns in arrived.items():
+    first_ns = min(arrived.values())  # until then the robot rests, and a delay beside the passes' is not known
+    settled_ns = START_NS if delay is None else first_ns + 8 * STEP_NS
+    known = {stamp_ns: time_ns for stamp_ns, time_ns in arrived.items() if stamp_ns >= settled_ns}
+    known = {stamp_ns: time_ns for stamp_ns, time_ns in known.items() if stamp_ns in engine.asked}
+    assert len(known) > 30
+    for stamp_ns, time_ns in known.items():
         previous = engine.asked[stamp_ns]
         passed = -(-(time_ns - stamp_ns) // STEP_NS)
         assert passed <= previous.delay <= passed + 1
-        played = [heard.played_at(stamp_ns + row * STEP_NS) for row in range(passed)]
-        assert np.array_equal(previous.values[:passed], played)
-    assert result.late == 0
+        for row in range(passed):
+            instant_ns = stamp_ns + row * STEP_NS
+            if instant_ns >= first_ns:
+                assert np.array_equal(previous.values[row], heard.played_at(instant_ns))
+    assert result.late <= (0 if delay is None else 8), "of the first answers"
     assert len(engine.policy.answered) - len(engine.asked) <= 4, "only those that found nothing played are fresh"
 
 
