@@ -9,7 +9,6 @@ KEPT_AGES = 64
 AGE_PERCENT = 95  # of them are at most as old as is expected
 FEWEST_TO_LEAVE_OUT_ONE = 3
 ENOUGH = 20  # ages that are relied upon without what was foretold
-MOST_AGE_NS = 60_000_000_000  # that a robot is believed
 
 
 @dataclass(slots=True)
@@ -44,7 +43,7 @@ class AnswerAges:
         age = self._ages.get(seq)
         if age is None or age.age_ns is not None:
             return False
-        age.age_ns = max(min(age_ns, MOST_AGE_NS), age.server_ns)
+        age.age_ns = max(age_ns, age.server_ns)
         return age.fits_ns is not None and age.age_ns > age.fits_ns
 
     def expected_ns(self, foretold_ns: int) -> int:

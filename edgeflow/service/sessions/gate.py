@@ -87,9 +87,14 @@ class AgeLimit:
         return self._validity_ns + self._expected_ns
 
     @property
+    def oldest_ns(self) -> int:
+        """The age of a frame from which no row of its answer is executed."""
+        return self.ns + self._reach_ns
+
+    @property
     def spare_ns(self) -> int:
         """The part of the limit that remains beyond the time that frames are expected to take."""
-        return self.ns + self._reach_ns - self._expected_ns
+        return self.oldest_ns - self._expected_ns
 
     @property
     def _expected_ns(self) -> int:

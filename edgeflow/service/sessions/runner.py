@@ -271,7 +271,7 @@ class SessionRunner:
         playing, arrived = frame.playing, frame.arrived
         if playing is not None and not self.session.answers.sent.has(playing.seq, playing.step):
             self._metrics.unknown_chunks.inc()
-        if arrived is not None and self.session.answers.ages.arrived(arrived.seq, arrived.age_ns):
+        if arrived is not None and self.session.answers.arrived(arrived.seq, arrived.age_ns):
             self._metrics.late_chunks.inc()
 
     def _observe_gap(self, now_ns: int) -> None:

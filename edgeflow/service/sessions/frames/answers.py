@@ -48,6 +48,13 @@ class Answers:
         """The age of the next frame when its answer arrives: as measured, for the first ones at least as foretold."""
         return self.ages.expected_ns(self._age_limit.foretold_ns)
 
+    def arrived(self, seq: int, age_ns: int) -> bool:
+        """The robot says how old a frame was when its answer arrived; True if that is news, and it came too late.
+
+        What is older than any row may be counts as just that old, so that no report makes later delays absurd.
+        """
+        return self.ages.arrived(seq, min(age_ns, self._age_limit.oldest_ns))
+
     def judge(self, track: Track, message: FrameResult) -> Ready | Withheld:
         """The answer to a frame, if it is finite, within the limits and starts no resting robot in mid-motion."""
         self._age_limit.times.observe(track.decode_ns + message.queue_ns + message.inference_ns)
