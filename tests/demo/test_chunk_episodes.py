@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from edgeflow.demo.chunk_episodes import ChunkTiming, run_chunks
 from edgeflow.demo.flow_training.chunks import expert_chunks
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
+from tests.demo.chunk_episodes import ChunkTiming, run_chunks
 from tests.demo.flow_training.reference import flat
 
 ROWS = 16

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from edgeflow.demo.flow_training.batches import Normaliser
 from edgeflow.demo.flow_training.chunks import Spread
 from edgeflow.demo.flow_training.network import FlowNetwork
-from edgeflow.demo.flow_training.sampling import FlowSampler
 from edgeflow.demo.flow_training.size import FlowSize
+from tests.demo.flow_training.sampling import FlowSampler
 
 _STATISTICS = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 

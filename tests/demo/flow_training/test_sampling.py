@@ -2,15 +2,15 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.demo.chunk_episodes import Observation
 from edgeflow.demo.flow_training.batches import Normaliser
 from edgeflow.demo.flow_training.chunks import Spread
 from edgeflow.demo.flow_training.continuing import MOST_DELAY
 from edgeflow.demo.flow_training.network import FlowNetwork
-from edgeflow.demo.flow_training.sampling import FlowSampler
 from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import SPECIAL, prompt_ids, train_tokenizer
 from edgeflow.demo.training.tokenizer import all_instructions
+from tests.demo.chunk_episodes import Observation
+from tests.demo.flow_training.sampling import FlowSampler
 
 SIZE = FlowSize(layers=2, vision_layers=1)
 

@@ -10,7 +10,6 @@ import torch
 from tokenizers import Tokenizer
 
 from edgeflow.demo.flow_training.export import IMAGE, STATE
-from edgeflow.demo.flow_training.sampling import integrate
 from edgeflow.demo.flow_training.tokenizer import prompt_ids
 from edgeflow.demo.world.proprioception import state_of
 from edgeflow.demo.world.sim import RobotSim
@@ -20,6 +19,7 @@ from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
 from edgeflow.policies.flow.runs import Runner
 from edgeflow.types import Image, Mode, Observation
 from tests.demo.flow_training.reference import read_network, read_normaliser
+from tests.demo.flow_training.sampling import integrate
 from tests.policies.flow.served import loaded
 
 pytestmark = pytest.mark.usefixtures("one_thread")

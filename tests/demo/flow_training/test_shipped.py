@@ -7,7 +7,6 @@ from safetensors import safe_open
 
 from edgeflow.client.actions import resolve_rows
 from edgeflow.client.pose import distance
-from edgeflow.demo.chunk_episodes import ChunkTiming, Observation, run_chunks
 from edgeflow.demo.flow_training.export import STATE
 from edgeflow.demo.measure import FRESH_SEEDS, measure_runs
 from edgeflow.demo.world.proprioception import state_of
@@ -16,6 +15,7 @@ from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import PHRASES
 from edgeflow.model_paths import EMBEDDED_FLOW, EMBEDDED_FLOW_POLICY, resolve_model
 from edgeflow.types import ActionSchema
+from tests.demo.chunk_episodes import ChunkTiming, Observation, run_chunks
 from tests.demo.flow_training.reference import read_json, read_sampler, size_of
 
 FOLDER = EMBEDDED_FLOW_POLICY

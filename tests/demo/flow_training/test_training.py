@@ -3,13 +3,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.demo.chunk_episodes import ChunkTiming, Observation, run_chunks
 from edgeflow.demo.flow_training.batches import Normaliser, draw_batch, make_prompts
 from edgeflow.demo.flow_training.chunks import label_all
 from edgeflow.demo.flow_training.data import FlowStudio, make_flow_dataset
 from edgeflow.demo.flow_training.export import write_flow_checkpoint
 from edgeflow.demo.flow_training.loop import FlowPlan, FlowTrainer, plan_for, train_flow
-from edgeflow.demo.flow_training.sampling import FlowSampler
 from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import train_tokenizer
 from edgeflow.demo.learning.rates import rate_share
@@ -18,7 +16,9 @@ from edgeflow.demo.world.layout import COLOURS, HANDLES
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
 from edgeflow.errors import ConfigError
+from tests.demo.chunk_episodes import ChunkTiming, Observation, run_chunks
 from tests.demo.flow_training.reference import read_json, read_network, read_normaliser, read_sampler, size_of
+from tests.demo.flow_training.sampling import FlowSampler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PLAN = FlowPlan(states=CHUNK, vision_steps=2, flow_steps=2, continuing_steps=2, frames=4)
@@ -60,14 +60,16 @@ def test_branches_ask_for_the_chunk_of_the_handle_that_they_name(data):
 
 
 def test_training_lowers_the_loss_of_both_phases(data):
-    trainer = FlowTrainer(data, FlowPlan(CHUNK, vision_steps=25, flow_steps=12, frames=8), 0, "cpu")
+    trainer = FlowTrainer(data, FlowPlan(states=CHUNK, vision_steps=25, flow_steps=12, frames=8), 0, "cpu")
     losses = [trainer.step()[0] for _ in range(37)]
     assert np.mean(losses[22:25]) < 0.8 * losses[0]
     assert np.mean(losses[35:]) < 0.95 * losses[25]
 
 
 def test_the_last_phase_teaches_the_expert_alone_to_continue_chunks(data):
-    trainer = FlowTrainer(data, FlowPlan(CHUNK, vision_steps=1, flow_steps=1, continuing_steps=30, frames=8), 0, "cpu")
+    trainer = FlowTrainer(
+        data, FlowPlan(states=CHUNK, vision_steps=1, flow_steps=1, continuing_steps=30, frames=8), 0, "cpu"
+    )
     for _ in range(2):
         trainer.step()
     before = {name: weight.clone() for name, weight in trainer.network.state_dict().items()}

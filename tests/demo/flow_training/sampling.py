@@ -9,11 +9,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from edgeflow.demo.chunk_episodes import Observation, Rows
 from edgeflow.demo.flow_training.batches import Normaliser
 from edgeflow.demo.flow_training.continuing import MOST_DELAY
 from edgeflow.demo.flow_training.network import FlowNetwork, Prefix
 from edgeflow.demo.flow_training.tokenizer import prompt_ids
+from tests.demo.chunk_episodes import Observation, Rows
 
 
 class FlowSampler:
