@@ -59,6 +59,7 @@ class Session:
         self.error: EdgeflowError | None = None
         self.refused = self.closed = False
         self._settings = settings
+        self._asked = settings  # of the next stream
         self._instruction = instruction
         self._clock = clock
         self._aging = aging
@@ -74,12 +75,12 @@ class Session:
 
     def opening(self) -> pb.Open:
         """The Open message of the next stream."""
-        return open_message(self._settings, self._instruction)
+        return open_message(self._asked, self._instruction)
 
     def ask_less(self, refusal: EdgeflowError) -> bool:
         """Ask for less in the next stream if that explains the refusal; False if it does not."""
-        settings = settings_after(refusal, self._settings)
-        self._settings = settings or self._settings
+        settings = settings_after(refusal, self._asked)
+        self._asked = settings or self._asked
         return settings is not None
 
     def push(
@@ -146,7 +147,7 @@ class Session:
         """A stream was opened; FailedPrecondition if the answer cannot be interpreted or does not suit the robot."""
         opened = opened_of(message)
         self._aging.check(opened.schema)
-        check_rtc(self._settings, opened)
+        check_rtc(self._asked, opened)
         self.opened, self.error, self._outgoing = opened, None, outgoing
         self.flight.leave_all()
         self.flight.opens += 1
@@ -170,6 +171,8 @@ class Session:
 
     def stream_ended(self, error: EdgeflowError, final: bool) -> None:
         """The stream ended. final: the service does not take this session back."""
+        if self._outgoing is not None:
+            self._asked = self._settings  # the next service may be a newer one
         self.error, self.refused, self._outgoing = error, final, None
         if not self.closed:
             self._watchdog.halt(Command.HOLD, Reason.REFUSED if final else Reason.DISCONNECTED)

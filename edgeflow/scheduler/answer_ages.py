@@ -8,7 +8,7 @@ from statistics import median_low
 KEPT_AGES = 64
 AGE_PERCENT = 95  # of them are at most as old as is expected
 FEWEST_TO_LEAVE_OUT_ONE = 3
-ENOUGH = 20  # ages that are relied upon without what was foretold
+ENOUGH = 8  # ages that are relied upon without what was foretold
 
 
 @dataclass(slots=True)

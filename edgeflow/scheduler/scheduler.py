@@ -123,6 +123,11 @@ class Scheduler:
         """The frames that the next pass begins with, were it planned now."""
         return [queue.begins for queue in self._choose(now_ns) if queue.begins is not None]
 
+    def lands(self, session: int) -> bool:
+        """True while a pass that finishes a frame of a session is planned and not committed."""
+        queue = self._sessions.get(session)
+        return queue is not None and queue.lands
+
     def refuse(self, frame: FrameRef) -> list[Departure]:
         """A frame that waits leaves, since the policy refuses it; any other stays."""
         queue = self._sessions.get(frame.session)

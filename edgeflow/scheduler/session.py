@@ -58,6 +58,11 @@ class SessionQueue:
         self._pace = served_pace(pace, self._program)
 
     @property
+    def lands(self) -> bool:
+        """True while a pass that finishes a frame is planned and not committed."""
+        return bool(self._landing)
+
+    @property
     def begins(self) -> FrameRef | None:
         """The frame that the next pass begins with, if there is one."""
         return None if self._rounds_left > 0 and self._flights else self.waiting

@@ -83,6 +83,8 @@ class Worker:
         """One turn of the loop; False when there was nothing to run."""
         turn_ns = self._clock.now_ns()
         self._drain()
+        if self._running and self._control.awaits_answer(turn_ns):
+            self._commit(0)
         control = self._control.launch(turn_ns)
         if control is not None:
             shape = len(control.ticket.planned.prefills), control.ticket.planned.decode_rows

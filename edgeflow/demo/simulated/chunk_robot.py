@@ -75,12 +75,12 @@ class ChunkRobot:
 
     @property
     def late(self) -> int:
-        """Chunks that came later than they were made for."""
+        """Chunks that did not fit what was played when they came."""
         return self._session.flight.late
 
     @property
     def late_played(self) -> int:
-        """Late chunks that were played because there was nothing else."""
+        """Of these, chunks that were played once that was over."""
         return self._session.flight.late_played
 
     @property

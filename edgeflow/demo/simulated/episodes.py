@@ -48,7 +48,7 @@ class EpisodeRun:
     """Result of one episode. seconds: simulated.
 
     frames: captured. begun: of these, prefilled. overtaken: of these, left behind by a newer frame. late: chunks that
-    came later than they were made for; late_played: of these, played because there was nothing else.
+    did not fit what was played; late_played: of these, played once that was over.
     """
 
     outcome: Outcome

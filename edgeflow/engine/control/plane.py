@@ -213,6 +213,13 @@ class ControlPlane:
             )
         return self._engine.policy.fixed_rows + tokens
 
+    def awaits_answer(self, now_ns: int) -> bool:
+        """True if a frame that begins next follows an answer whose pass is not committed: it may have to continue it."""
+        return any(
+            self._scheduler.lands(ref.session) and self._opened[ref.session].follows
+            for ref in self._scheduler.begins(now_ns)
+        )
+
     @property
     def ahead(self) -> int:
         """Passes that may be in flight while the next one is planned: none where a pacer delays the host."""
@@ -257,6 +264,7 @@ class ControlPlane:
     def _prepare(self, message: SubmitFrame, track: Track) -> Any:
         opened, policy = self._opened[message.session], self._engine.policy
         prompt = policy.prepare(observation_of(message, policy.inputs))
+        track.continues = False
         if opened.chunks is None:
             return prompt
         track.plan, track.seam = opened.chunks.plan(message)
@@ -304,9 +312,10 @@ class ControlPlane:
 
         Limits count from the answers sent since the launch too; what the policy continues was fixed then.
         """
-        candidates, plan = answer.candidates, track.plan
-        if opened.chunks is not None and plan is not None:
-            plan = opened.chunks.plan(track.message)[0] or plan
+        candidates, plan, seam = answer.candidates, track.plan, track.seam
+        if opened.chunks is not None and (plan is not None or opened.trajectory.limits):
+            found, _ = opened.chunks.plan(track.message)
+            plan, seam = (found, seam if plan else Seam.CONTINUED) if found else (plan, seam)
         chosen = opened.trajectory.choose(
             1 if candidates is None else len(candidates),
             lambda index: self._engine.actions(answer, opened.unnorm_key, index),
@@ -316,11 +325,11 @@ class ControlPlane:
             delay=opened.chunks.delay(track.message) if opened.chunks is not None else 0,
         )
         conditioned = plan if opened.trajectory.limits else track.plan if track.continues else None
-        unsaid = track.seam is Seam.CONTINUED and conditioned is None
+        unsaid = seam is Seam.CONTINUED and conditioned is None
         report = ChunkReport(
             continues=conditioned.seq if conditioned is not None else 0,
             conditioned_steps=conditioned.delay if conditioned is not None else 0,
-            seam=Seam.NONE if unsaid or not (opened.rtc or opened.trajectory.limits) else track.seam,
+            seam=Seam.NONE if unsaid or not (opened.rtc or opened.trajectory.limits) else seam,
             limited=chosen.limited,
             candidates=chosen.candidates,
             chosen=chosen.index,

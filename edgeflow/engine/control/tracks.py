@@ -58,3 +58,8 @@ class Opened:
     rtc: bool
     trajectory: Trajectory
     chunks: Continuity | None
+
+    @property
+    def follows(self) -> bool:
+        """True if what answers a frame depends on the answers before it."""
+        return self.chunks is not None and (self.rtc or self.trajectory.limits)

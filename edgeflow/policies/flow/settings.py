@@ -129,8 +129,11 @@ def _check_cameras(absent: list[str], cameras: list[str]) -> None:
 def _check_chunking(rtc: ChunkingSettings, config: FlowConfig) -> None:
     if rtc.execution_horizon is not None and rtc.execution_horizon > config.chunk:
         raise ConfigError(f"policy.rtc.execution_horizon: {rtc.execution_horizon} must be 1 to {config.chunk}")
-    if rtc.trained_max_delay is not None and rtc.trained_max_delay > config.chunk:
-        raise ConfigError(f"policy.rtc.trained_max_delay: {rtc.trained_max_delay} must be 1 to {config.chunk}")
+    most = config.trained_delay or config.chunk
+    if rtc.trained_max_delay is not None and rtc.trained_max_delay > most:
+        raise ConfigError(f"policy.rtc.trained_max_delay: {rtc.trained_max_delay} must be 1 to {most}")
+    if rtc.trained_max_delay is not None and rtc.mode != "trained":
+        raise ConfigError('policy.rtc.trained_max_delay: is for "mode": "trained"; set that, or remove it')
     if rtc.mode == "trained" and not (rtc.trained_max_delay or config.trained_delay):
         raise ConfigError(
             "policy.rtc.mode: this checkpoint does not say that it was trained for it: use guided, or state "

@@ -159,6 +159,7 @@ def test_pipelines_that_are_not_served(tmp_path: Path, file: str, change: Callab
         ({"rtc": {"max_guidance_weight": 101.0}}, "policy.rtc.max_guidance_weight: 101.0 must be 0 to 100"),
         ({"rtc": {"execution_horizon": 7}}, "policy.rtc.execution_horizon: 7 must be 1 to 6"),
         ({"rtc": {"mode": "trained", "execution_horizon": 2}}, "policy.rtc.mode: this checkpoint does not say"),
+        ({"rtc": {"trained_max_delay": 2}}, 'policy.rtc.trained_max_delay: is for "mode": "trained"'),
         ({"rtc": {"mode": "trained", "trained_max_delay": 7}}, "policy.rtc.trained_max_delay: 7 must be 1 to 6"),
         ({"absent_cameras": ["front"]}, "policy.absent_cameras: 'front' is not one of"),
         ({"absent_cameras": [TOP, WRIST]}, "policy.absent_cameras: names all cameras"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule
-from edgeflow.errors import CheckpointError, InvalidArgument
+from edgeflow.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow.policies.flow.policy import DenoisingPolicy
 from edgeflow.types import PROMPT, Image, Stage, StageProgram
 from tests.policies.flow.served import loaded, observation
@@ -157,6 +157,8 @@ def test_trained_chunking_takes_the_delay_of_the_training(tmp_path: Path):
     assert policy.rtc == RTCSettings(execution_horizon=5, trained_max_delay=4)
     policy = loaded(directory, rtc={"mode": "trained", "trained_max_delay": 3})
     assert policy.rtc == RTCSettings(execution_horizon=6, trained_max_delay=3)
+    with pytest.raises(ConfigError, match="trained_max_delay: 5 must be 1 to 4"):
+        loaded(directory, rtc={"mode": "trained", "trained_max_delay": 5})
 
 
 def test_a_delay_that_the_checkpoint_does_not_state_may_be_configured(tmp_path: Path):
