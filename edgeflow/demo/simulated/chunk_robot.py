@@ -80,7 +80,7 @@ class ChunkRobot:
 
     @property
     def late_played(self) -> int:
-        """Of these, chunks that were played once that was over."""
+        """Late chunks that were played once that was over."""
         return self._session.flight.late_played
 
     @property

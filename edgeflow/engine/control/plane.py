@@ -214,7 +214,7 @@ class ControlPlane:
         return self._engine.policy.fixed_rows + tokens
 
     def awaits_answer(self, now_ns: int) -> bool:
-        """True if a frame that begins next follows an answer whose pass is not committed: it may have to continue it."""
+        """True if a frame that begins next may have to continue an answer whose pass is not committed."""
         return any(
             self._scheduler.lands(ref.session) and self._opened[ref.session].follows
             for ref in self._scheduler.begins(now_ns)

@@ -92,8 +92,8 @@ def _check_braking(field: str, limits: DimensionLimits, bounds: Bounds, step_s: 
         key, least = "jerk", jerk / step_s**3
     raise ConfigError(
         f"{field}.{key}: a motion of {limits.velocity:g} per second, the limit of its velocity, would need {found:,} "
-        f"rows to come to rest within the workspace; at most {rows:,} may be needed: set {key} to {1.01 * least:.3g} or more, "
-        "or lower velocity"
+        f"rows to come to rest within the workspace; at most {rows:,} may be needed: set {key} to {1.01 * least:.3g} "
+        "or more, or lower velocity"
     )
 
 
