@@ -7,7 +7,7 @@ import signal
 
 from edgeflow.service.worker import starts
 from edgeflow.service.worker.starts import LEAST_S, TIMES, StartLimits
-from tests.service.harness import config, serving
+from tests.service.harness import config, eventually, serving
 from tests.service.processes import Launcher, runs
 
 
@@ -35,9 +35,9 @@ async def test_a_worker_stopped_while_it_starts_is_replaced(checkpoint, monkeypa
         monkeypatch.setenv("EDGEFLOW_TEST_START", "stop")
         os.kill(launcher.pids[0], signal.SIGKILL)
         await robot.notice("worker_lost")
-        while len(launcher.pids) < 2:
-            await robot.frame(1)
-            await robot.status(1)
+        await robot.frame(1)
+        await robot.status(1)
+        await eventually(lambda: len(launcher.pids) == 2)
         monkeypatch.setenv("EDGEFLOW_TEST_START", "")
         await robot.notice("worker_ready")
         (failed,) = served.events("worker_failed")
