@@ -228,17 +228,21 @@ class ControlPlane:
     def _begin(self, now_ns: int) -> Begun:
         """Prepare the frames that the next pass begins with; those that the policy refuses leave.
 
-        Other frames may take the place of one that leaves, so the scheduler is asked until none is new.
+        Other frames may take the place of one that leaves, so then the scheduler is asked again.
         """
-        begun = Begun(started_ns=self._clock.now_ns())
-        while new := [ref for ref in self._scheduler.begins(now_ns) if ref not in begun.prompts]:
-            begun.stamp = begun.stamp or self._engine.stamp()
-            for ref in new:
+        begun, complete = Begun(started_ns=self._clock.now_ns()), False
+        while not complete:
+            complete = True
+            for ref in self._scheduler.begins(now_ns):
+                if ref in begun.prompts:
+                    continue
+                begun.stamp = begun.stamp or self._engine.stamp()
                 try:
                     begun.prompts[ref] = self._prepare(self._waiting[ref], self._tracks[ref])
                 except RequestError as error:
                     self._scheduler.refuse(ref)
                     self._refuse(ref, error)
+                    complete = False
         return begun
 
     def _launch(self, planned: Pass[FrameRef], begun: Begun, turn_ns: int) -> Running[FrameRef]:
