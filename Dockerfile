@@ -10,7 +10,7 @@ FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04@${DEVEL} AS build
 # Ubuntu keeps only its newest builds: a pinned one could not be had for long.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends python3-dev python3-venv \
+    && apt-get install -y --no-install-recommends g++ python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/edgeflow
@@ -24,7 +24,8 @@ COPY deploy/build_flashinfer.py deploy/
 RUN FLASHINFER_CUDA_ARCH_LIST=$ARCHITECTURES FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer \
     python deploy/build_flashinfer.py && rm -rf /tmp/flashinfer
 COPY . .
-RUN pip install --no-deps . && edgeflow config schema > /dev/null
+RUN pip install --no-deps . && edgeflow config schema > /dev/null \
+    && cd / && python -m edgeflow.kernels.native.build  # of the installed package, not of /src
 
 FROM nvidia/cuda:${CUDA}-base-ubuntu24.04@${BASE}
 # gcc and Python's headers: Triton compiles a small launcher for each kernel.

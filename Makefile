@@ -7,7 +7,7 @@ PYTHON ?= python3
 
 setup: .venv/ready
 
-.venv/ready: pyproject.toml constraints/cpu.txt scripts/setup
+.venv/ready: pyproject.toml constraints/cpu.txt scripts/setup $(wildcard edgeflow/kernels/native/*.cpp edgeflow/kernels/native/*.h)
 	PYTHON=$(PYTHON) scripts/setup
 
 demo: setup

@@ -19,6 +19,7 @@ from edgeflow.gpu_suite.subjects.floors import (
     Ceilings,
     Work,
     attention_work,
+    awq_work,
     decoder_work,
     linear_work,
     pipelined_floor_s,
@@ -72,6 +73,8 @@ DEVICES = (
     Device("H100 SXM", 3350, 989, 1979, f"[product page]({NVIDIA}en-us/data-center/h100/), half of the sparse rates"),
     Device("H200 SXM", 4800, 989, 1979, f"[product page]({NVIDIA}en-us/data-center/h200/), half of the sparse rates"),
 )
+GROUP = 128
+"""Inputs of a group of weights in 4 bits, as in the published checkpoints of 7 billion parameters."""
 NAMES = [device.name for device in DEVICES]
 A800 = Ceilings(A800_BANDWIDTH, 312e12)
 ACTIONFLOW_MS = {"AGX Orin 64GB": (803.0, 313.1), "RTX 5090": (131.2, 51.4)}
@@ -84,6 +87,7 @@ def tables() -> dict[str, str]:
         "devices": _devices(),
         "policy-work": _policy_work(),
         "policy-floors": _policy_floors(),
+        "awq-floors": _awq_floors(),
         "actionflow": _actionflow(),
         "chat-work": _chat_work(),
         "chat-floors": _chat_floors(),
@@ -148,6 +152,27 @@ def _policy_floors() -> str:
     heads = ["serial ms", "pipelined ms", "frames/s", "ratio"]
     names = [f"K = {size.stages}: {head}" for size in (OPENVLA, LONG) for head in heads]
     return _table(["predicted bound", *names, "K = 7, fp8: pipelined ms"], rows)
+
+
+def _awq_floors() -> str:
+    """Bounds with the projections in bf16 and in 4 bits."""
+    row, chat = [Span(0, OPENVLA.rows, 1)], CHATS["qwen2.5-7b"]
+    step = [Span(0, 1024, 1)]
+    rows = []
+    for device in DEVICES:
+        ceilings = device.ceilings
+        pairs = [
+            [decoder_work(OPENVLA, row, group) for group in (0, GROUP)],
+            [text_work(chat, step), awq_work(chat, step, GROUP)],
+        ]
+        decode, token = ([ceilings.floor_s(work) for work in pair] for pair in pairs)
+        serial, pipelined = (
+            [floor(OPENVLA, ceilings, group) for group in (0, GROUP)] for floor in (serial_floor_s, pipelined_floor_s)
+        )
+        rows.append([device.name, *(_ms(each) for pair in (decode, serial, pipelined, token) for each in pair)])
+    heads = ["OpenVLA-7B, a decode row", "a frame, serial", "a frame, pipelined", "Qwen2.5-7B, a token at 1024"]
+    names = [f"{head}: {kind}" for head in heads for kind in ("bf16", "4 bits")]
+    return _table(["predicted bound, ms", *names], rows)
 
 
 def _actionflow() -> str:

@@ -15,7 +15,7 @@ if importlib.util.find_spec("typer") is None:
 
 import typer
 
-from edgeflow.commands import chatting, checking, prefixes, serving, settings, training
+from edgeflow.commands import chatting, checking, cosimulating, prefixes, quantizing, serving, settings, training
 from edgeflow.console import open_standard_streams
 from edgeflow.errors import DependencyError, EdgeflowError, StartError
 from edgeflow.loadtest.options import loadtest
@@ -39,11 +39,13 @@ app.command()(loadtest)
 app.command()(serving.demo)
 app.command()(chatting.chat)
 app.command()(checking.verify)
+app.command()(quantizing.quantize)
 app.command("eval-demo")(training.eval_demo)
 app.command("train-demo")(training.train_demo)
 app.command("eval-chat")(chatting.eval_chat)
 app.command()(checking.ops)
 app.command()(checking.tune)
+app.command()(cosimulating.cosim)
 app.command()(checking.doctor)
 config_app.command("schema")(settings.config_schema)
 config_app.command("check")(settings.config_check)

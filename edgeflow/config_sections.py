@@ -71,6 +71,9 @@ class ChatConfig(Section):
         "float",
         description="int8: 8-bit weights in decode steps (CPU); auto: int8 where it is faster; fp8: as for the policy",
     )
+    head: Literal["float", "int8"] = Field(
+        "float", description="int8: the head, and with it a tied embedding, held in 8 bits (CPU)"
+    )
     operators: str = Field(
         "", description="operator overlay from `edgeflow tune` for the chat model; empty = built-in choices"
     )

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -29,6 +29,8 @@ L4T_FOLDERS = tuple(Path("/usr/lib/aarch64-linux-gnu") / name for name in ("nvid
 CUDA_PTXAS = Path("/usr/local/cuda/bin/ptxas")
 KERNEL_TIMEOUT_S = 120
 RENDER_TIMEOUT_S = 60
+PRODUCTS_TIMEOUT_S = 60
+PRODUCTS_ADVICE = "apt-get install g++; python -m edgeflow.kernels.native.build"
 RENDER_ADVICE = "apt-get install libegl1 libgl1 libgl1-mesa-dri   (or: apt-get install libosmesa6)"
 
 
@@ -53,7 +55,8 @@ class Finding:
 def examine() -> list[Finding]:
     """Run every check, in the order in which a new user meets trouble."""
     checks: list[Callable[[], list[Finding]]] = [
-        _python, _machine, _packages, _torch, _ptxas, _libcuda, _kernel, _flashinfer, _rendering, _embedded_policy,
+        _python, _machine, _packages, _torch, _ptxas, _libcuda, _kernel, _flashinfer, _products, _rendering,
+        _embedded_policy,
     ]  # fmt: skip
     return [finding for check in checks for finding in check()]
 
@@ -208,6 +211,13 @@ def _flashinfer() -> list[Finding]:
     else:
         return [Finding("FlashInfer", Verdict.OK, _version("flashinfer-python") or "installed")]
     return [Finding("FlashInfer", Verdict.OPTIONAL, f"{found}; other operators serve", FLASHINFER_ADVICE)]
+
+
+def _products() -> list[Finding]:
+    """The products in C++ for quantised weights on a CPU; without them slower ones serve."""
+    code = "import sys; from edgeflow.kernels.native.library import missing; sys.exit(missing() or 0)"
+    finding = _run_apart("products in C++", code, PRODUCTS_TIMEOUT_S, "built", PRODUCTS_ADVICE)
+    return [replace(finding, verdict=Verdict.OPTIONAL) if finding.verdict is Verdict.MISSING else finding]
 
 
 def _rendering() -> list[Finding]:

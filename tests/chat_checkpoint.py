@@ -56,7 +56,7 @@ def their_model(family: str, **config: Any) -> Any:
         text = {**sizes, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
         settings = transformers.Qwen2_5_VLConfig(
             text_config=text,
-            vision_config=VISION,
+            vision_config={**VISION, "out_hidden_size": sizes["hidden_size"]},
             image_token_id=IMAGE_TOKEN,
             vision_start_token_id=VISION_START,
             tie_word_embeddings=sizes.get("tie_word_embeddings", False),

@@ -49,6 +49,7 @@ COMMANDS = [
     "verify",
     "eval-demo",
     "train-demo",
+    "cosim",
     "doctor",
     "config",
     "config schema",

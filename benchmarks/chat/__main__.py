@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -24,6 +24,7 @@ import torch
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.chat.bandwidth import copy_bytes_per_s
 from benchmarks.chat.figures import (
     Bar,
     Round,
@@ -35,11 +36,10 @@ from benchmarks.chat.figures import (
     peer_ratios,
     system_rows,
 )
-from benchmarks.chat.systems import SHAPE, Answer, Ours, Peer, transformers_eager, write_checkpoint, write_gguf
+from benchmarks.chat.systems import PEERS, SHAPE, Answer, Ours, Peer, transformers_eager, write_checkpoint, write_gguf
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.console import table_console
-from edgeflow.kernels.trials.timing import median_us
 
 JITTER_TOKENS, JITTER_RUNS = 256, 3
 PREFIX_SHARE = 480 / 512
@@ -110,7 +110,7 @@ def _systems(folder: Path, arguments: argparse.Namespace, stack: contextlib.Exit
         write_gguf(arguments.openvino, folder, folder / "model.gguf")
     for name, python in pythons.items():
         if python:
-            peer = Peer(python, PEER_NAMES[name], folder / "model.gguf", arguments.threads)
+            peer = Peer(python, PEERS / f"{PEER_NAMES[name]}.py", folder / "model.gguf", arguments.threads)
             stack.callback(peer.close)
             systems[name] = peer
     return systems
@@ -148,7 +148,7 @@ def _alone(ours: Ours, name: str, token_ms: float, arguments: argparse.Namespace
         Bar(f"first token with {shared} of {arguments.prompt} in a fixed prefix / without", median(ratios), most=0.15),
         Bar(f"time between tokens, p99 / p50 of {JITTER_RUNS} x {JITTER_TOKENS}", jitter(runs), most=1.5),
         Bar(f"MB a token must read ({name})", read / 1e6),
-        Bar("of the bandwidth that a copy reaches", rate / _copy_bytes_per_s()),
+        Bar("of the bandwidth that a copy reaches", rate / copy_bytes_per_s()),
     ]
 
 
@@ -165,14 +165,6 @@ def _prefill_shares(system: Answer, prompt: int) -> dict[str, float]:
         what = "matrix products" if products else "attention" if "attention" in event.key else "all else"
         spent[what] += event.self_cpu_time_total
     return {what: time / sum(spent.values()) for what, time in spent.items()}
-
-
-def _copy_bytes_per_s() -> float:
-    """Bytes per second, read and written, of a block larger than any cache."""
-    source = torch.empty(2**28, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    copy: Callable[[], torch.Tensor] = lambda: target.copy_(source)  # noqa: E731
-    return 2 * source.nbytes / (median_us({"copy": copy}, source.device, 9)["copy"] * 1e-6)
 
 
 def _token_ms(rounds: list[Round], name: str) -> float:

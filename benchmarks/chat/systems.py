@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 PEERS = Path(__file__).parent / "peers"
+REPOSITORY = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,10 @@ def write_checkpoint(folder: Path) -> torch.nn.Module:
 class Ours:
     """One slot and, for a prompt that begins with it, a fixed prefix in another."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, *, int8: bool, capacity: int) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, *, int8: bool, capacity: int, head: str = "float") -> None:
         table: OperatorTable = built_in_table().converting("int8") if int8 else built_in_table()
         config = decoder_config({"model_type": "qwen2", **SHAPE}, "qwen2")
-        self.decoder = LlamaDecoder(config, Weights(folder, dtype, CPU), table=table)
+        self.decoder = LlamaDecoder(config, Weights(folder, dtype, CPU), table=table, head=head)
         self.kv: KVSlots = self.decoder.kv_slots(2, capacity)
 
     def __call__(self, prompt: list[int], count: int, known: int = 0) -> Timed:
@@ -125,11 +127,18 @@ def transformers_eager(model: torch.nn.Module) -> Answer:
 
 
 class Peer:
-    """Another system in a separate process, with an interpreter that has it; `peers/<name>.py` answers lines."""
+    """A system in a separate process, with an interpreter that has it; its script answers lines."""
 
-    def __init__(self, python: Path, script: str, gguf: Path, threads: int) -> None:
-        command = [str(python), str(PEERS / f"{script}.py"), str(gguf), str(threads)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, python: Path, script: Path, model: Path, threads: int, *options: str) -> None:
+        command = [str(python), str(script), str(model), str(threads), *options]
+        packages = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": packages},
+        )
 
     def __call__(self, prompt: list[int], count: int) -> Timed:
         assert self._process.stdin is not None
@@ -141,6 +150,12 @@ class Peer:
                 return Timed(told["times"], told["tokens"])
         raise SystemExit(f"{self._process.args}: ended without an answer")
 
+    def peak_bytes(self) -> int:
+        """The most memory that the process has held, files that it has mapped included."""
+        lines = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii").splitlines()
+        (kib,) = (int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+        return kib << 10
+
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -149,6 +164,6 @@ class Peer:
             pipe.close()
 
 
-def write_gguf(python: Path, checkpoint: Path, out: Path) -> None:
-    """The checkpoint with Q8_0 matrices."""
-    subprocess.run([str(python), str(PEERS / "write_gguf.py"), str(checkpoint), str(out)], check=True)
+def write_gguf(python: Path, checkpoint: Path, out: Path, kind: str = "Q8_0") -> None:
+    """The checkpoint with projections of a kind, and a Q8_0 embedding or one in F16 beside them."""
+    subprocess.run([str(python), str(PEERS / "write_gguf.py"), str(checkpoint), str(out), kind], check=True)

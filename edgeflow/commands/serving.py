@@ -188,10 +188,15 @@ def demo(
     profile: Annotated[
         str, typer.Option(help="Slow passes down to a device's published times: none, orin, rtx5090, FILE.")
     ] = "rtx5090",
+    model: Annotated[
+        str, typer.Option(help="Checkpoint directory of the kind that --policy says; default: the embedded policy.")
+    ] = "",
     policy: Embedded = "tokens",
     out: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("demo-report"),
 ) -> None:
-    """Demonstrate the modes: serve an embedded policy, run the simulated robot against it, and compare."""
-    from edgeflow.demo.command import demo_command
+    """Demonstrate the modes: serve a policy, run the simulated robot against it, and compare."""
+    from edgeflow.demo.command import CHUNK_MODES, DEMO_MODES, demo_command
 
-    raise typer.Exit(demo_command(seconds, speed / 100, profile, EMBEDDED_POLICIES[policy], out))
+    modes = CHUNK_MODES if policy == "flow" else DEMO_MODES
+    model = model or EMBEDDED_POLICIES[policy]
+    raise typer.Exit(demo_command(seconds, speed / 100, profile, model, out, modes=modes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from edgeflow.demo.report import conditions, mode_result, result_table, verdict,
 from edgeflow.demo.service_process import ServiceProcess
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.loadtest.report import json_text
-from edgeflow.model_paths import EMBEDDED_FLOW
 from edgeflow.types import Mode
 
 DEMO_MODES = (Mode.SERIAL, Mode.PIPELINED, Mode.SPECULATIVE)
@@ -38,14 +38,16 @@ def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json
     return 0
 
 
-def demo_command(seconds: float, object_speed: float, profile: str, model: str, out: Path) -> int:
-    """Serve an embedded policy, run one mode after the other, compare them and write the report.
+def demo_command(
+    seconds: float, object_speed: float, profile: str, model: str, out: Path, *, modes: Sequence[Mode]
+) -> int:
+    """Serve a policy, run one mode after the other, compare them and write the report.
 
     seconds: per mode. object_speed: m/s. profile: device whose pass times the passes are held to. model: the policy's
-    name.
+    name or directory.
     """
     console = table_console()
-    frame_hz, modes = _frame_hz(profile), CHUNK_MODES if model == EMBEDDED_FLOW else DEMO_MODES
+    frame_hz = _frame_hz(profile)
     with ServiceProcess(("--model", model, "--profile", profile)) as service:
         with reporting(console) as report:
             address = service.start(report)

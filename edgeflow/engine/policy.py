@@ -168,11 +168,11 @@ class Placement:
 class Footprint:
     """Memory that a policy takes, known before it is loaded.
 
-    decoder: weights that may be converted to another precision, in numbers; other: all other weights. slots: KV slots
-    per session. position_bytes: of one position of a slot, in every layer. positions: of a slot besides those of the
-    text. row_bytes: activations per row of a pass. frame_bytes: of each frame of a pass besides those of its rows, with
-    what its session keeps besides KV. step_rows: positions of a slot that a denoising step takes, 0 without. graphs:
-    whether passes can be replayed as CUDA graphs.
+    decoder: weights that may be converted to another precision, in numbers; other: all other weights that are floats;
+    quantised: bytes of those in 4 bits. slots: KV slots per session. position_bytes: of one position of a slot, in
+    every layer. positions: of a slot besides those of the text. row_bytes: activations per row of a pass. frame_bytes:
+    of each frame of a pass besides those of its rows, with what its session keeps besides KV. step_rows: positions of a
+    slot that a denoising step takes, 0 without. graphs: whether passes can be replayed as CUDA graphs.
     """
 
     decoder: int
@@ -183,6 +183,7 @@ class Footprint:
     row_bytes: int
     frame_bytes: int = 0
     step_rows: int = 0
+    quantised: int = 0
     graphs: bool = False
 
     def row_budget(self, configured: int | None, text_rows: int) -> int:

@@ -55,7 +55,7 @@ class PassInputs:
         cls, buffer: Tensor, shape: PassShape, contract: Contract, places: tuple[Span, ...] | None = None
     ) -> PassInputs:
         """The views of a buffer of `input_bytes`. places: where the host may branch on them."""
-        sections = _sections(shape, contract)
+        sections = _sections_of(shape, contract)
         integers = buffer[: 8 * sections.total].view(torch.long)
         empty = integers[:0]
         views = [integers[part] if part.stop > part.start else empty for part in sections.parts]
@@ -109,7 +109,7 @@ class PassInputs:
 
 def input_bytes(shape: PassShape, contract: Contract) -> int:
     """Size of the buffer behind PassInputs."""
-    return 8 * _sections(shape, contract).total + sum(map(contract.payload_bytes, shape.prefills))
+    return 8 * _sections_of(shape, contract).total + sum(map(contract.payload_bytes, shape.prefills))
 
 
 def harmless(shape: PassShape, contract: Contract, slot: int) -> list[int]:
@@ -182,7 +182,7 @@ def _filled(
     numbers: Sequence[Sequence[int]],
 ) -> list[int]:
     """All whole numbers of a pass."""
-    sections = _sections(shape, contract)
+    sections = _sections_of(shape, contract)
     sampled: list[int] = []
     for first, each, count in zip(sections.firsts, segments, shape.samples, strict=True):
         from_row = first + each.rows - each.samples
@@ -228,9 +228,14 @@ SLOTS, STARTS, ROWS, COUNTS, SAMPLED, MOVES, TOLERANCE, GUESSES = 0, 1, 2, 8, 9,
 """Places in `_Sections.parts` of sections that vary."""
 
 
+def _sections_of(shape: PassShape, contract: Contract) -> _Sections:
+    return _sections(shape, tuple(map(contract.count, shape.prefills)))
+
+
 @lru_cache(maxsize=1024)
-def _sections(shape: PassShape, contract: Contract) -> _Sections:
-    sizes = _section_sizes(shape, contract)
+def _sections(shape: PassShape, counts: tuple[int, ...]) -> _Sections:
+    """counts: whole numbers of each prefill. The key holds numbers alone, so that no model is kept alive."""
+    sizes = _section_sizes(shape, counts)
     starts = _firsts([_even(size) for size in sizes])
     parts = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
     whole = [0] * sum(map(_even, sizes))
@@ -264,7 +269,7 @@ def _firsts(lengths: Sequence[int]) -> list[int]:
     return list(accumulate(lengths, initial=0))[:-1]
 
 
-def _section_sizes(shape: PassShape, contract: Contract) -> list[int]:
+def _section_sizes(shape: PassShape, counts: Sequence[int]) -> list[int]:
     segments, rows = shape.segments, 0 if shape.single_rows else sum(shape.lengths)
     sampled, sampling = sum(shape.samples), sum(samples > 0 for samples in shape.samples)
     several = sampling if shape.most_samples > 1 else 0
@@ -272,7 +277,7 @@ def _section_sizes(shape: PassShape, contract: Contract) -> list[int]:
     drafts = sum(max(samples - 1, 0) for samples in shape.samples[: len(shape.prefills)])
     sizes += [0 if shape.samples_each else sampled, several * shape.most_samples, drafts, several]
     sizes += [sampled, 3 * shape.moves, segments if several else 0, 3 * len(shape.prefills) * (shape.drafts > 0)]
-    return [*sizes, *map(contract.count, shape.prefills)]
+    return [*sizes, *counts]
 
 
 def _even(count: int) -> int:

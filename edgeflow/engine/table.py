@@ -7,10 +7,13 @@ from pathlib import Path
 import torch
 
 from edgeflow.config import ServiceConfig
+from edgeflow.engine.device import choose_device, choose_dtype
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import load_entries, read_overlay
+from edgeflow.models.quantization import Quantization, read_quantization
 
 
 def operator_table(
@@ -31,7 +34,28 @@ def operator_table(
 def operators_line(config: ServiceConfig) -> str:
     """The overlays and weights that a service was given, in a line, with what its overlays name but is absent here."""
     overlays = [Path(name) for name in (config.operators, config.chat.operators) if name]
-    return "; ".join(filter(None, [config.chosen_operators, *map(absent_line, overlays)]))
+    return "; ".join(filter(None, [config.chosen_operators, _policy_line(config), *map(absent_line, overlays)]))
+
+
+def quantised_line(table: OperatorTable, quantization: Quantization, device: torch.device, dtype: torch.dtype) -> str:
+    """A line about weights in 4 bits: what multiplies a row by them, and the better implementations that cannot."""
+    row = OperatorKey(op_name="linear", stage="decode", weight=AWQ, shape_sig="m=1")
+    choice = table.choose(row, Hardware.of(device), dtype)
+    rows = ", rows rounded to 8 bits" if choice.implementation.deviation else ""
+    better = f"; not {', '.join(choice.passed_over)}" if choice.passed_over else ""
+    served = f"served by {choice.implementation.impl_id}{rows}{better}"
+    return f"4-bit weights (AWQ, groups of {quantization.group}), {served}"
+
+
+def _policy_line(config: ServiceConfig) -> str:
+    """`quantised_line` of the policy; "" for one of floats."""
+    quantization = read_quantization(config.model_path)
+    if quantization is None:
+        return ""
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    overlay = Path(config.operators) if config.operators else None
+    return "policy: " + quantised_line(operator_table(overlay, "float", device, dtype), quantization, device, dtype)
 
 
 def absent_line(overlay: Path) -> str:

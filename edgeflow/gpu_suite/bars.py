@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgeflow.gpu_suite.order import Found
+from edgeflow.gpu_suite.order import INT4_MODELS, Found
 from edgeflow.gpu_suite.subjects.floors import Ceilings, pipelined_floor_s, serial_floor_s
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize
 
@@ -23,6 +23,10 @@ CHAT_BARS = {
 }
 """Least share of the copy bandwidth in decode, and of the matrix rate in a prefill of CHAT_PROMPT rows."""
 CHAT_PROMPT = 1024
+INT4_SHARE = 0.65
+"""Least share of the copy bandwidth in decode with weights of 4 bits."""
+INT4_PASS = 1.05
+"""A packed pass with weights of 4 bits takes at most so many times as long as in the model's dtype."""
 Sections = Mapping[str, Any]
 
 
@@ -50,7 +54,7 @@ class Figure:
 
 def figures(sections: Sections, size: str) -> list[Found]:
     """Rows of the report's first table, from what the sections found."""
-    return [figure.row() for figure in (*_policy(sections, SIZES[size]), *_chat(sections))]
+    return [figure.row() for figure in (*_policy(sections, SIZES[size]), *_chat(sections), *_int4(sections))]
 
 
 def _policy(sections: Sections, size: PolicySize) -> Iterator[Figure]:
@@ -80,6 +84,17 @@ def _chat(sections: Sections) -> Iterator[Figure]:
         row = rows.get(model, {})
         yield Figure(f"{model}: decode, share of copy bandwidth", row.get("share of copy bandwidth"), decode)
         yield Figure(f"{model}: prefill {CHAT_PROMPT}, share of matrix rate", row.get("share of matrix rate"), prefill)
+
+
+def _int4(sections: Sections) -> Iterator[Figure]:
+    found, rates = _found(sections, "int4"), _rates(sections, "int4")
+    for row in found.get("models", [{"model": name} for name in INT4_MODELS]):
+        share, ratio = row.get("one row, share of copy bandwidth"), row.get("packed, model's dtype / 4 bits")
+        yield Figure(f"{row['model']} in 4 bits: projections of a row, share of copy bandwidth", share, INT4_SHARE)
+        yield Figure(f"{row['model']}: projections of a packed pass, model's dtype / 4 bits", ratio, 1 / INT4_PASS)
+    passes = _ratio(rates.get("4 bits"), rates.get("model's dtype"))
+    yield Figure("4 bits / model's dtype, pipelined", passes, 1 / INT4_PASS)
+    yield Figure("chat in 4 bits: decode, share of copy bandwidth", found.get("share of copy bandwidth"), INT4_SHARE)
 
 
 def _scaled(bar: float, size: PolicySize, measured: Ceilings | None) -> float:

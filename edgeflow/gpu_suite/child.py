@@ -20,6 +20,7 @@ from edgeflow.gpu_suite.sections.baseline import baseline
 from edgeflow.gpu_suite.sections.chat_speed import chat
 from edgeflow.gpu_suite.sections.flow_speed import flow_policies
 from edgeflow.gpu_suite.sections.frames import frames
+from edgeflow.gpu_suite.sections.int4 import int4
 from edgeflow.gpu_suite.sections.kernel_checks import kernels
 from edgeflow.gpu_suite.sections.long_context import long_context
 from edgeflow.gpu_suite.sections.operator_speed import operators
@@ -46,6 +47,7 @@ FUNCTIONS: dict[str, Callable[[Setting], Found]] = {
     "service": service,
     "verify": verify,
     "fp8": fp8,
+    "int4": int4,
     "long-actions": long_actions,
     "towers": towers,
     "long-context": long_context,

@@ -14,6 +14,8 @@ LEFT_OUT = "left out"
 """Key of what a section names in its findings when its time did not suffice for everything."""
 SIZES = ("openvla-7b", "tiny")
 """Names of the policies that can be measured (random_policy.py has their shapes)."""
+INT4_MODELS = ("openvla-7b", "qwen2.5-7b")
+"""Models whose projections are measured in 4 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +43,23 @@ TOTAL_S = 570.0
 SECTIONS = {
     "facts": 12.0,
     "ceilings": 12.0,
-    "kernels": 74.0,
+    "kernels": 72.0,
     "tokens": 36.0,
     "frames": 12.0,
-    "tune": 54.0,
-    "policy": 58.0,
-    "baseline": 30.0,
-    "flow": 34.0,
-    "chat": 50.0,
-    "service": 44.0,
+    "tune": 48.0,
+    "policy": 54.0,
+    "baseline": 28.0,
+    "flow": 30.0,
+    "chat": 46.0,
+    "service": 42.0,
     "verify": 16.0,
     "fp8": 28.0,
-    "long-actions": 26.0,
+    "int4": 40.0,
+    "long-actions": 22.0,
     "towers": 14.0,
-    "long-context": 20.0,
-    "profile": 24.0,
-    "operators": 26.0,
+    "long-context": 18.0,
+    "profile": 20.0,
+    "operators": 20.0,
 }
 """The share of each section in seconds, from the start of its process to its end; the most important first."""
 if sum(SECTIONS.values()) > TOTAL_S:

@@ -60,6 +60,21 @@ class Gemm:
         return self._weight.nbytes
 
 
+class Dequantised:
+    """One GEMM over the weight's floats, which are made anew for every call: the weight alone stays in memory."""
+
+    def __init__(self, weight: Weight, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight.floats(), self._bias)
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes
+
+
 class Packed:
     """The weight reordered once into the blocks that oneDNN's GEMM reads. CPU only, in `packed_dtypes`.
 

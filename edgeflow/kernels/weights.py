@@ -78,7 +78,7 @@ class FloatWeight:
         return self.values.nbytes
 
     def cat(self, others: Sequence[Weight]) -> FloatWeight:
-        return FloatWeight(torch.cat([each.values for each in _alike(self, others)]))
+        return FloatWeight(torch.cat([each.values for each in alike(self, others)]))
 
     def floats(self) -> Tensor:
         """Its values, not a copy."""
@@ -107,7 +107,7 @@ class _ScaledWeight:
         return self.values.nbytes + self.scale.nbytes
 
     def cat(self, others: Sequence[Weight]) -> _ScaledWeight:
-        fused = _alike(self, others)
+        fused = alike(self, others)
         values, scales = [each.values for each in fused], [each.scale for each in fused]
         return type(self)(torch.cat(values), torch.cat(scales), self.dtype)
 
@@ -153,7 +153,7 @@ def converted(weight: Weight, to: str) -> Weight:
     return CONVERSIONS[to](weight.floats())
 
 
-def _alike(first: AnyWeight, others: Sequence[Weight]) -> list[AnyWeight]:
+def alike(first: AnyWeight, others: Sequence[Weight]) -> list[AnyWeight]:
     """All of them; CheckpointError where one is of another format than the first."""
     alike = [each for each in others if isinstance(each, type(first))]
     if len(alike) < len(others):

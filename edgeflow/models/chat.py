@@ -20,6 +20,7 @@ from edgeflow.models.decoder_config import FAMILIES, decoder_config
 from edgeflow.models.generation_config import GenerationConfig
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 from edgeflow.models.prompt import PlacedImage, Prompt
+from edgeflow.models.quantization import Quantization
 from edgeflow.models.qwen2_5_vl.config import ImageRules, VisionConfig
 from edgeflow.models.qwen2_5_vl.positions import mrope_positions
 from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor
@@ -154,12 +155,16 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True)
 class PublishedChat:
-    """A checkpoint's JSON files, read and checked. vision: None for a model without images."""
+    """A checkpoint's JSON files, read and checked.
+
+    vision: None for a model without images. quantization: None for a model of floats.
+    """
 
     family: str
     text: LlamaConfig
     vision: tuple[VisionConfig, ImageRules] | None
     generation: GenerationConfig
+    quantization: Quantization | None = None
 
 
 def read_published(path: Path) -> PublishedChat:
@@ -180,7 +185,7 @@ def read_published(path: Path) -> PublishedChat:
         raise CheckpointError(f"{path}: the configuration lacks {error.args[0]}") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}: the configuration has a value of the wrong type: {error}") from error
-    return PublishedChat(family, text, vision, generation)
+    return PublishedChat(family, text, vision, generation, Quantization.of(values, f"{path}: "))
 
 
 def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **decoder_options: Any) -> ChatModel:
@@ -209,7 +214,7 @@ def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **deco
 def _text_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Entries of the text part, which newer files nest in text_config; outer entries win."""
     inner = values.get("text_config", {})
-    outer = {name: value for name, value in values.items() if name in ("tie_word_embeddings", "quantization_config")}
+    outer = {name: value for name, value in values.items() if name == "tie_word_embeddings"}
     return {**inner, **outer} if inner else dict(values)
 
 

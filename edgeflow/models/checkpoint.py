@@ -16,8 +16,10 @@ from torch import Tensor
 
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.weights import FloatWeight, Weight
+from edgeflow.models.quantization import PARTS, Quantization
 from edgeflow.text.checkpoint_json import read_json
 
+CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -32,31 +34,49 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 class Weights(Mapping[str, Tensor]):
     """A mapping of published names to tensors, read on access and converted to one dtype and device.
 
+    Projections that a checkpoint holds in 4 bits (models/quantization.py) are read by `linear` alone.
+
     Nothing is cached: the caller owns each tensor, so a model is never in memory twice. A tensor is always a copy,
     aligned for the processor and independent of the file, which is only mapped.
     """
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self._set(_sources(directory), f"{directory}: ", dtype, device)
+        sources, where = _sources(directory), f"{directory}: "
+        quantization = Quantization.of(read_json(directory / CONFIG_FILE, required=False), where)
+        if quantization is not None:
+            quantization.check(sources, where)
+        self._set(sources, where, dtype, device, quantization)
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, *, where: str = "") -> Weights:
-        """Weights over tensors that are already in memory. where: in messages, before a name."""
+    def of(
+        cls,
+        tensors: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        where: str = "",
+        quantization: Quantization | None = None,
+    ) -> Weights:
+        """Weights over tensors that are in memory, or are read when they are asked for.
+
+        where: in messages, before a name. quantization: None where all of them are floats.
+        """
         weights = object.__new__(cls)
-        weights._set({name: partial(tensors.__getitem__, name) for name in tensors}, where, dtype, device)
+        sources: dict[str, Callable[[], Tensor]] = {name: partial(tensors.__getitem__, name) for name in tensors}
+        weights._set(sources, where, dtype, device, quantization)
         return weights
 
     def under(self, prefix: str) -> Weights:
         """The tensors whose names begin with a prefix, by the rest of their names."""
         below = object.__new__(Weights)
         sources = {name.removeprefix(prefix): read for name, read in self._sources.items() if name.startswith(prefix)}
-        below._set(sources, self._where + prefix, self.dtype, self.device)
+        below._set(sources, self._where + prefix, self.dtype, self.device, self._quantization)
         return below
 
     def to(self, dtype: torch.dtype) -> Weights:
         """The same tensors, read in another dtype."""
         other = object.__new__(Weights)
-        other._set(self._sources, self._where, dtype, self.device)
+        other._set(self._sources, self._where, dtype, self.device, self._quantization)
         return other
 
     def renamed(self, prefixes: Mapping[str, str]) -> Weights:
@@ -67,16 +87,22 @@ class Weights(Mapping[str, Tensor]):
             sources |= {
                 new + name.removeprefix(old): read for name, read in self._sources.items() if name.startswith(old)
             }
-        other._set(sources, self._where, self.dtype, self.device)
+        other._set(sources, self._where, self.dtype, self.device, self._quantization)
         return other
 
     def _set(
-        self, sources: dict[str, Callable[[], Tensor]], where: str, dtype: torch.dtype, device: torch.device
+        self,
+        sources: dict[str, Callable[[], Tensor]],
+        where: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization | None,
     ) -> None:
         self._sources = sources
         self._where = where  # in messages, before a name
         self.dtype = dtype
         self.device = device
+        self._quantization = quantization
 
     def take(self, name: str, *shape: int | None) -> Tensor:
         """A tensor of the given shape (None: any length); CheckpointError if it is missing or has another shape."""
@@ -89,15 +115,27 @@ class Weights(Mapping[str, Tensor]):
 
     def linear(self, name: str, outputs: int, inputs: int) -> Weight:
         """The weight of a projection, in the format that the checkpoint stores; CheckpointError as in `take`."""
-        return FloatWeight(self.take(f"{name}.weight", outputs, inputs))
+        if f"{name}.{PARTS[0]}" not in self._sources:
+            return FloatWeight(self.take(f"{name}.weight", outputs, inputs))
+        if self._quantization is None:
+            raise CheckpointError(
+                f"{self._where}{name}.{PARTS[0]} is quantised, but {CONFIG_FILE} has no quantization_config"
+            )
+        where = f"{self._where}{name}."
+        return self._quantization.weight(
+            lambda part: self._stored(f"{name}.{part}").to(self.device), where, outputs, inputs, self.dtype
+        )
 
     def __getitem__(self, name: str) -> Tensor:
+        tensor = self._stored(name)
+        if tensor.dtype not in FLOATS:
+            raise CheckpointError(f"{self._where}{name} has dtype {tensor.dtype}, expected floats")
+        return tensor.to(device=self.device, dtype=self.dtype, copy=True)
+
+    def _stored(self, name: str) -> Tensor:
         if name not in self._sources:
             raise CheckpointError(f"{self._where}{name} is missing: download the checkpoint again")
-        tensor = self._sources[name]()
-        if tensor.dtype not in FLOATS:
-            raise CheckpointError(f"{self._where}{name} has dtype {tensor.dtype}: quantised weights are not supported")
-        return tensor.to(device=self.device, dtype=self.dtype, copy=True)
+        return self._sources[name]()
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources

@@ -25,7 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"max_position_embeddings": 32768, "attention_bias": True},
 }
 FAMILY = "llama"
-REFUSED = ("mlp_bias", "use_sliding_window", "quantization_config")
+REFUSED = ("mlp_bias", "use_sliding_window")
 
 
 def family_of(values: Mapping[str, Any]) -> str:

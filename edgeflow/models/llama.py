@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVLayer
@@ -27,10 +26,11 @@ from edgeflow.kernels.table.bind_linear import bind_linear
 from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.shapes import stage_of
-from edgeflow.kernels.weights import FloatWeight, Weight
+from edgeflow.kernels.weights import FLOAT, Weight
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama_operators import Operators, PassOperators
 from edgeflow.models.rope import PLAIN, Rope
+from edgeflow.models.vocabulary import read_vocabulary
 
 MAX_SIZE = 1 << 20
 BindLinear = Callable[[str, Weight, "Tensor | None"], Mapping[str, Linear]]
@@ -222,7 +222,7 @@ class LlamaDecoder:
 
     name: the model_name by which operators are looked up, the checkpoint's model_type. layer_kinds: the kind of each
     layer, by which a layout may say what rows see there; by default all are of kind "". attention: serves instead of
-    the table's choice (ablations).
+    the table's choice (ablations). head: the format in which the head is held (models/vocabulary.py).
     """
 
     def __init__(
@@ -235,6 +235,7 @@ class LlamaDecoder:
         table: OperatorTable | None = None,
         layer_kinds: Sequence[str] | None = None,
         attention: PackedAttention | None = None,
+        head: str = FLOAT,
     ) -> None:
         table = table or built_in_table()
         self._layer_kinds = tuple(layer_kinds or [""] * config.num_hidden_layers)
@@ -248,10 +249,10 @@ class LlamaDecoder:
         self.config = config
         self.name = name
         vocab, width = config.vocab_size, config.hidden_size
-        self._embedding = like = weights.take(f"{stem}embed_tokens.weight", vocab, width)
         tied = config.tie_word_embeddings
-        head = linear("head", FloatWeight(like) if tied else weights.linear("lm_head", vocab, width), None)
-        self._norm = weights.take(f"{stem}norm.weight", width)
+        self._embedding, head_weight = read_vocabulary(weights, stem, vocab, width, tied=tied, head=head)
+        bound_head = linear("head", head_weight, None)
+        self._norm = like = weights.take(f"{stem}norm.weight", width)
         below = [(weights.under(f"{stem}layers.{index}."), kind) for index, kind in enumerate(self._layer_kinds)]
         layers = [_Layer.of_stages(config, each, linear, kind) for each, kind in below]
 
@@ -263,7 +264,7 @@ class LlamaDecoder:
                 config,
                 Operators.of(partial(find, stage), attention),
                 tuple(layer[stage] for layer in layers),
-                head[stage],
+                bound_head[stage],
             )
             for stage in STAGES
         }
@@ -274,7 +275,7 @@ class LlamaDecoder:
     def kv_slots(self, slots: int, capacity: int, format: KVFormat = DENSE) -> KVSlots:
         """A store of this model's shape."""
         self._rotary_of(capacity)
-        config, like = self.config, self._embedding
+        config, like = self.config, self._norm
         return KVSlots(
             layers=config.num_hidden_layers,
             slots=slots,
@@ -290,11 +291,11 @@ class LlamaDecoder:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype it computes in."""
-        return self._embedding.dtype
+        return self._norm.dtype
 
     def embed(self, ids: Tensor) -> Tensor:
         """[n] → [n, E]"""
-        return F.embedding(ids, self._embedding)
+        return self._embedding(ids)
 
     def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
         """[L_Q, E] → [L_Q, E] after the last layer, before the final norm (ActionFlow algorithm 2)."""
@@ -333,5 +334,5 @@ class LlamaDecoder:
             config, rope = self.config, self.config.rope
             positions = config.max_position_embeddings
             frequencies = rope.frequencies(config.head_dim, config.rope_theta, positions, capacity)
-            self._rotary[capacity] = RotaryTable.turning(capacity, frequencies, self._embedding, rope.sections)
+            self._rotary[capacity] = RotaryTable.turning(capacity, frequencies, self._norm, rope.sections)
         return self._rotary[capacity]

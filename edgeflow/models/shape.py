@@ -7,6 +7,7 @@ from pathlib import Path
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.models.decoder_config import family_of
+from edgeflow.models.quantization import Quantization
 from edgeflow.text.checkpoint_json import read_json
 
 
@@ -21,4 +22,7 @@ def checkpoint_shape(directory: Path, rows: int) -> ModelShape:
     decoder = config.get("text_config", config)
     if not isinstance(decoder, dict):
         raise ConfigError(f"{directory}: text_config in config.json must be an object")
-    return ModelShape.of_config(decoder, rows, family=family_of(config))
+    quantization = Quantization.of(config, f"{directory}: ")
+    return ModelShape.of_config(
+        decoder, rows, family=family_of(config), group=0 if quantization is None else quantization.group
+    )

@@ -100,6 +100,7 @@ def _calls(shape: ModelShape) -> list[OperatorKey]:
             model_name=shape.family,
             layer_role=case.layer_role or only_role(case.op_name),
             stage=stage,
+            weight=case.weight,
             kv=case.kv,
             shape_sig=case.signed()[1],
         )

@@ -10,17 +10,20 @@ For a KV format: the logits of recorded answers against those over dense KV, its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from edgeflow.engine.device import choose_dtype
 from edgeflow.engine.table import operator_table
 from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.kernels.table.implementations import REFERENCE
+from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.models.chat import ChatModel, load_chat_model, read_published
 from edgeflow.models.prompt import Prompt
 from edgeflow.recorded.comparison import (
     FEATURE_TOLERANCE,
@@ -31,12 +34,19 @@ from edgeflow.recorded.comparison import (
     logit_errors,
     mismatches,
 )
+from edgeflow.verify.awq import check_linears
 from edgeflow.verify.chat_bundle import ChatCase, read_chat_bundle
 from edgeflow.verify.chat_modes import Asked, Ways
 
 CPU = torch.device("cpu")
 KV_BOUNDS = {INT8.name: LogitBounds(largest=0.5, mean=0.05, lost=0.15)}
 """Bounds by KV format, for models with random weights, whose best tokens are close."""
+
+SERVED_BOUNDS = LogitBounds(largest=0.45, mean=0.065, lost=0.2)
+"""Bounds of the operators that serve a quantised model, whose rows may be rounded to 8 bits.
+
+Measured with such rows: 0.35, 0.050 and 0.16 with random weights, which enlarge every error; 0.13, 0.011 and 0 with
+trained ones. Rows in 7 bits give 0.64, 0.089 and 0.28 with random weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +69,20 @@ class _Case:
 def verify_chat(
     directory: Path, progress: Callable[[str, int, int], None] = lambda *_: None, device: torch.device = CPU
 ) -> list[tuple[str, CheckResult]]:
-    """Every comparison with its mode; CheckpointError when the directory is not a bundle."""
-    model = load_chat_model(directory, torch.float32, device)
+    """Every comparison with its mode; CheckpointError when the directory is not a bundle.
+
+    A quantised model is computed by the reference, then compared with the operators that serve it, in the dtype that
+    is served on the device.
+    """
+    quantised = read_published(directory).quantization is not None
+    table = built_in_table().forcing(linear=REFERENCE) if quantised else None
+    model = load_chat_model(directory, torch.float32, device, table=table)
     cases = _prepared_cases(directory, model)
     modes = Ways(model).all()
     results: list[tuple[str, CheckResult]] = []
+    if quantised:
+        results += check_linears(directory, device)
+        results += _check_served(cases, model, load_chat_model(directory, choose_dtype("auto", device), device))
     progress("prompts", 0, len(modes) + 1)
     with torch.inference_mode():
         for case in cases:
@@ -111,6 +130,15 @@ def verify_chat_weights(
     return results
 
 
+def _check_served(cases: Sequence[_Case], model: ChatModel, served: ChatModel) -> Iterator[tuple[str, CheckResult]]:
+    """The logits of recorded answers by the operators that serve a quantised model, against the reference's."""
+    for case in cases:
+        if case.recorded.greedy_ids:
+            exact, found = (_forced(case, Ways(each)) for each in (model, served))
+            for result in logit_errors(case.name, exact, found, SERVED_BOUNDS):
+                yield "as served", result
+
+
 def _check_kv(case: _Case, model: ChatModel, kv_format: KVFormat) -> Iterator[CheckResult]:
     """Predict every token of the recorded answer over dense KV and over the other."""
     exact, found = (_forced(case, Ways(model, each)) for each in (DENSE, kv_format))
@@ -120,13 +148,18 @@ def _check_kv(case: _Case, model: ChatModel, kv_format: KVFormat) -> Iterator[Ch
 @torch.inference_mode()
 def _forced(case: _Case, ways: Ways) -> Tensor:
     """Logits [tokens, V] of the recorded answer, each given the recorded tokens before it."""
+    return _all_logits(case, ways)[len(case.prompt) - 1 :]
+
+
+def _all_logits(case: _Case, ways: Ways) -> Tensor:
+    """Logits of every row of the prompt and of the recorded answer but its last token."""
     decoder, prompt, answer = ways.model.decoder, case.prompt, case.recorded.greedy_ids[:-1]
     count = len(prompt) + len(answer)
     hidden = torch.cat([ways.model.embed_prompt(prompt), ways.model.embed(answer)])
     after = torch.arange(len(prompt), count) + prompt.shift
     positions = torch.cat([prompt.positions, after.expand(len(prompt.positions), -1)], dim=1)
     layout = PackedLayout.of([Span(0, 0, count)], hidden.device, positions)
-    return decoder.logits(decoder.forward(hidden, layout, ways.kv(1, count))[len(prompt) - 1 :], "prefill")
+    return decoder.logits(decoder.forward(hidden, layout, ways.kv(1, count)), "prefill")
 
 
 def _memory(model: ChatModel, kv_format: KVFormat) -> CheckResult:
@@ -140,7 +173,8 @@ def _prepared_cases(directory: Path, model: ChatModel) -> list[_Case]:
 
 def _prepared(case: ChatCase, model: ChatModel) -> _Case:
     if case.messages is None:
-        return _Case(case, model.text_prompt(case.prompt or ""), None)
+        ids = model.prompt(case.input_ids) if case.prompt is None else model.text_prompt(case.prompt)
+        return _Case(case, ids, None)
     rendered = model.render(case.messages)
     return _Case(case, model.chat_prompt(rendered, case.images), rendered)
 
@@ -173,6 +207,9 @@ def _check_forward(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
     yield from _checked(case, "logits", "logits", logits, FEATURE_TOLERANCE)
     yield from _checked(case, "best ids", "logits_argmax", logits.argmax(-1), 0)
     yield from _checked(case, "last logits", "logits_last", logits[-1], FEATURE_TOLERANCE)
+    if "all_logits" in case.recorded.tensors:
+        every = _all_logits(case, Ways(model))
+        yield from _checked(case, "logits of prompt and answer", "all_logits", every, FEATURE_TOLERANCE)
 
 
 def _check_answer(case: _Case, tokens: list[int], logits: list[Tensor], model: ChatModel) -> Iterator[CheckResult]:

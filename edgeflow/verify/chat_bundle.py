@@ -2,7 +2,8 @@
 
 `cases.json` lists prompts or messages with expected ids (and, apart, a rendered `chat`), `expected.safetensors` holds
 their tensors as `case<index>.<quantity>`; or `oracle.json` is a list of prompts with expected ids, text and the
-largest logits.
+largest logits. Bundles of quantised models have their tensors in `expected_logits.safetensors`; where a case lists
+`generated_ids`, its logits are those of every position but the last, as `<index>.logits`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from edgeflow.recorded.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
 from edgeflow.text.checkpoint_json import read_json, read_json_value
 
 ORACLE_FILE = "oracle.json"
+LOGITS_FILE = "expected_logits.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCase:
-    """A recorded case: a plain prompt, or messages with images and the text they render to.
+    """A recorded case: a plain prompt, messages with images and the text they render to, or token ids alone.
 
     greedy_ids: [] where only the prompt was recorded. text: of the greedy ids, special tokens included; whole_text:
     of prompt and greedy ids, without them.
@@ -64,7 +66,12 @@ def _cases(directory: Path) -> list[ChatCase]:
     entries = values.get("cases")
     if not isinstance(entries, list) or not entries:
         raise CheckpointError(f"{directory / CASES_FILE} lists no cases")
-    tensors = read_tensors(directory / TENSORS_FILE)
+    quantised = (directory / LOGITS_FILE).is_file()
+    tensors = read_tensors(directory / (LOGITS_FILE if quantised else TENSORS_FILE))
+    if quantised and isinstance(entries[0], dict) and "generated_ids" in entries[0]:
+        return [
+            _generated(index, Entry(f"{CASES_FILE} case{index}", each), tensors) for index, each in enumerate(entries)
+        ]
     named = {f"case{index}": each for index, each in enumerate(entries)}
     if "chat" in values:
         named["chat"] = values["chat"]
@@ -87,6 +94,23 @@ def _case(directory: Path, name: str, entry: Entry, tensors: Mapping[str, Tensor
         whole_text=None,
         rope_delta=int(delta[0]) if delta else None,
         tensors={key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)},
+    )
+
+
+def _generated(index: int, entry: Entry, tensors: Mapping[str, Tensor]) -> ChatCase:
+    name = f"{index}.logits"
+    return ChatCase(
+        name=f"case{index}",
+        prompt=None,
+        messages=None,
+        images=[],
+        rendered=None,
+        input_ids=entry.ids("input_ids"),
+        greedy_ids=entry.ids("generated_ids"),
+        text=None,
+        whole_text=None,
+        rope_delta=None,
+        tensors={"all_logits": tensors[name]} if name in tensors else {},
     )
 
 

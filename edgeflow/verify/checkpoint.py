@@ -15,6 +15,7 @@ from edgeflow.engine.device import choose_device
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat
 from edgeflow.models.decoder_config import FAMILIES
+from edgeflow.models.quantization import refuse_conversion
 from edgeflow.policies.family import Progress, Verification
 from edgeflow.policies.registry import family_of
 from edgeflow.recorded.comparison import FP8_BOUNDS, CheckResult, exact_float32
@@ -42,6 +43,7 @@ def verify_checkpoint(
     it, or such weights on it, are not available. family: of a policy; by default as the bundle says.
     """
     place = choose_device(device)
+    refuse_conversion(directory, weights, "weights")
     with exact_float32(place):
         kind = read_json(directory / "config.json").get("model_type")
         if isinstance(kind, str) and kind in FAMILIES:

@@ -17,6 +17,7 @@ from edgeflow.engine.table import operator_table
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.models.checkpoint import fingerprint
+from edgeflow.models.quantization import refuse_conversion
 from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
@@ -43,6 +44,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     dtype = choose_dtype(config.dtype, device)
     path = config.model_path
     family = family_of(path, config.policy.family)
+    refuse_conversion(path, config.weights, "weights")
     published = family.load(path, config.policy.settings, LoadOptions(center_crop=config.center_crop))
     keys = published.unnorm_keys  # before the long part, so that a wrong key is reported at once
     if config.unnorm_key and config.unnorm_key not in keys:
@@ -125,7 +127,7 @@ def _check_before_loading(
 ) -> None:
     """Sessions that cannot fit are refused before minutes are spent on loading the weights."""
     decoder_itemsize = 1 if config.weights == "fp8" else dtype.itemsize
-    weights = footprint.decoder * decoder_itemsize + footprint.other * dtype.itemsize
+    weights = footprint.decoder * decoder_itemsize + footprint.other * dtype.itemsize + footprint.quantised
     choose_sessions(config.max_sessions, need, free_bytes(device) - weights)
 
 

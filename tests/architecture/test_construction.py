@@ -27,6 +27,7 @@ IN_PUBLISHED_ORDER = {
     "_store_tile",  # the same
     "torch.ops.mkldnn._linear_pointwise.default",  # torch's own schema
     "mujoco.mjv_updateScene",  # a function in C
+    "self._product",  # a function in C++ (kernels/native)
 }
 """Calls whose order of arguments is published and the same everywhere."""
 

@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "text": LEAVES,
     "kernels": LEAVES,
     "models": LEAVES | {"kernels", "text"},
+    "accelerator": LEAVES | {"console", "kernels", "models", "text"},
     "scheduler": LEAVES,
     "engine/sampling": LEAVES | {"kernels", "models"},
     "engine": ENGINE - {"ipc"} | {"engine/sampling"},
@@ -43,6 +44,18 @@ ALLOWED: dict[str, set[str]] = {
     | {"client", "engine", "engine/control", "engine/flow", "kernels", "models", "scheduler", "text", "recorded"},
     "verify": MEASURING | {"engine/control", "engine/chat", "engine/sampling", "policies", "recorded"},
     "tuning": MEASURING,
+    "quantize": MEASURING
+    | {
+        "accelerator",
+        "demo",
+        "engine/chat",
+        "engine/control",
+        "engine/flow",
+        "engine/sampling",
+        "ipc",
+        "policies",
+        "worker",
+    },
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
     "service": LEAVES | {"config", "config_sections", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
@@ -54,15 +67,16 @@ ALLOWED: dict[str, set[str]] = {
     | {"policies", "tuning", "verify", "recorded"},
     "commands": LEAVES
     | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}
-    | {"engine/chat", "tuning", "verify"},
+    | {"accelerator", "engine/chat", "quantize", "tuning", "verify"},
     "cli": LEAVES | {"commands", "console", "loadtest"},
 }
 ROOMS_INSIDE = {"engine": {"sampling", "flow", "control", "chat"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
 LAYERS = {
-    "kernels": ("kv", "", "triton", "flashinfer", "table", "trials"),
+    "kernels": ("kv", "", "native", "quantised", "triton", "flashinfer", "table", "trials"),
     "client": ("connection", ""),
     "loadtest": ("robots", ""),
+    "quantize": ("search", "calibration", "files", "policies", ""),
     "demo": ("world", "simulated", "", "training", "flow_training", "chat"),
 }
 """Folders of a room; each imports only what stands before it. "": the modules beside them."""

@@ -26,6 +26,7 @@ from edgeflow.kernels.table.dimensions import ROLES, STAGES
 from edgeflow.kernels.table.implementations import BUILT_IN, Hardware, Implementation
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import Overlay, OverlayEntry, current_stamp, write_overlay
+from edgeflow.model_paths import EMBEDDED_POLICY
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.service.observe.status import Phase, ServiceStatus
@@ -33,6 +34,7 @@ from edgeflow.types import Mode
 from edgeflow.verify.checkpoint import verify_checkpoint
 from edgeflow.worker.build import build_engine
 from tests.oracles import ORACLES
+from tests.quantised import quantised_copies
 from tests.tiny_checkpoint import write_checkpoint
 
 CPU = torch.device("cpu")
@@ -114,6 +116,13 @@ def test_what_an_overlay_names_but_is_absent_is_told_at_start(tmp_path, overlay)
         "cublasLt (edgeflow has no binding of cuBLASLt): the next best one serves"
     )
     assert operators_line(load_config(None, {"operators": str(overlay)})) == "policy mine.json"
+
+
+def test_how_weights_in_4_bits_are_served_is_told_at_start(tmp_path):
+    quantised = quantised_copies(EMBEDDED_POLICY, tmp_path, "language_model.", ["vision_backbone", "projector"])[0]
+    told = operators_line(load_config(None, {"model": str(quantised)}))
+    assert told.startswith("policy: 4-bit weights (AWQ, groups of 32), served by ")
+    assert ("native_int4, rows rounded to 8 bits" in told) is not ("not native_int4: the products in C++" in told)
 
 
 def test_stage_role_and_model_reach_every_call_of_a_policy():

@@ -14,6 +14,8 @@ from edgeflow.gpu_suite.subjects.floors import (
     Ceilings,
     Work,
     attention_work,
+    awq_weight_bytes,
+    awq_work,
     decoder_work,
     linear_work,
     pipelined_floor_s,
@@ -21,8 +23,10 @@ from edgeflow.gpu_suite.subjects.floors import (
     vision_work,
 )
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_frames, random_policy
+from edgeflow.kernels.awq import AwqWeight
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.kernels.triton.awq_chunks import AwqChunks
 from edgeflow.models.llama import LlamaConfig
 
 CPU = torch.device("cpu")
@@ -53,6 +57,18 @@ def test_work_counts_weights_once_and_rows_twice():
     assert decoder_work(size, [Span(0, 4, 1)]) == Work(
         2 * weights + 2 * 80 + 4 * 5 * 8, 2 * (weights + 80 + (4 + 2) * 2 * 4)
     )
+
+
+def test_weights_of_4_bits_are_those_that_the_kernel_reads():
+    """A decode row of OpenVLA-7B: the head's 16 bits per weight, 4.3125 of the projections."""
+    projections, head = 32 * (4 * 4096**2 + 3 * 4096 * 11008), 32064 * 4096
+    spans = [Span(0, 276, 1)]
+    work, whole = awq_work(LARGE.text, spans, 64), decoder_work(LARGE, spans)
+    kept = attention_work(LARGE.text, spans).bytes
+    assert awq_weight_bytes(64) == 4.3125 / 8 and work.flops == whole.flops
+    assert work.bytes == pytest.approx(projections * 4.3125 / 8 + 2 * head + kept)
+    weight = AwqWeight.nearest(torch.randn(64, 896), 64)
+    assert AwqChunks.of(weight).nbytes == awq_weight_bytes(64) * 64 * 896
 
 
 SPANS = [Span(0, 0, 5), Span(1, 3, 4), Span(2, 6, 1)]

@@ -18,10 +18,12 @@ from edgeflow.engine.shapes import PassShape
 from edgeflow.gpu_suite.bars import figures
 from edgeflow.gpu_suite.order import Order
 from edgeflow.gpu_suite.sections import chat_speed, token_checks
+from edgeflow.gpu_suite.sections import int4 as int4_section
 from edgeflow.gpu_suite.sections.chat_speed import chat
+from edgeflow.gpu_suite.sections.int4 import int4
 from edgeflow.gpu_suite.sections.policy_speed import policy
 from edgeflow.gpu_suite.sections.token_checks import tokens
-from edgeflow.gpu_suite.setting import Setting
+from edgeflow.gpu_suite.setting import OffError, Setting
 from edgeflow.gpu_suite.subjects.edgefm import DECODE_STEPS
 from edgeflow.kernels.table.operator_table import built_in_table
 from tests.engine.recorded import record
@@ -92,6 +94,32 @@ def test_chat_runs_the_passes_of_the_service(setting, monkeypatch):
     assert replayed.count(chunk) == requests * sum(-(-row["prompt"] // chunk) for row in rows)
     assert replayed.count(1) == len(replayed) - replayed.count(chunk) == requests * len(rows) * DECODE_STEPS
     assert all(row["ms/token p50"] <= row["ms/token p99"] and row["first token ms"] > 0 for row in rows)
+
+
+def test_projections_of_4_bits_are_replayed(setting, monkeypatch):
+    monkeypatch.setattr(int4_section, "CudaRecord", lambda _: record)
+    monkeypatch.setattr(int4_section, "last_level_cache", lambda _: 0)
+    for name in ("SAMPLES", "CALLS"):
+        monkeypatch.setattr(int4_section, name, 1)
+    found = int4(setting)
+    assert found["replayed tokens equal launched ones"] and all(row["ok"] for row in found["projections"])
+    rows = {row["figure"]: row for row in figures({"int4": {"found": found}}, "tiny")}
+    by_name = {row["model"]: row for row in found["models"]}
+    assert rows["tiny in 4 bits: projections of a row, share of copy bandwidth"]["measured"] == pytest.approx(
+        by_name["tiny"]["one row, share of copy bandwidth"]
+    )
+    fps = {row["system"]: row["frames/s"] for row in found["systems"]}
+    passes = rows["4 bits / model's dtype, pipelined"]
+    assert passes["measured"] == pytest.approx(fps["4 bits"] / fps["model's dtype"]) and passes["bar"] == 1 / 1.05
+
+
+def test_replayed_tokens_that_differ_are_reported(setting, monkeypatch):
+    monkeypatch.setattr(int4_section, "CudaRecord", lambda _: record)
+    monkeypatch.setattr(int4_section, "_models", lambda _: {})
+    monkeypatch.setattr(int4_section, "_pipeline", lambda _: {})
+    monkeypatch.setattr(int4_section, "_answer", lambda *_, graphs: ([int(graphs)], 1.0))
+    with pytest.raises(OffError, match="replayed tokens"):
+        int4(setting)
 
 
 def test_chat_chunks_are_those_of_the_service():

@@ -15,7 +15,7 @@ import torch
 
 from edgeflow.gpu_suite import child, device, suite
 from edgeflow.gpu_suite.order import LEFT_OUT, SECTIONS, Order
-from edgeflow.gpu_suite.sections import kernel_checks, operator_speed, token_checks, towers, tuning
+from edgeflow.gpu_suite.sections import int4, kernel_checks, operator_speed, token_checks, towers, tuning
 
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = ("--device", "cpu", "--size", "tiny", "--frames", "12")
@@ -25,7 +25,9 @@ ARGUMENTS = ("--device", "cpu", "--size", "tiny", "--frames", "12")
 def few_samples(monkeypatch):
     """The small problems of all operators take half a minute in all dtypes; they have tests of their own."""
     monkeypatch.setattr(kernel_checks, "FLOATS", (torch.float32,))
-    for module in (device, operator_speed, towers, tuning):
+    monkeypatch.setattr(int4, "CALLS", 1)
+    monkeypatch.setattr(int4, "last_level_cache", lambda _: 0)
+    for module in (device, int4, operator_speed, towers, tuning):
         monkeypatch.setattr(module, "SAMPLES", 1)
 
 
@@ -54,7 +56,7 @@ def found_by(folder: Path, *names: str) -> dict[str, dict]:
 
 CHECKS = ("facts", "ceilings", "kernels", "tokens", "frames")
 POLICIES = ("ceilings", "tune", "policy", "baseline", "flow", "profile")
-OTHERS = ("ceilings", "chat", "fp8", "long-actions", "towers", "long-context", "operators")
+OTHERS = ("ceilings", "chat", "fp8", "int4", "long-actions", "towers", "long-context", "operators")
 OF_PROCESSES = ("service", "verify")  # tests/gpu_suite/test_served.py
 
 
@@ -90,6 +92,10 @@ def test_the_other_sections(tmp_path):
     found = found_by(tmp_path, *OTHERS)
     assert [row["prompt"] for row in found["chat"]["requests"]] == [16, 24, 32, 64]
     assert found["fp8"]["share of tokens that FP8 changes"] > 0
+    projections = found["int4"]["projections"]
+    assert len(projections) == 2 * 2 * 4 and all(row["ok"] and row["implementation"] != "gemm" for row in projections)
+    assert {row["rows"] for row in projections} == {1, 30} and found["int4"]["share of copy bandwidth"] > 0
+    assert [row["system"] for row in found["int4"]["systems"]] == ["model's dtype", "4 bits"]
     assert found["long-actions"]["action tokens"] == 32
     assert [(row["context"], row["KV"]) for row in found["long-context"]["steps"]] == [(64, "float32"), (64, "int8")]
     ways = {row["way"]: row for row in found["towers"]["ways"]}
@@ -112,6 +118,12 @@ def test_tokens_that_differ_are_told(tmp_path, monkeypatch):
     code, results, text = run(tmp_path, "--sections", "tokens")
     assert code == 1 and "tokens differ from serial ones" in text
     assert results["sections"]["tokens"]["found"]["tokens that differ"][0]["share"] == 0.5
+
+
+def test_projections_that_deviate_are_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(int4, "tolerance", lambda *_: -1.0)
+    code, results, _ = run(tmp_path, "--sections", "int4")
+    assert code == 1 and results["sections"]["int4"]["error"] == "16 of 16 projections in 4 bits deviate"
 
 
 def test_frames_that_differ_are_told(tmp_path, monkeypatch):
@@ -157,7 +169,7 @@ def test_sections_stop_when_their_time_is_over(tmp_path, monkeypatch):
     """Each keeps what it has; a policy's first system and a baseline's fewest frames are always measured."""
     monkeypatch.setattr(suite, "end_of", lambda *_: 0.0)
     monkeypatch.setattr(suite, "FEWEST_S", 0.0)
-    names = ("policy", "baseline", "chat", "long-context", "towers", "operators")
+    names = ("policy", "baseline", "chat", "int4", "long-context", "towers", "operators")
     _, results, _ = run(tmp_path, "--minutes", "60", "--sections", *names)
     found = {name: section["found"] for name, section in results["sections"].items()}
     assert [row["system"] for row in found["policy"]["systems"]] == ["serial"] and found["policy"]["rounds"] == 1
@@ -166,6 +178,7 @@ def test_sections_stop_when_their_time_is_over(tmp_path, monkeypatch):
         "64 rows, float32",
         "64 rows, int8",
     ]
+    assert found["int4"][LEFT_OUT] == ["pipeline", "chat"]
     assert found["towers"]["ways"] == [] and found["operators"]["operators"] == []
 
 

@@ -1,8 +1,8 @@
 """Run by test_triton.py without TRITON_INTERPRET: compiles what a launch would, for GPUs that are not here.
 
 The wrappers run on CPU tensors; instead of being launched, each kernel is compiled for the architecture asked for, with
-the specialisation a launch on such tensors has. A JSON line per kernel: registers, stack, shared memory. All widths of
-a head are compiled for sm_87, one for the others, and for sm_89 only what runs from there on.
+the specialisation a launch on such tensors has. A JSON line per kernel: registers, stack, shared memory, loads of 16
+bytes. All widths of a head are compiled for sm_87, one for the others, and for sm_89 only what runs from there on.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from edgeflow.kernels.kv.sees import Sees, causal, tree_of_drafts, window
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.kernels.trials import cases
 from edgeflow.kernels.trials.cases import Case, Heads
+from edgeflow.kernels.weights import FLOAT
 
 CPU = torch.device("cpu")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 SPANS = [Span(0, 0, 70), Span(1, 600, 1)]
+WIDE_LOAD = re.compile(r"cp\.async\.cg\.shared\.global .*, 0x10,")
+"""An asynchronous load of 16 bytes per thread."""
 WIDTHS = {80: (128,), 87: (64, 72, 80, 96, 128, 256), 89: (), 90: (128,)}
 """Of a head, by architecture."""
 
@@ -57,6 +60,8 @@ def real_cases(arch: int) -> Iterator[Case]:
         yield cases.linear(3, 64, 18944)
     if not WIDTHS[arch]:
         return
+    for rows in (1, 17, 40):
+        yield cases.linear(rows, 128, 4096, bias=True, group=64)
     yield cases.rms_norm(3, 4096)
     yield cases.add_rms_norm(3, 3584)
     yield cases.add_layer_norm(3, 1152)
@@ -103,7 +108,7 @@ def main() -> None:
             *((each, True) for each in tree_cases(arch)),
         ]:
             built.clear()
-            impl_id = "fp8" if case.op_name == "linear" else "triton"
+            impl_id = "fp8" if case.weight == FLOAT else "triton"
             launch = table.implementation(case.op_name, impl_id, case.kv).load()
             for params in variants(case):
                 case.problem(CPU, torch.bfloat16).given_to(partial(launch, **params))()
@@ -116,6 +121,7 @@ def main() -> None:
                     "warps": kernel.metadata.num_warps,
                 }
                 line |= {"shared": kernel.metadata.shared, "hash": kernel.hash, "trees": trees, "causal": case.causal}
+                line |= {"wide_loads": len(WIDE_LOAD.findall(kernel.asm["ptx"]))}
                 print(json.dumps(line | usage(kernel.asm["cubin"])), flush=True)
 
 

@@ -1,6 +1,7 @@
 """Run by test_triton.py with TRITON_INTERPRET=1: the engine with every operator in Triton, against torch's operators.
 
-Prints a JSON line a shift: the tokens of serial decoding with torch, and those of the pipeline with Triton.
+Prints a JSON line per shift, and one for projections of 4 bits: the tokens of serial decoding with torch, and those of
+the pipeline with Triton.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_frames, random_policy
+from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.implementations import BUILT_IN, Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.scheduler.ring import Shift
@@ -22,6 +24,7 @@ from edgeflow.types import Mode
 CPU = torch.device("cpu")
 SIZE = replace(SIZES["tiny"], stages=4, text_tokens=5)
 FRAMES = 4
+GROUP = 32
 
 
 def in_triton() -> OperatorTable:
@@ -30,14 +33,13 @@ def in_triton() -> OperatorTable:
     names = {each.op_name: "triton" for each in anywhere if each.impl_id == "triton"}
     table = OperatorTable(anywhere, []).forcing(**names)
     for name in names:
-        assert (
-            table.choose(OperatorKey(op_name=name), Hardware("cpu"), torch.float32).implementation.impl_id == "triton"
-        )
+        key = OperatorKey(op_name=name, weight=AWQ if name == "linear" else "")
+        assert table.choose(key, Hardware("cpu"), torch.float32).implementation.impl_id == "triton"
     return table
 
 
-def tokens(table: OperatorTable, mode: Mode, shift: Shift) -> list[tuple[int, ...]]:
-    policy = random_policy(SIZE, CPU, torch.float32, table=table)
+def tokens(table: OperatorTable, mode: Mode, shift: Shift, group: int = 0) -> list[tuple[int, ...]]:
+    policy = random_policy(SIZE, CPU, torch.float32, table=table, group=group)
     engine = PolicyEngine(policy, policy.K, SIZE.rows + policy.K, table=table)
     engine.kv.data.fill_(torch.nan)
     frames = random_frames(SIZE, policy, FRAMES)
@@ -54,8 +56,13 @@ def main() -> None:
     torch.set_num_threads(1)
     expected = tokens(built_in_table(), Mode.SERIAL, Shift.ROTATE)
     for shift in Shift:
-        found = tokens(in_triton(), Mode.PIPELINED, shift)
-        print(json.dumps({"shift": shift.value, "expected": expected, "found": found}), flush=True)
+        tell(shift.value, expected, tokens(in_triton(), Mode.PIPELINED, shift))
+    expected = tokens(built_in_table(), Mode.SERIAL, Shift.ROTATE, GROUP)
+    tell("rotate, 4 bits", expected, tokens(in_triton(), Mode.PIPELINED, Shift.ROTATE, GROUP))
+
+
+def tell(way: str, expected: list[tuple[int, ...]], found: list[tuple[int, ...]]) -> None:
+    print(json.dumps({"way": way, "expected": expected, "found": found}), flush=True)
 
 
 if __name__ == "__main__":

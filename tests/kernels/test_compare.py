@@ -10,6 +10,7 @@ import torch
 
 from edgeflow.kernels import greedy, int8_kv, layer_norm, linear, packed_attention, rms_norm, rope_write_kv, swiglu
 from edgeflow.kernels import varlen_attention as varlen
+from edgeflow.kernels.awq import AWQ, AwqWeight
 from edgeflow.kernels.fp8_linear import Emulated
 from edgeflow.kernels.kv import shift_kv
 from edgeflow.kernels.kv.layout import PackedLayout, Span
@@ -21,17 +22,19 @@ from edgeflow.kernels.trials import cases
 from edgeflow.kernels.trials.cases import Case, Heads
 from edgeflow.kernels.trials.catalogue import small_cases
 from edgeflow.kernels.trials.compare import deviation, tolerance
-from edgeflow.kernels.weights import Fp8Weight, Int8Weight
+from edgeflow.kernels.weights import FLOAT, Fp8Weight, Int8Weight
 
 CPU = torch.device("cpu")
 HERE = Hardware.of(CPU)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TABLE = built_in_table()
 ON_CPU = [
-    (op_name, kv, impl_id)
+    (op_name, kv, weight, impl_id)
     for op_name in TABLE.operators
     for kv in kv_formats(op_name)
-    for impl_id in TABLE.candidates(op_name, kv)
+    for weight in (FLOAT, AWQ, "int8")
+    if small_cases(op_name, kv, weight)
+    for impl_id in TABLE.candidates(op_name, kv, weight)
     if impl_id not in ("reference", "triton")
 ]
 
@@ -45,22 +48,24 @@ def worst(op_name: str, kv: str, function: Callable, dtype: torch.dtype) -> floa
     return worst_of(small_cases(op_name, kv), function, dtype)
 
 
-def worst_of(cases: list[Case], function: Callable, dtype: torch.dtype, weight: str = "") -> float:
+def worst_of(cases: list[Case], function: Callable, dtype: torch.dtype, weight: str = "", own: float = 0.0) -> float:
     def share(case: Case) -> float:
         off = deviation(case, function, reference(case.op_name, case.kv), CPU, dtype)
-        return off / tolerance(case, dtype, weight)
+        return off / tolerance(case, dtype, weight, own)
 
     return max(map(share, cases))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("op_name", "kv", "impl_id"), ON_CPU)
-def test_candidates_pass(op_name, kv, impl_id, dtype):
+@pytest.mark.parametrize(("op_name", "kv", "weight", "impl_id"), ON_CPU)
+def test_candidates_pass(op_name, kv, weight, impl_id, dtype):
     candidate = TABLE.implementation(op_name, impl_id, kv)
-    taken = [case for case in small_cases(op_name, kv) if not candidate.objection(HERE, dtype, case.signed()[1])]
+    taken = [
+        case for case in small_cases(op_name, kv, weight) if not candidate.objection(HERE, dtype, case.signed()[1])
+    ]
     assert len(taken) >= 3 or candidate.objection(HERE, dtype)
     if taken:
-        assert worst_of(taken, candidate.load(), dtype, candidate.weight) <= 1
+        assert worst_of(taken, candidate.load(), dtype, candidate.weight, candidate.deviation) <= 1
 
 
 @pytest.mark.parametrize(("op_name", "kv"), [(name, kv) for name in TABLE.operators for kv in kv_formats(name)])
@@ -333,6 +338,19 @@ def test_a_weight_with_the_scale_of_another_output_fails(format, bound, dtype):
 
     single = [case for case in small_cases("linear") if "m=1|" in (sizes := case.signed()[1]) and "n=1|" not in sizes]
     assert worst_of(single, wrong, dtype, format.format) > 1.2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wrong", [{"zeros": 1}, {"scales": 0.98}, {"group": 0}])
+def test_a_weight_of_4_bits_with_another_zero_scale_or_group_fails(wrong, dtype):
+    def changed(weight: AwqWeight, bias):
+        zeros = weight.zeros + wrong.get("zeros", 0)
+        scales = weight.scales * wrong.get("scales", 1.0)
+        if "group" in wrong:
+            scales = scales.roll(1, 0)
+        return linear.Dequantised(replace(weight, zeros=zeros, scales=scales), bias)
+
+    assert worst_of(small_cases("linear", weight=AWQ), changed, dtype, AWQ) > 1.2
 
 
 def test_one_wrong_row_of_many_counts():

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels import fp8
 from edgeflow.kernels.fp8_linear import Emulated
-from edgeflow.kernels.linear import ByRows, Int8, Reference
+from edgeflow.kernels.linear import Int8, Reference
+from edgeflow.kernels.native import linear as native
+from edgeflow.kernels.native.library import missing
+from edgeflow.kernels.quantised.torch_int8 import TorchInt8
 from edgeflow.kernels.table.bind_linear import bind_linear
 from edgeflow.kernels.table.implementations import BUILT_IN
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
@@ -106,19 +109,28 @@ def test_a_weight_that_comes_in_a_format_is_served_without_being_allowed_to():
     """By what reads the format, else by the reference, never by what reads another one."""
     values = floats(32, 64)
     assert of_stages(built_in_table(), Fp8Weight.of(values)) == [Emulated] * 3
-    assert of_stages(built_in_table(), Int8Weight.of(values)) == [Reference, Reference, ByRows]
+    eight = TorchInt8 if missing() else native.Int8
+    assert of_stages(built_in_table(), Int8Weight.of(values)) == [eight] * 3
     assert of_stages(built_in_table().converting("int8"), Fp8Weight.of(values)) == [Emulated] * 3
-    x, eight = torch.randn(1, 64), Int8Weight.of(values)
-    decode = bind_linear(built_in_table(), LINEAR, eight, None)["decode"]
-    assert torch.equal(decode(x), Int8(eight, None)(x))
-    assert torch.equal(decode(x.expand(2, -1)), Reference(eight, None)(x.expand(2, -1)))
+
+
+def test_what_packs_float_weights_anew_does_not_serve_those_that_are_held_in_8_bits():
+    """It would hold a second copy beside that of an embedding; what reads them as they lie converts none."""
+    held, packs = (built_in_table().implementation("linear", name) for name in ("torch_int8", "int8"))
+    assert held.takes_weight("int8") and not held.takes_weight("float")
+    assert packs.takes_weight("float") and not packs.takes_weight("int8")
+    table = built_in_table().converting("int8").forcing(linear="torch_int8")
+    assert of_stages(table, FloatWeight(floats(32, 64))) == [Reference] * 3
+
+
+MADE = {"int8": Int8, "fp8": Emulated}
 
 
 @pytest.mark.parametrize("to", CONVERSIONS)
 def test_a_converted_weight_computes_what_one_of_the_format_does(to):
     values, x = floats(32, 64), torch.randn(1, 64)
     mine = bind_linear(built_in_table().converting(to), LINEAR, FloatWeight(values), None)["decode"]
-    other = bind_linear(built_in_table(), LINEAR, converted(FloatWeight(values), to), None)["decode"]
+    other = MADE[to](converted(FloatWeight(values), to), None)
     assert torch.equal(mine(x), other(x))
     assert not torch.equal(mine(x), Reference(FloatWeight(values), None)(x))
 

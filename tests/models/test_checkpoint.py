@@ -50,7 +50,7 @@ def test_tensors_come_in_the_dtype_asked_for(tmp_path: Path):
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.float8_e4m3fn])
 def test_quantised_tensors_are_refused(dtype: torch.dtype):
     weights = Weights.of({"a.weight": torch.zeros(2).to(dtype)}, torch.float32, CPU)
-    with pytest.raises(CheckpointError, match=r"a\.weight has dtype torch\..*quantised weights are not supported"):
+    with pytest.raises(CheckpointError, match=r"a\.weight has dtype torch\..*expected floats"):
         weights.take("a.weight", 2)
 
 
@@ -60,7 +60,7 @@ def test_the_weight_of_a_projection_is_float_as_it_is_stored():
     assert torch.equal(weight.floats(), TENSORS["a.weight"].bfloat16())
     with pytest.raises(CheckpointError, match=r"a\.weight has shape \[2, 3\], expected \[3, 2\]"):
         Weights.of(TENSORS, torch.float32, CPU).linear("a", 3, 2)
-    with pytest.raises(CheckpointError, match=r"a\.weight has dtype torch\.int8: quantised weights"):
+    with pytest.raises(CheckpointError, match=r"a\.weight has dtype torch\.int8, expected floats"):
         Weights.of({"a.weight": TENSORS["a.weight"].char()}, torch.float32, CPU).linear("a", 2, 3)
 
 

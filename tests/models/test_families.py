@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 from tests.chat_checkpoint import IMAGE_TOKEN, VOCAB, write_chat_checkpoint
+from tests.quantised import quantised_copies, share_of
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
@@ -92,3 +95,17 @@ def test_prompts_with_images_equal_transformers(sizes: list[tuple[int, int]], tm
     middle = prompt.images[0].start + 1
     for cuts in ([], [5, middle], [middle, middle + 1]):
         assert (ours(model, prompt, cuts) - wanted.logits[0]).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen2_5_vl"])
+def test_a_model_in_4_bits_is_that_of_the_same_numbers_in_floats(family: str, tmp_path: Path):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    if family == "qwen2_5_vl":  # with heads of 8, for which its M-RoPE sections are made
+        sizes |= {"num_attention_heads": 8, "num_key_value_heads": 4}
+    write_chat_checkpoint(tmp_path / "source", family, **sizes)
+    copies = quantised_copies(tmp_path / "source", tmp_path, "model.", ["visual"])
+    table = built_in_table().forcing(linear="reference")
+    models = [load_chat_model(each, torch.float32, CPU, table=table) for each in copies]
+    prompt = models[0].prompt(list(range(2, 2 + LENGTH)))
+    four, floats = (ours(model, prompt, [7, 8]) for model in models)
+    assert share_of(four, floats) < 2e-5

@@ -1,7 +1,8 @@
-"""A Qwen2 checkpoint as GGUF with Q8_0 matrices, the file that llama.cpp and OpenVINO GenAI read.
+"""A Qwen2 checkpoint as GGUF with quantised matrices, the file that llama.cpp and OpenVINO GenAI read.
 
-    PYTHON write_gguf.py CHECKPOINT OUT      # PYTHON: an environment with gguf and safetensors
+    PYTHON write_gguf.py CHECKPOINT OUT [KIND]      # PYTHON: an environment with gguf and safetensors
 
+KIND: of the projections, Q8_0 by default; the tied embedding is Q8_0, and with F16 projections F16.
 Formats: GGUF v3; tensor names and metadata keys as llama.cpp knows them for `qwen2`. Every vocabulary entry gets its
 own text, since a checkpoint with random weights has no tokenizer.
 """
@@ -23,25 +24,27 @@ LAYER = {
     "self_attn.o_proj.weight": "attn_output.weight",
     **{f"mlp.{name}_proj.weight": f"ffn_{name}.weight" for name in ("gate", "up", "down")},
 }
-OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+EMBEDDING = "token_embd.weight"
+OUTSIDE = {"model.embed_tokens.weight": EMBEDDING, "model.norm.weight": "output_norm.weight"}
 
 
 def main() -> None:
     checkpoint, out = map(Path, sys.argv[1:3])
+    kind = gguf.GGMLQuantizationType[sys.argv[3] if len(sys.argv) > 3 else "Q8_0"]
     config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(out, "qwen2")
-    _add_sizes(writer, config)
+    _add_sizes(writer, config, kind)
     _add_tokenizer(writer, config["vocab_size"])
     with safe_open(checkpoint / "model.safetensors", "np") as file:
         for name in file.keys():  # noqa: SIM118
-            _add_tensor(writer, _renamed(name), file.get_tensor(name))
+            _add_tensor(writer, _renamed(name), file.get_tensor(name), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, object]) -> None:
+def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, object], kind: gguf.GGMLQuantizationType) -> None:
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -51,7 +54,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, object]) -> None:
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(1_000_000.0)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind.name}"])
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
@@ -69,12 +72,14 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
     writer.add_add_bos_token(False)
 
 
-def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray) -> None:
+def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray, projections: gguf.GGMLQuantizationType) -> None:
     tensor = tensor.astype(np.float32)
     if tensor.ndim == 1:
         writer.add_tensor(name, tensor)
         return
-    kind = gguf.GGMLQuantizationType.Q8_0
+    whole = gguf.GGMLQuantizationType.F16
+    embedding = gguf.GGMLQuantizationType.Q8_0 if projections != whole else whole
+    kind = embedding if name == EMBEDDING else projections
     writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from edgeflow.clock import ManualClock
 from edgeflow.demo.simulated.action_robot import ActionRobot
 from edgeflow.demo.simulated.body import Answers, Body, Delay, Send
-from edgeflow.demo.simulated.camera import EPOCH, SESSION, Camera
+from edgeflow.demo.simulated.camera import EPOCH, SESSION, Camera, Seen
 from edgeflow.demo.simulated.chunk_robot import ChunkRobot
 from edgeflow.demo.simulated.episodes import EpisodeRun, Execution
 from edgeflow.demo.simulated.synchronous_robot import SynchronousRobot
@@ -30,7 +30,10 @@ from edgeflow.worker.worker import Worker
 
 
 class VirtualService:
-    """A worker whose passes take given times. execution: of chunks; single actions are obeyed as they arrive."""
+    """A worker whose passes take given times. execution: of chunks; single actions are obeyed as they arrive.
+
+    seen: called with each frame that is drawn, that is, each that begins.
+    """
 
     def __init__(
         self,
@@ -39,8 +42,10 @@ class VirtualService:
         times: PassTimes,
         *,
         execution: Execution = Execution.RTC,
+        seen: Seen | None = None,
     ) -> None:
         self._execution = execution
+        self._seen = seen
         self._engine = engine
         self._limits = limits
         self._times = times
@@ -53,7 +58,7 @@ class VirtualService:
         period_s: between camera frames. anchored: as of ActionRobot. delay: none is obeyed sooner than so long after
         its frame.
         """
-        clock, camera, body = ManualClock(), Camera(sim), Body(sim)
+        clock, camera, body = ManualClock(), Camera(sim, self._seen), Body(sim)
         published: list[Message] = []
         worker = self._worker(clock, published, pace, camera.draw)
         robot = self._robot(

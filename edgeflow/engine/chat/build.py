@@ -13,10 +13,11 @@ from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
 from edgeflow.config_sections import ChatConfig, ChatSlot
 from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.footprint import weight_bytes
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.grammar import Grammars
 from edgeflow.engine.chat.plane import ChatPlane, Prefix
-from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error, weight_bytes
+from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.device import choose_device, choose_graphs
 from edgeflow.engine.graphs import Record
@@ -105,7 +106,7 @@ def chat_bytes(config: ServiceConfig) -> int:
     dtype = choose_chat_dtype(chat.dtype, path, device)
     text = read_published(path).text
     paths = [path, *([resolve_model(chat.decode_model)] if chat.decode_model else [])]
-    weights = sum(weight_bytes(chat.weights, each, dtype, device) for each in paths)
+    weights = sum(weight_bytes(chat.weights, each, dtype, device, chat.head) for each in paths)
     capacity = min(chat.capacity, text.max_position_embeddings)
     replays = choose_graphs(config.graphs, device, dtype)
     slots = 1 + len(chat.slots) + replays
@@ -126,9 +127,10 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
     dtype = choose_chat_dtype(chat.dtype, path, device)
     weights = choose_weights(chat, path, dtype, device)
     progress(weights.told, 1, 1)
-    model = decode = load_chat_model(path, dtype, device, table=weights.table)
+    model = decode = load_chat_model(path, dtype, device, table=weights.table, head=weights.head)
     if chat.decode_model:
-        decode = load_chat_model(resolve_model(chat.decode_model), dtype, device, table=weights.table)
+        decode_path = resolve_model(chat.decode_model)
+        decode = load_chat_model(decode_path, dtype, device, table=weights.table, head=weights.head)
         _check_decode(model, decode)
     graphs = "" if not choose_graphs(config.graphs, device, dtype) else config.graphs
     return build_chat(

@@ -1,8 +1,7 @@
-"""The precision of a chat model: dtype, weights of decode rows, KV cache; and what each choice costs."""
+"""The precision of a chat model: dtype, weights of decode rows, head; and what each choice costs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,19 +13,21 @@ from torch import Tensor
 
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.device import choose_dtype
-from edgeflow.engine.table import operator_table
+from edgeflow.engine.table import operator_table, quantised_line
+from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.shapes import stage_of
 from edgeflow.kernels.trials.cases import Case
 from edgeflow.kernels.trials.model_cases import linear_cases
 from edgeflow.kernels.trials.timing import last_level_cache, median_us, ring_size, rotating
-from edgeflow.models.chat import ChatModel, read_published
-from edgeflow.models.checkpoint import tensor_shapes
+from edgeflow.kernels.weights import FLOAT
+from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
+from edgeflow.models.quantization import read_quantization, refuse_conversion
 from edgeflow.models.shape import checkpoint_shape
 from edgeflow.text.checkpoint_json import read_json
 
@@ -47,46 +48,43 @@ def choose_chat_dtype(name: str, path: Path, device: torch.device) -> torch.dtyp
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The operator table of a model. `told` is the line shown at start: which weights, and why."""
+    """The operator table of a model and the format of its head. `told` is the line shown at start: which weights, and
+    why."""
 
     table: OperatorTable
     told: str
+    head: str = FLOAT
 
 
 def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> Weights:
-    """The configured weights; `auto` takes 8-bit ones if they make a decode row's matrices clearly faster here."""
-    overlay = Path(config.operators) if config.operators else None
-    chosen: str = config.weights
-    told = f"{chosen} weights"
-    if chosen == "auto":
-        other = AUTO[device.type]
-        gain = _gain(other, checkpoint_shape(path, config.prefill_chunk), dtype, device)
-        chosen = other if gain >= ENOUGH else "float"
-        told = f"{chosen} weights (auto: a row meets {other} ones {gain:.1f} times as fast)"
-    return Weights(operator_table(overlay, chosen, device, dtype, section="chat."), told)
+    """The configured weights; `auto` takes 8-bit ones if they make a decode row's matrices clearly faster here.
 
-
-def weight_bytes(weights: str, path: Path, dtype: torch.dtype, device: torch.device) -> int:
-    """The memory of a checkpoint's loaded weights in bytes, from its file headers; `auto`: the larger of its choices.
-
-    int8 weights are stored beside those in `dtype`. fp8 weights replace those of the projections and the head; they
-    take one byte each on CUDA and, being emulated, as many as `dtype` on a CPU. Scales are not counted, and neither is
-    an operator overlay that serves some projections in another format.
+    ConfigError where no operator here serves them.
     """
-    numbers = sum(math.prod(shape) for shape in tensor_shapes(path).values())
-    plain = numbers * dtype.itemsize
-    stored = AUTO[device.type] if weights == "auto" else weights
-    if stored == "float":
-        return plain
-    if stored == "int8":
-        return plain + numbers
-    text = read_published(path).text
-    head = text.vocab_size * text.hidden_size
-    layer = text.hidden_size * (2 * text.q_width + 2 * text.kv_width + 3 * text.intermediate_size)
-    quantised = text.num_hidden_layers * layer + head
-    others = numbers - quantised + head * text.tie_word_embeddings  # a tied head is also the embedding
-    replaced = others * dtype.itemsize + quantised * (1 if device.type == "cuda" else dtype.itemsize)
-    return max(plain, replaced) if weights == "auto" else replaced
+    chosen, told = _choose_format(config, path, dtype, device)
+    overlay = Path(config.operators) if config.operators else None
+    table = operator_table(overlay, chosen, device, dtype, section="chat.")
+    if config.head == FLOAT:
+        return Weights(table, told)
+    key = OperatorKey(op_name="linear", layer_role="head", stage="decode", weight=config.head, shape_sig="m=1")
+    if table.choose(key, Hardware.of(device), dtype).implementation.impl_id == REFERENCE:
+        raise ConfigError(f"chat.head: {config.head}: no operator serves such a head on {device.type}; use float")
+    return Weights(table, f"{told}, head in {config.head}", config.head)
+
+
+def _choose_format(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> tuple[str, str]:
+    """The format that float weights are converted to, and a line that says which weights serve, and why."""
+    quantization = read_quantization(path)
+    if quantization is not None:
+        refuse_conversion(path, config.weights, "chat.weights")
+        overlay = Path(config.operators) if config.operators else None
+        return FLOAT, quantised_line(operator_table(overlay, FLOAT, device, dtype), quantization, device, dtype)
+    if config.weights != "auto":
+        return config.weights, f"{config.weights} weights"
+    other = AUTO[device.type]
+    gain = _gain(other, checkpoint_shape(path, config.prefill_chunk), dtype, device)
+    chosen = other if gain >= ENOUGH else FLOAT
+    return chosen, f"{chosen} weights (auto: a row meets {other} ones {gain:.1f} times as fast)"
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ import torch
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.setting import OffError, Setting, named
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize
+from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
@@ -21,6 +22,7 @@ from edgeflow.kernels.trials.cases import Case
 from edgeflow.kernels.trials.catalogue import small_cases
 from edgeflow.kernels.trials.compare import Expected, tolerance
 from edgeflow.kernels.trials.model_cases import model_cases
+from edgeflow.kernels.weights import FLOAT
 from edgeflow.models.llama import LlamaConfig
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -95,7 +97,7 @@ def checks(part: Part) -> tuple[list[Found], list[str]]:
     """Rows of the model's own problems in its dtype, then of the small ones in all; operators that time cut short."""
     table, device = built_in_table(), torch.device(part.device)
     problems = [(case, part.dtype) for case in model_cases(policy_shape(SIZES[part.size]))]
-    small = [case for name in table.operators for case in small_cases(name)]
+    small = [case for name in table.operators for weight in (FLOAT, AWQ) for case in small_cases(name, weight=weight)]
     problems += [(case, dtype) for dtype in FLOATS for case in small]
     rows: list[Found] = []
     for done, (case, dtype) in enumerate(mine := problems[part.index :: part.of]):
@@ -110,13 +112,13 @@ def _checks(table: OperatorTable, case: Case, device: torch.device, dtype: torch
     stage, shape_sig = case.signed()
     expected = Expected.of(case, table.implementation(case.op_name, REFERENCE, case.kv).load(), device, dtype)
     rows: list[Found] = []
-    for impl_id in table.candidates(case.op_name, case.kv):
+    for impl_id in table.candidates(case.op_name, case.kv, case.weight):
         candidate = table.implementation(case.op_name, impl_id, case.kv)
         if impl_id == REFERENCE or candidate.objection(Hardware.of(device), dtype, shape_sig):
             continue
         if candidate.causal and not case.causal:
             continue
-        allowed = tolerance(case, dtype, candidate.weight)
+        allowed = tolerance(case, dtype, candidate.weight, candidate.deviation)
         row: Found = {"operator": case.op_name, "implementation": impl_id, "dtype": named(dtype), "KV": case.kv}
         row |= {"stage": stage, "shape": shape_sig, "allowed": allowed}
         try:

@@ -57,10 +57,10 @@ def _long(setting: Setting) -> Iterator[tuple[Case, int]]:
 def _times(setting: Setting, table: OperatorTable, case: Case, kv_bytes: int) -> list[Found]:
     """A candidate that fails to run is reported, and the others are timed. Weights, keys and values lie in memory."""
     stage, shape_sig = case.signed()
-    context = OperatorKey(op_name=case.op_name, stage=stage, shape_sig=shape_sig)
+    context = OperatorKey(op_name=case.op_name, stage=stage, weight=case.weight, shape_sig=shape_sig)
     ring = case.ring(setting.device, setting.dtype, last_level_cache(setting.device))
     rows = []
-    for impl_id in table.candidates(case.op_name, case.kv):
+    for impl_id in table.candidates(case.op_name, case.kv, case.weight):
         candidate = table.implementation(case.op_name, impl_id, case.kv)
         if impl_id == REFERENCE or table.objection(candidate, context, Hardware.of(setting.device), setting.dtype):
             continue

@@ -28,6 +28,8 @@ from edgeflow.types import Mode
 
 ROUNDS = 3
 LONG = 32  # action tokens of the long setting
+OTHER_WEIGHTS = ("fp8", "4 bits")
+"""Systems whose weights are not in the model's dtype."""
 Systems = Mapping[str, Callable[[], float]]
 
 
@@ -46,10 +48,10 @@ def policy(setting: Setting) -> Found:
         kind = ", graphs" if graphs else ""
         systems[f"serial{kind}"] = _serial(engine, frames)
         for shift in Shift:
-            systems[f"pipelined, {shift.value}{kind}"] = _pipelined(engine, frames, shift)
+            systems[f"pipelined, {shift.value}{kind}"] = pipelined(engine, frames, shift)
         systems[f"speculative{kind}"] = _speculative(engine, frames)
-    systems["naive pipe"] = _pipelined(engine_of(naive, size, setting, graphs=False), frames, Shift.ROTATE)
-    found = _found(setting, size, systems)
+    systems["naive pipe"] = pipelined(engine_of(naive, size, setting, graphs=False), frames, Shift.ROTATE)
+    found = timed(setting, size, systems)
     if True in engines and (recorded := engines[True].graphs) is not None:
         found |= {"recordings": len(recorded), "passes without a recording": recorded.eager_passes}
     return found
@@ -61,8 +63,8 @@ def long_actions(setting: Setting) -> Found:
     model = policy_of(setting, size)
     frames = random_frames(size, model, max(setting.frames, LONG + 8))
     engine = engine_of(model, size, setting, graphs=ways(setting)[0])
-    serial, pipelined = _serial(engine, frames[:16]), _pipelined(engine, frames, Shift.ROTATE)
-    return {"action tokens": LONG} | _found(setting, size, {"serial": serial, "pipelined, rotate": pipelined})
+    serial, shared = _serial(engine, frames[:16]), pipelined(engine, frames, Shift.ROTATE)
+    return {"action tokens": LONG} | timed(setting, size, {"serial": serial, "pipelined, rotate": shared})
 
 
 def fp8(setting: Setting) -> Found:
@@ -72,8 +74,8 @@ def fp8(setting: Setting) -> Found:
     frames = random_frames(size, plain, setting.frames)
     systems: dict[str, Callable[[], float]] = {}
     for name, model in {"model's dtype": plain, "fp8": small}.items():
-        systems[name] = _pipelined(engine_of(model, size, setting, graphs=ways(setting)[0]), frames, Shift.ROTATE)
-    found = _found(setting, size, systems)
+        systems[name] = pipelined(engine_of(model, size, setting, graphs=ways(setting)[0]), frames, Shift.ROTATE)
+    found = timed(setting, size, systems)
     some = frames[: size.stages]
     right, other = (_serial_tokens(model, setting, some) for model in (plain, small))
     return found | {"share of tokens that FP8 changes": differing(right, other)}
@@ -103,7 +105,8 @@ def _serial(engine: PolicyEngine, frames: list[PreparedFrame]) -> Callable[[], f
     return lambda: frames_per_s(engine, Mode.SERIAL, Shift.ROTATE, some)
 
 
-def _pipelined(engine: PolicyEngine, frames: list[PreparedFrame], shift: Shift) -> Callable[[], float]:
+def pipelined(engine: PolicyEngine, frames: list[PreparedFrame], shift: Shift) -> Callable[[], float]:
+    """A run that gives frames per second of a pipeline."""
     return lambda: frames_per_s(engine, Mode.PIPELINED, shift, frames)
 
 
@@ -112,7 +115,7 @@ def _speculative(engine: PolicyEngine, frames: list[PreparedFrame]) -> Callable[
     return lambda: passes_per_s(engine, Mode.SPECULATIVE, frames)
 
 
-def _found(setting: Setting, size: PolicySize, systems: Systems) -> Found:
+def timed(setting: Setting, size: PolicySize, systems: Systems) -> Found:
     """A row per system, kept after each round."""
     found: Found = {}
     kept = _warmed(setting, systems)
@@ -146,7 +149,7 @@ def _row(setting: Setting, size: PolicySize, name: str, fps: float, rounds: list
     """One system; the floor is that of the model's dtype. There is none yet for passes with drafts."""
     rates = [each[name] for each in rounds]
     row = {"system": name, "frames/s": fps, "ms/frame": 1e3 / fps, "least": min(rates), "most": max(rates)}
-    if setting.measured is None or name == "fp8" or name.startswith("speculative"):
+    if setting.measured is None or name in OTHER_WEIGHTS or name.startswith("speculative"):
         return row
     floor_s = (serial_floor_s if name.startswith("serial") else pipelined_floor_s)(size, setting.measured)
     return {**row, "floor ms": 1e3 * floor_s, "share of floor": floor_s * fps}

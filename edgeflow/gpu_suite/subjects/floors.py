@@ -15,6 +15,8 @@ from edgeflow.kernels.kv.layout import Span
 from edgeflow.models.llama import LlamaConfig
 
 NUMBER_BYTES = 2
+ZERO_BITS, CODE_BITS, SCALE_BITS = 4, 4, 16
+"""Bits of weights in 4 bits, as their kernel reads them (kernels/triton/awq_chunks.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,9 @@ class Ceilings:
         return max(work.flops / self.matrix_rate, work.bytes / self.bandwidth)
 
 
-def decoder_work(size: PolicySize, spans: Sequence[Span]) -> Work:
-    """Work of a policy's language model over the rows of a pass."""
-    return text_work(size.text, spans)
+def decoder_work(size: PolicySize, spans: Sequence[Span], group: int = 0) -> Work:
+    """Work of a policy's language model over the rows of a pass. group: G of projections in 4 bits, 0 of floats."""
+    return awq_work(size.text, spans, group) if group else text_work(size.text, spans)
 
 
 def text_work(text: LlamaConfig, spans: Sequence[Span]) -> Work:
@@ -58,6 +60,18 @@ def linear_work(text: LlamaConfig, spans: Sequence[Span], weight_bytes: int = NU
     head = text.vocab_size * text.hidden_size
     products = rows * (layers * qkv + (layers - 1) * rest) + sampled * (rest + head)
     return Work(2 * products, weight_bytes * (layers * (qkv + rest) + head))
+
+
+def awq_weight_bytes(group: int) -> float:
+    """Bytes per weight in 4 bits, with the scale and the zero point of its group."""
+    return (CODE_BITS + (SCALE_BITS + ZERO_BITS) / group) / 8
+
+
+def awq_work(text: LlamaConfig, spans: Sequence[Span], group: int) -> Work:
+    """`text_work` with the projections of the layers in 4 bits; the head stays in the model's dtype."""
+    layer = text.hidden_size * (2 * text.q_width + 2 * text.kv_width + 3 * text.intermediate_size)
+    whole, saved = text_work(text, spans), NUMBER_BYTES - awq_weight_bytes(group)
+    return Work(whole.flops, whole.bytes - saved * text.num_hidden_layers * layer)
 
 
 def attention_work(text: LlamaConfig, spans: Sequence[Span]) -> Work:
@@ -91,17 +105,18 @@ def _projector_work(size: PolicySize) -> Work:
     return Work(2 * size.image_tokens * weights, NUMBER_BYTES * weights)
 
 
-def serial_floor_s(size: PolicySize, ceilings: Ceilings) -> float:
-    """Seconds of a frame by itself: vision and prefill, then one pass per token."""
+def serial_floor_s(size: PolicySize, ceilings: Ceilings, group: int = 0) -> float:
+    """Seconds of a frame by itself: vision and prefill, then one pass per token. group: as of `decoder_work`."""
     rows = size.rows
-    passes = [vision_work(size) + decoder_work(size, [Span(0, 0, rows)])]
-    passes += [decoder_work(size, [Span(0, rows + stage, 1)]) for stage in range(size.stages - 1)]
+    passes = [vision_work(size) + decoder_work(size, [Span(0, 0, rows)], group)]
+    passes += [decoder_work(size, [Span(0, rows + stage, 1)], group) for stage in range(size.stages - 1)]
     return sum(ceilings.floor_s(work) for work in passes)
 
 
-def pipelined_floor_s(size: PolicySize, ceilings: Ceilings) -> float:
-    """Seconds of a steady pass: one frame's prefill and a decode row of each frame before it."""
-    return ceilings.floor_s(vision_work(size) + decoder_work(size, pipelined_spans(size)))
+def pipelined_floor_s(size: PolicySize, ceilings: Ceilings, group: int = 0) -> float:
+    """Seconds of a steady pass: one frame's prefill and a decode row of each frame before it. group: as of
+    `decoder_work`."""
+    return ceilings.floor_s(vision_work(size) + decoder_work(size, pipelined_spans(size), group))
 
 
 def pipelined_spans(size: PolicySize) -> list[Span]:

@@ -11,9 +11,8 @@ import torch
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.gpu_suite.subjects.random_weights import RandomTensors, llama_shapes
+from edgeflow.gpu_suite.subjects.random_weights import llama_shapes, random_weights
 from edgeflow.models.chat import ChatModel
-from edgeflow.models.checkpoint import Weights
 from edgeflow.models.generation_config import GenerationConfig
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 
@@ -47,9 +46,12 @@ CHAT_SIZES = {
 }
 
 
-def random_chat(config: LlamaConfig, device: torch.device, dtype: torch.dtype, **decoder_options: Any) -> ChatModel:
-    """A model that takes token ids: without tokenizer, chat template and tokens that end an answer."""
-    weights = Weights.of(RandomTensors(llama_shapes(config), device, dtype), dtype, device)
+def random_chat(
+    config: LlamaConfig, device: torch.device, dtype: torch.dtype, *, group: int = 0, **decoder_options: Any
+) -> ChatModel:
+    """A model that takes token ids: without tokenizer, chat template and tokens that end an answer. group: G of
+    projections in 4 bits; 0 for floats."""
+    weights = random_weights(llama_shapes(config), device, dtype, group)
     decoder = LlamaDecoder(config, weights, name=FAMILY, **decoder_options)
     no_tokenizer: Any = None
     return ChatModel(

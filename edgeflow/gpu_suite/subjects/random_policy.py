@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.gpu_suite.subjects.random_weights import RandomTensors, llama_shapes
-from edgeflow.models.checkpoint import Weights
+from edgeflow.gpu_suite.subjects.random_weights import RandomTensors, llama_shapes, random_weights
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.policies.openvla.config import ActionStatistics, ImageConfig, OpenVLAConfig, TowerImage
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
@@ -103,9 +102,12 @@ def policy_tensors(size: PolicySize, device: torch.device, dtype: torch.dtype) -
     return RandomTensors(_shapes(size), device, dtype)
 
 
-def random_policy(size: PolicySize, device: torch.device, dtype: torch.dtype, **decoder_options: Any) -> OpenVLAPolicy:
-    """A policy of random weights; the same size gives the same weights."""
-    weights = Weights.of(policy_tensors(size, device, dtype), dtype, device)
+def random_policy(
+    size: PolicySize, device: torch.device, dtype: torch.dtype, *, group: int = 0, **decoder_options: Any
+) -> OpenVLAPolicy:
+    """A policy of random weights; the same size gives the same weights. group: G of projections in 4 bits; 0 for
+    floats."""
+    weights = random_weights(_shapes(size), device, dtype, group)
     prompt: Any = _Prompt(size.text_tokens)
     return OpenVLAPolicy(_config(size), weights, prompt, **decoder_options)
 

@@ -1,4 +1,4 @@
-"""Random weights in given shapes, made on the device without any file."""
+"""Random weights in given shapes, floats or in 4 bits, made on the device without any file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from edgeflow.kernels.awq import PER_WORD
+from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.quantization import PARTS, Quantization
+
+CODE_SPREAD = 4.6
+"""Standard deviation of whole numbers from 0 to 15, each as likely."""
+SEVENS, EIGHTS = 0x77777777, 0x88888888 - (1 << 32)
+"""A word of zero points that are all 7, and of 8."""
 
 
 class RandomTensors(Mapping[str, Tensor]):
@@ -24,7 +32,7 @@ class RandomTensors(Mapping[str, Tensor]):
         shape = self._shapes[name]
         if "norm" in name and name.endswith("weight") and len(shape) == 1:
             return torch.ones(shape, dtype=self._dtype, device=self._device)
-        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
+        generator = seeded(name, self._device)
         scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.02
         return torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device) * scale
 
@@ -38,6 +46,57 @@ class RandomTensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._shapes)
+
+
+class RandomGemm(Mapping[str, Tensor]):
+    """Tensors of which the projections below `layers.` are in 4 bits, in AutoAWQ's GEMM layout. group: G."""
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, dtype: torch.dtype, group: int
+    ) -> None:
+        quantised = [name for name in shapes if ".layers." in name and name.endswith("_proj.weight")]
+        floats = {name: shape for name, shape in shapes.items() if name not in quantised}
+        self._floats = RandomTensors(floats, device, dtype)
+        self._parts = {
+            f"{name.removesuffix('weight')}{part}": (part, shapes[name]) for name in quantised for part in PARTS
+        }
+        self._group = group
+        self._device = device
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._parts:
+            return self._floats[name]
+        part, (outputs, inputs) = self._parts[name]
+        generator, groups = seeded(name, self._device), inputs // self._group
+        if part == "scales":
+            scales = torch.rand(groups, outputs, generator=generator, device=self._device) + 0.5
+            return (scales / (CODE_SPREAD * math.sqrt(inputs))).half()
+        shape = inputs if part == "qweight" else groups, outputs // PER_WORD
+        words = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator, device=self._device)
+        if part == "qzeros":
+            words = torch.where(words < 0, SEVENS, EIGHTS)
+        return words.to(torch.int32)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._floats
+        yield from self._parts
+
+    def __len__(self) -> int:
+        return len(self._floats) + len(self._parts)
+
+
+def random_weights(
+    shapes: Mapping[str, tuple[int, ...]], device: torch.device, dtype: torch.dtype, group: int = 0
+) -> Weights:
+    """Weights of these shapes. group: G of projections in 4 bits; 0 for floats."""
+    if not group:
+        return Weights.of(RandomTensors(shapes, device, dtype), dtype, device)
+    return Weights.of(RandomGemm(shapes, device, dtype, group), dtype, device, quantization=Quantization(group))
+
+
+def seeded(name: str, device: torch.device) -> torch.Generator:
+    """A generator that gives the same name the same values."""
+    return torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
 
 
 def llama_shapes(text: LlamaConfig, prefix: str = "") -> dict[str, tuple[int, ...]]:

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from edgeflow.kernels.linear import ByRows, Linear
 from edgeflow.kernels.table.implementations import Hardware
-from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
+from edgeflow.kernels.table.operator_table import Choice, OperatorKey, OperatorTable
 from edgeflow.kernels.table.shapes import SIGNATURES
 from edgeflow.kernels.weights import Weight
 
 ROW_CLASSES = tuple(1 << power for power in range(14))
 """1, 2, 4, … 8192 rows; more are served as the last."""
+
+
+@runtime_checkable
+class Retunable(Protocol):
+    """An implementation whose parameters do not change how it keeps its weight."""
+
+    def retuned(self, **params: int) -> Linear:
+        """Another one with these parameters over the same memory."""
+        ...
 
 
 def bind_linear(
@@ -47,8 +57,17 @@ def _by_rows(
     for rows in ROW_CLASSES:
         _, shape_sig = SIGNATURES["linear"](weight, bias, rows)
         choice = table.choose(replace(context, shape_sig=shape_sig), hardware, weight.dtype)
-        name = f"{choice.implementation.impl_id} {choice.params}"
-        if name not in made:
-            made[name] = choice.load()(weight, bias)
-        by_class.append(made[name])
+        by_class.append(_made(choice, weight, bias, made))
     return by_class[0] if len(set(by_class)) == 1 else ByRows(by_class)
+
+
+def _made(choice: Choice, weight: Weight, bias: Tensor | None, made: dict[str, Linear]) -> Linear:
+    """The implementation that was chosen; made once, with each set of parameters over the first one's weight if it can
+    be."""
+    impl_id = choice.implementation.impl_id
+    name = f"{impl_id} {choice.params}"
+    if name not in made:
+        first = made.get(impl_id)
+        made[name] = first.retuned(**choice.params) if isinstance(first, Retunable) else choice.load()(weight, bias)
+        made.setdefault(impl_id, made[name])
+    return made[name]

@@ -24,11 +24,18 @@ from edgeflow.kernels import (
     swiglu,
     varlen_attention,
 )
+from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.kv import shift_kv
+from edgeflow.kernels.native import library as native_library
+from edgeflow.kernels.native import linear as native
+from edgeflow.kernels.quantised import torch_int4, torch_int8
 from edgeflow.kernels.table.dimensions import KINDS
-from edgeflow.kernels.weights import FLOAT, Weight, converted
+from edgeflow.kernels.weights import CONVERSIONS, FLOAT, Weight, converted
 
 REFERENCE = "reference"
+STORED, FLOATS = "stored", "floats"
+ROWS_OF_8_BITS, ROWS_BY_GROUP = 1e-2, 1.4e-2
+"""Deviation of products whose rows are in 8 bits with a scale per 32 inputs, or per group of up to 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,9 @@ class Implementation:
     devices, dtypes: where it may run, empty means everywhere; least_arch: the lowest CUDA architecture; needs:
     libraries; limits, multiples: the largest sizes it takes and the divisors of those it takes, by their letter in a
     shape signature; choices: parameters with the values worth trying, the default first.
-    weight: the format of the weight that it is made for; "" for any, and for operators without weights.
+    weight: the format of the weight that it is made for; "" for any, and for operators without weights. made_from: of
+    such a weight, STORED: what the model holds in the format, FLOATS: what it converts; "" for both. deviation: of its
+    results where that is more than its format and dtype explain (kernels/trials/compare.py).
     stage: the stage of the passes that it serves; "" for all. kv: the KV format that it writes or reads; "" for all.
     absent: the reason why it cannot run here; "" where it can. replayable: it can be captured in a graph, for the host
     reads nothing that differs between passes of one shape. causal: attention that refuses layouts with `sees`.
@@ -82,6 +91,8 @@ class Implementation:
     multiples: Mapping[str, int] = field(default_factory=dict)
     choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     weight: str = ""
+    made_from: str = ""
+    deviation: float = 0.0
     stage: str = ""
     kv: str = ""
     absent: str = ""
@@ -91,6 +102,22 @@ class Implementation:
     def takes(self, kv: str) -> bool:
         """True when it serves calls over this KV format; "" stands for one that is not known."""
         return "" in (self.kv, kv) or self.kv == kv
+
+    def takes_weight(self, format: str) -> bool:
+        """True when it serves weights of this format, or float ones after a conversion; "" stands for not known."""
+        if not self.weight or not format:
+            return True
+        return (self.stored and self.weight == format) or (self.converts and format == FLOAT)
+
+    @property
+    def stored(self) -> bool:
+        """True when it serves weights that a model holds in its format."""
+        return self.made_from != FLOATS
+
+    @property
+    def converts(self) -> bool:
+        """True when it serves float weights after a conversion to its format."""
+        return self.weight in CONVERSIONS and self.made_from != STORED
 
     def load(self) -> Callable[..., Any]:
         """The function; one that is made for a format of weights converts a float weight to it."""
@@ -288,11 +315,84 @@ BUILT_IN = (
     ),
     Implementation(
         op_name="linear",
+        impl_id="matmul_nbits",
+        function="edgeflow.kernels.quantised.matmul_nbits:MatMulNBits",
+        devices=frozenset({"cpu"}),
+        needs=("onnxruntime", "onnx"),
+        weight=AWQ,
+        deviation=ROWS_BY_GROUP,
+    ),
+    Implementation(
+        op_name="linear",
+        impl_id="dequantised",
+        function=linear.Dequantised,
+        devices=frozenset({"cpu", "cuda"}),
+        weight=AWQ,
+    ),
+    replace(
+        _triton(
+            "linear",
+            "awq",
+            {},
+            block_m=(0, 16, 32, 64),
+            block_n=(128, 64),
+            splits=(0, 1, 4),
+            num_warps=(0, 4, 8),
+            num_stages=(4, 3),
+        ),
+        dtypes=_FLOATS - {torch.float32},
+        multiples={"n": 8, "e": 32},
+        weight=AWQ,
+    ),
+    Implementation(
+        op_name="linear",
+        impl_id="torch_int4",
+        function=torch_int4.TorchInt4,
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset({torch.bfloat16}),  # others have no fast product in torch
+        multiples={"n": 16},
+        weight=AWQ,
+        absent=torch_int4.missing(),
+    ),
+    Implementation(
+        op_name="linear",
+        impl_id="native_int4",
+        function=native.Int4,
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset(native_library.KINDS),
+        weight=AWQ,
+        deviation=ROWS_OF_8_BITS,
+        absent=native_library.missing(),
+    ),
+    Implementation(
+        op_name="linear",
+        impl_id="torch_int8",
+        function=torch_int8.TorchInt8,
+        devices=frozenset({"cpu"}),
+        weight="int8",
+        made_from=STORED,
+        absent=torch_int8.missing(),
+    ),
+    Implementation(
+        op_name="linear",
+        impl_id="native_int8",
+        function=native.Int8,
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset(native_library.KINDS),
+        multiples={"e": native.BLOCK},
+        weight="int8",
+        made_from=STORED,
+        deviation=ROWS_OF_8_BITS,
+        absent=native_library.missing(),
+    ),
+    Implementation(
+        op_name="linear",
         impl_id="int8",
         function=linear.Int8,
         devices=frozenset({"cpu"}),
         limits={"m": 1},
         weight="int8",
+        made_from=FLOATS,
         stage="decode",
     ),
     Implementation(

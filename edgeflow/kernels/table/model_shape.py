@@ -24,7 +24,7 @@ NAMES = {
 class ModelShape:
     """Sizes of a model and of its passes. family: the model_name by which its operators are looked up.
 
-    rows: rows of a prefill; stages: K, action tokens per frame.
+    rows: rows of a prefill; stages: K, action tokens per frame; group: G of projections in 4 bits, 0 of floats.
     """
 
     family: str = "llama"
@@ -36,9 +36,10 @@ class ModelShape:
     vocabulary: int = 32064
     rows: int = 280
     stages: int = 7
+    group: int = 0
 
     def __post_init__(self) -> None:
-        for name in (each.name for each in fields(self) if each.name != "family"):
+        for name in (each.name for each in fields(self) if each.name not in ("family", "group")):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= MAX_SIZE:
                 raise ConfigError(f"model shape: {name} must be a whole number from 1 to {MAX_SIZE}, got {value!r}")
@@ -46,10 +47,12 @@ class ModelShape:
             raise ConfigError("model shape: kv_heads must divide heads, and head_dim must be even")
 
     @classmethod
-    def of_config(cls, config: Mapping[str, Any], rows: int, stages: int = 7, family: str = "llama") -> ModelShape:
+    def of_config(
+        cls, config: Mapping[str, Any], rows: int, stages: int = 7, family: str = "llama", group: int = 0
+    ) -> ModelShape:
         """The shape in the decoder's part of a config.json; what it leaves out is as in Llama 7B."""
         given = {mine: config[theirs] for mine, theirs in NAMES.items() if config.get(theirs) is not None}
         plain = {"kv_heads": given.get("heads", 32), **given}
         if "head_dim" not in plain and isinstance(plain.get("heads"), int) and plain["heads"] > 0:
             plain["head_dim"] = plain.get("hidden", 4096) // plain["heads"]
-        return cls(**plain, rows=rows, stages=stages, family=family)
+        return cls(**plain, rows=rows, stages=stages, family=family, group=group)

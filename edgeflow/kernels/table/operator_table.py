@@ -126,9 +126,10 @@ class OperatorTable:
         of_format = f" for {kv} KV" if kv else ""
         raise ConfigError(f"operator {op_name}: no implementation {impl_id!r}{of_format}; known: {known}")
 
-    def candidates(self, op_name: str, kv: str = "") -> tuple[str, ...]:
-        """impl_ids of an operator for a KV format, with the reference."""
+    def candidates(self, op_name: str, kv: str = "", weight: str = "") -> tuple[str, ...]:
+        """impl_ids of an operator for a KV format and a format of weights, with the reference."""
         mine = (each for each in self._implementations if each.op_name == op_name and each.takes(kv))
+        mine = (each for each in mine if each.takes_weight(weight))
         return tuple(dict.fromkeys(each.impl_id for each in mine))
 
     def named(self, op_name: str, impl_id: str) -> tuple[Implementation, ...]:
@@ -143,11 +144,15 @@ class OperatorTable:
 
     def converting(self, to: str) -> OperatorTable:
         """A table in which what serves weights of a format serves float ones too, which are converted to it."""
-        serving = [entry for entry in self._entries if entry.key.weight == to]
+        serving = [each for each in self._implementations if each.weight == to and each.converts]
         if not serving:
             raise ConfigError(f"no implementation takes {to!r} weights")
         origin = f"float weights become {to}"
-        entries = [replace(entry, key=replace(entry.key, weight=""), origin=origin) for entry in serving]
+        entries = [
+            Entry(OperatorKey(op_name=each.op_name, hw_profile=device, stage=each.stage), each.impl_id, origin=origin)
+            for each in serving
+            for device in each.devices
+        ]
         return self._with((*self._entries, *entries), self._conversions | {to})
 
     def forcing(self, **impl_ids: str) -> OperatorTable:
@@ -162,8 +167,9 @@ class OperatorTable:
 
     def objection(self, candidate: Implementation, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> str:
         """The reason why a candidate may not serve a context, in a few words; "" when it may."""
-        formats = {"", context.weight} | (self._conversions if context.weight == FLOAT else frozenset())
-        if candidate.weight not in formats:
+        stored = candidate.weight in ("", context.weight) and candidate.stored
+        converted = context.weight == FLOAT and candidate.weight in self._conversions and candidate.converts
+        if not stored and not converted:
             return f"takes {candidate.weight} weights"
         if context.stage and candidate.stage not in ("", context.stage):
             return f"only for {candidate.stage} passes"
@@ -288,7 +294,7 @@ def built_in_table(*others: Implementation) -> OperatorTable:
     entries += [
         Entry(OperatorKey(op_name=each.op_name, hw_profile=device, stage=each.stage, weight=each.weight), each.impl_id)
         for each in BUILT_IN
-        if each.weight not in ("", FLOAT)
+        if each.weight not in ("", FLOAT) and each.stored
         for device in each.devices
     ]
     return OperatorTable((*BUILT_IN, *others), entries)

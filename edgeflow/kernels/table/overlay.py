@@ -58,7 +58,7 @@ class OverlayEntry(_Strict):
     layer_role: str = ""
     op_name: str = ""
     stage: Literal["", "prefill", "decode", "packed"] = ""
-    weight: Literal["", "float", "int8", "fp8"] = ""
+    weight: Literal["", "float", "int8", "fp8", "awq"] = ""
     kv: str = ""
     shape_sig: str = ""
     impl_id: str
@@ -123,6 +123,7 @@ class Shape(_Strict):
     vocabulary: int
     rows: int
     stages: int
+    group: int = 0
 
     @property
     def model(self) -> ModelShape:

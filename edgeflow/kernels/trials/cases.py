@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgeflow.kernels.awq import AWQ, AwqWeight
 from edgeflow.kernels.int8_kv import quantised
 from edgeflow.kernels.kv.formats import DENSE, INT8, DenseLayer, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
@@ -23,7 +24,7 @@ from edgeflow.kernels.rope_write_kv import RotaryTable, RowPlaces
 from edgeflow.kernels.table.shapes import SIGNATURES, Signed
 from edgeflow.kernels.trials.timing import ring_size
 from edgeflow.kernels.varlen_attention import Sequences
-from edgeflow.kernels.weights import FloatWeight
+from edgeflow.kernels.weights import FLOAT, FloatWeight, Weight, converted
 
 Outputs = tuple[Tensor, ...]
 PERIOD = 1 << 16  # numbers of a problem that is only timed
@@ -86,12 +87,12 @@ class Problem:
         return lambda: self.outputs(function(*self.arguments))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """The recipe of one problem of one operator.
 
     layer_role: of the call in a model, where it matters. kv: the format of the slots that it writes or reads. causal:
-    False where rows see something else than all up to themselves.
+    False where rows see something else than all up to themselves. weight: the format of its weight, where it has one.
     """
 
     op_name: str
@@ -99,6 +100,7 @@ class Case:
     layer_role: str = ""
     kv: str = ""
     causal: bool = True
+    weight: str = ""
 
     def problem(self, device: torch.device, dtype: torch.dtype, rounded: torch.dtype | None = None) -> Problem:
         """The same numbers each time on a device; rounded to `rounded`, by default `dtype`, and given as `dtype`."""
@@ -140,7 +142,7 @@ def rms_norm(rows: int, width: int, eps: float = 1e-6, role: str = "") -> Case:
     def build(make: Numbers) -> Problem:
         return Problem((make.normal(rows, width), make.normal(width), eps), _alone)
 
-    return Case("rms_norm", build, layer_role=role)
+    return Case(op_name="rms_norm", build=build, layer_role=role)
 
 
 def head_norm(rows: int, heads: Heads, role: str = "query") -> Case:
@@ -151,14 +153,14 @@ def head_norm(rows: int, heads: Heads, role: str = "query") -> Case:
         x = make.normal(rows, heads.query + 2 * heads.kv, heads.width)[:, normed]
         return Problem((x, make.normal(heads.width), 1e-6), _alone)
 
-    return Case("rms_norm", build, layer_role=role)
+    return Case(op_name="rms_norm", build=build, layer_role=role)
 
 
 def add_rms_norm(rows: int, width: int, role: str = "") -> Case:
     def build(make: Numbers) -> Problem:
         return Problem((make.normal(rows, width), make.normal(rows, width), make.normal(width), 1e-6), tuple)
 
-    return Case("add_rms_norm", build, layer_role=role)
+    return Case(op_name="add_rms_norm", build=build, layer_role=role)
 
 
 def add_layer_norm(rows: int, width: int, eps: float = 1e-6) -> Case:
@@ -168,14 +170,14 @@ def add_layer_norm(rows: int, width: int, eps: float = 1e-6) -> Case:
         x, residual = make.normal(rows, width), make.given(make.normal(rows, width) + 3.0)
         return Problem((x, residual, make.normal(width), make.normal(width), eps), tuple)
 
-    return Case("add_layer_norm", build)
+    return Case(op_name="add_layer_norm", build=build)
 
 
 def swiglu(rows: int, width: int) -> Case:
     def build(make: Numbers) -> Problem:
         return Problem((2 * make.normal(rows, 2 * width),), _alone)
 
-    return Case("swiglu", build)
+    return Case(op_name="swiglu", build=build)
 
 
 def greedy(rows: int, vocabulary: int, first: int = 0, stop: int = 0) -> Case:
@@ -194,7 +196,7 @@ def greedy(rows: int, vocabulary: int, first: int = 0, stop: int = 0) -> Case:
             logits[5] = -torch.inf
         return Problem((logits, first, stop or vocabulary), tuple)
 
-    return Case("greedy", build)
+    return Case(op_name="greedy", build=build)
 
 
 def shift_kv(capacity: int, length: int, heads: Heads, layers: int = 2) -> Case:
@@ -202,7 +204,7 @@ def shift_kv(capacity: int, length: int, heads: Heads, layers: int = 2) -> Case:
         data = make.normal(layers, 2, 3, capacity, heads.kv, heads.width)
         return Problem((data, 2, 0, length), lambda _: (data,), cold_bytes=data.nbytes)
 
-    return Case("shift_kv", build)
+    return Case(op_name="shift_kv", build=build)
 
 
 def shift_kv_chain(capacity: int, lengths: Sequence[int], heads: Heads, layers: int = 2) -> Case:
@@ -214,7 +216,7 @@ def shift_kv_chain(capacity: int, lengths: Sequence[int], heads: Heads, layers: 
         chain = torch.tensor(moves, dtype=torch.long, device=make.device).view(-1, 3)
         return Problem((data, chain), lambda _: (data,), cold_bytes=data.nbytes)
 
-    return Case("shift_kv_chain", build)
+    return Case(op_name="shift_kv_chain", build=build)
 
 
 def rope_write_kv(spans: Sequence[Span], heads: Heads, *, sections: bool = False) -> Case:
@@ -229,7 +231,7 @@ def rope_write_kv(spans: Sequence[Span], heads: Heads, *, sections: bool = False
         arguments = qkv, heads.query, heads.kv, rows, layer
         return Problem(arguments, lambda q: (q, layer.keys, layer.values), cold_bytes=cold_bytes)
 
-    return Case("rope_write_kv", build, kv=DENSE.name)
+    return Case(op_name="rope_write_kv", build=build, kv=DENSE.name)
 
 
 def rope_write_kv_int8(spans: Sequence[Span], heads: Heads) -> Case:
@@ -249,7 +251,7 @@ def rope_write_kv_int8(spans: Sequence[Span], heads: Heads) -> Case:
 
         return Problem((qkv, heads.query, heads.kv, rows, layer), outputs, cold_bytes=tensors[0].nbytes)
 
-    return Case("rope_write_kv", build, kv=INT8.name)
+    return Case(op_name="rope_write_kv", build=build, kv=INT8.name)
 
 
 def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1, sees: Sequence[Sees] | None = None) -> Case:
@@ -264,7 +266,7 @@ def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1, sees:
 
         return Problem((layout, kv), outputs, planned=True, cold_bytes=kv.nbytes)
 
-    return Case("packed_attention", build, kv=DENSE.name, causal=sees is None)
+    return Case(op_name="packed_attention", build=build, kv=DENSE.name, causal=sees is None)
 
 
 def packed_attention_int8(spans: Sequence[Span], heads: Heads, sees: Sequence[Sees] | None = None) -> Case:
@@ -279,18 +281,31 @@ def packed_attention_int8(spans: Sequence[Span], heads: Heads, sees: Sequence[Se
         kv.tensors[1][..., 0] = scales.masked_fill(wide.data[..., 0].isnan(), torch.nan)
         return Problem((layout, kv), lambda attend: (attend(q, kv.layer(0)),), planned=True, cold_bytes=kv.nbytes)
 
-    return Case("packed_attention", build, kv=INT8.name, causal=sees is None)
+    return Case(op_name="packed_attention", build=build, kv=INT8.name, causal=sees is None)
 
 
-def linear(rows: int, outputs: int, inputs: int, *, bias: bool = False, role: str = "") -> Case:
-    """A float weight; an implementation that takes another format converts it."""
+def linear(
+    rows: int,
+    outputs: int,
+    inputs: int,
+    *,
+    bias: bool = False,
+    role: str = "",
+    group: int = 0,
+    format: str = "",
+) -> Case:
+    """group: G of a weight in 4 bits. format: of the weight, by default AWQ with a group, otherwise float, which an
+    implementation of another format converts."""
+    format = format or (AWQ if group else FLOAT)
 
     def build(make: Numbers) -> Problem:
-        x, weight = make.normal(rows, inputs), FloatWeight(make.normal(outputs, inputs))
+        x, floats = make.normal(rows, inputs), make.normal(outputs, inputs)
+        weight: Weight = AwqWeight.nearest(floats, group) if group else converted(FloatWeight(floats), format)
         arguments = weight, make.normal(outputs) if bias else None
-        return Problem(arguments, lambda made: (made(x),), planned=True, rows=(rows,), cold_bytes=weight.values.numel())
+        cold_bytes = weight.nbytes if group else floats.numel()
+        return Problem(arguments, lambda made: (made(x),), planned=True, rows=(rows,), cold_bytes=cold_bytes)
 
-    return Case("linear", build, layer_role=role)
+    return Case(op_name="linear", build=build, layer_role=role, weight=format)
 
 
 def varlen_attention(lengths: Sequence[int], heads: Heads, *, turned: bool = False) -> Case:
@@ -303,7 +318,7 @@ def varlen_attention(lengths: Sequence[int], heads: Heads, *, turned: bool = Fal
         k = qkv[:, :2].clone()[:, 1] if turned else k
         return Problem((q, k, v, Sequences.of(lengths, make.device)), _alone)
 
-    return Case("varlen_attention", build)
+    return Case(op_name="varlen_attention", build=build)
 
 
 def _places(make: Numbers, spans: Sequence[Span], heads: Heads, sections: bool) -> tuple[int, RowPlaces]:

@@ -20,13 +20,18 @@ from edgeflow.kernels.kv.sees import (
 )
 from edgeflow.kernels.trials import cases
 from edgeflow.kernels.trials.cases import Case, Heads
+from edgeflow.kernels.weights import FLOAT
 
 Proofs = dict[str, Callable[[], list[Case]]]
 
 
-def small_cases(op_name: str, kv: str = "") -> list[Case]:
-    """The proofs of an operator, those over one KV format where `kv` names it; KeyError where it has none."""
-    return [case for case in _PROOFS[op_name]() if kv in ("", case.kv)]
+def small_cases(op_name: str, kv: str = "", weight: str = FLOAT) -> list[Case]:
+    """The proofs of an operator, those over one KV format where `kv` names it; KeyError where it has none.
+
+    weight: the format of weights, for operators that have them.
+    """
+    found = [case for case in _PROOFS[op_name]() if kv in ("", case.kv)]
+    return [case for case in found if weight == (case.weight or FLOAT)]
 
 
 def _rms_norm() -> list[Case]:
@@ -86,7 +91,21 @@ def _rope() -> list[Case]:
 def _linear() -> list[Case]:
     """One row to more than a block of them, widths that no block divides."""
     shapes = [(1, 64, 64), (1, 130, 96), (1, 33, 257), (2, 64, 31), (3, 9, 8), (63, 65, 17), (65, 128, 896)]
-    return [cases.linear(*shape, bias=index % 2 == 0) for index, shape in enumerate(shapes)]
+    plain = [cases.linear(*shape, bias=index % 2 == 0) for index, shape in enumerate(shapes)]
+    return [*plain, *_linear_awq(), *_linear_int8()]
+
+
+def _linear_awq() -> list[Case]:
+    """Weights of 4 bits in groups of each size: one row to more than a block, one group and several."""
+    shapes = [(1, 64, 64, 64), (1, 136, 96, 32), (2, 8, 256, 128), (3, 40, 192, 64), (5, 8, 32, 32), (16, 72, 128, 64)]
+    more = [(17, 64, 128, 128), (63, 72, 64, 32), (65, 128, 448, 64)]
+    return [cases.linear(*sizes, group=group, bias=not sizes[0] % 2) for *sizes, group in (*shapes, *more)]
+
+
+def _linear_int8() -> list[Case]:
+    """Weights that are held in 8 bits: one row to more than a block, a last tile of one output."""
+    shapes = [(1, 64, 64), (1, 129, 96), (2, 40, 32), (3, 17, 896), (5, 8, 160), (17, 72, 128), (65, 128, 448)]
+    return [cases.linear(*shape, format="int8", bias=not shape[0] % 2) for shape in shapes]
 
 
 def _rope_int8() -> list[Case]:

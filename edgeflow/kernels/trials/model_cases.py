@@ -177,8 +177,11 @@ def linear_cases(shape: ModelShape, rows: int) -> list[Case]:
     """The projections of a layer, for so many rows."""
     width, heads = shape.hidden, shape.heads * shape.head_dim
     return [
-        cases.linear(rows, heads + 2 * shape.kv_heads * shape.head_dim, width, role="qkv"),
-        cases.linear(rows, width, heads, role="output"),
-        cases.linear(rows, 2 * shape.inner, width, role="gate_up"),
-        cases.linear(rows, width, shape.inner, role="down"),
+        cases.linear(rows, outputs, inputs, role=role, group=shape.group)
+        for role, outputs, inputs in (
+            ("qkv", heads + 2 * shape.kv_heads * shape.head_dim, width),
+            ("output", width, heads),
+            ("gate_up", 2 * shape.inner, width),
+            ("down", width, shape.inner),
+        )
     ]

@@ -87,6 +87,7 @@ class Tuner:
             model_name=self.model_name,
             layer_role=case.layer_role,
             stage=stage,
+            weight=case.weight,
             kv=case.kv,
             shape_sig=shape_sig,
         )
@@ -144,7 +145,7 @@ class Tuner:
     def _candidates(self, key: OperatorKey) -> Iterator[Implementation]:
         """All that may run there, without the reference, which is written to be read; on CUDA, those that a graph can
         replay."""
-        for impl_id in self.table.candidates(key.op_name, key.kv):
+        for impl_id in self.table.candidates(key.op_name, key.kv, key.weight):
             candidate = self.table.implementation(key.op_name, impl_id, key.kv)
             objection = self.table.objection(candidate, key, Hardware.of(self.device), self.dtype)
             replayable = candidate.replayable or self.device.type != "cuda"
@@ -177,7 +178,7 @@ class Tuner:
             off = trial.expected.deviation(partial(implementation.load(), **params))
         except Exception as error:  # whatever a compiler or a device says, another candidate serves
             return f"does not run ({type(error).__name__})"
-        allowed = tolerance(trial.case, self.dtype, implementation.weight)
+        allowed = tolerance(trial.case, self.dtype, implementation.weight, implementation.deviation)
         return "" if off <= allowed else f"deviates by {off:.2g}, allowed are {allowed:.2g}"
 
     def _time(self, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import torch
 from edgeflow.engine.flow.policy import FlowSizes
 from edgeflow.engine.policy import Footprint
 from edgeflow.kernels.kv.formats import DENSE
+from edgeflow.models.quantization import quantised_bytes
 from edgeflow.policies.flow.config import FlowConfig
 
 LIVE = 8
@@ -33,11 +34,13 @@ class StackNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightNumbers:
-    """Weights that are loaded, in numbers. decoder: of the stacks' projections; floats: those that stay in float32."""
+    """Weights that are loaded, in numbers. decoder: of the stacks' projections; floats: those that stay in float32.
+    quantised: bytes of those in 4 bits."""
 
     decoder: int
     floats: int
     others: int
+    quantised: int = 0
 
     @classmethod
     def of(
@@ -49,14 +52,13 @@ class WeightNumbers:
         unused: tuple[str, ...],
     ) -> WeightNumbers:
         """The others say what a name contains."""
+        loaded = {name: shape for name, shape in shapes.items() if not _has(name, unused)}
+        quantised = quantised_bytes(loaded)
         sums = {"decoder": 0, "floats": 0, "others": 0}
-        for name, shape in shapes.items():
-            if not any(part in name for part in unused):
-                kind = next(
-                    (kind for kind, parts in (("floats", floats), ("decoder", decoder)) if _has(name, parts)), ""
-                )
-                sums[kind or "others"] += math.prod(shape)
-        return cls(**sums)
+        for name in loaded.keys() - quantised.keys():
+            kinds = (kind for kind, parts in (("floats", floats), ("decoder", decoder)) if _has(name, parts))
+            sums[next(kinds, "others")] += math.prod(loaded[name])
+        return cls(**sums, quantised=sum(quantised.values()))
 
 
 def _has(name: str, parts: tuple[str, ...]) -> bool:
@@ -87,6 +89,7 @@ def footprint(
     return Footprint(
         decoder=weights.decoder,
         other=weights.others + weights.floats * torch.float32.itemsize // dtype.itemsize,
+        quantised=weights.quantised,
         slots=sizes.steps + 1,
         step_rows=sizes.step_rows,
         position_bytes=stacks.layers * DENSE.position_bytes(stacks.kv_heads, stacks.head_dim, dtype),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgeflow.errors import CheckpointError
 from edgeflow.models.checkpoint import tensor_shapes
+from edgeflow.models.quantization import quantised_bytes
 from edgeflow.policies.openvla.config import OpenVLAConfig
 
 _BLOCKS = ("vision_backbone.featurizer.blocks.", "vision_backbone.fused_featurizer.blocks.")
@@ -17,10 +18,12 @@ _PATCH = "vision_backbone.featurizer.patch_embed.proj.weight"
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """decoder, vision: weights, in numbers. image_tokens: rows of a prefill that a frame's image takes."""
+    """decoder, vision: float weights, in numbers. quantised: bytes of those in 4 bits. image_tokens: rows of a prefill
+    that a frame's image takes."""
 
     decoder: int
     vision: int
+    quantised: int
     image_tokens: int
 
 
@@ -31,9 +34,11 @@ def read_footprint(directory: Path, config: OpenVLAConfig) -> Footprint:
         raise CheckpointError(f"{directory}: {_PATCH} is missing: download the checkpoint again")
     unused = tuple(prefix + f"{_last_block(shapes, prefix)}." for prefix in _BLOCKS)
     loaded = {name: shape for name, shape in shapes.items() if not name.startswith(unused)}
-    decoder = _numbers(shape for name, shape in loaded.items() if name.startswith("language_model."))
+    quantised = quantised_bytes(loaded)
+    floats = {name: shape for name, shape in loaded.items() if name not in quantised}
+    decoder = _numbers(shape for name, shape in floats.items() if name.startswith("language_model."))
     side = config.image.side // shapes[_PATCH][-1]
-    return Footprint(decoder, _numbers(loaded.values()) - decoder, side * side)
+    return Footprint(decoder, _numbers(floats.values()) - decoder, sum(quantised.values()), side * side)
 
 
 def _last_block(shapes: Mapping[str, object], prefix: str) -> int:

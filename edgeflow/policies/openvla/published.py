@@ -33,6 +33,7 @@ class PublishedOpenVLA:
         return Footprint(
             decoder=numbers.decoder,
             other=numbers.vision,
+            quantised=numbers.quantised,
             slots=stages,
             position_bytes=text.num_hidden_layers
             * DENSE.position_bytes(text.num_key_value_heads, text.head_dim, dtype),

@@ -50,6 +50,7 @@ class PublishedOpenVLAOFT:
         return Footprint(
             decoder=found.decoder,
             other=found.vision + extra,
+            quantised=found.quantised,
             slots=0,
             position_bytes=0,
             positions=fixed_rows(settings, found.image_tokens),

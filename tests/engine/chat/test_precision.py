@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +17,15 @@ from edgeflow.engine.chat.build import build_chat, kv_bytes, load_chat
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import DENSE, INT8
+from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.implementations import BUILT_IN
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
+from edgeflow.kernels.weights import Int8Weight
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.models.vocabulary import HEADS
 from edgeflow.tuning.operators import model_shape
 from edgeflow.verify.chat_modes import Asked, Ways
+from tests.chat_checkpoint import write_chat_checkpoint
 
 CPU = torch.device("cpu")
 TEXTS = ["the arm is at rest", "the cup is red. what is red?", "a"]
@@ -147,3 +152,44 @@ def test_the_dtype_on_a_cpu_follows_the_checkpoint_where_the_cpu_can(tmp_path, m
     assert choose_chat_dtype("auto", tmp_path, CPU) == expected
     assert choose_chat_dtype("float32", tmp_path, CPU) == torch.float32
     assert choose_chat_dtype("auto", tmp_path, torch.device("cuda")) == torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("tied")
+    write_chat_checkpoint(directory, "qwen2", tie_word_embeddings=True)
+    return directory
+
+
+def test_a_tied_head_in_8_bits_is_the_embedding(tied):
+    chosen = choose_weights(chat(head="int8"), tied, torch.float32, CPU)
+    assert chosen.told == "float weights, head in int8"
+    exact, eight = (load_chat_model(tied, torch.float32, CPU, table=chosen.table, head=name).decoder for name in HEADS)
+    ids = torch.arange(exact.config.vocab_size)
+    rows, found = exact.embed(ids), eight.embed(ids)
+    assert torch.equal(found, Int8Weight.of(rows).floats()) and found.dtype == torch.float32
+    hidden = torch.randn(5, exact.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    for stage in STAGES:  # a matrix in 7 bits is off by 0.013, rows in 7 bits by as much
+        wanted, given = (each.logits(hidden, stage) for each in (exact, eight))
+        assert 1e-3 < (given - wanted).norm() / wanted.norm() < 0.012
+    held = {each.data_ptr() for each in (eight._embedding.weight.values, eight._stages["decode"].head._values)}
+    assert len(held) == 1
+
+
+def test_a_head_apart_leaves_the_embedding_as_it_is(chat_directory):
+    exact, eight = (load_chat_model(chat_directory, torch.float32, CPU, head=name).decoder for name in HEADS)
+    ids = torch.arange(9)
+    assert not exact.config.tie_word_embeddings and torch.equal(eight.embed(ids), exact.embed(ids))
+    hidden = torch.randn(2, exact.config.hidden_size)
+    assert not torch.equal(eight.logits(hidden, "decode"), exact.logits(hidden, "decode"))
+
+
+def test_a_head_in_8_bits_is_refused_where_nothing_serves_it(tied):
+    with pytest.raises(ConfigError, match=r"chat\.head: int8: no operator serves such a head on cuda; use float"):
+        choose_weights(chat(head="int8"), tied, torch.bfloat16, torch.device("cuda"))
+
+
+def test_the_start_tells_the_format_of_the_head(tied):
+    changes = {"chat.model": str(tied), "chat.head": "int8", "chat.capacity": 64}
+    built = load_chat(load_config(None, changes), lambda *_: None)
+    assert built.ready().numbers.startswith("float32, float weights, head in int8, ")

@@ -1,0 +1,128 @@
+"""Batch-1 chat of a 494 M Qwen2.5-shaped model in 4 bits, heads in 8 bits, side by side in one run.
+
+Ours (4 bits in groups of 64, the AWQ layout; 8 bits; bfloat16 for the first token) against llama.cpp (Q4_0, embedding
+and head in Q8_0) and OpenVINO (4 bits with zero points in groups of 64, embedding and head in 8). Every system is a
+process of the same machine. Systems take turns, and every round has its own prompt. Times are medians over rounds,
+ratios are of times within a round.
+
+    .venv/bin/python -m benchmarks.chat_int4 --openvino PYTHON --llama-cpp PYTHON --json FILE
+
+PYTHON: of an environment with openvino-genai, nncf, gguf and safetensors, or with llama-cpp-python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.chat.bandwidth import copy_bytes_per_s
+from benchmarks.chat.figures import Bar, Round
+from benchmarks.chat.systems import PEERS, SHAPE, Peer
+from benchmarks.chat_int4.checkpoints import write_all
+from benchmarks.chat_int4.figures import Bits, SystemRow, bars, system_rows
+from benchmarks.command import keep, options
+from benchmarks.machine import machine_facts
+from edgeflow.console import table_console
+
+OURS = Path(__file__).parent / "ours.py"
+INT4, INT8, HALVES = "edgeflow, 4 bits", "edgeflow, 8 bits", "edgeflow, bfloat16"
+LLAMA, OPENVINO = "llama.cpp, Q4_0", "OpenVINO, 4 bits"
+GROUP = 64
+BITS = {
+    INT4: Bits(4 + (16 + 8) / GROUP, 8 + 32 / SHAPE["hidden_size"]),
+    INT8: Bits(8, 8),
+    HALVES: Bits(16, 16),
+    LLAMA: Bits(4 + 16 / 32, 8 + 16 / 32),
+    OPENVINO: Bits(4 + (16 + 4) / GROUP, 8 + (16 + 8) / SHAPE["hidden_size"]),
+}
+"""A scale of our 4 bits has 16 bits and a zero point 8; OpenVINO's have 16 and 4, a scale of llama.cpp 16 per 32."""
+
+
+def main() -> None:
+    """Measure and print; exit code 1 when a target is missed."""
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    with contextlib.ExitStack() as stack:
+        folder = arguments.checkpoints or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        systems = _systems(folder, arguments)
+        for system in systems.values():
+            stack.callback(system.close)
+        rounds = list(_rounds(systems, arguments))
+        peaks = {name: system.peak_bytes() for name, system in systems.items()}
+    rows = system_rows(rounds, BITS, peaks)
+    found = bars(rounds, INT4, INT8, HALVES, [name for name in systems if name in (LLAMA, OPENVINO)])
+    found.append(Bar("GB/s that a copy reads and writes", copy_bytes_per_s() / 1e9))
+    _print(rows, found, arguments)
+    asked = {name: getattr(arguments, name) for name in ("threads", "prompt", "tokens", "rounds")}
+    told = [asdict(bar) | {"met": bar.met} for bar in found]
+    keep(arguments.json, {**machine_facts(), **asked, "rows": [asdict(row) for row in rows], "bars": told})
+    raise SystemExit(0 if all(bar.met for bar in found) else 1)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = options(__doc__)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--checkpoints", type=Path, help="keep the checkpoints here, and use those that are there")
+    parser.add_argument("--openvino", type=Path, help="an interpreter with openvino-genai, nncf, gguf and safetensors")
+    parser.add_argument("--llama-cpp", type=Path, help="an interpreter that has llama-cpp-python; needs --openvino too")
+    arguments = parser.parse_args()
+    if arguments.llama_cpp and not arguments.openvino:
+        parser.error("--llama-cpp needs --openvino, whose environment writes the GGUF file")
+    return arguments
+
+
+def _systems(folder: Path, arguments: argparse.Namespace) -> dict[str, Peer]:
+    made = write_all(folder, GROUP, arguments.openvino)
+    here, threads, capacity = Path(sys.executable), arguments.threads, str(arguments.prompt + arguments.tokens)
+    systems = {
+        INT4: Peer(here, OURS, made.awq, threads, "float", "int8", capacity),
+        INT8: Peer(here, OURS, made.halves, threads, "int8", "float", capacity),
+        HALVES: Peer(here, OURS, made.halves, threads, "float", "float", capacity),
+    }
+    if arguments.openvino and made.f16:
+        systems[OPENVINO] = Peer(arguments.openvino, PEERS / "openvino_peer.py", made.f16, threads, str(GROUP))
+    if arguments.llama_cpp and made.q4_0:
+        systems[LLAMA] = Peer(arguments.llama_cpp, PEERS / "llama_cpp_peer.py", made.q4_0, threads)
+    return systems
+
+
+def _rounds(systems: Mapping[str, Peer], arguments: argparse.Namespace) -> Iterator[Round]:
+    generator = np.random.default_rng(0)
+    for index in track(range(arguments.rounds + 1), description="rounds (the first is not counted)"):
+        prompt = generator.integers(0, SHAPE["vocab_size"], arguments.prompt).tolist()
+        outcome = {name: system(prompt, arguments.tokens) for name, system in systems.items()}
+        if index:
+            yield outcome
+
+
+def _print(rows: list[SystemRow], found: list[Bar], arguments: argparse.Namespace) -> None:
+    title = f"494 M, random weights, {arguments.threads} threads: {arguments.prompt} tokens in, {arguments.tokens} out"
+    columns = ("system", "first token ms", "ms per token", "tokens/s", "MB per token", "GB/s", "peak MB")
+    table = Table(*columns, title=title)
+    for row in rows:
+        times = f"{row.first_token_ms:.0f}", f"{row.token_ms:.1f}", f"{row.tokens_per_s:.1f}"
+        table.add_row(row.system, *times, f"{row.token_mb:.0f}", f"{row.gb_per_s:.1f}", f"{row.peak_mb:.0f}")
+    figures = Table("figure", "value", "bar", "")
+    for bar in found:
+        limit = f">= {bar.least:g}" if bar.least is not None else f"<= {bar.most:g}" if bar.most is not None else ""
+        figures.add_row(bar.name, f"{bar.value:.3g}", limit, ("met" if bar.met else "MISSED") if limit else "")
+    console = table_console()
+    console.print(table)
+    console.print(figures)
+
+
+if __name__ == "__main__":
+    main()

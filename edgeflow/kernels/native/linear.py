@@ -1,0 +1,129 @@
+"""LINEAR in C++: weights of 4 and 8 bits for rows that are rounded to 8 bits. CPU only.
+
+Each row has a scale per 32 inputs, so results do not depend on the other rows of a call. Products are summed in whole
+numbers over 32 inputs and in float32 beyond.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from edgeflow.kernels.awq import AwqWeight
+from edgeflow.kernels.native.library import KINDS, SETS, instruction_sets, library
+from edgeflow.kernels.weights import Int8Weight
+
+BLOCK = 32
+"""Inputs of a row that share a scale."""
+TILE = 16
+"""Outputs that are computed together."""
+STEP = 8
+"""Inputs of a tile whose codes lie together: byte j of 4 per output has input j and input 4 + j."""
+
+
+class Int4:
+    """A weight of 4 bits in tiles of 16 outputs; no other form of it stays in memory.
+
+    instruction_set: one of `instruction_sets()`, the best by default.
+    """
+
+    def __init__(self, weight: AwqWeight, bias: Tensor | None, instruction_set: str = "") -> None:
+        self._codes = _tiles_of_codes(weight)
+        self._scales, self._zeros = _tiles_of_groups(weight.scales), _tiles_of_groups(weight.zeros)
+        self._bias = None if bias is None else bias.float()
+        (self._outputs, self._inputs), self._group = weight.shape, weight.group
+        self._set = SETS.index(instruction_set or instruction_sets()[0])
+        self._product = library().edgeflow_int4
+
+    def __call__(self, x: Tensor) -> Tensor:
+        (count, inputs), group = _checked(x, self._inputs), self._group
+        x = x.contiguous()
+        scratch, out = _scratch(count, inputs, group), x.new_empty(count, self._outputs)
+        self._product(
+            self._set,
+            torch.get_num_threads(),
+            KINDS[x.dtype],
+            self._codes.data_ptr(),
+            self._scales.data_ptr(),
+            self._zeros.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            x.data_ptr(),
+            scratch.data_ptr(),
+            out.data_ptr(),
+            count,
+            inputs,
+            self._outputs,
+            group,
+        )
+        return out
+
+    @property
+    def nbytes(self) -> int:
+        return self._codes.nbytes + self._scales.nbytes + self._zeros.nbytes
+
+
+class Int8:
+    """A weight of 8 bits as it lies, so that it may be shared with an embedding.
+
+    instruction_set: one of `instruction_sets()`, the best by default.
+    """
+
+    def __init__(self, weight: Int8Weight, bias: Tensor | None, instruction_set: str = "") -> None:
+        self._values, self._scale = weight.values.contiguous(), weight.scale.contiguous()
+        self._bias = None if bias is None else bias.float()
+        self._set = SETS.index(instruction_set or instruction_sets()[0])
+        self._product = library().edgeflow_int8
+
+    def __call__(self, x: Tensor) -> Tensor:
+        (count, inputs), outputs = _checked(x, self._values.shape[1]), len(self._values)
+        x = x.contiguous()
+        scratch, out = _scratch(count, inputs, inputs), x.new_empty(count, outputs)
+        self._product(
+            self._set,
+            torch.get_num_threads(),
+            KINDS[x.dtype],
+            self._values.data_ptr(),
+            self._scale.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            x.data_ptr(),
+            scratch.data_ptr(),
+            out.data_ptr(),
+            count,
+            inputs,
+            outputs,
+        )
+        return out
+
+    @property
+    def nbytes(self) -> int:
+        return self._values.nbytes + self._scale.nbytes
+
+
+def _checked(x: Tensor, inputs: int) -> tuple[int, int]:
+    """The shape of rows [m, E] that lie on the CPU; ValueError for others, whose memory must not be read."""
+    if x.dim() != 2 or x.shape[1] != inputs or x.device.type != "cpu":
+        raise ValueError(f"rows {list(x.shape)} on {x.device}, expected [m, {inputs}] on the CPU")
+    return x.shape[0], inputs
+
+
+def _scratch(rows: int, inputs: int, group: int) -> Tensor:
+    """Memory for rows in 8 bits: codes, a float32 scale per block, a float32 sum per group."""
+    return torch.empty(rows * (inputs + 4 * (inputs // BLOCK) + 4 * (inputs // group)), dtype=torch.uint8)
+
+
+def _tiles_of_codes(weight: AwqWeight) -> Tensor:
+    """uint8 [N / 16, E / 8, 16, 4], N rounded up: byte j has input j of 8 in its low nibble, 4 + j in its high one."""
+    low, high = _tiles(weight.q).view(-1, TILE, weight.shape[1] // STEP, 2, STEP // 2).unbind(3)
+    return (low | high << 4).transpose(1, 2).contiguous()
+
+
+def _tiles_of_groups(values: Tensor) -> Tensor:
+    """[N, E / G] → [N / 16, E / G, 16], N rounded up"""
+    return _tiles(values).transpose(1, 2).contiguous()
+
+
+def _tiles(values: Tensor) -> Tensor:
+    """[N, n] → [N / 16, 16, n], with zeros for the outputs that are missing in the last tile"""
+    missing = -len(values) % TILE
+    padded = torch.cat([values, values.new_zeros(missing, values.shape[1])])
+    return padded.view(-1, TILE, values.shape[1])

@@ -1,0 +1,169 @@
+"""LINEAR with weights of 4 bits (kernels/awq.py), whose codes become numbers in registers.
+
+A group's codes less its zero point are whole numbers, which 16-bit floats hold exactly. They are multiplied with the
+rows as they are, and the sum over the group, times its scale, is added in float32: no weight is rounded. One kernel
+serves one row as well as hundreds. Where its tiles do not fill the device, the inputs are split, and a second kernel
+adds the parts in their order, so that a result never depends on timing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from edgeflow.kernels.awq import AwqWeight
+from edgeflow.kernels.triton.awq_chunks import CHUNK, RUN, AwqChunks
+from edgeflow.kernels.triton.launch import INTERPRETED, cdiv, multiprocessors
+
+BFLOAT, HALF = (0x4310, 144.0), (0x6410, 1040.0)
+"""Bits and value of a float whose neighbours are whole numbers: adding d to its bits adds d to it, from -15 to 15."""
+ROW_BLOCKS = (16, 32, 64)
+UNPACKING = 32
+"""Rows whose products with a tile take as long as making the tile's numbers."""
+BLOCKS_EACH = 4
+"""Blocks per multiprocessor whose loads together keep the memory busy."""
+LEAST_CHUNKS, MOST_SPLITS = 4, 16
+"""Chunks of a part at least, so that loads run ahead of products; parts at most, which are written and read again."""
+ADDED = 1024
+"""Outputs of a block whose parts are added."""
+
+
+@triton.jit(do_not_specialize=["m", "chunks", "part"])  # no compilation for another number of rows or parts
+def _multiply(
+    x, words, scales, zeros, bias, out, m, N, E, stride, chunks, part,
+    G: tl.constexpr, CHUNK: tl.constexpr, RUN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BITS: tl.constexpr, VALUE: tl.constexpr, STEPS: tl.constexpr, WIDE: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Grid [blocks of rows, blocks of outputs, splits]. x [m, E] with rows `stride` apart; words, scales, zeros: of
+    `AwqChunks`; out [splits, m, N]: products with `part` chunks each. STEPS: dtype of codes less zero points, in which
+    VALUE has BITS; WIDE: products in float32.
+
+    A shift and a mask leave two codes in the halves of a word; one addition gives both the bits of VALUE + code - zero.
+    """
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    split = tl.program_id(2)
+    live, kept = row < m, output < N
+    first = split * part
+    group = first.to(tl.int64) * (CHUNK // G) * N
+    rows = x + row.to(tl.int64)[:, None] * stride  # [BLOCK_M, 1]
+    tile = words + (first.to(tl.int64) * N + output)[:, None] * (RUN // 2) + tl.arange(0, RUN // 2)[None, :]
+    scale_at = scales + group + output
+    zero_at = zeros + group // 2 + output // 2
+    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for chunk in range(first, tl.minimum(first + part, chunks)):
+        codes = tl.load(tile, mask=kept[:, None], other=0)  # [BLOCK_N, RUN / 2]
+        for of_chunk in tl.static_range(CHUNK // G):
+            scale = tl.load(scale_at + of_chunk * N, mask=kept, other=0.0).to(tl.float32)
+            pair = tl.load(zero_at + of_chunk * (N // 2), mask=kept, other=0).to(tl.int32)
+            zero = (pair >> (output % 2 * 4)) & 15
+            offset = ((BITS - zero) * 0x10001)[:, None]
+            summed = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            for run in tl.static_range(G // RUN):
+                place = of_chunk * (G // RUN) + run
+                at = (chunk * CHUNK + place * RUN + tl.arange(0, RUN))[None, :]
+                numbers = tl.load(rows + at, mask=live[:, None] & (at < E), other=0.0).T  # [RUN, BLOCK_M]
+                halves = ((codes >> (4 * place)) & 0x000F000F) + offset
+                even = halves.to(tl.int16).to(STEPS, bitcast=True)
+                odd = (halves >> 16).to(tl.int16).to(STEPS, bitcast=True)
+                steps = tl.join(even, odd).reshape(BLOCK_N, RUN) - VALUE
+                if WIDE:
+                    summed = tl.dot(steps.to(tl.float32), numbers.to(tl.float32), summed, input_precision="ieee")
+                else:
+                    summed = tl.dot(steps, numbers, summed)
+            total += summed * scale[:, None]
+        tile += N * (RUN // 2)
+        scale_at += N * (CHUNK // G)
+        zero_at += N // 2 * (CHUNK // G)
+    if HAS_BIAS:
+        total += tl.load(bias + output, mask=kept, other=0.0).to(tl.float32)[:, None]
+    place = (split * m + row).to(tl.int64)[None, :] * N + output[:, None]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=live[None, :] & kept[:, None])
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_parts(parts, bias, out, m, N, SPLITS: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Grid [m, blocks of N]. parts [SPLITS, m, N] float32, added from the first to the last; out [m, N]."""
+    row = tl.program_id(0).to(tl.int64)
+    output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    kept = output < N
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(SPLITS):
+        total += tl.load(parts + (split * m + row) * N + output, mask=kept, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + output, mask=kept, other=0.0).to(tl.float32)
+    tl.store(out + row * N + output, total.to(out.dtype.element_ty), mask=kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Parameters of the kernel, as the operator table chooses them. block_m, block_n: rows and outputs of a tile;
+    splits: parts of the inputs. 0 stands for a choice by the sizes of the call."""
+
+    block_m: int = 0
+    block_n: int = 128
+    splits: int = 0
+    num_warps: int = 0
+    num_stages: int = 4
+
+    def of_call(self, rows: int, outputs: int, chunks: int, multiprocessors: int) -> Tuning:
+        """With no 0 left: the tiles with the least to compute, and as many splits as the device needs to be full."""
+        block_m = self.block_m or min(ROW_BLOCKS, key=lambda block: cdiv(rows, block) * (block + UNPACKING))
+        tiles = cdiv(rows, block_m) * cdiv(outputs, self.block_n)
+        wanted = max(1, min(MOST_SPLITS, BLOCKS_EACH * multiprocessors // tiles, chunks // LEAST_CHUNKS))
+        part = cdiv(chunks, self.splits or 1 << wanted.bit_length() - 1)
+        return replace(
+            self, block_m=block_m, splits=cdiv(chunks, part), num_warps=self.num_warps or (4 if block_m < 64 else 8)
+        )
+
+
+class AwqLinear:
+    """The kernel with a weight in its order. borrowed: another one has the weight and counts its bytes."""
+
+    def __init__(self, chunks: AwqChunks, bias: Tensor | None, tuning: Tuning, *, borrowed: bool = False) -> None:
+        self._chunks = chunks
+        self._bias = bias
+        self._tuning = tuning
+        self._borrowed = borrowed
+
+    def retuned(self, **tuning: int) -> AwqLinear:
+        """Another one that reads the same memory. tuning: fields of `Tuning`."""
+        return AwqLinear(self._chunks, self._bias, Tuning(**tuning), borrowed=True)
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._borrowed else self._chunks.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [m, E], its last dimension contiguous → [m, N]"""
+        weight, (outputs, inputs), count = self._chunks, self._chunks.shape, len(self._chunks.words)
+        rows, device = len(x), x.device
+        out = torch.empty(rows, outputs, dtype=x.dtype, device=device)
+        if not rows:
+            return out
+        tuning = self._tuning.of_call(rows, outputs, count, multiprocessors(device))
+        splits, bias = tuning.splits, self._bias
+        parts = torch.empty(splits, rows, outputs, device=device) if splits > 1 else out
+        wide = x.dtype == torch.float32 or (INTERPRETED and x.dtype == torch.bfloat16)
+        steps = (*HALF, tl.float16) if wide or x.dtype == torch.float16 else (*BFLOAT, tl.bfloat16)
+        grid = cdiv(rows, tuning.block_m), cdiv(outputs, tuning.block_n), splits
+        _multiply[grid](
+            x, weight.words, weight.scales, weight.zeros, x if bias is None else bias, parts, rows, outputs, inputs,
+            x.stride(0), count, cdiv(count, splits), weight.group, CHUNK, RUN, tuning.block_m, tuning.block_n,
+            *steps, wide, bias is not None and splits == 1,
+            num_warps=tuning.num_warps, num_stages=tuning.num_stages,
+        )  # fmt: skip
+        if splits > 1:
+            _add_parts[(rows, cdiv(outputs, ADDED))](
+                parts, x if bias is None else bias, out, rows, outputs, splits, ADDED, bias is not None
+            )
+        return out
+
+
+def linear(weight: AwqWeight, bias: Tensor | None, **tuning: int) -> AwqLinear:
+    """Reorder a weight for the kernel, which does not need the given one any more. tuning: fields of `Tuning`."""
+    return AwqLinear(AwqChunks.of(weight), bias, Tuning(**tuning))

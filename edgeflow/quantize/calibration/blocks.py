@@ -1,0 +1,88 @@
+"""Calibration text: samples joined and cut into blocks as AutoAWQ does, and other text to judge the result on."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from edgeflow.errors import ConfigError
+from edgeflow.text.tokenizer import TextTokenizer
+
+LENGTH = 512
+BLOCKS = 16
+HELD_OUT_SHARE = 8
+"""One sample of this many is held out."""
+HELD_OUT_TOKENS = 8 * LENGTH
+MAX_FILE_BYTES = 64 << 20
+BUILT_IN_TEXT = Path(__file__).with_name("text.md")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """Token ids. blocks: int64 [16, 512], for the search; held_out: texts of at most 512, for the report; name: of
+    their source."""
+
+    name: str
+    blocks: Tensor
+    held_out: tuple[Tensor, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all tokens: two calibrations with the same one are the same."""
+        flat = torch.cat([self.blocks.flatten(), *self.held_out])
+        return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+
+
+def of_samples(name: str, samples: Iterable[Sequence[int]], held_out: Iterable[Sequence[int]]) -> Calibration:
+    """Samples of more than 512 tokens are dropped, the others joined without a separator and cut into blocks; what is
+    over is dropped. ConfigError where they are too few, with the tokens that are needed."""
+    kept = [sample for sample in samples if len(sample) <= LENGTH]
+    flat = [token for sample in kept for token in sample]
+    texts = [torch.tensor(text) for text in held_out if 1 < len(text) <= LENGTH]
+    if len(flat) < BLOCKS * LENGTH or not texts:
+        raise ConfigError(
+            f"calibration: {name} has {len(flat)} tokens in {len(kept)} samples of at most {LENGTH} tokens, and "
+            f"{len(texts)} held-out samples; {BLOCKS * LENGTH} tokens ({BLOCKS} blocks of {LENGTH}) and a held-out "
+            f"sample are needed"
+        )
+    return Calibration(name, torch.tensor(flat[: BLOCKS * LENGTH]).view(BLOCKS, LENGTH), tuple(texts))
+
+
+def of_text(path: Path, tokenizer: TextTokenizer, seed: int, name: str = "") -> Calibration:
+    """The paragraphs of a text file (UTF-8, separated by empty lines) are the samples.
+
+    Every eighth is held out, the others are shuffled by the seed. name: the file's path where empty.
+    """
+    name = name or str(path)
+    paragraphs = _paragraphs(path)
+    samples = [tokenizer.encode(text, special=True) for text in paragraphs]
+    held_out = [sample for number, sample in enumerate(samples) if number % HELD_OUT_SHARE == HELD_OUT_SHARE - 1]
+    shown = [sample for number, sample in enumerate(samples) if number % HELD_OUT_SHARE != HELD_OUT_SHARE - 1]
+    random.Random(seed).shuffle(shown)
+    return of_samples(name, shown, _up_to(HELD_OUT_TOKENS, held_out))
+
+
+def _paragraphs(path: Path) -> list[str]:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"calibration: {path} has more than {MAX_FILE_BYTES} bytes: give a part of it")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"calibration: {path} is not a readable UTF-8 text file") from error
+    return [part.strip() for part in text.split("\n\n") if part.strip()]
+
+
+def _up_to(tokens: int, samples: Iterable[Sequence[int]]) -> list[Sequence[int]]:
+    """The first samples that hold this many tokens together."""
+    found: list[Sequence[int]] = []
+    for sample in samples:
+        if sum(map(len, found)) >= tokens:
+            break
+        found.append(sample)
+    return found

@@ -1,0 +1,76 @@
+"""A policy as it is served, in float32 on the CPU: its answers to observations, and the rows that its language model
+reads for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.control.engine import EngineOptions
+from edgeflow.engine.control.offline import decode_serially
+from edgeflow.engine.policy import LoadOptions, Placement
+from edgeflow.errors import ConfigError, InvalidArgument
+from edgeflow.kernels.table.implementations import REFERENCE
+from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.policies.family import Family
+from edgeflow.policies.flow.settings import DEFAULTS_FILE
+from edgeflow.text.checkpoint_json import read_json
+from edgeflow.types import Observation
+
+RATE, ANY_RATE = "control_rate_hz", 1.0
+
+
+class ServedPolicy:
+    """A policy and the engine that serves it. Products with weights of 4 bits are computed by the reference."""
+
+    def __init__(self, folder: Path, family: Family, observations: Sequence[Observation]) -> None:
+        """observations: all that it will be asked about; ConfigError for one that it does not take."""
+        table = built_in_table().forcing(linear=REFERENCE)
+        placement = Placement(dtype=torch.float32, device=torch.device("cpu"), table=table)
+        self.policy: Any = family.load(folder, _settings(folder), LoadOptions()).load(placement)
+        try:
+            rows = max(self.policy.text_rows(each.instruction, each.state) for each in observations)
+            self.prepared = [self.policy.prepare(each) for each in observations]
+        except (InvalidArgument, ValueError) as error:
+            raise ConfigError(f"calibration: the policy does not take the recorded frames: {error}") from error
+        options = EngineOptions(sessions=1, text_rows=rows, table=table)
+        self.engine: Any = family.prepare(self.policy, options)
+
+    @torch.inference_mode()
+    def tokens(self) -> Iterator[tuple[int, ...]]:
+        """The K action tokens of each observation."""
+        for decoded in decode_serially(self.engine, self.prepared):
+            yield decoded.sampled.token_ids
+
+    @torch.inference_mode()
+    def chunks(self) -> Tensor:
+        """The normalised chunk of each observation, without padding: [n, horizon, D]"""
+        config = self.policy.config
+        values: list[Any] = [each.sampled.candidates for each in decode_serially(self.engine, self.prepared)]
+        return torch.stack([torch.from_numpy(each[0, : config.horizon, : config.action]) for each in values])
+
+    @torch.inference_mode()
+    def token_rows(self) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+        """The rows of each observation's prompt and of its tokens but the last, [L_P + K - 1, E], and its K tokens."""
+        for frame, tokens in zip(self.prepared, list(self.tokens()), strict=True):
+            (prompt,) = self.policy.embed_prefill(frame.pixel_values[None], [frame.prompt_ids])
+            yield torch.cat([prompt, self.policy.decoder.embed(torch.tensor(tokens[:-1]))]), tokens
+
+    @torch.inference_mode()
+    def prefix_rows(self) -> Iterator[Tensor]:
+        """The rows of each observation's prefix, [L_P, E]."""
+        for frame in self.prepared:
+            ids = torch.tensor(frame.prompt_ids)
+            (rows,) = self.policy.network.embed_prefix([frame.pixel_values], [ids], frame.state[None])
+            yield rows
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """The rate of the actions, which changes nothing here, where the checkpoint does not state it."""
+    stated = read_json(folder / DEFAULTS_FILE, required=False)
+    config = read_json(folder / "config.json")
+    return {RATE: ANY_RATE} if RATE not in stated and "type" in config else {}

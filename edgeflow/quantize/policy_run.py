@@ -1,0 +1,179 @@
+"""Quantises a policy from end to end: recorded frames, the search of every block, the files, the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from edgeflow.errors import ConfigError
+from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
+from edgeflow.models.checkpoint import fingerprint
+from edgeflow.quantize.fidelity import passed_through
+from edgeflow.quantize.files.state import FOLDER, SearchState, check_folder
+from edgeflow.quantize.files.writing import weights_bytes, write_checkpoint
+from edgeflow.quantize.outcome import AWQ, NEAREST, Figures, Outcome
+from edgeflow.quantize.policies.closed_loop import record_frames
+from edgeflow.quantize.policies.copying import copy_rest
+from edgeflow.quantize.policies.frames import Frames, check_kept, chosen, read_frames, write_frames
+from edgeflow.quantize.policies.rows import action_rows, prefix_rows
+from edgeflow.quantize.policies.served import ServedPolicy
+from edgeflow.quantize.policies.sources import PolicySource, open_policy
+from edgeflow.quantize.policy_fidelity import ChunkFidelity, measure_tokens
+from edgeflow.quantize.run import BUILT_IN, REPORT_FILE, Report, search_decoder
+from edgeflow.quantize.search.block_search import Counted, SearchSettings
+from edgeflow.quantize.search.choices import BlockChoice
+from edgeflow.quantize.search.scales import ScaleForm
+from edgeflow.types import Observation
+
+CLOSED_LOOP = "closed-loop"
+
+
+class Loss(str, Enum):
+    """The rows whose outputs the losses of a search count."""
+
+    ALL = "all"
+    ACTIONS = "actions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRequest:
+    """A policy to quantise. group: None for the default; form, identity, clip: as in SearchSettings.
+
+    calibration: built-in, closed-loop, or the path of a file of frames. kept: a file that the frames are written to.
+    """
+
+    folder: Path
+    out: Path
+    group: int | None
+    form: ScaleForm
+    identity: bool
+    clip: bool
+    calibration: str
+    seed: int
+    loss: Loss
+    kept: Path | None = None
+
+
+def quantize_policy(request: PolicyRequest, report: Report) -> Outcome:
+    """Write the quantised checkpoint and its report; ConfigError or CheckpointError says what does not fit."""
+    opened = open_policy(request.folder, request.group)
+    _check_loss(request, opened)
+    source = opened.source
+    group = source.grouping.group
+    settings = SearchSettings(group=group, form=request.form, identity=request.identity, clip=request.clip)
+    stated = _stated(request, settings, source.grouping.inner)
+    check_folder(request.out, stated)
+    if request.kept is not None:
+        check_kept(request.kept, request.out)
+    frames = _frames(request, report)
+    state = SearchState(request.out, {**stated, "calibration": frames.name, "frames": frames.digest})
+    hidden, counted = calibration_rows(opened, frames.shown, request.loss)
+    choices = search_decoder(source.decoder, hidden, settings, state=state, report=report, counted=counted)
+    _write(opened, choices, request.out, report)
+    report("report", 0, 1)
+    nearest, awq = _figures(request, opened, choices, frames.held_out)
+    outcome = Outcome(
+        group=group,
+        inner=source.grouping.inner,
+        stored_inner=source.decoder.config.intermediate_size,
+        calibration=f"{len(frames.shown)} frames of {frames.name}; losses count {_counted(request.loss)}",
+        choices=choices,
+        nearest=nearest,
+        awq=awq,
+        bytes_before=weights_bytes(request.folder),
+        bytes_after=weights_bytes(request.out),
+        exact=None,
+    )
+    (request.out / REPORT_FILE).write_text(json.dumps(outcome.as_json(), indent=2) + "\n", encoding="utf-8")
+    state.remove()
+    return outcome
+
+
+def calibration_rows(
+    opened: PolicySource, observations: Sequence[Observation], loss: Loss
+) -> tuple[tuple[Tensor, ...], Counted]:
+    """The batches of rows [B, L, E] that a search runs, and the rows that its losses count."""
+    served = ServedPolicy(opened.source.folder, opened.family, observations)
+    if opened.actions is None:
+        return prefix_rows(served).hidden, None
+    rows = action_rows(served)
+    return rows.hidden, rows.counted if loss is Loss.ACTIONS else None
+
+
+def _check_loss(request: PolicyRequest, opened: PolicySource) -> None:
+    if request.loss is Loss.ACTIONS and opened.actions is None:
+        raise ConfigError(
+            f"loss: actions counts the rows that give action tokens; the language model of the family "
+            f"{opened.family.name} has none, it computes a prefix all of whose rows an expert reads: use all"
+        )
+
+
+def _frames(request: PolicyRequest, report: Report) -> Frames:
+    """The frames of the search and of the report, kept where that was asked for."""
+    embedded = request.folder.resolve() in (EMBEDDED_POLICY.resolve(), EMBEDDED_FLOW_POLICY.resolve())
+    if request.calibration == CLOSED_LOOP or (request.calibration == BUILT_IN and embedded):
+        name, recorded = "the demo's closed loop", record_frames(request.folder, request.seed, report)
+    elif request.calibration == BUILT_IN:
+        raise ConfigError(
+            f"calibration: built-in frames are those of the embedded policies; for this one give a file of recorded "
+            f"frames, or {CLOSED_LOOP} if it was trained for the demo's robot"
+        )
+    else:
+        name, recorded = request.calibration, read_frames(Path(request.calibration))
+    if request.kept is not None:
+        write_frames(request.kept, recorded)
+    return chosen(name, recorded, request.seed)
+
+
+def _write(opened: PolicySource, choices: Sequence[BlockChoice], out: Path, report: Report) -> None:
+    files = len(opened.source.files)
+    copy_rest(opened.source, out)
+    write_checkpoint(opened.source, choices, out, lambda done: report("files", done, files))
+
+
+def _figures(
+    request: PolicyRequest, opened: PolicySource, choices: Sequence[BlockChoice], held_out: Sequence[Observation]
+) -> tuple[Figures, Figures]:
+    """Those of round to nearest and of AWQ."""
+    variants = {NEAREST: [BlockChoice()] * len(choices), AWQ: choices}
+    decoder, group = opened.source.decoder, opened.source.grouping.group
+    if opened.actions is not None:
+        rows = action_rows(ServedPolicy(request.folder, opened.family, held_out))
+        of_tokens = measure_tokens(decoder, group, variants, rows, opened.actions)
+        return of_tokens[NEAREST], of_tokens[AWQ]
+    wanted, hidden = _chunks_and_rows(ServedPolicy(request.folder, opened.family, held_out))
+    linear = passed_through(decoder, group, variants, hidden).linear
+    nearest = request.out / FOLDER / NEAREST
+    _write(opened, variants[NEAREST], nearest, lambda *_: None)
+    found = {
+        name: ChunkFidelity.of(linear[name], ServedPolicy(folder, opened.family, held_out).chunks(), wanted)
+        for name, folder in ((NEAREST, nearest), (AWQ, request.out))
+    }
+    return found[NEAREST], found[AWQ]
+
+
+def _chunks_and_rows(served: ServedPolicy) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Chunks and prefix rows of the float policy, for the report; the policy itself is not kept."""
+    return served.chunks(), prefix_rows(served).hidden
+
+
+def _stated(request: PolicyRequest, settings: SearchSettings, inner: int) -> dict[str, Any]:
+    """The settings that a search is continued under, besides its frames."""
+    return {
+        "model": fingerprint(request.folder),
+        **asdict(settings),
+        "form": settings.form.value,
+        "intermediate_size": inner,
+        "seed": request.seed,
+        "loss": request.loss.value,
+    }
+
+
+def _counted(loss: Loss) -> str:
+    return "all rows" if loss is Loss.ALL else "the rows that give action tokens"

@@ -1,0 +1,105 @@
+"""Calibration text: blocks as AutoAWQ cuts them, held-out samples, and what is too little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from edgeflow.demo.chat.dialogs import DialogSource
+from edgeflow.errors import ConfigError
+from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
+from edgeflow.quantize.calibration.blocks import BUILT_IN_TEXT, of_samples, of_text
+from edgeflow.quantize.calibration.samples import Writer, dialog_calibration, written_calibration
+from edgeflow.text.chat_template import ChatTemplate
+from edgeflow.text.tokenizer import TextTokenizer
+from tests.oracles import ORACLES
+from tests.quantize.checkpoints import write_source
+
+NEEDED = 16 * 512
+
+
+def test_samples_are_joined_and_long_ones_dropped():
+    samples = [[1] * 512, [7] * 513, *([number % 5] * 300 for number in range(40))]
+    found = of_samples("samples", samples, [[1, 2, 3], [4] * 600, [5]])
+    expected = [1] * 512 + [number % 5 for number in range(40) for _ in range(300)]
+    assert found.blocks.flatten().tolist() == expected[:NEEDED]
+    assert [text.tolist() for text in found.held_out] == [[1, 2, 3]]
+
+
+def test_too_little_text_is_refused_with_what_is_needed():
+    message = r"notes has 900 tokens in 3 samples .* 8192 tokens \(16 blocks of 512\)"
+    with pytest.raises(ConfigError, match=message):
+        of_samples("notes", [[1] * 300] * 3, [[1, 2]])
+
+
+def test_text_without_a_held_out_sample_is_refused():
+    with pytest.raises(ConfigError, match="0 held-out samples"):
+        of_samples("notes", [[1] * 512] * 16, [])
+
+
+def letters(tmp_path: Path) -> TextTokenizer:
+    return TextTokenizer(write_source(tmp_path / "floats"), 1024)
+
+
+def test_paragraphs_of_a_file_are_samples(tmp_path: Path):
+    tokenizer = letters(tmp_path)
+    file = tmp_path / "text.txt"
+    file.write_text("\n\n".join(f"{number:03} " + "x" * 300 for number in range(40)))
+    found = of_text(file, tokenizer, seed=0)
+    assert [tokenizer.decode(text.tolist())[:3] for text in found.held_out] == ["007", "015", "023", "031", "039"]
+    assert "007" not in tokenizer.decode(found.blocks.flatten().tolist())
+    assert of_text(file, tokenizer, seed=0).digest == found.digest != of_text(file, tokenizer, seed=1).digest
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
+    file = tmp_path / "picture"
+    file.write_bytes(b"\xff\xfe\x00\x80")
+    tokenizer = letters(tmp_path)
+    for path in (file, tmp_path / "absent"):
+        with pytest.raises(ConfigError, match="not a readable UTF-8 text file"):
+            of_text(path, tokenizer, seed=0)
+
+
+def test_the_built_in_text_is_enough_for_any_tokenizer_of_words():
+    """A tokenizer of words takes the fewest tokens; common ones take a third more."""
+    paragraphs = BUILT_IN_TEXT.read_text().split("\n\n")
+    shown = [text for number, text in enumerate(paragraphs) if number % 8 != 7]
+    assert sum(len(text.split()) for text in shown) * 1.25 >= NEEDED
+    assert all(len(text) < 1500 for text in paragraphs)
+
+
+def test_dialogs_of_the_training_side_and_of_the_held_out_side():
+    tokenizer, template = TextTokenizer(EMBEDDED_CHAT_MODEL, 1024), ChatTemplate.load(EMBEDDED_CHAT_MODEL)
+    assert template is not None
+    found = dialog_calibration(tokenizer, template, seed=0)
+    first = DialogSource("awq calibration 0").draw(1)
+    text = template(first.messages(1), answer=False)
+    assert found.blocks[0][: len(tokenizer.encode(text, special=False))].tolist() == tokenizer.encode(
+        text, special=False
+    )
+    assert len(found.held_out) == 40
+
+
+@pytest.mark.oracle("awq-search")
+def test_dialogs_are_the_recorded_ones():
+    tokenizer, template = TextTokenizer(EMBEDDED_CHAT_MODEL, 1024), ChatTemplate.load(EMBEDDED_CHAT_MODEL)
+    assert template is not None
+    recorded = load_file(ORACLES / "awq-search" / "chat_calibration.safetensors")
+    for seed in range(3):
+        assert torch.equal(dialog_calibration(tokenizer, template, seed).blocks.int(), recorded[f"seed{seed}"])
+
+
+def test_a_tokenizer_without_a_first_token_cannot_write(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no first token"):
+        written_calibration(write_source(tmp_path / "floats"), 0, lambda done, needed: None)
+
+
+@pytest.mark.oracle("stories260K-hf")
+def test_a_model_writes_texts_by_seed():
+    writer = Writer(ORACLES / "stories260K-hf", 30)
+    first, again, other = writer.text(0), writer.text(0), writer.text(-1000)
+    assert first == again != other and first[0] == other[0] == 1
+    assert 1 < len(first) <= 30 and 1 < len(other) <= 30
