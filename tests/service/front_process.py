@@ -7,10 +7,11 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 
@@ -20,6 +21,7 @@ from tests.service.harness import frame_message, open_message
 from tests.service.processes import workers
 
 ROOT = Path(__file__).parents[2]
+T = TypeVar("T")
 HANG_S = 60  # what takes so long on any machine will never happen
 RUN = """
 import json, sys
@@ -54,8 +56,7 @@ class Front:
 
     def worker(self) -> int:
         """Its worker's process id."""
-        wait_for(lambda: bool(workers(self.process.pid)))
-        return workers(self.process.pid)[0]
+        return wait_for(lambda: workers(self.process.pid))[0]
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -94,12 +95,13 @@ def front(
         process.wait()
 
 
-def wait_for(condition) -> None:
-    """Poll a condition that nothing announces."""
+def wait_for(condition: Callable[[], T]) -> T:
+    """Poll a condition that nothing announces; what it was when it came true."""
     deadline = time.monotonic() + HANG_S
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)
+    return found
 
 
 @contextmanager

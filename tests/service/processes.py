@@ -71,8 +71,12 @@ def comm(pid: int) -> str:
 
 
 def workers(pid: int) -> list[int]:
-    """The worker processes that a process started."""
-    return [child for child in children(pid) if ENTRY in command(child)]
+    """The worker processes that a process started.
+
+    Left out until its own program runs: a child has its parent's command line before that.
+    """
+    parent = command(pid)
+    return [child for child in children(pid) if ENTRY in (line := command(child)) and line != parent]
 
 
 def command(pid: int) -> str:

@@ -104,9 +104,11 @@ def test_a_second_signal_ends_it_at_once(checkpoint, tmp_path: Path, number: int
     with front(checkpoint, tmp_path, **patient) as made, robot(made.address) as one:
         one.open()
         one.frame("hang")
+        one.until("notice")  # its instruction starts an epoch: the drain will have this frame to wait for
         worker = made.worker()
         made.signal(number)
         one.until("notice")
+        assert one.kinds() == ["epoch", "drain"]
         made.signal(number)
         assert made.ended() == -number
         until_gone(worker)
