@@ -74,8 +74,7 @@ async def test_three_hundred_sessions_leave_nothing_behind(checkpoint):
             await asyncio.gather(*(live_and_leave(served, first + step) for step in range(6)))
         await eventually(lambda: served.metric("edgeflow_sessions") == 0)
         await settled(before)
-        asked, given_back = rings(served)
-        assert asked == given_back == 312
+        await eventually(lambda: rings(served) == (312, 312))  # the worker hears of an end a moment later
         closed = [s.value for s in served.service.metrics.sessions_closed.collect()[0].samples if "_total" in s.name]
         assert sum(closed) == served.metric("edgeflow_sessions_opened_total") == 312
 
