@@ -13,7 +13,7 @@ EMBEDDED_FLOW = "demo-flow"
 EMBEDDED_FLOW_POLICY = Path(__file__).parent / "demo" / "flow_policy"
 EMBEDDED_CHAT = "demo-chat"
 EMBEDDED_CHAT_MODEL = Path(__file__).parent / "demo" / "chat_model"
-HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt", "*_checkpoint.pt")
+HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt", "*.jinja", "*_checkpoint.pt")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 

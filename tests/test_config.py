@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from edgeflow.config import ServiceConfig, load_config, schema_json
 from edgeflow.errors import CheckpointError, ConfigError
-from edgeflow.model_paths import is_hub_id, resolve_model
+from edgeflow.model_paths import HUB_FILES, is_hub_id, resolve_model
 
 
 def write(path: Path, value: object) -> Path:
@@ -112,6 +113,12 @@ def test_models_are_directories_or_hub_ids(tmp_path: Path):
         assert not is_hub_id(name)
         with pytest.raises(CheckpointError, match="is not a directory"):
             resolve_model(name)
+
+
+def test_of_the_hub_weights_and_texts_are_fetched_and_no_code():
+    wanted = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.model", "merges.txt", "chat_template.jinja"]
+    others = ["modeling_openvla.py", "pytorch_model.bin", "model.gguf"]
+    assert list(filter_repo_objects([*wanted, *others], allow_patterns=list(HUB_FILES))) == wanted
 
 
 def test_reading_a_configuration_loads_no_framework():

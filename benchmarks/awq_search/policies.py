@@ -25,7 +25,8 @@ from edgeflow.quantize.policies.rows import action_rows
 from edgeflow.quantize.policies.served import ServedPolicy
 from edgeflow.quantize.policies.sources import PolicySource, open_policy
 from edgeflow.quantize.policy_fidelity import measure_tokens
-from edgeflow.quantize.policy_run import Loss, PolicyRequest, calibration_rows, quantize_policy
+from edgeflow.quantize.policy_run import Loss, calibration_rows, quantize_policy
+from edgeflow.quantize.request import Request
 from edgeflow.quantize.run import search_decoder
 from edgeflow.quantize.search.block_search import SearchSettings
 from edgeflow.quantize.search.choices import BlockChoice
@@ -81,7 +82,7 @@ def flow() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             kept = Path(folder) / "frames.safetensors"
             write_frames(kept, record_frames(EMBEDDED_FLOW_POLICY, calibration, silent))
-            request = PolicyRequest(
+            request = Request(
                 folder=EMBEDDED_FLOW_POLICY,
                 out=Path(folder) / "out",
                 group=GROUP,
@@ -90,9 +91,8 @@ def flow() -> dict[str, Any]:
                 clip=True,
                 calibration=str(kept),
                 seed=calibration,
-                loss=Loss.ALL,
             )
-            outcome = quantize_policy(request, silent).as_json()
+            outcome = quantize_policy(request, silent, loss=Loss.ALL).as_json()
         found[NEAREST] = _without_linears(outcome[NEAREST])
         found[f"all rows, calibration {calibration}"] = _without_linears(outcome[AWQ])
         print(f"flow: calibration {calibration} searched", flush=True)

@@ -27,8 +27,38 @@ PER_WORD = 8
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The output that nibble i of a word belongs to, the lowest nibble first."""
 
+LARGEST_CODE = 15
 LEAST_RANGE = 1e-5
 """Smallest difference between the weights of a group that counts, so that no scale is 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codes:
+    """A weight [N, E] as whole numbers: q [N, E / G, G], zeros and scales [N, E / G, 1], in the dtype of the weight."""
+
+    q: Tensor
+    zeros: Tensor
+    scales: Tensor
+
+    @property
+    def values(self) -> Tensor:
+        """The numbers that the codes stand for: [N, E]"""
+        return (self.q - self.zeros).mul_(self.scales).flatten(1)
+
+
+def rounded(weight: Tensor, group: int) -> Codes:
+    """A weight [N, E] rounded to nearest (AutoAWQ's formula), every operation in the dtype of the weight.
+
+    Per group: scale = max(max - min, 1e-5) / 15; zero = clamp(-round(min / scale), 0, 15); q = clamp(round(w / scale) +
+    zero, 0, 15). Rounding is half to even. Checkpoints hold what float16 gives (`AwqWeight.nearest`); a search in
+    float32 tries what float32 gives, whose scales and codes can differ by a rounding.
+    """
+    groups = weight.reshape(len(weight), -1, group)
+    most, least = groups.amax(2, keepdim=True), groups.amin(2, keepdim=True)
+    scales = (most - least).clamp_(min=LEAST_RANGE) / LARGEST_CODE
+    zeros = (-torch.round(least / scales)).clamp_(0, LARGEST_CODE)
+    q = torch.div(groups, scales).round_().add_(zeros).clamp_(0, LARGEST_CODE)
+    return Codes(q, zeros, scales)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,15 +84,13 @@ class AwqWeight:
 
     @classmethod
     def nearest(cls, floats: Tensor, group: int) -> AwqWeight:
-        """A float weight [N, E] rounded to the nearest of 16 steps between the least and the largest of each group."""
-        groups = floats.float().reshape(len(floats), -1, group)
-        least = groups.amin(2, keepdim=True)
-        scales = ((groups.amax(2, keepdim=True) - least).clamp_(min=LEAST_RANGE) / 15).half()
-        zeros = (-(least / scales.float()).round_()).clamp_(0, 15)
-        q = ((groups / scales.float()).round_() + zeros).clamp_(0, 15)
-        return cls.of_codes(
-            q.to(torch.uint8).flatten(1), scales.squeeze(2), zeros.squeeze(2).to(torch.uint8), floats.dtype
-        )
+        """A float weight [N, E] rounded to nearest in float16, as AutoAWQ stores it (see `rounded`).
+
+        AutoAWQ computes the codes a second time from the dequantised float16 weight. That gives the same codes.
+        """
+        found = rounded(floats.half(), group)
+        q, zeros = (each.to(torch.uint8).flatten(1) for each in (found.q, found.zeros))
+        return cls.of_codes(q, found.scales.flatten(1), zeros, floats.dtype)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -16,8 +18,9 @@ from edgeflow.kernels.awq import GROUPS
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, resolve_model
 from edgeflow.quantize.outcome import Outcome
 from edgeflow.quantize.policies.sources import is_policy
-from edgeflow.quantize.policy_run import Loss, PolicyRequest, quantize_policy
-from edgeflow.quantize.run import Request, is_embedded, quantize
+from edgeflow.quantize.policy_run import Loss, quantize_policy
+from edgeflow.quantize.request import Request
+from edgeflow.quantize.run import Report, is_embedded, quantize
 from edgeflow.quantize.search.scales import ScaleForm
 
 MACRO = "awq-macro"
@@ -48,54 +51,40 @@ def quantize_command(options: Options, *, as_json: bool) -> None:
     if options.group is not None and options.group not in GROUPS:
         raise ConfigError(f"group: must be one of {', '.join(map(str, GROUPS))}, got {options.group}")
     folder = EMBEDDED_CHAT_MODEL if options.model == EMBEDDED_CHAT else resolve_model(options.model)
+    work = _policy_work(options) if is_policy(folder) else _chat_work(options, folder)
+    request = Request(
+        folder=folder,
+        out=options.out,
+        group=options.group,
+        form=ScaleForm(options.scales),
+        identity=options.identity,
+        clip=options.clip,
+        calibration=options.calibration,
+        seed=options.seed,
+    )
     with reporting(Console(stderr=True)) as report:
-        if is_policy(folder):
-            outcome = quantize_policy(_policy_request(options, folder), report)
-        else:
-            outcome = quantize(_chat_request(options, folder), report)
+        outcome = work(request, report)
     if as_json:
         print(json.dumps(outcome.as_json(), indent=2))
     else:
         _show(options.model, outcome)
 
 
-def _chat_request(options: Options, folder: Path) -> Request:
+def _chat_work(options: Options, folder: Path) -> Callable[[Request, Report], Outcome]:
     for name, given in (("loss", options.loss), ("keep_frames", options.keep_frames)):
         if given is not None:
             raise ConfigError(f"{name}: is for policies, and {options.model} is a chat model; remove it")
     if options.questions is not None and not is_embedded(folder):
         raise ConfigError(f"questions: are for {EMBEDDED_CHAT}, and {options.model} is another chat model; remove it")
-    return Request(
-        folder=folder,
-        out=options.out,
-        group=options.group,
-        form=ScaleForm(options.scales),
-        identity=options.identity,
-        clip=options.clip,
-        calibration=options.calibration,
-        seed=options.seed,
-        questions=options.questions or QUESTIONS,
-        macros=options.layout == MACRO,
-    )
+    return partial(quantize, questions=options.questions or QUESTIONS, macros=options.layout == MACRO)
 
 
-def _policy_request(options: Options, folder: Path) -> PolicyRequest:
+def _policy_work(options: Options) -> Callable[[Request, Report], Outcome]:
     if options.questions is not None:
         raise ConfigError(f"questions: are for {EMBEDDED_CHAT}, and {options.model} is a policy; remove it")
     if options.layout == MACRO:
         raise ConfigError(f"layout: the accelerator runs chat models, and {options.model} is a policy; remove it")
-    return PolicyRequest(
-        folder=folder,
-        out=options.out,
-        group=options.group,
-        form=ScaleForm(options.scales),
-        identity=options.identity,
-        clip=options.clip,
-        calibration=options.calibration,
-        seed=options.seed,
-        loss=Loss(options.loss or Loss.ALL.value),
-        kept=options.keep_frames,
-    )
+    return partial(quantize_policy, loss=Loss(options.loss or Loss.ALL.value), kept=options.keep_frames)
 
 
 def _show(model: str, outcome: Outcome) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from edgeflow.errors import ConfigError
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
-from edgeflow.models.checkpoint import fingerprint
 from edgeflow.quantize.fidelity import passed_through
+from edgeflow.quantize.files.quantised import check_outside
 from edgeflow.quantize.files.state import FOLDER, SearchState, check_folder
 from edgeflow.quantize.files.writing import weights_bytes, write_checkpoint
 from edgeflow.quantize.outcome import AWQ, NEAREST, Figures, Outcome
@@ -25,10 +23,10 @@ from edgeflow.quantize.policies.rows import action_rows, prefix_rows
 from edgeflow.quantize.policies.served import ServedPolicy
 from edgeflow.quantize.policies.sources import PolicySource, open_policy
 from edgeflow.quantize.policy_fidelity import ChunkFidelity, measure_tokens
+from edgeflow.quantize.request import Request
 from edgeflow.quantize.run import BUILT_IN, REPORT_FILE, Report, search_decoder
-from edgeflow.quantize.search.block_search import Counted, SearchSettings
+from edgeflow.quantize.search.block_search import Counted
 from edgeflow.quantize.search.choices import BlockChoice
-from edgeflow.quantize.search.scales import ScaleForm
 from edgeflow.types import Observation
 
 CLOSED_LOOP = "closed-loop"
@@ -41,40 +39,26 @@ class Loss(str, Enum):
     ACTIONS = "actions"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRequest:
-    """A policy to quantise. group: None for the default; form, identity, clip: as in SearchSettings.
+def quantize_policy(request: Request, report: Report, *, loss: Loss, kept: Path | None = None) -> Outcome:
+    """Write the quantised checkpoint and its report; ConfigError or CheckpointError says what does not fit.
 
-    calibration: built-in, closed-loop, or the path of a file of frames. kept: a file that the frames are written to.
+    kept: a file that the frames are written to.
     """
-
-    folder: Path
-    out: Path
-    group: int | None
-    form: ScaleForm
-    identity: bool
-    clip: bool
-    calibration: str
-    seed: int
-    loss: Loss
-    kept: Path | None = None
-
-
-def quantize_policy(request: PolicyRequest, report: Report) -> Outcome:
-    """Write the quantised checkpoint and its report; ConfigError or CheckpointError says what does not fit."""
     opened = open_policy(request.folder, request.group)
-    _check_loss(request, opened)
+    _check_loss(loss, opened)
     source = opened.source
     group = source.grouping.group
-    settings = SearchSettings(group=group, form=request.form, identity=request.identity, clip=request.clip)
-    stated = _stated(request, settings, source.grouping.inner)
+    stated = {**request.stated(source.grouping), "loss": loss.value}
     check_folder(request.out, stated)
-    if request.kept is not None:
-        check_kept(request.kept, request.out)
-    frames = _frames(request, report)
+    if kept is not None:
+        check_kept(kept, request.out)
+    check_outside(source.decoder)
+    frames = _frames(request, kept, report)
     state = SearchState(request.out, {**stated, "calibration": frames.name, "frames": frames.digest})
-    hidden, counted = calibration_rows(opened, frames.shown, request.loss)
-    choices = search_decoder(source.decoder, hidden, settings, state=state, report=report, counted=counted)
+    hidden, counted = calibration_rows(opened, frames.shown, loss)
+    choices = search_decoder(
+        source.decoder, hidden, request.settings(group), state=state, report=report, counted=counted
+    )
     _write(opened, choices, request.out, report)
     report("report", 0, 1)
     nearest, awq = _figures(request, opened, choices, frames.held_out)
@@ -82,7 +66,7 @@ def quantize_policy(request: PolicyRequest, report: Report) -> Outcome:
         group=group,
         inner=source.grouping.inner,
         stored_inner=source.decoder.config.intermediate_size,
-        calibration=f"{len(frames.shown)} frames of {frames.name}; losses count {_counted(request.loss)}",
+        calibration=f"{len(frames.shown)} frames of {frames.name}; losses count {_counted(loss)}",
         choices=choices,
         nearest=nearest,
         awq=awq,
@@ -106,15 +90,15 @@ def calibration_rows(
     return rows.hidden, rows.counted if loss is Loss.ACTIONS else None
 
 
-def _check_loss(request: PolicyRequest, opened: PolicySource) -> None:
-    if request.loss is Loss.ACTIONS and opened.actions is None:
+def _check_loss(loss: Loss, opened: PolicySource) -> None:
+    if loss is Loss.ACTIONS and opened.actions is None:
         raise ConfigError(
             f"loss: actions counts the rows that give action tokens; the language model of the family "
             f"{opened.family.name} has none, it computes a prefix all of whose rows an expert reads: use all"
         )
 
 
-def _frames(request: PolicyRequest, report: Report) -> Frames:
+def _frames(request: Request, kept: Path | None, report: Report) -> Frames:
     """The frames of the search and of the report, kept where that was asked for."""
     embedded = request.folder.resolve() in (EMBEDDED_POLICY.resolve(), EMBEDDED_FLOW_POLICY.resolve())
     if request.calibration == CLOSED_LOOP or (request.calibration == BUILT_IN and embedded):
@@ -126,8 +110,8 @@ def _frames(request: PolicyRequest, report: Report) -> Frames:
         )
     else:
         name, recorded = request.calibration, read_frames(Path(request.calibration))
-    if request.kept is not None:
-        write_frames(request.kept, recorded)
+    if kept is not None:
+        write_frames(kept, recorded)
     return chosen(name, recorded, request.seed)
 
 
@@ -138,7 +122,7 @@ def _write(opened: PolicySource, choices: Sequence[BlockChoice], out: Path, repo
 
 
 def _figures(
-    request: PolicyRequest, opened: PolicySource, choices: Sequence[BlockChoice], held_out: Sequence[Observation]
+    request: Request, opened: PolicySource, choices: Sequence[BlockChoice], held_out: Sequence[Observation]
 ) -> tuple[Figures, Figures]:
     """Those of round to nearest and of AWQ."""
     variants = {NEAREST: [BlockChoice()] * len(choices), AWQ: choices}
@@ -161,18 +145,6 @@ def _figures(
 def _chunks_and_rows(served: ServedPolicy) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Chunks and prefix rows of the float policy, for the report; the policy itself is not kept."""
     return served.chunks(), prefix_rows(served).hidden
-
-
-def _stated(request: PolicyRequest, settings: SearchSettings, inner: int) -> dict[str, Any]:
-    """The settings that a search is continued under, besides its frames."""
-    return {
-        "model": fingerprint(request.folder),
-        **asdict(settings),
-        "form": settings.form.value,
-        "intermediate_size": inner,
-        "seed": request.seed,
-        "loss": request.loss.value,
-    }
 
 
 def _counted(loss: Loss) -> str:

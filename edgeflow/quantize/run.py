@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,18 +12,18 @@ from torch import Tensor
 from edgeflow.accelerator.file import write_macro
 from edgeflow.demo.chat.evaluate import evaluate_chat
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
-from edgeflow.models.checkpoint import fingerprint
 from edgeflow.quantize.calibration.blocks import BUILT_IN_TEXT, Calibration, of_text
 from edgeflow.quantize.calibration.samples import dialog_calibration, written_calibration
 from edgeflow.quantize.fidelity import measure
-from edgeflow.quantize.files.source import Source, open_chat_source
+from edgeflow.quantize.files.quantised import check_block, check_outside
+from edgeflow.quantize.files.source import open_chat_source
 from edgeflow.quantize.files.state import SearchState, check_folder
 from edgeflow.quantize.files.writing import weights_bytes, write_checkpoint
 from edgeflow.quantize.outcome import AWQ, NEAREST, Outcome
+from edgeflow.quantize.request import Request
 from edgeflow.quantize.search.block_search import Counted, SearchSettings, run_batches, search_block
 from edgeflow.quantize.search.choices import BlockChoice
 from edgeflow.quantize.search.decoder import Decoder
-from edgeflow.quantize.search.scales import ScaleForm
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
 
@@ -37,40 +35,23 @@ Report = Callable[[str, int, int], None]
 """(step, done, all)"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A checkpoint to quantise. group: None for the default; form, identity, clip: as in SearchSettings.
+def quantize(request: Request, report: Report, *, questions: int, macros: bool) -> Outcome:
+    """Write the quantised checkpoint and its report; ConfigError or CheckpointError says what does not fit.
 
-    calibration: built-in, written, or the path of a text file. questions: of the embedded chat model's report. macros:
-    a macro file is written beside the checkpoint.
+    questions: of the embedded chat model's report. macros: a macro file is written beside the checkpoint.
     """
-
-    folder: Path
-    out: Path
-    group: int | None
-    form: ScaleForm
-    identity: bool
-    clip: bool
-    calibration: str
-    seed: int
-    questions: int
-    macros: bool
-
-
-def quantize(request: Request, report: Report) -> Outcome:
-    """Write the quantised checkpoint and its report; ConfigError or CheckpointError says what does not fit."""
     source = open_chat_source(request.folder, request.group)
     decoder, group = source.decoder, source.grouping.group
-    settings = SearchSettings(group=group, form=request.form, identity=request.identity, clip=request.clip)
-    stated = _stated(request, settings, source)
+    stated = request.stated(source.grouping)
     check_folder(request.out, stated)
+    check_outside(decoder)
     calibration = _calibration(request, decoder, report)
     state = SearchState(request.out, {**stated, "calibration": calibration.name, "tokens": calibration.digest})
     hidden = torch.split(decoder.embed(calibration.blocks), BATCH)
-    choices = search_decoder(decoder, hidden, settings, state, report)
+    choices = search_decoder(decoder, hidden, request.settings(group), state, report)
     files = len(source.files)
     write_checkpoint(source, choices, request.out, lambda done: report("files", done, files))
-    if request.macros:
+    if macros:
         write_macro(request.out, request.out, report)
     report("report", 0, 1)
     nearest = [BlockChoice()] * len(choices)
@@ -85,7 +66,7 @@ def quantize(request: Request, report: Report) -> Outcome:
         awq=found[AWQ],
         bytes_before=weights_bytes(request.folder),
         bytes_after=weights_bytes(request.out),
-        exact=_exact(request, report),
+        exact=_exact(request, questions, report),
     )
     (request.out / REPORT_FILE).write_text(json.dumps(outcome.as_json(), indent=2) + "\n", encoding="utf-8")
     state.remove()
@@ -104,7 +85,8 @@ def search_decoder(
     """The choices of every block, read from the state where it has them.
 
     batches: rows [B, L, E] that enter the first block. The unquantised output of a block is the next one's input, so no
-    error is carried on. counted: the rows that losses count.
+    error is carried on. counted: the rows that losses count. CheckpointError for a block that float16 cannot hold,
+    before it is searched.
     """
     count = decoder.config.num_hidden_layers
     kept = [state.load(index) for index in range(count)]
@@ -115,10 +97,13 @@ def search_decoder(
     found = []
     for index, block in enumerate(decoder.blocks()):
         report("blocks", index, count)
+        prefix = decoder.block_prefix(index)
+        check_block(block, BlockChoice(), settings.group, prefix)
         runs = run_batches(block, hidden, rotation)
         choice = kept[index]
         if choice is None:
             choice = search_block(block, runs, rotation, settings, counted)
+            check_block(block, choice, settings.group, prefix)
             state.save(index, choice)
         found.append(choice)
         hidden = [run.hidden for run in runs]
@@ -137,21 +122,9 @@ def _calibration(request: Request, decoder: Decoder, report: Report) -> Calibrat
     return of_text(BUILT_IN_TEXT, tokenizer, request.seed, "built-in text")
 
 
-def _stated(request: Request, settings: SearchSettings, source: Source) -> dict[str, Any]:
-    """The settings that a search is continued under, besides its calibration."""
-    return {
-        "model": fingerprint(request.folder),
-        **asdict(settings),
-        "form": settings.form.value,
-        "intermediate_size": source.grouping.inner,
-        "seed": request.seed,
-    }
-
-
-def _exact(request: Request, report: Report) -> float | None:
+def _exact(request: Request, questions: int, report: Report) -> float | None:
     if not is_embedded(request.folder):
         return None
-    questions = request.questions
     graded = evaluate_chat(request.out, questions, progress=lambda done: report("questions", done, questions))
     return graded.share
 

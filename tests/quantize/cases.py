@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from edgeflow.kernels.awq import rounded
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.rope import Rope
@@ -56,3 +57,19 @@ def random_decoder(config: LlamaConfig, *, inner: int | None = None, seed: int =
 
 def random_ids(config: LlamaConfig, rows: int, length: int) -> Tensor:
     return torch.randint(config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def naive_limits(weight: Tensor, rows: Tensor, group: int) -> Tensor:
+    """The clip limit of each row and group by itself: weight [N, E], inputs [T, E] → [N, E/G]"""
+    limits = torch.empty(len(weight), weight.shape[1] // group)
+    for row in range(len(weight)):
+        for index in range(limits.shape[1]):
+            part = slice(index * group, (index + 1) * group)
+            w, x = weight[row, part], rows[:, part]
+            errors = []
+            for step in range(10):
+                limit = w.abs().max() * (1 - step / 20)
+                values = rounded(w.clamp(-limit, limit)[None], group).values[0]
+                errors.append((((x * values).sum(1) - (x * w).sum(1)) ** 2).mean().item())
+            limits[row, index] = w.abs().max() * (1 - errors.index(min(errors)) / 20)
+    return limits

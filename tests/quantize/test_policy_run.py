@@ -24,7 +24,8 @@ from edgeflow.quantize.policies.rows import action_rows
 from edgeflow.quantize.policies.served import ServedPolicy
 from edgeflow.quantize.policies.sources import open_policy
 from edgeflow.quantize.policy_fidelity import ChunkFidelity, TokenFidelity
-from edgeflow.quantize.policy_run import Loss, PolicyRequest, quantize_policy
+from edgeflow.quantize.policy_run import Loss, quantize_policy
+from edgeflow.quantize.request import Request
 from edgeflow.quantize.search.scales import ScaleForm
 from tests.quantize.policies.cases import KINDS, checkpoint, recorded
 
@@ -38,7 +39,7 @@ def quantized(kind: str, folder: Path, loss: Loss = Loss.ALL) -> tuple[Path, Pat
     (source / ".cache").mkdir()
     (source / ".cache/download.json").write_text("{}")
     write_frames(folder / "frames", recorded(kind, SHOWN, HELD_OUT))
-    request = PolicyRequest(
+    request = Request(
         folder=source,
         out=folder / "out",
         group=None,
@@ -47,9 +48,8 @@ def quantized(kind: str, folder: Path, loss: Loss = Loss.ALL) -> tuple[Path, Pat
         clip=True,
         calibration=str(folder / "frames"),
         seed=0,
-        loss=loss,
     )
-    return source, request.out, quantize_policy(request, lambda *_: None)
+    return source, request.out, quantize_policy(request, lambda *_: None, loss=loss)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -149,7 +149,7 @@ def test_a_prefix_has_no_rows_of_actions(tmp_path: Path):
 
 def test_a_policy_without_frames_of_its_own_needs_a_file(tmp_path: Path):
     source = checkpoint("openvla", tmp_path / "source")
-    request = PolicyRequest(
+    request = Request(
         folder=source,
         out=tmp_path / "out",
         group=None,
@@ -158,10 +158,9 @@ def test_a_policy_without_frames_of_its_own_needs_a_file(tmp_path: Path):
         clip=True,
         calibration="built-in",
         seed=0,
-        loss=Loss.ALL,
     )
     with pytest.raises(ConfigError, match="calibration: built-in frames are those of the embedded policies"):
-        quantize_policy(request, lambda *_: None)
+        quantize_policy(request, lambda *_: None, loss=Loss.ALL)
 
 
 @pytest.mark.parametrize("kind", ["openvla", "smolvla"])

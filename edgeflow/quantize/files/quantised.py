@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.awq import AwqWeight
 from edgeflow.models.quantization import PARTS
-from edgeflow.quantize.search.arithmetic import integers
 from edgeflow.quantize.search.block import LINEARS, Block
 from edgeflow.quantize.search.choices import BlockChoice
+from edgeflow.quantize.search.decoder import Decoder
+
+LARGEST = torch.finfo(torch.float16).max
 
 
-def quantised_linear(choice: BlockChoice, name: str, weight: Tensor, group: int) -> AwqWeight:
-    """The weight [N, E] of a linear with the scales and limits of its block, in 4 bits."""
-    found = integers(in_float16(name, choice.linear(name, weight)), group)
-    return AwqWeight.of_codes(found.codes, found.scales, found.zeros, torch.float32)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Storing:
+    """The form in which the tensors of a block are stored. prefix: the beginning of their published names; group: G.
+
+    plus_one: norms are stored less one.
+    """
+
+    choice: BlockChoice
+    group: int
+    plus_one: bool
+    prefix: str = ""
+
+    def stored(self, name: str, tensor: Tensor) -> AwqWeight | Tensor:
+        """A tensor of the block with the scales and limits of the choice: the weight of a linear in 4 bits, others in
+        float16; CheckpointError for numbers that float16 cannot hold. name: below the block's; tensor: float32."""
+        operation, _, part = name.rpartition(".")
+        if operation in LINEARS and part == "weight":
+            return self._linear(name, self.choice.linear(operation, tensor))
+        plus_one = self.plus_one and part == "weight"
+        return in_float16(self._full(name), self.choice.vector(operation, tensor, plus_one=plus_one))
+
+    def _linear(self, name: str, weight: Tensor) -> AwqWeight:
+        half = in_float16(self._full(name), weight).float()
+        found = AwqWeight.nearest(half, self.group)
+        if not found.scales.isfinite().all():
+            groups = half.view(-1, self.group)
+            widest = (groups.amax(1) - groups.amin(1)).max().item()
+            raise CheckpointError(
+                f"{self._full(name)}: expected weights that differ by at most {LARGEST:.0f} in each group of "
+                f"{self.group} inputs, the most that float16 holds, found {widest:.0f}"
+            )
+        return found
+
+    def _full(self, name: str) -> str:
+        return f"{self.prefix}{name}{' with the scales of the search' if self.choice.groups else ''}"
 
 
 def gemm_tensors(name: str, weight: AwqWeight) -> dict[str, Tensor]:
@@ -27,9 +62,9 @@ def gemm_tensors(name: str, weight: AwqWeight) -> dict[str, Tensor]:
 def in_float16(name: str, values: Tensor) -> Tensor:
     """Values rounded to float16; CheckpointError where one is too large for it or not a number."""
     half = values.to(torch.float16)
-    if not half.isfinite().all():
+    if half.numel() and not torch.stack(half.aminmax()).isfinite().all():
         largest = values.abs().max().item()
-        raise CheckpointError(f"{name}: values must be finite and fit float16 (up to 65504), got {largest:.4g}")
+        raise CheckpointError(f"{name}: expected numbers that float16 holds (up to {LARGEST:.0f}), found {largest:.4g}")
     return half
 
 
@@ -38,13 +73,23 @@ def quantised_block(block: Block, choice: BlockChoice, group: int) -> Block:
 
     Without choices this is round to nearest.
     """
-    return block.with_tensors({name: _computed(block, choice, name, group) for name in block.tensors})
+    storing = Storing(choice=choice, group=group, plus_one=block.shape.plus_one)
+    return block.with_tensors({name: _floats(storing.stored(name, each)) for name, each in block.tensors.items()})
 
 
-def _computed(block: Block, choice: BlockChoice, name: str, group: int) -> Tensor:
-    operation, _, part = name.rpartition(".")
-    tensor = block.tensors[name]
-    if operation in LINEARS and part == "weight":
-        return quantised_linear(choice, operation, tensor, group).floats()
-    plus_one = block.shape.plus_one and part == "weight"
-    return in_float16(name, choice.vector(operation, tensor, plus_one=plus_one)).float()
+def check_block(block: Block, choice: BlockChoice, group: int, prefix: str) -> None:
+    """CheckpointError for a tensor of a block that float16 cannot hold with the choices. prefix: as of Storing."""
+    storing = Storing(choice=choice, group=group, plus_one=block.shape.plus_one, prefix=prefix)
+    for name, tensor in block.tensors.items():
+        storing.stored(name, tensor)
+
+
+def check_outside(decoder: Decoder) -> None:
+    """CheckpointError for the embedding, the final norm or the head of a decoder where float16 cannot hold it."""
+    for name in {f"{decoder.stem}embed_tokens.weight", f"{decoder.stem}norm.weight", decoder.head}:
+        if name in decoder.weights:
+            in_float16(name, decoder.weights[name])
+
+
+def _floats(stored: AwqWeight | Tensor) -> Tensor:
+    return stored.floats() if isinstance(stored, AwqWeight) else stored.float()

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.quantize.files.safetensors_file import write_tensors
 from edgeflow.quantize.search.choices import BlockChoice, GroupChoice
 from edgeflow.text.checkpoint_json import read_json
 
@@ -78,9 +78,7 @@ def write_choice(path: Path, choice: BlockChoice) -> None:
     for number, group in enumerate(choice.groups):
         tensors |= {f"{number}.scales": group.scales, f"{number}.losses": group.losses}
     groups = [{"previous": each.previous, "scaled": each.scaled, "ratio": each.ratio} for each in choice.groups]
-    draft = path.with_suffix(".partial")
-    save_file(tensors, draft, {"groups": json.dumps(groups)})
-    draft.replace(path)
+    write_tensors(path, tensors, {"groups": json.dumps(groups)})
 
 
 def read_choice(path: Path) -> BlockChoice:

@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from edgeflow.kernels.awq import AwqWeight
 from edgeflow.model_paths import HUB_FILES
 from edgeflow.models.checkpoint import CONFIG_FILE, FLOATS, INDEX_FILE, SINGLE_FILE
 from edgeflow.models.quantization import BITS, VERSION
-from edgeflow.quantize.files.quantised import gemm_tensors, in_float16, quantised_linear
+from edgeflow.quantize.files.quantised import Storing, gemm_tensors, in_float16
+from edgeflow.quantize.files.safetensors_file import write_tensors
 from edgeflow.quantize.files.source import Source
-from edgeflow.quantize.search.block import LINEARS
 from edgeflow.quantize.search.choices import BlockChoice
 from edgeflow.quantize.search.decoder import padded
 
-COPIED = (*HUB_FILES, "*.jinja")
-"""Files that are taken as they are, besides those that are written here."""
 HALF = "float16"
 
 
@@ -38,7 +36,7 @@ def write_checkpoint(
     for number, path in enumerate(source.files):
         tensors = _quantised_file(path, source, choices)
         places |= dict.fromkeys(tensors, path.name)
-        _save(tensors, out / path.name)
+        write_tensors(out / path.name, tensors, {"format": "pt"})
         done(number + 1)
     copy_files(source.folder, out)
     if (source.folder / INDEX_FILE).is_file():
@@ -77,23 +75,21 @@ def _with_width(values: dict[str, Any], source: Source) -> dict[str, Any]:
 
 def converted(source: Source, choices: Sequence[BlockChoice], name: str, tensor: Tensor) -> dict[str, Tensor]:
     """The tensors that are written for one tensor of the source, by name."""
-    decoder = source.decoder
-    stem = f"{decoder.stem}layers."
-    if name.startswith(stem):
-        index, _, rest = name.removeprefix(stem).partition(".")
-        operation, _, part = rest.rpartition(".")
-        if int(index) >= len(choices):
-            return {name: tensor}  # a layer that is not used
-        choice = choices[int(index)]
-        if operation in LINEARS and part == "weight":
-            weight = padded(operation, tensor.float(), source.grouping.inner)
-            found = quantised_linear(choice, operation, weight, source.grouping.group)
-            return gemm_tensors(name.removesuffix(".weight"), found)
-        plus_one = decoder.shape.plus_one and part == "weight"
-        tensor = choice.vector(operation, tensor.float(), plus_one=plus_one)
-    elif (not name.startswith(decoder.stem) and name != decoder.head) or tensor.dtype not in FLOATS:
-        return {name: tensor}
-    return {name: in_float16(name, tensor)}
+    decoder, grouping = source.decoder, source.grouping
+    index, rest = decoder.place(name)
+    if index is None:
+        held = decoder.holds(name) and tensor.dtype in FLOATS
+        return {name: in_float16(name, tensor) if held else tensor}
+    if index >= len(choices):
+        return {name: tensor}  # a layer that is not used
+    storing = Storing(
+        choice=choices[index],
+        group=grouping.group,
+        plus_one=decoder.shape.plus_one,
+        prefix=decoder.block_prefix(index),
+    )
+    found = storing.stored(rest, padded(rest.removesuffix(".weight"), tensor.float(), grouping.inner))
+    return gemm_tensors(name.removesuffix(".weight"), found) if isinstance(found, AwqWeight) else {name: found}
 
 
 def _quantised_file(path: Path, source: Source, choices: Sequence[BlockChoice]) -> dict[str, Tensor]:
@@ -106,7 +102,7 @@ def _quantised_file(path: Path, source: Source, choices: Sequence[BlockChoice]) 
 
 def copy_files(folder: Path, out: Path) -> None:
     """Copy the tokenizer, templates and settings of a checkpoint, as they are."""
-    for pattern in COPIED:
+    for pattern in HUB_FILES:
         for path in folder.glob(pattern):
             if path.is_file() and path.suffix != ".safetensors" and path.name not in (CONFIG_FILE, INDEX_FILE):
                 shutil.copyfile(path, out / path.name)
@@ -118,13 +114,6 @@ def weights_bytes(folder: Path) -> int:
         return (folder / SINGLE_FILE).stat().st_size
     shards = set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values())
     return sum((folder / Path(shard).name).stat().st_size for shard in shards)
-
-
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file under another name first, so that a file is whole or absent."""
-    draft = path.with_suffix(".partial")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, {"format": "pt"})
-    draft.replace(path)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

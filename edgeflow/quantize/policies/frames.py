@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from edgeflow.errors import ConfigError
+from edgeflow.quantize.files.safetensors_file import write_tensors
 from edgeflow.types import Image, Observation
 
 FRAMES = 128
@@ -115,7 +115,7 @@ def write_frames(path: Path, frames: Sequence[RecordedFrame]) -> None:
         }
         for frame in frames
     ]
-    save_file(tensors, path, {"frames": json.dumps(facts)})
+    write_tensors(path, tensors, {"frames": json.dumps(facts)})
 
 
 def read_frames(path: Path) -> list[RecordedFrame]:

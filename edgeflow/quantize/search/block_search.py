@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.quantize.search.arithmetic import nearest
+from edgeflow.kernels.awq import rounded
 from edgeflow.quantize.search.block import (
     DOWN,
     GATE,
@@ -129,7 +129,7 @@ class _Search:
         )
 
     def _quantised(self, weight: Tensor, scales: Tensor) -> Tensor:
-        return nearest(weight * scales, self.settings.group).div_(scales)
+        return rounded(weight * scales, self.settings.group).values.div_(scales)
 
     def _measured(self, group: ScaleGroup, block: Block, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The measured output of each batch, in the rows that count."""

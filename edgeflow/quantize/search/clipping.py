@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from edgeflow.quantize.search.arithmetic import nearest
+from edgeflow.kernels.awq import rounded
 
 SHRINKS = tuple(1 - step / 20 for step in range(10))
 SAMPLED_ROWS = 512
@@ -58,7 +58,8 @@ def _errors(weight: Tensor, groups: Tensor, largest: Tensor, products: Tensor) -
     """The limits of each shrink and the error of each group with them, [n, E/G] twice."""
     for shrink in SHRINKS:
         limits = largest * shrink
-        off = (nearest(clamped(weight, limits), groups.shape[2]).view(groups.shape) - groups).transpose(0, 1)
+        values = rounded(clamped(weight, limits), groups.shape[2]).values
+        off = (values.view(groups.shape) - groups).transpose(0, 1)
         yield limits, (torch.bmm(off, products) * off).sum(2).t()
 
 

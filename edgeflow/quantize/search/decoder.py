@@ -57,6 +57,18 @@ class Decoder:
         """The beginning of the names of a block's tensors."""
         return f"{self.stem}layers.{index}."
 
+    def place(self, name: str) -> tuple[int | None, str]:
+        """The block of a tensor and its name below the block's; None and its name for a tensor outside the blocks."""
+        stem = f"{self.stem}layers."
+        if not name.startswith(stem):
+            return None, name
+        index, _, rest = name.removeprefix(stem).partition(".")
+        return int(index), rest
+
+    def holds(self, name: str) -> bool:
+        """True for a tensor of the decoder or its head, and not of another part of the checkpoint."""
+        return name.startswith(self.stem) or name == self.head
+
     def block(self, index: int) -> Block:
         """Read a block; CheckpointError where a tensor is missing or has the wrong shape."""
         below = self.weights.under(self.block_prefix(index))

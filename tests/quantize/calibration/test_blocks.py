@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from edgeflow.demo.chat.dialogs import DialogSource
 from edgeflow.errors import ConfigError
@@ -63,12 +64,33 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
             of_text(path, tokenizer, seed=0)
 
 
-def test_the_built_in_text_is_enough_for_any_tokenizer_of_words():
-    """A tokenizer of words takes the fewest tokens; common ones take a third more."""
-    paragraphs = BUILT_IN_TEXT.read_text().split("\n\n")
-    shown = [text for number, text in enumerate(paragraphs) if number % 8 != 7]
-    assert sum(len(text.split()) for text in shown) * 1.25 >= NEEDED
-    assert all(len(text) < 1500 for text in paragraphs)
+def shown_paragraphs() -> list[str]:
+    """Those of the built-in text that a search is calibrated on, as the description of `of_text` has it."""
+    paragraphs = BUILT_IN_TEXT.read_text().strip().split("\n\n")
+    return [text for number, text in enumerate(paragraphs) if number % 8 != 7]
+
+
+@pytest.mark.parametrize("digits", ["", "{1,3}"], ids=["Qwen2", "Llama 3"])
+def test_the_built_in_text_is_enough_for_any_vocabulary(digits: str):
+    """A token never goes beyond a pre-token, so a tokenizer with this pattern gives at least as many tokens, however
+    large its vocabulary is. Llama 3 differs from Qwen2 in up to three digits that it takes together."""
+    definition = (EMBEDDED_CHAT_MODEL / "tokenizer.json").read_text()
+    assert definition.count(r"|\\p{N}|") == 1
+    pre = Tokenizer.from_str(definition.replace(r"|\\p{N}|", rf"|\\p{{N}}{digits}|")).pre_tokenizer
+    fewest = sum(len(pre.pre_tokenize_str(text)) for text in shown_paragraphs())
+    assert fewest >= 1.25 * NEEDED
+
+
+@pytest.mark.oracle("openvla-tiny")
+def test_the_built_in_text_is_enough_for_llama_2():
+    """The tokenizer of OpenVLA is that of Llama 2, with all of its vocabulary."""
+    tokenizer = TextTokenizer(ORACLES / "openvla-tiny", 32064)
+    assert sum(len(tokenizer.encode(text, special=False)) for text in shown_paragraphs()) >= 1.25 * NEEDED
+
+
+def test_no_paragraph_of_the_built_in_text_is_dropped():
+    """A tokenizer of bytes, which gives the most tokens, puts one more before a text."""
+    assert max(len(text.encode()) for text in shown_paragraphs()) < 512
 
 
 def test_dialogs_of_the_training_side_and_of_the_held_out_side():

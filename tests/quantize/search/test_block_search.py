@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgeflow.quantize.search.arithmetic import nearest
+from edgeflow.kernels.awq import rounded
 from edgeflow.quantize.search.block import DOWN, INPUT_NORM, LINEARS, OUTPUT, QUERY, VALUE, Block, BlockRun, Rotation
 from edgeflow.quantize.search.block_search import SearchSettings, run_batches, scale_groups, search_block
 from edgeflow.quantize.search.choices import BlockChoice
 from edgeflow.quantize.search.scales import ScaleForm
-from tests.quantize.cases import CONFIGS, random_decoder, random_ids
+from tests.quantize.cases import CONFIGS, naive_limits, random_decoder, random_ids
 
 SETTINGS = SearchSettings(group=32)
 Case = tuple[Block, list[BlockRun], Rotation]
@@ -84,7 +84,7 @@ def test_a_loss_is_the_error_of_the_measured_output():
     assert group.scaled == (DOWN,) and group.ratio is not None
     weight = block.weight(DOWN)
     x = torch.cat([run.inputs[DOWN] for run in runs])
-    off = x @ (nearest(weight * group.scales, 32) / group.scales - weight).t()
+    off = x @ (rounded(weight * group.scales, 32).values / group.scales - weight).t()
     assert group.losses.min().item() == pytest.approx(off.square().mean().item(), rel=1e-4)
 
 
@@ -112,8 +112,25 @@ def test_only_counted_rows_count():
     down = next(group for group in found.groups if group.scaled == (DOWN,))
     x = torch.cat([run.inputs[DOWN][:, -3:] for run in runs])
     weight = block.weight(DOWN)
-    off = x @ (nearest(weight * down.scales, 32) / down.scales - weight).t()
+    off = x @ (rounded(weight * down.scales, 32).values / down.scales - weight).t()
     assert down.losses.min().item() == pytest.approx(off.square().mean().item(), rel=1e-4)
+
+
+@torch.inference_mode()
+def test_limits_count_the_rows_that_losses_count():
+    """With all rows half of the limits are others; a tie may fall the other way."""
+    block, runs, rotation = case()
+    counted = [torch.zeros(2, 24, dtype=torch.bool) for _ in runs]
+    for mask in counted:
+        mask[:, -3:] = True
+    found = search_block(block, runs, rotation, SETTINGS, counted)
+    assert found.limits is not None
+    for name, limits in found.limits.items():
+        scales = found.input_scales(name)
+        x = torch.cat([run.inputs[name][:, -3:] for run in runs]).flatten(0, -2)
+        x = x if scales is None else x / scales
+        wanted = naive_limits(BlockChoice(found.groups).linear(name, block.weight(name)), x, 32)
+        assert torch.isclose(limits, wanted, rtol=1e-6).float().mean() >= 0.99
 
 
 def test_nothing_chosen_changes_nothing():

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from edgeflow.quantize.search.arithmetic import nearest
 from edgeflow.quantize.search.block import LINEARS
 from edgeflow.quantize.search.clipping import clamped, clip_limits, clipped_linears, sampled
+from tests.quantize.cases import naive_limits
 
 GROUP = 32
-
-
-def twin(weight: torch.Tensor, rows: torch.Tensor, group: int) -> torch.Tensor:
-    """The limit of each row and group by itself."""
-    limits = torch.empty(len(weight), weight.shape[1] // group)
-    for row in range(len(weight)):
-        for index in range(limits.shape[1]):
-            part = slice(index * group, (index + 1) * group)
-            w, x = weight[row, part], rows[:, part]
-            errors = []
-            for step in range(10):
-                limit = w.abs().max() * (1 - step / 20)
-                values = nearest(w.clamp(-limit, limit)[None], group)[0]
-                errors.append((((x * values).sum(1) - (x * w).sum(1)) ** 2).mean().item())
-            limits[row, index] = w.abs().max() * (1 - errors.index(min(errors)) / 20)
-    return limits
 
 
 def test_limits_are_those_of_the_written_out_search():
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(40, 96, generator=generator) ** 3  # 40 rows: not a multiple of 64
     rows = torch.randn(100, 96, generator=generator)
-    found, wanted = clip_limits(weight, rows, GROUP), twin(weight, rows, GROUP)
+    found, wanted = clip_limits(weight, rows, GROUP), naive_limits(weight, rows, GROUP)
     assert torch.isclose(found, wanted, rtol=1e-6).float().mean() >= 0.99  # a tie may fall the other way
     assert (found < wanted.new_tensor(1.0) * weight.view(40, 3, GROUP).abs().amax(2)).any()
 
