@@ -10,7 +10,8 @@ import torch
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.linear import ByRows
 from edgeflow.kernels.table.bind_linear import bind_linear
-from edgeflow.kernels.table.implementations import BUILT_IN, Hardware
+from edgeflow.kernels.table.built_in import BUILT_IN
+from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.trials.compare import TOLERANCE
 from edgeflow.kernels.triton.awq import BFLOAT, HALF, AwqLinear, Tuning
