@@ -65,9 +65,10 @@ void edgeflow_int4(int set, int threads, int kind, const uint8_t* codes, const u
 }
 
 void edgeflow_int8(int set, int threads, int kind, const int8_t* codes, const float* scales, const float* bias,
-                   const void* values, int8_t* scratch, void* results, long count, long inputs, long outputs) {
+                   const void* values, int8_t* scratch, void* results, long count, long inputs, long outputs,
+                   long group) {
     const Products& products = *named(set);
-    run(products, products.int8, Int8{codes, scales}, Call{values, scratch, count, inputs, inputs},
+    run(products, products.int8, Int8{codes, scales}, Call{values, scratch, count, inputs, group},
         Results{results, bias, outputs, static_cast<Kind>(kind)}, threads);
 }
 }

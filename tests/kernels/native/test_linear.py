@@ -131,7 +131,7 @@ def test_no_other_form_of_the_weight_is_kept():
     weight, eight = random_weight(32, 128, 64), eight_bits(32, 128)
     assert Int4(weight, None).nbytes == weight.nbytes
     shared = Int8(eight, None)
-    assert shared.nbytes == eight.nbytes and shared._values.data_ptr() == eight.values.data_ptr()
+    assert shared.nbytes == eight.nbytes and shared._parts[0].data_ptr() == eight.values.data_ptr()
 
 
 def worst(wrong: Callable[[AwqWeight, Tensor | None], Callable[[Tensor], Tensor]]) -> float:
