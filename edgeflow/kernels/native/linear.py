@@ -33,6 +33,7 @@ class Native:
         self,
         product: Callable[..., None],
         parts: Sequence[Tensor],
+        *,
         shape: tuple[int, int],
         group: int,
         bias: Tensor | None,
@@ -74,17 +75,28 @@ class Int4(Native):
     """A weight of 4 bits in tiles of 16 outputs; no other form of it stays in memory."""
 
     def __init__(self, weight: AwqWeight, bias: Tensor | None, instruction_set: str = "") -> None:
-        parts = _tiles_of_codes(weight), _tiles_of_groups(weight.scales), _tiles_of_groups(weight.zeros)
-        super().__init__(library().edgeflow_int4, parts, weight.shape, weight.group, bias, instruction_set)
+        super().__init__(
+            library().edgeflow_int4,
+            [_tiles_of_codes(weight), _tiles_of_groups(weight.scales), _tiles_of_groups(weight.zeros)],
+            shape=weight.shape,
+            group=weight.group,
+            bias=bias,
+            instruction_set=instruction_set,
+        )
 
 
 class Int8(Native):
     """A weight of 8 bits as it lies, so that it may be shared with an embedding."""
 
     def __init__(self, weight: Int8Weight, bias: Tensor | None, instruction_set: str = "") -> None:
-        parts = weight.values.contiguous(), weight.scale.contiguous()
-        shape = weight.values.shape
-        super().__init__(library().edgeflow_int8, parts, (shape[0], shape[1]), shape[1], bias, instruction_set)
+        super().__init__(
+            library().edgeflow_int8,
+            [weight.values.contiguous(), weight.scale.contiguous()],
+            shape=weight.shape,
+            group=weight.shape[1],
+            bias=bias,
+            instruction_set=instruction_set,
+        )
 
 
 def _scratch(rows: int, inputs: int, group: int) -> Tensor:
