@@ -71,7 +71,7 @@ def main() -> None:
     told = [asdict(bar) | {"met": bar.met} for bar in bars]
     report = {**machine_facts(), **asked, "rows": [asdict(row) for row in rows], "bars": told, "first_token": spent}
     keep(arguments.json, report)
-    raise SystemExit(0 if all(bar.met for bar in bars) else 1)
+    raise SystemExit(any(bar.met is False for bar in bars))
 
 
 def _arguments() -> argparse.Namespace:
@@ -179,8 +179,7 @@ def _print(rows: list[SystemRow], bars: list[Bar], arguments: argparse.Namespace
         table.add_row(row.system, *times, f"{row.same:.0%}")
     found = Table("figure", "value", "bar", "")
     for bar in bars:
-        limit = f">= {bar.least:g}" if bar.least is not None else f"<= {bar.most:g}" if bar.most is not None else ""
-        found.add_row(bar.name, f"{bar.value:.3g}", limit, ("met" if bar.met else "MISSED") if limit else "")
+        found.add_row(*bar.row)
     console = table_console()
     console.print(table)
     console.print(found)

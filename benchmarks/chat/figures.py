@@ -29,16 +29,27 @@ class SystemRow:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure with what it must be; None where only the figure is wanted."""
+    """A figure with what it must be; None where only the figure is wanted. value: None where it was not measured."""
 
     name: str
-    value: float
+    value: float | None
     least: float | None = None
     most: float | None = None
 
     @property
-    def met(self) -> bool:
+    def met(self) -> bool | None:
+        """None where the figure was not measured."""
+        if self.value is None:
+            return None
         return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
+
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """Name, value, limit and verdict, for a table."""
+        limit = f">= {self.least:g}" if self.least is not None else f"<= {self.most:g}" if self.most is not None else ""
+        if self.value is None:
+            return self.name, "not measured", limit, "not measured" if limit else ""
+        return self.name, f"{self.value:.3g}", limit, ("met" if self.met else "MISSED") if limit else ""
 
 
 def gaps(timed: Timed) -> list[float]:
@@ -63,18 +74,16 @@ def system_rows(rounds: Sequence[Round]) -> list[SystemRow]:
 
 
 def peer_ratios(rounds: Sequence[Round], peers: Sequence[str]) -> list[Bar]:
-    """Decode time of the slower and the faster peer in that of our 8-bit weights."""
+    """Decode time of the slower and the faster peer in that of our 8-bit weights; not measured without peers."""
+    names = "decode, 8 bits: the slower peer's time / ours", "the faster peer's time / ours"
     if not peers:
-        return []
+        return [Bar(names[0], None, 1.0), Bar(names[1], None)]
     times = [[token_s(each[name]) for name in peers] for each in rounds]
     ours = [_fastest(each, "edgeflow", "int8") for each in rounds]
     slower, faster = (
         median(pick(theirs) / own for theirs, own in zip(times, ours, strict=True)) for pick in (max, min)
     )
-    return [
-        Bar("decode, 8 bits: the slower peer's time / ours", slower, 1.0),
-        Bar("the faster peer's time / ours", faster),
-    ]
+    return [Bar(names[0], slower, 1.0), Bar(names[1], faster)]
 
 
 def main_bars(rounds: Sequence[Round]) -> list[Bar]:

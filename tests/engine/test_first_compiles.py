@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime.jit import JITFunction
 
 from edgeflow.clock import ManualClock
 from edgeflow.engine.chat.engine import ChatEngine
@@ -26,6 +25,7 @@ from edgeflow.engine.sampling.sample import GREEDY, SamplingState
 from edgeflow.engine.shapes import PassShape, shape_of
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs, input_bytes
+from edgeflow.gpu_suite.subjects import random_weights
 from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, random_chat
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_policy
 from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
@@ -39,53 +39,28 @@ from edgeflow.scheduler.ring import Shift
 from edgeflow.worker.calibrate import calibrate
 from tests.engine.recorded import record
 from tests.kernels.interpreted_engine import in_triton
+from tests.kernels.launches import Signature, launches
 from tests.worker.simulated_device import AsynchronousEngine
 
 META = torch.device("meta")
 SIZE = SIZES["tiny"]
 CAPACITY = 64
 CHUNK = 256
-
-Signature = tuple[Any, ...]
-
-
-def specialised(value: Any) -> Any:
-    """What Triton compiles for: alignment of pointers; integers that are 1, divisible by 16, or wide."""
-    if isinstance(value, Tensor):
-        return value.dtype, value.storage_offset() * value.element_size() % 16 == 0
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value == 1, value % 16 == 0, value >= 1 << 31
-    return type(value)
-
-
-def signature(kernel: JITFunction, given: tuple[Any, ...], options: dict[str, Any]) -> Signature:
-    names = {param.name: param for param in kernel.params}
-    values = dict(zip(names, given, strict=False)) | {name: options[name] for name in names if name in options}
-    rest = {name: value for name, value in options.items() if name not in names and name not in ("grid", "warmup")}
-    told = [(name, _told(names[name], value)) for name, value in values.items()]
-    return kernel.__name__, *told, *sorted(rest.items())
-
-
-def _told(param: Any, value: Any) -> Any:
-    if param.is_constexpr:
-        return value
-    return type(value) if param.do_not_specialize else specialised(value)
+SERVED = [(True, 0), (False, 0), (False, 32)]
+"""Whether passes are replayed, and the groups of weights of 4 bits; 0 for floats."""
+OF_4_BITS = {0: (), 32: ("_multiply",)}
+"""Kernels of weights with these groups."""
 
 
 @pytest.fixture
 def compiled(monkeypatch) -> set[Signature]:
     """Signatures of the kernels that were launched; nothing is compiled or run."""
-    seen: set[Signature] = set()
-
-    def launch(kernel: JITFunction, *given: Any, **options: Any) -> None:
-        seen.add(signature(kernel, given, options))
-
-    monkeypatch.setattr(JITFunction, "run", launch)
     monkeypatch.setattr(
         RandomTensors, "__getitem__", lambda self, name: torch.empty(self._shapes[name], device=self._device)
     )
+    monkeypatch.setattr(random_weights, "seeded", lambda *_: None)  # tensors without contents have no generator
     with torch.inference_mode():
-        yield seen
+        yield launches(monkeypatch)
 
 
 class ShapeNoting(AsynchronousEngine):
@@ -151,15 +126,15 @@ def any_shape(dice: random.Random, shift: Shift, policy: OpenVLAPolicy) -> PassS
     )
 
 
-@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize(("graphs", "group"), SERVED)
 @pytest.mark.parametrize("shift", Shift)
-def test_control_compiles_nothing_after_warm_up(compiled: set[Signature], shift: Shift, graphs: bool):
-    policy = random_policy(SIZE, META, torch.bfloat16, table=in_triton())
+def test_control_compiles_nothing_after_warm_up(compiled: set[Signature], shift: Shift, graphs: bool, group: int):
+    policy = random_policy(SIZE, META, torch.bfloat16, table=in_triton(), group=group)
     program = MetaProgram.of_policy(policy)
     for shape in warmed_shapes(shift, graphs=graphs):
         program.run(shape)
     warm = set(compiled)
-    assert {each[0] for each in warm} >= {"_attend", "_turn", "_norm_row", "_gate", "_best_of_block"}
+    assert {each[0] for each in warm} >= {"_attend", "_turn", "_norm_row", "_gate", "_best_of_block", *OF_4_BITS[group]}
     dice = random.Random(3)
     for _ in range(150):
         program.run(any_shape(dice, shift, policy))
@@ -212,16 +187,16 @@ class ChatPasses:
         self.program.program.sample(logits, slots, self.executor._kind(planned), allowed)
 
 
-@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize(("graphs", "group"), SERVED)
 @pytest.mark.parametrize("kv_format", [DENSE, INT8])
 @pytest.mark.parametrize("components", [1, 3])
 def test_chat_compiles_nothing_after_warm_up(
-    compiled: set[Signature], components: int, kv_format: KVFormat, graphs: bool, monkeypatch
+    compiled: set[Signature], components: int, kv_format: KVFormat, graphs: bool, group: int, monkeypatch
 ):
     config = CHAT_SIZES[TINY]
     if components == 3:
         config = replace(config, rope=replace(config.rope, sections=(2, 3, 3)))
-    model = random_chat(config, META, torch.bfloat16, table=in_triton())
+    model = random_chat(config, META, torch.bfloat16, table=in_triton(), group=group)
     here = random_chat(config, torch.device("cpu"), torch.float32)
     if components == 3:
         model.vision = here.vision = object()
@@ -242,7 +217,7 @@ def test_chat_compiles_nothing_after_warm_up(
     engine.seal()
     run_each_kind(engine, CHUNK)
     warm = set(compiled)
-    assert {each[0] for each in warm} >= {"_turn", "_norm_row", "_gate", "_join", "_best_of_block"}
+    assert {each[0] for each in warm} >= {"_turn", "_norm_row", "_gate", "_join", "_best_of_block", *OF_4_BITS[group]}
     dice = random.Random(4)
     prompt = Prompt((1,), torch.zeros(1, 1, dtype=torch.long))
     for _ in range(300):

@@ -22,8 +22,9 @@ from edgeflow.errors import ConfigError
 from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_frames, random_policy
 from edgeflow.kernels import fp8, rms_norm
 from edgeflow.kernels.fp8_linear import Emulated
+from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.dimensions import ROLES, STAGES
-from edgeflow.kernels.table.implementations import BUILT_IN, Hardware, Implementation
+from edgeflow.kernels.table.implementations import Hardware, Implementation
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import Overlay, OverlayEntry, current_stamp, write_overlay
 from edgeflow.model_paths import EMBEDDED_POLICY

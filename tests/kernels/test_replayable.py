@@ -10,7 +10,8 @@ import torch
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.sees import causal, tree_of_drafts, window
-from edgeflow.kernels.table.implementations import BUILT_IN, Hardware, Implementation
+from edgeflow.kernels.table.built_in import BUILT_IN
+from edgeflow.kernels.table.implementations import Hardware, Implementation
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.kernels.trials import cases
 from edgeflow.kernels.trials.cases import Case, Heads

@@ -7,15 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgeflow.kernels.awq import AWQ
+from edgeflow.kernels.awq import AWQ, AwqWeight
 from edgeflow.kernels.linear import ByRows
 from edgeflow.kernels.table.bind_linear import bind_linear
-from edgeflow.kernels.table.implementations import BUILT_IN, Hardware
+from edgeflow.kernels.table.built_in import BUILT_IN
+from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.trials.compare import TOLERANCE
-from edgeflow.kernels.triton.awq import BFLOAT, HALF, AwqLinear, Tuning
+from edgeflow.kernels.triton import awq
+from edgeflow.kernels.triton.awq import BFLOAT, HALF, MOST_ROWS, AwqLinear, Tuning
 from edgeflow.kernels.triton.awq_chunks import CHUNK, AwqChunks
 from tests.kernels.awq_weights import random_weight
+from tests.kernels.launches import launches
 from tests.kernels.subprocesses import run
 
 
@@ -87,6 +90,34 @@ def test_no_split_is_empty():
             found = Tuning(splits=splits).of_call(1, 64, chunks, 132).splits
             part = -(-chunks // found)
             assert found <= splits and (found - 1) * part < chunks <= found * part
+
+
+@pytest.mark.parametrize("multiprocessors", [16, 132])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "tuning"),
+    [
+        (896, 4864, {}),
+        (22016, 4096, {}),
+        (4096, 4096, {"block_m": 32}),
+        (4096, 4096, {"splits": 40}),
+        (64, 128, {}),
+    ],
+)
+def test_binding_compiles_for_every_number_of_rows(
+    outputs: int, inputs: int, tuning: dict[str, int], multiprocessors: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Warm-up passes have few row counts; kernels for the others would be compiled while robots are served."""
+    monkeypatch.setattr(awq, "multiprocessors", lambda _: multiprocessors)
+    compiled = launches(monkeypatch)
+    codes, groups = torch.empty(outputs, inputs // 2, dtype=torch.uint8, device="meta"), (outputs, inputs // 64)
+    scales, zeros = (torch.empty(groups, dtype=each, device="meta") for each in (torch.float16, torch.uint8))
+    weight, key = AwqWeight(codes, scales, zeros, torch.bfloat16), OperatorKey(op_name="linear", weight=AWQ)
+    bound = bind_linear(anywhere(Entry(key, "triton", tuning)), OperatorKey(op_name="linear"), weight, None)
+    ahead = set(compiled)
+    assert 1 <= len({each for each in ahead if each[0] == "_multiply"}) <= 6
+    for rows in range(1, MOST_ROWS + 1):
+        bound["prefill"](torch.empty(rows, inputs, dtype=torch.bfloat16, device="meta"))
+    assert compiled == ahead
 
 
 def anywhere(*entries: Entry) -> OperatorTable:

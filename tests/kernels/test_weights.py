@@ -15,7 +15,7 @@ from edgeflow.kernels.native import linear as native
 from edgeflow.kernels.native.library import missing
 from edgeflow.kernels.quantised.torch_int8 import TorchInt8
 from edgeflow.kernels.table.bind_linear import bind_linear
-from edgeflow.kernels.table.implementations import BUILT_IN
+from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import OverlayEntry
 from edgeflow.kernels.weights import CONVERSIONS, FloatWeight, Fp8Weight, Int8Weight, Weight, converted

@@ -1,8 +1,14 @@
 // What Python calls: rows are rounded to 8 bits, then tiles of outputs are computed by several threads.
 #include "products.h"
+#include "team.h"
+
+#include <algorithm>
 
 namespace edgeflow {
 namespace {
+
+constexpr long ROWS_TOGETHER = 16;  // rows that one thread rounds: fewer are not worth waking another
+constexpr long PARTS_EACH = 16;     // parts of a product per thread
 
 // The instruction sets, best first, by the names that Python knows; null where this processor lacks one.
 const Products* named(int set) {
@@ -35,15 +41,17 @@ void run(const Products& products, void (*product)(const Weight&, const Rows&, c
     float* scales = reinterpret_cast<float*>(call.scratch + call.count * inputs);
     float* sums = scales + call.count * blocks;
     const Rows rows{call.scratch, scales, sums, call.count, inputs, call.group};
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(static)
-        for (long row = 0; row < call.count; ++row)
-            products.quantise(static_cast<const char*>(call.values) + row * inputs * item, results.kind, inputs,
-                              call.group, call.scratch + row * inputs, scales + row * blocks, sums + row * groups);
-#pragma omp for schedule(static)
-        for (long tile = 0; tile < tiles; ++tile) product(weight, rows, results, tile);
-    }
+    const auto in_blocks = [threads](long total, long block, auto each) {
+        share((total + block - 1) / block, threads, [=](long part) {
+            for (long at = part * block; at < total && at < (part + 1) * block; ++at) each(at);
+        });
+    };
+    in_blocks(call.count, ROWS_TOGETHER, [=, &products](long row) {
+        products.quantise(static_cast<const char*>(call.values) + row * inputs * item, results.kind, inputs, call.group,
+                          call.scratch + row * inputs, scales + row * blocks, sums + row * groups);
+    });
+    in_blocks(tiles, std::max(1L, tiles / (threads * PARTS_EACH)),
+              [&](long tile) { product(weight, rows, results, tile); });
 }
 
 }  // namespace
@@ -65,9 +73,10 @@ void edgeflow_int4(int set, int threads, int kind, const uint8_t* codes, const u
 }
 
 void edgeflow_int8(int set, int threads, int kind, const int8_t* codes, const float* scales, const float* bias,
-                   const void* values, int8_t* scratch, void* results, long count, long inputs, long outputs) {
+                   const void* values, int8_t* scratch, void* results, long count, long inputs, long outputs,
+                   long group) {
     const Products& products = *named(set);
-    run(products, products.int8, Int8{codes, scales}, Call{values, scratch, count, inputs, inputs},
+    run(products, products.int8, Int8{codes, scales}, Call{values, scratch, count, inputs, group},
         Results{results, bias, outputs, static_cast<Kind>(kind)}, threads);
 }
 }

@@ -1,4 +1,4 @@
-"""The compiled products, loaded once. Calls release the GIL and run on the threads of torch's OpenMP runtime."""
+"""The compiled products, loaded once. Calls release the GIL; threads that the library starts share their work."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ def library() -> ctypes.CDLL:
     """The library of these sources; OSError where it is not built or does not load."""
     found = ctypes.CDLL(str(library_path()))
     found.edgeflow_has.argtypes = (_INT,)
-    found.edgeflow_int4.argtypes = (*(_INT,) * 3, *(_POINTER,) * 7, *(_LONG,) * 4)
-    found.edgeflow_int8.argtypes = (*(_INT,) * 3, *(_POINTER,) * 6, *(_LONG,) * 3)
-    for function in (found.edgeflow_int4, found.edgeflow_int8):
+    for function, pointers in ((found.edgeflow_int4, 7), (found.edgeflow_int8, 6)):
+        function.argtypes = (*(_INT,) * 3, *(_POINTER,) * pointers, *(_LONG,) * 4)
         function.restype = None
     return found
 

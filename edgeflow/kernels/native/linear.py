@@ -6,6 +6,8 @@ numbers over 32 inputs and in float32 beyond.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,89 +23,80 @@ STEP = 8
 """Inputs of a tile whose codes lie together: byte j of 4 per output has input j and input 4 + j."""
 
 
-class Int4:
-    """A weight of 4 bits in tiles of 16 outputs; no other form of it stays in memory.
+class Native:
+    """A product of the library with its weight, [outputs, inputs] with scales per `group` of inputs.
 
     instruction_set: one of `instruction_sets()`, the best by default.
     """
+
+    def __init__(
+        self,
+        product: Callable[..., None],
+        parts: Sequence[Tensor],
+        *,
+        shape: tuple[int, int],
+        group: int,
+        bias: Tensor | None,
+        instruction_set: str,
+    ) -> None:
+        self._product, self._parts = product, tuple(parts)
+        (self._outputs, self._inputs), self._group = shape, group
+        self._bias = None if bias is None else bias.float()
+        self._set = SETS.index(instruction_set or instruction_sets()[0])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """ValueError for rows of another width or device, whose memory must not be read."""
+        if x.dim() != 2 or x.shape[1] != self._inputs or x.device.type != "cpu":
+            raise ValueError(f"rows {list(x.shape)} on {x.device}, expected [m, {self._inputs}] on the CPU")
+        x, rows = x.contiguous(), x.shape[0]
+        scratch, out = _scratch(rows, self._inputs, self._group), x.new_empty(rows, self._outputs)
+        self._product(
+            self._set,
+            torch.get_num_threads(),
+            KINDS[x.dtype],
+            *(part.data_ptr() for part in self._parts),
+            None if self._bias is None else self._bias.data_ptr(),
+            x.data_ptr(),
+            scratch.data_ptr(),
+            out.data_ptr(),
+            rows,
+            self._inputs,
+            self._outputs,
+            self._group,
+        )
+        return out
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self._parts)
+
+
+class Int4(Native):
+    """A weight of 4 bits in tiles of 16 outputs; no other form of it stays in memory."""
 
     def __init__(self, weight: AwqWeight, bias: Tensor | None, instruction_set: str = "") -> None:
-        self._codes = _tiles_of_codes(weight)
-        self._scales, self._zeros = _tiles_of_groups(weight.scales), _tiles_of_groups(weight.zeros)
-        self._bias = None if bias is None else bias.float()
-        (self._outputs, self._inputs), self._group = weight.shape, weight.group
-        self._set = SETS.index(instruction_set or instruction_sets()[0])
-        self._product = library().edgeflow_int4
-
-    def __call__(self, x: Tensor) -> Tensor:
-        (count, inputs), group = _checked(x, self._inputs), self._group
-        x = x.contiguous()
-        scratch, out = _scratch(count, inputs, group), x.new_empty(count, self._outputs)
-        self._product(
-            self._set,
-            torch.get_num_threads(),
-            KINDS[x.dtype],
-            self._codes.data_ptr(),
-            self._scales.data_ptr(),
-            self._zeros.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
-            x.data_ptr(),
-            scratch.data_ptr(),
-            out.data_ptr(),
-            count,
-            inputs,
-            self._outputs,
-            group,
+        super().__init__(
+            library().edgeflow_int4,
+            [_tiles_of_codes(weight), _tiles_of_groups(weight.scales), _tiles_of_groups(weight.zeros)],
+            shape=weight.shape,
+            group=weight.group,
+            bias=bias,
+            instruction_set=instruction_set,
         )
-        return out
-
-    @property
-    def nbytes(self) -> int:
-        return self._codes.nbytes + self._scales.nbytes + self._zeros.nbytes
 
 
-class Int8:
-    """A weight of 8 bits as it lies, so that it may be shared with an embedding.
-
-    instruction_set: one of `instruction_sets()`, the best by default.
-    """
+class Int8(Native):
+    """A weight of 8 bits as it lies, so that it may be shared with an embedding."""
 
     def __init__(self, weight: Int8Weight, bias: Tensor | None, instruction_set: str = "") -> None:
-        self._values, self._scale = weight.values.contiguous(), weight.scale.contiguous()
-        self._bias = None if bias is None else bias.float()
-        self._set = SETS.index(instruction_set or instruction_sets()[0])
-        self._product = library().edgeflow_int8
-
-    def __call__(self, x: Tensor) -> Tensor:
-        (count, inputs), outputs = _checked(x, self._values.shape[1]), len(self._values)
-        x = x.contiguous()
-        scratch, out = _scratch(count, inputs, inputs), x.new_empty(count, outputs)
-        self._product(
-            self._set,
-            torch.get_num_threads(),
-            KINDS[x.dtype],
-            self._values.data_ptr(),
-            self._scale.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
-            x.data_ptr(),
-            scratch.data_ptr(),
-            out.data_ptr(),
-            count,
-            inputs,
-            outputs,
+        super().__init__(
+            library().edgeflow_int8,
+            [weight.values.contiguous(), weight.scale.contiguous()],
+            shape=weight.shape,
+            group=weight.shape[1],
+            bias=bias,
+            instruction_set=instruction_set,
         )
-        return out
-
-    @property
-    def nbytes(self) -> int:
-        return self._values.nbytes + self._scale.nbytes
-
-
-def _checked(x: Tensor, inputs: int) -> tuple[int, int]:
-    """The shape of rows [m, E] that lie on the CPU; ValueError for others, whose memory must not be read."""
-    if x.dim() != 2 or x.shape[1] != inputs or x.device.type != "cpu":
-        raise ValueError(f"rows {list(x.shape)} on {x.device}, expected [m, {inputs}] on the CPU")
-    return x.shape[0], inputs
 
 
 def _scratch(rows: int, inputs: int, group: int) -> Tensor:

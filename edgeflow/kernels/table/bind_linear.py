@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from edgeflow.kernels.linear import ByRows, Linear
@@ -24,6 +25,15 @@ class Retunable(Protocol):
 
     def retuned(self, **params: int) -> Linear:
         """Another one with these parameters over the same memory."""
+        ...
+
+
+@runtime_checkable
+class Compiled(Protocol):
+    """An implementation whose kernels are compiled when a call first launches them, which takes seconds."""
+
+    def compile(self, dtype: torch.dtype) -> None:
+        """Compile those of calls with rows in this dtype."""
         ...
 
 
@@ -63,11 +73,14 @@ def _by_rows(
 
 def _made(choice: Choice, weight: Weight, bias: Tensor | None, made: dict[str, Linear]) -> Linear:
     """The implementation that was chosen; made once, with each set of parameters over the first one's weight if it can
-    be."""
+    be. Its kernels are compiled here, as no warm-up runs every number of rows; on a CPU they are interpreted."""
     impl_id = choice.implementation.impl_id
     name = f"{impl_id} {choice.params}"
     if name not in made:
         first = made.get(impl_id)
-        made[name] = first.retuned(**choice.params) if isinstance(first, Retunable) else choice.load()(weight, bias)
-        made.setdefault(impl_id, made[name])
+        linear = first.retuned(**choice.params) if isinstance(first, Retunable) else choice.load()(weight, bias)
+        if isinstance(linear, Compiled) and weight.device.type != "cpu":
+            linear.compile(weight.dtype)
+        made[name] = linear
+        made.setdefault(impl_id, linear)
     return made[name]

@@ -1,9 +1,9 @@
 """LINEAR with weights of 4 bits (kernels/awq.py), whose codes become numbers in registers.
 
 A group's codes less its zero point are whole numbers, which 16-bit floats hold exactly. They are multiplied with the
-rows as they are, and the sum over the group, times its scale, is added in float32: no weight is rounded. One kernel
-serves one row as well as hundreds. Where its tiles do not fill the device, the inputs are split, and a second kernel
-adds the parts in their order, so that a result never depends on timing.
+rows as they are, and the sum over the group, times its scale, is added in float32: no weight is rounded. The same code
+serves one row as well as hundreds, compiled for tiles of several sizes. Where the tiles do not fill the device, the
+inputs are split, and a second kernel adds the parts in their order, so that a result never depends on timing.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ BLOCKS_EACH = 4
 """Blocks per multiprocessor whose loads together keep the memory busy."""
 LEAST_CHUNKS, MOST_SPLITS = 4, 16
 """Chunks of a part at least, so that loads run ahead of products; parts at most, which are written and read again."""
+MOST_ROWS = 4096
+"""Rows of a call for which kernels are compiled ahead."""
 ADDED = 1024
 """Outputs of a block whose parts are added."""
 
 
-@triton.jit(do_not_specialize=["m", "chunks", "part"])  # no compilation for another number of rows or parts
+@triton.jit(do_not_specialize=["m", "chunks", "part"])
 def _multiply(
     x, words, scales, zeros, bias, out, m, N, E, stride, chunks, part,
     G: tl.constexpr, CHUNK: tl.constexpr, RUN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -43,6 +45,7 @@ def _multiply(
     VALUE has BITS; WIDE: products in float32.
 
     A shift and a mask leave two codes in the halves of a word; one addition gives both the bits of VALUE + code - zero.
+    BLOCK_M and the dtype of out follow from the number of rows: `Tuning.row_counts` has one for each compiled kernel.
     """
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -85,15 +88,16 @@ def _multiply(
     tl.store(out + place, total.to(out.dtype.element_ty), mask=live[None, :] & kept[:, None])
 
 
-@triton.jit(do_not_specialize=["m"])
-def _add_parts(parts, bias, out, m, N, SPLITS: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Grid [m, blocks of N]. parts [SPLITS, m, N] float32, added from the first to the last; out [m, N]."""
+@triton.jit(do_not_specialize=["m", "splits"])
+def _add_parts(parts, bias, out, m, N, splits, MOST: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Grid [m, blocks of N]. parts [splits, m, N] float32, added from the first to the last; splits: up to MOST.
+    out [m, N]."""
     row = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     kept = output < N
     total = tl.zeros([BLOCK], tl.float32)
-    for split in tl.static_range(SPLITS):
-        total += tl.load(parts + (split * m + row) * N + output, mask=kept, other=0.0)
+    for split in tl.static_range(MOST):
+        total += tl.load(parts + (split * m + row) * N + output, mask=kept & (split < splits), other=0.0)
     if HAS_BIAS:
         total += tl.load(bias + output, mask=kept, other=0.0).to(tl.float32)
     tl.store(out + row * N + output, total.to(out.dtype.element_ty), mask=kept)
@@ -115,10 +119,21 @@ class Tuning:
         block_m = self.block_m or min(ROW_BLOCKS, key=lambda block: cdiv(rows, block) * (block + UNPACKING))
         tiles = cdiv(rows, block_m) * cdiv(outputs, self.block_n)
         wanted = max(1, min(MOST_SPLITS, BLOCKS_EACH * multiprocessors // tiles, chunks // LEAST_CHUNKS))
-        part = cdiv(chunks, self.splits or 1 << wanted.bit_length() - 1)
+        part = cdiv(chunks, min(self.splits, MOST_SPLITS) or 1 << wanted.bit_length() - 1)
         return replace(
             self, block_m=block_m, splits=cdiv(chunks, part), num_warps=self.num_warps or (4 if block_m < 64 else 8)
         )
+
+    def row_counts(self, outputs: int, chunks: int, multiprocessors: int) -> list[int]:
+        """The first number of rows, of up to MOST_ROWS, with each kernel that is compiled apart.
+
+        Only tiles, and whether there is more than one split, make another kernel, and both change with whole tiles.
+        """
+        first: dict[tuple[int, bool], int] = {}
+        for rows in range(1, MOST_ROWS + 1, min(ROW_BLOCKS)):
+            found = self.of_call(rows, outputs, chunks, multiprocessors)
+            first.setdefault((found.block_m, found.splits > 1), rows)
+        return list(first.values())
 
 
 class AwqLinear:
@@ -137,6 +152,12 @@ class AwqLinear:
     @property
     def nbytes(self) -> int:
         return 0 if self._borrowed else self._chunks.nbytes
+
+    def compile(self, dtype: torch.dtype) -> None:
+        """Run each kernel once that calls with rows in this dtype launch."""
+        (outputs, inputs), words = self._chunks.shape, self._chunks.words
+        for rows in self._tuning.row_counts(outputs, len(words), multiprocessors(words.device)):
+            self(torch.zeros(rows, inputs, dtype=dtype, device=words.device))
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [m, E], its last dimension contiguous → [m, N]"""
@@ -159,7 +180,7 @@ class AwqLinear:
         )  # fmt: skip
         if splits > 1:
             _add_parts[(rows, cdiv(outputs, ADDED))](
-                parts, x if bias is None else bias, out, rows, outputs, splits, ADDED, bias is not None
+                parts, x if bias is None else bias, out, rows, outputs, splits, MOST_SPLITS, ADDED, bias is not None
             )
         return out
 

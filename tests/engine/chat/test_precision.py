@@ -17,8 +17,8 @@ from edgeflow.engine.chat.build import build_chat, kv_bytes, load_chat
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import DENSE, INT8
+from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.dimensions import STAGES
-from edgeflow.kernels.table.implementations import BUILT_IN
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.weights import Int8Weight
 from edgeflow.models.chat import ChatModel, load_chat_model

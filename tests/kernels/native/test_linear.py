@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -16,7 +18,7 @@ from edgeflow.kernels.awq import AWQ, AwqWeight
 from edgeflow.kernels.linear import Dequantised, Linear, Reference
 from edgeflow.kernels.native.library import instruction_sets, missing
 from edgeflow.kernels.native.linear import BLOCK, Int4, Int8
-from edgeflow.kernels.table.implementations import ROWS_OF_8_BITS
+from edgeflow.kernels.table.linears import ROWS_OF_8_BITS
 from edgeflow.kernels.trials.catalogue import small_cases
 from edgeflow.kernels.trials.compare import deviation, tolerance
 from edgeflow.kernels.weights import Int8Weight, Weight
@@ -127,11 +129,51 @@ def test_several_threads_may_call_at_once():
         assert all(torch.equal(found, wanted) for found in pool.map(four, [x] * 64))
 
 
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Puts the number of threads back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_results_do_not_depend_on_the_number_of_threads():
+    """Fewer parts than threads, and many; one row and more than a thread rounds at once."""
+    for outputs, count in [(8, 1), (40, 40), (4000, 1), (4000, 70)]:
+        x, weights = rows(count, 128), (random_weight(outputs, 128, 64), eight_bits(outputs, 128))
+        for linear in (Int4(weights[0], None), Int8(weights[1], None)):
+            found = []
+            for torch_threads in (1, 2, 3, 8, 2):
+                torch.set_num_threads(torch_threads)
+                found += [linear(x) for _ in range(5)]
+            assert found[0].isfinite().all() and all(torch.equal(each, found[0]) for each in found)
+
+
+FORKED = """
+import os, sys, torch
+from edgeflow.kernels.native.linear import Int8
+from edgeflow.kernels.weights import Int8Weight
+torch.set_num_threads(3)
+linear, x = Int8(Int8Weight.of(torch.randn(4000, 64)), None), torch.randn(1, 64)
+wanted = linear(x)
+child = os.fork()
+if not child:
+    os._exit(0 if torch.equal(linear(x), wanted) else 3)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_caller_without_its_helpers_does_their_work():
+    """A fork has none of the threads; OpenMP's team would be waited for for ever."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=120)
+
+
 def test_no_other_form_of_the_weight_is_kept():
     weight, eight = random_weight(32, 128, 64), eight_bits(32, 128)
     assert Int4(weight, None).nbytes == weight.nbytes
     shared = Int8(eight, None)
-    assert shared.nbytes == eight.nbytes and shared._values.data_ptr() == eight.values.data_ptr()
+    assert shared.nbytes == eight.nbytes and shared._parts[0].data_ptr() == eight.values.data_ptr()
 
 
 def worst(wrong: Callable[[AwqWeight, Tensor | None], Callable[[Tensor], Tensor]]) -> float:
