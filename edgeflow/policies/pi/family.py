@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.errors import ConfigError
-from edgeflow.policies.family import Family, Files, Settings, Verification
+from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings, Verification
 from edgeflow.policies.pi.checkpoint import read_checkpoint
 from edgeflow.policies.pi.config import PI0 as PI0_KIND
 from edgeflow.policies.pi.config import PI05 as PI05_KIND
@@ -51,6 +51,7 @@ def _verify(kind: str, directory: Path, asked: Verification) -> list[tuple[str, 
 def _family(kind: str) -> Family:
     return Family(
         name=kind,
+        modes=DENOISING_MODES,
         detect=partial(_detect, kind),
         check=partial(_check, kind),
         load=partial(_load, kind),

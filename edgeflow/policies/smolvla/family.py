@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.errors import ConfigError
-from edgeflow.policies.family import Family, Files, Settings, Verification
+from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings, Verification
 from edgeflow.policies.smolvla.checkpoint import read_checkpoint
 
 if TYPE_CHECKING:
@@ -45,4 +45,6 @@ def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult
     return verify(directory, asked)
 
 
-SMOLVLA = Family(name="smolvla", detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify)
+SMOLVLA = Family(
+    name="smolvla", modes=DENOISING_MODES, detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify
+)
