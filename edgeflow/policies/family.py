@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
+    from edgeflow.kernels.table.model_shape import ModelShape
     from edgeflow.recorded.comparison import CheckResult
 
 Progress = Callable[[str, int, int], None]
@@ -67,6 +68,13 @@ class Verification:
     device: torch.device
 
 
+def decoder_shape(directory: Path, rows: int) -> ModelShape:
+    """The shape of the decoder that config.json describes. rows: of a prompt."""
+    from edgeflow.models.shape import checkpoint_shape
+
+    return checkpoint_shape(directory, rows)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """How policies of one architecture are recognised, checked, loaded, served and verified.
@@ -75,7 +83,7 @@ class Family:
     checkpoint of the family. check: CheckpointError or ConfigError for a directory or settings that could not be
     served, without reading weights. load: the checkpoint's configuration, from which the policy is loaded. prepare: the
     engine that serves a loaded policy. verify: every comparison of a bundle of recordings, with the mode that it was
-    made in.
+    made in. shape: the sizes of the decoder and its products, for prompts of so many rows, without reading weights.
     """
 
     name: str
@@ -85,3 +93,4 @@ class Family:
     load: Callable[[Path, Settings, LoadOptions], Published]
     prepare: Callable[[Policy, EngineOptions], PassEngine]
     verify: Callable[[Path, Verification], list[tuple[str, CheckResult]]]
+    shape: Callable[[Path, int], ModelShape] = decoder_shape
