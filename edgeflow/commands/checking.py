@@ -18,6 +18,8 @@ from edgeflow.console import reporting, table_console
 from edgeflow.errors import ConfigError
 
 WEIGHTS = "Precision of the weight matrices: float, int8 (CPU) or fp8 (CUDA)."
+HEAD = "Format of a chat model's head, as chat.head of the configuration: float or int8 (CPU)."
+TUNED = "Checkpoint directory, demo, demo-flow, or a published shape; a wrong name lists them."
 VERDICT_STYLE = {"ok": "[green]ok[/]", "optional": "[yellow]optional[/]", "missing": "[red]missing[/]"}
 
 
@@ -81,9 +83,7 @@ def verify(
 
 
 def ops(
-    model: Annotated[
-        str, typer.Option(help="Checkpoint directory, demo, or a published shape; a wrong name lists them.")
-    ] = "demo",
+    model: Annotated[str, typer.Option(help=TUNED)] = "demo",
     hardware: Annotated[
         str, typer.Option(help="cpu, cuda, or an architecture such as cuda_sm87; default: this machine.")
     ] = "",
@@ -91,18 +91,17 @@ def ops(
     rows: Annotated[int, typer.Option(min=1, help="Rows per prefill.")] = 280,
     overlay: Annotated[OptionalPath, typer.Option(help="JSON file of choices that override the built-in ones.")] = None,
     weights: Annotated[str, typer.Option(help=WEIGHTS)] = "float",
+    head: Annotated[str, typer.Option(help=HEAD)] = "float",
     as_json: Json = False,
 ) -> None:
     """Show which implementation runs each operator of a model on a device, and why."""
     from edgeflow.tuning.command import ops_command
 
-    ops_command(model, hardware, dtype, rows=rows, overlay=overlay, weights=weights, as_json=as_json)
+    ops_command(model, hardware, dtype, rows=rows, overlay=overlay, weights=weights, head=head, as_json=as_json)
 
 
 def tune(
-    model: Annotated[
-        str, typer.Option(help="Checkpoint directory, demo, or a published shape; a wrong name lists them.")
-    ] = "demo",
+    model: Annotated[str, typer.Option(help=TUNED)] = "demo",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16; default: the device's.")] = "",
     rows: Annotated[int, typer.Option(min=1, help="Rows per prefill.")] = 280,
@@ -111,12 +110,16 @@ def tune(
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Timings per candidate; the median counts.")] = 15,
     weights: Annotated[str, typer.Option(help=WEIGHTS)] = "float",
+    head: Annotated[str, typer.Option(help=HEAD)] = "float",
     regress: Annotated[
         bool, typer.Option("--regress", help="Check an existing overlay: still correct, and not slower.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the fastest correct implementation of each operator on this machine and write an overlay."""
+    """Find the fastest correct implementation of each operator on this machine and write an overlay.
+
+    Of policies that denoise chunks the projections are tuned, and nothing else.
+    """
     from edgeflow.tuning.command import tune_command
 
     code = tune_command(
@@ -128,6 +131,7 @@ def tune(
         samples=samples,
         again=regress,
         weights=weights,
+        head=head,
         as_json=as_json,
     )
     raise typer.Exit(code)

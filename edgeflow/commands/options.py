@@ -34,6 +34,13 @@ Embedded = Annotated[
     Literal["tokens", "flow"],
     typer.Option(help="Embedded policy: tokens (one action of tokens), or flow (chunks by flow matching)."),
 ]
+OptionalEmbedded = Annotated[
+    Optional[Literal["tokens", "flow"]],  # noqa: UP045
+    typer.Option(
+        help="Embedded policy: tokens (the default), or flow (chunks by flow matching). With --model: its kind, which "
+        "is refused if it is another one."
+    ),
+]
 EMBEDDED_POLICIES = {"tokens": "demo", "flow": "demo-flow"}
 """Model names of the embedded policies."""
 

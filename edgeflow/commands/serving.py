@@ -17,8 +17,8 @@ from edgeflow.commands.options import (
     MODE_HELP,
     PASSES_HELP,
     TOLERANCE_HELP,
-    Embedded,
     Json,
+    OptionalEmbedded,
     OptionalFloat,
     OptionalInt,
     OptionalMode,
@@ -183,20 +183,26 @@ def robot(
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=5, help="Seconds per mode.")] = 45.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Seconds per mode; the last episode may begin just before and is finished.")
+    ] = 45.0,
     speed: Annotated[float, typer.Option(min=0, max=20, help="Speed of the objects, in cm/s; 0: still.")] = 5.0,
     profile: Annotated[
         str, typer.Option(help="Slow passes down to a device's published times: none, orin, rtx5090, FILE.")
     ] = "rtx5090",
     model: Annotated[
-        str, typer.Option(help="Checkpoint directory of the kind that --policy says; default: the embedded policy.")
+        str, typer.Option(help="Checkpoint directory, hub id, demo or demo-flow; default: the embedded --policy.")
     ] = "",
-    policy: Embedded = "tokens",
+    policy: OptionalEmbedded = None,
     out: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("demo-report"),
 ) -> None:
-    """Demonstrate the modes: serve a policy, run the simulated robot against it, and compare."""
-    from edgeflow.demo.command import CHUNK_MODES, DEMO_MODES, demo_command
+    """Demonstrate the modes: serve a policy, run the simulated robot against it in each of its modes, and compare.
 
-    modes = CHUNK_MODES if policy == "flow" else DEMO_MODES
-    model = model or EMBEDDED_POLICIES[policy]
-    raise typer.Exit(demo_command(seconds, speed / 100, profile, model, out, modes=modes))
+    The modes are those of the policy's family: serial, pipelined and speculative where actions are tokens, serial and
+    pipelined where chunks are denoised, serial where a chunk takes one pass.
+    """
+    from edgeflow.demo.command import demo_command
+
+    like = EMBEDDED_POLICIES[policy] if policy else ""
+    served = model or like or EMBEDDED_POLICIES["tokens"]
+    raise typer.Exit(demo_command(seconds, speed / 100, profile, served, out, like=like))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,12 +15,11 @@ from edgeflow.demo.measure import FRESH_SEEDS
 from edgeflow.demo.report import conditions, mode_result, result_table, verdict, write_folder
 from edgeflow.demo.service_process import ServiceProcess
 from edgeflow.engine.control.profile import load_profile
+from edgeflow.errors import ConfigError
 from edgeflow.loadtest.report import json_text
-from edgeflow.types import Mode
-
-DEMO_MODES = (Mode.SERIAL, Mode.PIPELINED, Mode.SPECULATIVE)
-CHUNK_MODES = (Mode.SERIAL, Mode.PIPELINED)
-"""Modes of a policy that has no tokens to draft."""
+from edgeflow.model_paths import resolve_model
+from edgeflow.policies.family import Family
+from edgeflow.policies.registry import family_of
 
 
 def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json: bool) -> int:
@@ -38,14 +36,13 @@ def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json
     return 0
 
 
-def demo_command(
-    seconds: float, object_speed: float, profile: str, model: str, out: Path, *, modes: Sequence[Mode]
-) -> int:
-    """Serve a policy, run one mode after the other, compare them and write the report.
+def demo_command(seconds: float, object_speed: float, profile: str, model: str, out: Path, *, like: str = "") -> int:
+    """Serve a policy, run each mode of its family, compare them and write the report.
 
     seconds: per mode. object_speed: m/s. profile: device whose pass times the passes are held to. model: the policy's
-    name or directory.
+    name or directory. like: an embedded policy whose modes the policy must have; "" for any.
     """
+    modes = _family(model, like).modes
     console = table_console()
     frame_hz = _frame_hz(profile)
     with ServiceProcess(("--model", model, "--profile", profile)) as service:
@@ -67,6 +64,18 @@ def demo_command(
     write_folder(out, runs, conditions(runs[0], profile), sentence)
     console.print(f"written: {out}/report.json, {out}/modes.png and further plots", highlight=False)
     return 0
+
+
+def _family(model: str, like: str) -> Family:
+    """The family of a policy; ConfigError where its modes are not those of the embedded policy `like`."""
+    family = family_of(resolve_model(model))
+    if like and family.modes != family_of(resolve_model(like)).modes:
+        modes = ", ".join(mode.value for mode in family.modes)
+        raise ConfigError(
+            f"policy: {model} is of the family {family.name}, with the modes {modes}, and not of the kind that "
+            "--policy says: leave --policy out"
+        )
+    return family
 
 
 def _frame_hz(profile: str) -> float:

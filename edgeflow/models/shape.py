@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.table.model_shape import ModelShape
+from edgeflow.kernels.awq import AWQ
+from edgeflow.kernels.table.model_shape import ModelShape, Product
+from edgeflow.kernels.weights import FLOAT
+from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.models.decoder_config import family_of
-from edgeflow.models.quantization import Quantization
+from edgeflow.models.grouped import CROSS, HeadSizes
+from edgeflow.models.quantization import Quantization, read_quantization
+from edgeflow.models.stack_norms import StackSizes
 from edgeflow.text.checkpoint_json import read_json
 
+MODULES = {"self_attn.q_proj": "qkv", "self_attn.o_proj": "output", "mlp.gate_proj": "gate_up", "mlp.down_proj": "down"}
+"""Roles of the products of a layer, by the first module of each."""
+_WEIGHT = re.compile(r"layers\.(\d+)\.(\w+\.\w+)\.(weight|qweight)$")
 
-def checkpoint_shape(directory: Path, rows: int) -> ModelShape:
-    """Read the shape from `config.json`. rows: of the longest prefill. ConfigError where it has no decoder."""
+
+def checkpoint_shape(directory: Path, rows: int, head: str = FLOAT) -> ModelShape:
+    """Read the shape from `config.json`, and the formats of quantised weights from the headers of the files.
+
+    rows: of the longest prefill. head: the format in which the head is held. ConfigError where it has no decoder.
+    """
     config = read_json(directory / "config.json")
     if "text_config" not in config and "hidden_size" not in config:
         raise ConfigError(
@@ -23,6 +38,114 @@ def checkpoint_shape(directory: Path, rows: int) -> ModelShape:
     if not isinstance(decoder, dict):
         raise ConfigError(f"{directory}: text_config in config.json must be an object")
     quantization = Quantization.of(config, f"{directory}: ")
-    return ModelShape.of_config(
+    shape = ModelShape.of_config(
         decoder, rows, family=family_of(config), group=0 if quantization is None else quantization.group
     )
+    return with_head(shape if quantization is None else _in_formats(shape, directory), head)
+
+
+def with_head(shape: ModelShape, head: str) -> ModelShape:
+    """The shape with a head of floats held in another format."""
+    if head == FLOAT:
+        return shape
+    products = (
+        replace(each, format=head) if each.role == "head" and each.format == FLOAT else each
+        for each in shape.every_product
+    )
+    return replace(shape, products=tuple(products))
+
+
+def _in_formats(shape: ModelShape, directory: Path) -> ModelShape:
+    """The shape of a checkpoint in 4 bits with the formats in which its files hold each projection and the head."""
+    names = tensor_shapes(directory)
+    stored = {(MODULES[module], format) for _, module, format in _stored(names)}
+    stored.add(("head", AWQ if any(name.endswith("lm_head.qweight") for name in names) else FLOAT))
+    products = tuple(
+        replace(each, format=format, group=shape.group if format == AWQ else 0)
+        for each in shape.plain_products
+        for format in (AWQ, FLOAT)
+        if (each.role, format) in stored
+    )
+    return shape if products == shape.plain_products else replace(shape, products=products)
+
+
+def _stored(names: Iterable[str], stem: str = "") -> Iterator[tuple[int, str, str]]:
+    """Layer, module and format of the first module of each product. stem: the end of what stands before the layers."""
+    for name in names:
+        found = _WEIGHT.search(name)
+        if found and found[2] in MODULES and name[: found.start()].endswith(stem):
+            yield int(found[1]), found[2], AWQ if found[3] == "qweight" else FLOAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedStack:
+    """A stack of a grouped decoder. stem: the end of what stands before `layers` in the names of its tensors."""
+
+    sizes: StackSizes
+    stem: str
+
+
+def grouped_shape(
+    directory: Path,
+    heads: HeadSizes,
+    prompt: NamedStack,
+    steps: NamedStack,
+    *,
+    name: str,
+    rows: int,
+    count: int,
+    step_rows: int,
+) -> ModelShape:
+    """The shape of a decoder of two stacks (models/grouped.py). name: its model_name. rows: of a prefix.
+
+    count: denoising steps, of `step_rows` rows each.
+    """
+    quantization = read_quantization(directory)
+    group = 0 if quantization is None else quantization.group
+    stored = tensor_shapes(directory) if group else {}
+    products = [
+        *_stack_products(heads, prompt, stored, group, of_steps=False),
+        *_stack_products(heads, steps, stored, group, of_steps=True),
+    ]
+    if CROSS in heads.kinds:  # the keys and values of the prefix that steps see
+        products.append(Product(role="qkv", outputs=heads.kv_width, inputs=heads.kv_width))
+    return ModelShape(
+        family=name,
+        hidden=prompt.sizes.width,
+        inner=prompt.sizes.inner,
+        heads=heads.heads,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
+        vocabulary=1,
+        rows=rows,
+        stages=1 + count,
+        step_rows=step_rows,
+        products=tuple(dict.fromkeys(products)),
+    )
+
+
+def _stack_products(
+    heads: HeadSizes, stack: NamedStack, stored: Iterable[str], group: int, *, of_steps: bool
+) -> Iterator[Product]:
+    """The products of each layer; without files, all of floats."""
+    quantised = {(layer, module) for layer, module, format in _stored(stored, stack.stem) if format == AWQ}
+    width, inner = stack.sizes.width, stack.sizes.inner
+    for layer, kind in enumerate(heads.kinds):
+        others = 0 if of_steps and kind == CROSS else 2 * heads.kv_width
+        sizes = {
+            "qkv": (heads.q_width + others, width),
+            "output": (width, heads.q_width),
+            "gate_up": (2 * inner, width),
+            "down": (width, inner),
+        }
+        for module, role in MODULES.items():
+            outputs, inputs = sizes[role]
+            small = (layer, module) in quantised
+            yield Product(
+                role=role,
+                outputs=outputs,
+                inputs=inputs,
+                format=AWQ if small else FLOAT,
+                group=group if small else 0,
+                of_steps=of_steps,
+            )

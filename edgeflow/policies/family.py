@@ -11,18 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeflow.errors import CheckpointError
+from edgeflow.types import Mode
 
 if TYPE_CHECKING:
     import torch
 
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
+    from edgeflow.kernels.table.model_shape import ModelShape
     from edgeflow.recorded.comparison import CheckResult
-    from edgeflow.types import Mode
 
 Progress = Callable[[str, int, int], None]
 Settings = Mapping[str, Any]
 """The keys of the configuration's section `policy`, but `family`."""
+
+TOKEN_MODES = (Mode.SERIAL, Mode.PIPELINED, Mode.SPECULATIVE)
+DENOISING_MODES = (Mode.SERIAL, Mode.PIPELINED)
+"""Denoising steps cannot be drafted."""
+ONE_PASS_MODES = (Mode.SERIAL,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +68,29 @@ class Verification:
     device: torch.device
 
 
+def decoder_shape(directory: Path, rows: int) -> ModelShape:
+    """The shape of the decoder that config.json describes. rows: of a prompt."""
+    from edgeflow.models.shape import checkpoint_shape
+
+    return checkpoint_shape(directory, rows)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """How policies of one architecture are recognised, checked, loaded, served and verified.
 
-    name: as in `policy.family`. detect: True for a checkpoint of the family. check: CheckpointError or ConfigError for
-    a directory or settings that could not be served, without reading weights. load: the checkpoint's configuration,
-    from which the policy is loaded. prepare: the engine that serves a loaded policy. verify: every comparison of a
-    bundle of recordings, with the mode that it was made in.
+    name: as in `policy.family`. modes: those that differ for its policies, beside depth and auto. detect: True for a
+    checkpoint of the family. check: CheckpointError or ConfigError for a directory or settings that could not be
+    served, without reading weights. load: the checkpoint's configuration, from which the policy is loaded. prepare: the
+    engine that serves a loaded policy. verify: every comparison of a bundle of recordings, with the mode that it was
+    made in. shape: the sizes of the decoder and its products, for prompts of so many rows, without reading weights.
     """
 
     name: str
+    modes: tuple[Mode, ...]
     detect: Callable[[Files], bool]
     check: Callable[[Path, Settings], None]
     load: Callable[[Path, Settings, LoadOptions], Published]
     prepare: Callable[[Policy, EngineOptions], PassEngine]
     verify: Callable[[Path, Verification], list[tuple[str, CheckResult]]]
+    shape: Callable[[Path, int], ModelShape] = decoder_shape

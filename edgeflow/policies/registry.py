@@ -28,9 +28,15 @@ def family_of(directory: Path, configured: str = "", *, recorded: bool = False) 
         if found is None:
             raise ConfigError(f"policy.family: {configured!r} is not served; served: {names}")
         return found
-    config = read_json(directory / "config.json")
-    files = Files(config, read_json(directory / "cases.json", required=False) if recorded else None)
-    found = next((family for family in FAMILIES if family.detect(files)), None)
+    found = detected(directory, recorded=recorded)
     if found is None:
+        config = read_json(directory / "config.json")
         raise CheckpointError(f"model: config.json of {directory} has {described_kind(config)}; served: {names}")
     return found
+
+
+def detected(directory: Path, *, recorded: bool = False) -> Family | None:
+    """The family that a checkpoint's files tell; None where no family recognises it. recorded: as of `family_of`."""
+    config = read_json(directory / "config.json")
+    files = Files(config, read_json(directory / "cases.json", required=False) if recorded else None)
+    return next((family for family in FAMILIES if family.detect(files)), None)

@@ -21,11 +21,12 @@ DEFAULT_OUT = "operators-{profile}.json"
 
 
 def ops_command(
-    model: str, hardware: str, dtype: str, rows: int, overlay: Path | None, weights: str, *, as_json: bool
+    model: str, hardware: str, dtype: str, rows: int, overlay: Path | None, weights: str, head: str, *, as_json: bool
 ) -> None:
     """Show which implementation serves each operator, and why."""
     where = Hardware.named(hardware) if hardware else Hardware.of(choose_device("auto"))
-    lines = serving(model_shape(model, rows), where, dtype_named(dtype, where), overlay, weights)
+    shape = model_shape(model, rows, head)
+    lines = serving(shape, where, dtype_named(dtype, where), overlay, weights)
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
         return
@@ -38,7 +39,7 @@ def ops_command(
     console = table_console()
     console.print(table)
     if overlay is not None:
-        idle = unmatched(model_shape(model, rows), where, dtype_named(dtype, where), overlay, weights)
+        idle = unmatched(shape, where, dtype_named(dtype, where), overlay, weights)
         notes = [absent_line(overlay), *(f"{overlay.name}: matches no call above: {entry}" for entry in idle)]
         for note in filter(None, notes):
             console.print(escape(note), highlight=False)
@@ -53,6 +54,7 @@ def tune_command(
     samples: int,
     again: bool,
     weights: str,
+    head: str,
     *,
     as_json: bool,
 ) -> int:
@@ -64,7 +66,7 @@ def tune_command(
         return _regress_command(path, here, number, samples, as_json=as_json)
     with reporting(Console(stderr=True)) as report:
         overlay = tune(
-            model_shape(model, rows), here, number, out=path, samples=samples, report=report, weights=weights
+            model_shape(model, rows, head), here, number, out=path, samples=samples, report=report, weights=weights
         )
     if as_json:
         print(overlay.model_dump_json(indent=2))
@@ -72,7 +74,7 @@ def tune_command(
     table = Table("operator", "stage", "shape", "implementation", "µs", "before", title=escape(f"{path}"))
     for entry in overlay.entries:
         params = " ".join(f"{name}={value}" for name, value in entry.impl_params.items())
-        times = f"{entry.us:.1f}", f"{entry.default_us:.1f}"
+        times = ["" if us is None else f"{us:.1f}" for us in (entry.us, entry.default_us)]
         name = _operator(entry.op_name, entry.layer_role, entry.kv)
         table.add_row(name, entry.stage, entry.shape_sig, escape(f"{entry.impl_id} {params}".strip()), *times)
     table_console().print(table)

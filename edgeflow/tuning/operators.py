@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,10 +27,14 @@ from edgeflow.kernels.table.overlay import (
     refuse_stale,
     write_overlay,
 )
+from edgeflow.kernels.trials.cases import Case
 from edgeflow.kernels.trials.model_cases import model_cases, preset, staged_cases
 from edgeflow.kernels.trials.tune import Tuned, Tuner, Verdict
-from edgeflow.model_paths import EMBEDDED_MODEL, resolve_model
-from edgeflow.models.shape import checkpoint_shape
+from edgeflow.kernels.weights import FLOAT
+from edgeflow.model_paths import EMBEDDED_FLOW, EMBEDDED_MODEL, resolve_model
+from edgeflow.models.shape import checkpoint_shape, with_head
+from edgeflow.models.vocabulary import HEADS
+from edgeflow.policies.registry import detected
 
 Report = Callable[[str, int, int], None]
 ROWS = 280  # rows of a prefill, by default
@@ -53,11 +58,22 @@ class Serving:
     passed_over: tuple[str, ...]
 
 
-def model_shape(model: str, rows: int) -> ModelShape:
-    """The shape of a model: a checkpoint's directory, `demo`, or one of the presets."""
-    if model != EMBEDDED_MODEL and not Path(model).is_dir():
-        return preset(model)
-    return checkpoint_shape(resolve_model(model), rows)
+def model_shape(model: str, rows: int, head: str = FLOAT) -> ModelShape:
+    """The shape of a model: a checkpoint's directory, an embedded policy, or one of the presets.
+
+    head: the format in which a chat model's head is held.
+    """
+    if head not in HEADS:
+        raise ConfigError(f"head: must be {' or '.join(HEADS)}, got {head!r}")
+    if model not in (EMBEDDED_MODEL, EMBEDDED_FLOW) and not Path(model).is_dir():
+        return with_head(preset(model), head)
+    directory = resolve_model(model)
+    policy = detected(directory)
+    if policy is None:
+        return checkpoint_shape(directory, rows, head)
+    if head != FLOAT:
+        raise ConfigError(f"head: {head}: is for chat models, and {model} is a policy of the family {policy.name}")
+    return policy.shape(directory, rows)
 
 
 def dtype_named(name: str, hardware: Hardware) -> torch.dtype:
@@ -81,14 +97,15 @@ def serving(
 
 
 def unmatched(shape: ModelShape, hardware: Hardware, dtype: torch.dtype, overlay: Path, weights: str) -> list[str]:
-    """The entries of an overlay that serve no call of a model's decoder there; those of vision towers are left out."""
+    """The entries of an overlay that serve no call of a model's decoder there; those of vision towers are left out, and
+    of policies that denoise chunks all but those of products."""
     table = _table(overlay, dtype, weights)
     idle = [entry for entry in table.unmatched(_calls(shape), hardware) if entry.origin == overlay.name]
     named = [(entry.key.op_name, entry.key.text, entry.impl_id) for entry in idle]
     return [
         f"{op_name or 'any operator'} ({text or 'everywhere'}) → {impl_id}"
         for op_name, text, impl_id in named
-        if op_name not in TOWERS_OWN
+        if (op_name in ("", "linear") if shape.step_rows else op_name not in TOWERS_OWN)
     ]
 
 
@@ -118,19 +135,36 @@ def tune(
     report: Report,
     weights: str = "float",
 ) -> Overlay:
-    """Tune every problem that `out` does not hold yet; it is written after each one, so a run can be resumed."""
+    """Tune every problem that `out` does not hold yet; it is written after each one, so a run can be resumed.
+
+    The problems of a quantised weight are one: a single implementation serves all of them.
+    """
     stamp = current_stamp(device, dtype, weights)
     sizes = Shape(**{name: getattr(shape, name) for name in Shape.model_fields})
     overlay = _begun(out, stamp, sizes)
     tuner = _tuner(shape, device, dtype, samples, weights)
     problems = model_cases(shape)
-    for index, case in enumerate(problems):
-        key = tuner.key(case)
-        report(f"{key.op_name} {key.shape_sig}", index, len(problems))
-        if not any(entry.key.matches(key) for entry in overlay.entries):
-            overlay = overlay.model_copy(update={"entries": [*overlay.entries, _entry(tuner.tune(case))]})
+    done = 0
+    for together in _of_one_weight(problems):
+        keys = [tuner.key(case) for case in together]
+        report(f"{keys[0].op_name} {keys[0].shape_sig}", done, len(problems))
+        if not all(any(entry.key.matches(key) for entry in overlay.entries) for key in keys):
+            others = [entry for entry in overlay.entries if not any(entry.key.matches(key) for key in keys)]
+            found = _entries(tuner.tune_together(together))
+            overlay = overlay.model_copy(update={"entries": [*others, *found]})
             write_overlay(out, overlay)
+        done += len(together)
     return overlay
+
+
+def _of_one_weight(problems: Sequence[Case]) -> list[list[Case]]:
+    """The problems in groups: those of a quantised weight together, where the first of them stands."""
+    groups: dict[object, list[Case]] = {}
+    for index, case in enumerate(problems):
+        sizes = case.signed()[1].partition("|")[2]  # without the rows
+        weight = case.layer_role, case.weight, sizes
+        groups.setdefault(weight if case.weight not in ("", FLOAT) else index, []).append(case)
+    return list(groups.values())
 
 
 def regress(path: Path, device: torch.device, dtype: torch.dtype, samples: int, report: Report) -> Iterator[Verdict]:
@@ -190,6 +224,21 @@ def _begun(out: Path, stamp: Stamp, sizes: Shape) -> Overlay:
     if overlay.stamp != stamp or overlay.model != sizes:
         raise ConfigError(f"{out} holds results of another machine, version or model: name another file or remove it")
     return overlay
+
+
+def _entries(together: Sequence[Tuned]) -> list[OverlayEntry]:
+    """An entry for each problem; for a quantised weight one more, which serves all other numbers of rows alike."""
+    found = [_entry(tuned) for tuned in together]
+    key = together[0].key
+    if key.weight in ("", FLOAT):
+        return found
+    other_rows: dict[str, Any] = {
+        "shape_sig": key.shape_sig.partition("|")[2],
+        "impl_params": {},
+        "us": None,
+        "default_us": None,
+    }
+    return [*found, found[0].model_copy(update=other_rows)]
 
 
 def _entry(tuned: Tuned) -> OverlayEntry:

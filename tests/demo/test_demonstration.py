@@ -1,4 +1,4 @@
-"""`edgeflow demo`, whole: a service of its own, all of its modes, the report."""
+"""`edgeflow demo`, whole, through the command line: a service of its own, the modes of its policy, the report."""
 
 from __future__ import annotations
 
@@ -6,19 +6,32 @@ import json
 import threading
 
 import pytest
+from typer.testing import CliRunner
 
-from edgeflow.demo.command import CHUNK_MODES, DEMO_MODES, demo_command
+from edgeflow.cli import app
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
 
+TOKENS, CHUNKS = {"serial", "pipelined", "speculative"}, {"serial", "pipelined"}
 ANSWERED_AT_LEAST = 20  # one frame in so many; beside a busy machine the camera slows down too
 
 
-@pytest.mark.parametrize(("model", "offered"), [("demo", DEMO_MODES), ("demo-flow", CHUNK_MODES)])
-def test_the_demonstration_runs_to_its_end(model, offered, tmp_path, capsys):
-    out, expected = tmp_path / "demo-report", {mode.value for mode in offered}
-    assert demo_command(1.0, 0.0, "none", model, out, modes=offered) == 0
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], TOKENS),
+        (["--policy", "flow"], CHUNKS),
+        (["--model", str(EMBEDDED_POLICY)], TOKENS),
+        (["--model", str(EMBEDDED_FLOW_POLICY)], CHUNKS),
+    ],
+    ids=["tokens", "flow", "directory of tokens", "directory of flow"],
+)
+def test_the_demonstration_runs_to_its_end(options, expected, tmp_path):
+    out = tmp_path / "demo-report"
+    printed = demo("--seconds", "1", "--speed", "0", "--profile", "none", "--out", str(out), *options)
     report = json.loads((out / "report.json").read_text())
     modes = {mode["mode"]: mode for mode in report["modes"]}
-    assert set(modes) == expected
+    assert set(modes) == expected and len(report["modes"]) == len(expected)
     for mode in modes.values():
         assert mode["episodes"] >= 1
         assert mode["summary"]["age_ms"]["p50"] > 0
@@ -32,9 +45,33 @@ def test_the_demonstration_runs_to_its_end(model, offered, tmp_path, capsys):
         assert counts["acted"] <= received  # an action comes before its frame's ACTED
         assert 1 <= modes[name]["summary"]["actions"] <= counts["actions"]
     assert {path.suffix for path in out.iterdir()} == {".json", ".png"}
-    printed = capsys.readouterr().out
     assert report["verdict"][:40] in printed and "pipelined" in printed
     if "speculative" in expected:
         assert 1 <= report["conditions"]["passes_per_action"]["speculative"] < 7
     ours = [thread.name for thread in threading.enumerate() if thread.name.startswith(("edgeflow-", "service-"))]
     assert ours == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "directory", "named"),
+    [
+        ("tokens", EMBEDDED_FLOW_POLICY, "smolvla, with the modes serial, pipelined"),
+        ("flow", EMBEDDED_POLICY, "openvla, with the modes serial, pipelined, speculative"),
+    ],
+)
+def test_a_checkpoint_of_another_kind_than_is_named_is_refused(kind, directory, named, tmp_path):
+    with pytest.raises(ConfigError, match=rf"^policy: .* is of the family {named}, and not of the kind"):
+        demo("--model", str(directory), "--policy", kind, "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_that_no_family_recognises_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="no model_type and no type"):
+        demo("--model", str(tmp_path))
+
+
+def demo(*options: str) -> str:
+    result = CliRunner().invoke(app, ["demo", *options], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return str(result.stdout)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.awq import AwqWeight
 from edgeflow.kernels.linear import ByRows, Gemm, Int8, Linear, Packed, Reference, packed_dtypes
 from edgeflow.kernels.table.bind_linear import bind_linear, bind_linear_stage
 from edgeflow.kernels.table.implementations import Implementation
@@ -152,3 +156,28 @@ def test_memory_is_told():
     assert Gemm(weight, None).nbytes == weight.nbytes
     assert Packed(weight, None).nbytes == 2 * weight.nbytes and Packed(large, None).nbytes == large.nbytes
     assert eight_bits(weight, None).nbytes == weight.values.numel()
+
+
+@pytest.mark.parametrize(
+    "some", [{"stage": "decode"}, {"shape_sig": "m=1"}, {"stage": "prefill", "shape_sig": "m=512"}]
+)
+def test_a_quantised_weight_is_never_in_memory_twice(some):
+    """An entry for some stages or rows must name what serves the others."""
+    floats = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    context = OperatorKey(op_name="linear", model_name="llama", layer_role="down")
+    for weight, impl_id in ((AwqWeight.nearest(floats, 32), "dequantised"), (Int8Weight.of(floats), "torch_int8")):
+        key = OperatorKey(op_name="linear", hw_profile="cpu", weight=weight.format)
+        everywhere, there = Entry(key, impl_id), Entry(replace(key, **some), impl_id)
+        (made,) = set(bind_linear(built_in_table().overlaid(everywhere, there), context, weight, None).values())
+        assert not isinstance(made, ByRows) and made.nbytes == weight.nbytes
+        other = Entry(key, "reference")
+        with pytest.raises(ConfigError, match=r"^operators: linear down of llama \[64, 64\]: .* several are chosen"):
+            bind_linear(built_in_table().overlaid(other, there), context, weight, None)
+
+
+def test_one_stage_of_a_quantised_weight_has_one_implementation():
+    weight = AwqWeight.nearest(torch.randn(64, 64), 32)
+    context = OperatorKey(op_name="linear", model_name="smollm", layer_role="qkv", stage="prefill")
+    rows = Entry(OperatorKey(op_name="linear", weight="awq", shape_sig="m=4"), "reference")
+    with pytest.raises(ConfigError, match=r"keeps its own copy of a weight of format awq.*reference"):
+        bind_linear_stage(built_in_table().overlaid(rows), context, weight, None)

@@ -83,6 +83,32 @@ def test_parameters_are_searched(work):
     assert (found.impl_id, found.params) == ("slow", {"steps": 2})
 
 
+@pytest.mark.parametrize(
+    ("of_few", "of_many", "taken"),
+    [(2, 10, "rival"), (12, 11, "slow"), (2, 12, "slow"), (13, 2, "slow"), (10.5, 2, "rival")],
+)
+def test_cases_that_one_implementation_must_serve_get_one(work, of_few, of_many, taken):
+    """By the mean of its shares of the default's 10 steps, if no case takes more than a tenth longer."""
+
+    def rival(x):
+        work.now += (of_few if len(x) == 4 else of_many) * 1e-4
+        return swiglu.fused(x)
+
+    def slow(x):
+        return work.slow(x, 10)
+
+    implementations = [
+        Implementation(op_name="swiglu", impl_id="reference", function=swiglu.reference),
+        Implementation(op_name="swiglu", impl_id="slow", function=slow),
+        Implementation(op_name="swiglu", impl_id="rival", function=rival),
+    ]
+    table = OperatorTable(implementations, [Entry(OperatorKey(op_name="swiglu"), "slow")])
+    made = Tuner(table=table, model_name="llama", device=CPU, dtype=torch.float32, samples=3, clock=work)
+    found = made.tune_together([CASE, cases.swiglu(64, 8)])
+    assert [each.impl_id for each in found] == [taken] * 2
+    assert [each.key.shape_sig for each in found] == ["m=4|f=8", "m=64|f=8"]
+
+
 def test_what_served_stays_where_nothing_is_faster(work):
     found = tuner(work, Implementation(op_name="swiglu", impl_id="quick", function=work.quick), default="quick").tune(
         CASE

@@ -25,8 +25,9 @@ def weight_bytes(weights: str, path: Path, dtype: torch.dtype, device: torch.dev
     Weights that are stored in 4 bits stay so. int8 weights are stored beside those in `dtype`. fp8 weights replace
     those of the projections and the head; they take one byte each on CUDA and, being emulated, as many as `dtype` on a
     CPU. A head in int8 takes a byte per weight and its scales, and replaces the embedding if it is tied; a tied float
-    head is stored apart from it where it is packed. Other scales are not counted, and neither is an operator overlay
-    that serves some projections in another format.
+    head is stored apart from it where it is packed. Other scales are not counted, and neither are second copies of
+    float weights for which an operator overlay chooses several implementations; of quantised ones there are none
+    (kernels/table/bind_linear.py).
     """
     shapes, published = tensor_shapes(path), read_published(path)
     text, quantised = published.text, quantised_bytes(shapes)

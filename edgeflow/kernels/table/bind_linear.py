@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from edgeflow.errors import ConfigError
 from edgeflow.kernels.linear import ByRows, Linear
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import Choice, OperatorKey, OperatorTable
 from edgeflow.kernels.table.shapes import SIGNATURES
-from edgeflow.kernels.weights import Weight
+from edgeflow.kernels.weights import FLOAT, Weight
 
 ROW_CLASSES = tuple(1 << power for power in range(14))
 """1, 2, 4, … 8192 rows; more are served as the last."""
@@ -42,32 +43,54 @@ def bind_linear(
 ) -> Mapping[str, Linear]:
     """The linear of each stage. An implementation that is chosen more than once is made once.
 
+    ConfigError where several implementations are chosen for a quantised weight, since each would keep its own copy.
     context: of operator `linear`, without stage, format and shape: format and shape are the weight's.
     """
     context = replace(context, weight=weight.format)
+    groups = table.stages(context)
+    chosen = [_choices(table, replace(context, stage=stages[0]), weight, bias) for stages in groups]
+    _check_one_copy(context, weight, [choice for choices in chosen for choice in choices])
     made: dict[str, Linear] = {}
     bound: dict[str, Linear] = {}
-    for stages in table.stages(context):
-        linear = _by_rows(table, replace(context, stage=stages[0]), weight, bias, made)
-        bound |= dict.fromkeys(stages, linear)
+    for stages, choices in zip(groups, chosen, strict=True):
+        bound |= dict.fromkeys(stages, _by_rows(choices, weight, bias, made))
     return bound
 
 
 def bind_linear_stage(table: OperatorTable, context: OperatorKey, weight: Weight, bias: Tensor | None) -> Linear:
     """As `bind_linear`, for the one stage that the context names."""
-    return _by_rows(table, replace(context, weight=weight.format), weight, bias, {})
+    context = replace(context, weight=weight.format)
+    choices = _choices(table, context, weight, bias)
+    _check_one_copy(context, weight, choices)
+    return _by_rows(choices, weight, bias, {})
 
 
-def _by_rows(
-    table: OperatorTable, context: OperatorKey, weight: Weight, bias: Tensor | None, made: dict[str, Linear]
-) -> Linear:
-    """made: implementations of this weight by name, to which new ones are added."""
-    hardware = Hardware.of(weight.device)
-    by_class: list[Linear] = []
+def _choices(table: OperatorTable, context: OperatorKey, weight: Weight, bias: Tensor | None) -> list[Choice]:
+    """The choice for each class of rows."""
+    hardware, found = Hardware.of(weight.device), []
     for rows in ROW_CLASSES:
         _, shape_sig = SIGNATURES["linear"](weight, bias, rows)
-        choice = table.choose(replace(context, shape_sig=shape_sig), hardware, weight.dtype)
-        by_class.append(_made(choice, weight, bias, made))
+        found.append(table.choose(replace(context, shape_sig=shape_sig), hardware, weight.dtype))
+    return found
+
+
+def _check_one_copy(context: OperatorKey, weight: Weight, choices: Sequence[Choice]) -> None:
+    """Refuse a quantised weight that would be prepared more than once."""
+    why = {choice.implementation.impl_id: choice.why for choice in choices}
+    if weight.format == FLOAT or len(why) == 1:
+        return
+    outputs, inputs = weight.shape
+    named = "; ".join(f"{impl_id} ({each})" for impl_id, each in why.items())
+    raise ConfigError(
+        f"operators: linear {context.layer_role} of {context.model_name} [{outputs}, {inputs}]: each implementation "
+        f"keeps its own copy of a weight of format {weight.format}, and several are chosen by stage or rows: {named}. "
+        "Name one for all stages and rows"
+    )
+
+
+def _by_rows(choices: Sequence[Choice], weight: Weight, bias: Tensor | None, made: dict[str, Linear]) -> Linear:
+    """made: implementations of this weight by name, to which new ones are added."""
+    by_class = [_made(choice, weight, bias, made) for choice in choices]
     return by_class[0] if len(set(by_class)) == 1 else ByRows(by_class)
 
 

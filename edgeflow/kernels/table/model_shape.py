@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.awq import AWQ
+from edgeflow.kernels.weights import FLOAT
 
 MAX_SIZE = 1 << 20
 NAMES = {
@@ -21,10 +23,28 @@ NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """Rows times a weight [outputs, inputs].
+
+    role: its layer_role. format: of the weight; group: G of one in 4 bits, otherwise 0. of_steps: its rows are those of
+    denoising steps.
+    """
+
+    role: str
+    outputs: int
+    inputs: int
+    format: str = FLOAT
+    group: int = 0
+    of_steps: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """Sizes of a model and of its passes. family: the model_name by which its operators are looked up.
 
     rows: rows of a prefill; stages: K, action tokens per frame; group: G of projections in 4 bits, 0 of floats.
+    step_rows: rows of a denoising step, of which a frame has K - 1; 0 where answers are tokens. products: of the
+    model; empty for those of a Llama of these sizes, with projections in one format and a head of floats.
     """
 
     family: str = "llama"
@@ -37,14 +57,39 @@ class ModelShape:
     rows: int = 280
     stages: int = 7
     group: int = 0
+    step_rows: int = 0
+    products: tuple[Product, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (each.name for each in fields(self) if each.name not in ("family", "group")):
+        others = ("family", "group", "step_rows", "products")
+        for name in (each.name for each in fields(self) if each.name not in others):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= MAX_SIZE:
                 raise ConfigError(f"model shape: {name} must be a whole number from 1 to {MAX_SIZE}, got {value!r}")
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ConfigError("model shape: kv_heads must divide heads, and head_dim must be even")
+
+    @property
+    def every_product(self) -> tuple[Product, ...]:
+        """The products of a layer, and the head."""
+        return self.products or self.plain_products
+
+    @property
+    def plain_products(self) -> tuple[Product, ...]:
+        """Those of a Llama of these sizes, with projections in one format and a head of floats."""
+        width, heads = self.hidden, self.heads * self.head_dim
+        sizes = (
+            ("qkv", heads + 2 * self.kv_heads * self.head_dim, width),
+            ("output", width, heads),
+            ("gate_up", 2 * self.inner, width),
+            ("down", width, self.inner),
+        )
+        format = AWQ if self.group else FLOAT
+        layer = (
+            Product(role=role, outputs=outputs, inputs=inputs, format=format, group=self.group)
+            for role, outputs, inputs in sizes
+        )
+        return (*layer, Product(role="head", outputs=self.vocabulary, inputs=width))
 
     @classmethod
     def of_config(

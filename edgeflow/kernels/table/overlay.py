@@ -22,7 +22,7 @@ from edgeflow import __version__
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.table.dimensions import read_kind, read_kv, read_model, read_operator, read_role, read_signature
 from edgeflow.kernels.table.implementations import Hardware
-from edgeflow.kernels.table.model_shape import ModelShape
+from edgeflow.kernels.table.model_shape import ModelShape, Product
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey
 
 DRIVER_TIMEOUT_S = 10
@@ -124,10 +124,12 @@ class Shape(_Strict):
     rows: int
     stages: int
     group: int = 0
+    step_rows: int = 0
+    products: tuple[Product, ...] = ()
 
     @property
     def model(self) -> ModelShape:
-        return ModelShape(**self.model_dump())
+        return ModelShape(**{name: getattr(self, name) for name in Shape.model_fields})
 
 
 class Overlay(_Strict):

@@ -13,7 +13,7 @@ from typing import Any
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.dimensions import KINDS
-from edgeflow.kernels.table.model_shape import ModelShape
+from edgeflow.kernels.table.model_shape import ModelShape, Product
 from edgeflow.kernels.table.shapes import stage_of
 from edgeflow.kernels.trials import cases
 from edgeflow.kernels.trials.cases import Case, Heads
@@ -95,19 +95,28 @@ def model_cases(shape: ModelShape) -> list[Case]:
     by_signature: dict[tuple[Any, ...], Case] = {}
     for _, case in staged_cases(shape):
         each = replace(case, layer_role="") if KINDS[case.op_name] == "norm" else case
-        by_signature.setdefault((each.op_name, each.kv, each.layer_role, each.signed()), each)
+        by_signature.setdefault((each.op_name, each.kv, each.layer_role, each.weight, each.signed()), each)
     return list(by_signature.values())
 
 
 def staged_cases(shape: ModelShape) -> list[Staged]:
-    """Every call of every pass with the pass's stage, each shape of a stage once, by priority."""
+    """Every call of every pass with the pass's stage, each shape of a stage once, by priority.
+
+    Of a policy that denoises chunks, the products alone.
+    """
     found: dict[tuple[Any, ...], Staged] = {}
-    for spans in passes(shape):
-        of_pass = stage_of([span.length for span in spans])
-        calls = [(of_pass, case) for case in _pass_cases(shape, spans)]
-        for stage, case in (*calls, *_last_layer_cases(shape, spans, of_pass)):
-            found.setdefault((stage, case.op_name, case.kv, case.layer_role, case.signed()), (stage, case))
+    for stage, case in _denoising_cases(shape) if shape.step_rows else _token_cases(shape):
+        found.setdefault((stage, case.op_name, case.kv, case.layer_role, case.weight, case.signed()), (stage, case))
     return sorted(found.values(), key=_priority)
+
+
+def _token_cases(shape: ModelShape) -> list[Staged]:
+    calls: list[Staged] = []
+    for spans in passes(shape):
+        stage = stage_of([span.length for span in spans])
+        calls += [(stage, case) for case in _pass_cases(shape, spans)]
+        calls += _last_layer_cases(shape, spans, stage)
+    return calls
 
 
 def _priority(staged: Staged) -> int:
@@ -131,7 +140,7 @@ def _pass_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
         cases.packed_attention(spans, heads),
         cases.rope_write_kv(spans, heads),
         *linear_cases(shape, rows),
-        cases.linear(len(spans), shape.vocabulary, shape.hidden, role="head"),
+        *_head_cases(shape, len(spans)),
         cases.rms_norm(rows, shape.hidden, role="input"),
         cases.add_rms_norm(rows, shape.hidden, role="post_attention"),
         cases.add_rms_norm(rows, shape.hidden, role="input"),
@@ -175,13 +184,22 @@ def _shift_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
 
 def linear_cases(shape: ModelShape, rows: int) -> list[Case]:
     """The projections of a layer, for so many rows."""
-    width, heads = shape.hidden, shape.heads * shape.head_dim
-    return [
-        cases.linear(rows, outputs, inputs, role=role, group=shape.group)
-        for role, outputs, inputs in (
-            ("qkv", heads + 2 * shape.kv_heads * shape.head_dim, width),
-            ("output", width, heads),
-            ("gate_up", 2 * shape.inner, width),
-            ("down", width, shape.inner),
-        )
-    ]
+    return [_case(each, rows) for each in shape.every_product if each.role != "head"]
+
+
+def _head_cases(shape: ModelShape, rows: int) -> list[Case]:
+    return [_case(each, rows) for each in shape.every_product if each.role == "head"]
+
+
+def _case(product: Product, rows: int) -> Case:
+    sizes = rows, product.outputs, product.inputs
+    return cases.linear(*sizes, role=product.role, group=product.group, format=product.format)
+
+
+def _denoising_cases(shape: ModelShape) -> list[Staged]:
+    """The products of a prompt, of one step, and of the steps beside a prompt where frames are pipelined."""
+    found = []
+    for product in shape.every_product:
+        counts = (shape.step_rows, shape.step_rows * (shape.stages - 1)) if product.of_steps else (shape.rows,)
+        found += [("prefill", _case(product, rows)) for rows in counts]
+    return found

@@ -2,7 +2,8 @@
 
 A candidate is compared with the reference before it is timed, and one that is off is left out. Parameters are searched
 one after the other from their defaults. The implementation that served so far stays unless another is clearly faster,
-so that an overlay holds no noise. Weights, keys and values are timed as a pass finds them: in memory, not in a cache.
+so that an overlay holds no noise. A quantised weight gets one implementation for all numbers of rows, since each would
+keep its own copy of it. Weights, keys and values are timed as a pass finds them: in memory, not in a cache.
 """
 
 from __future__ import annotations
@@ -63,6 +64,20 @@ class _Trial:
         return rotating([problem.given_to(function) for problem in self.ring])
 
 
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """An implementation's time for a case, and the default's beside it."""
+
+    impl_id: str
+    params: Params
+    us: float
+    default_us: float
+
+    @property
+    def share(self) -> float:
+        return self.us / self.default_us
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuner:
     """Searches the implementations of one model on one device.
@@ -93,28 +108,55 @@ class Tuner:
         )
         return known(key, Hardware.of(self.device))
 
-    @torch.inference_mode()
     def tune(self, case: Case) -> Tuned:
         """Search all candidates of a case."""
-        key = self.key(case)
-        trial = self._trial(case)
-        served = self.table.choose(key, Hardware.of(self.device), self.dtype)
-        default = trial.call(served.load())
-        impl_id, best = served.implementation.impl_id, dict(served.params)
-        default_us = best_us = self._time({"default": default})["default"]
-        rejected: list[str] = []
-        for implementation in self._candidates(key):
-            params, complaint = self._search(trial, implementation)
+        return self.tune_together([case])[0]
+
+    @torch.inference_mode()
+    def tune_together(self, cases: Sequence[Case]) -> list[Tuned]:
+        """Search all candidates of cases that one implementation must serve, each with its own parameters.
+
+        The one with the least mean share of the default's times is taken, if it slows down none of them.
+        """
+        keys, trials = [self.key(case) for case in cases], [self._trial(case) for case in cases]
+        served = [self.table.choose(key, Hardware.of(self.device), self.dtype) for key in keys]
+        defaults = [trial.call(choice.load()) for trial, choice in zip(trials, served, strict=True)]
+        times = [self._time({"default": default})["default"] for default in defaults]
+        plain = [(choice.implementation.impl_id, dict(choice.params)) for choice in served]
+        best = [_Timed(*each, us, us) for each, us in zip(plain, times, strict=True)]
+        least, rejected = GAIN, []
+        for implementation in self._candidates(keys):
+            params, complaint = self._search_all(trials, implementation)
             if complaint:
                 rejected.append(f"{implementation.impl_id}: {complaint}")
-            if complaint or (implementation.impl_id, params) == (served.implementation.impl_id, served.params):
+            if complaint or [(implementation.impl_id, each) for each in params] == plain:
                 continue
-            rival = trial.call(partial(implementation.load(), **params))
-            times = self._time({"default": default, "rival": rival})
-            if times["rival"] < GAIN * times["default"] and times["rival"] < best_us:
-                impl_id, best = implementation.impl_id, params
-                best_us, default_us = times["rival"], times["default"]
-        return Tuned(key=key, impl_id=impl_id, params=best, us=best_us, default_us=default_us, rejected=tuple(rejected))
+            timed = [
+                self._against(default, trial, implementation, each)
+                for default, trial, each in zip(defaults, trials, params, strict=True)
+            ]
+            share = sum(each.share for each in timed) / len(timed)
+            if share < least and max(each.share for each in timed) <= SLOWER:
+                best, least = timed, share
+        return [
+            Tuned(
+                key=key,
+                impl_id=each.impl_id,
+                params=each.params,
+                us=each.us,
+                default_us=each.default_us,
+                rejected=tuple(rejected),
+            )
+            for key, each in zip(keys, best, strict=True)
+        ]
+
+    def _against(
+        self, default: Callable[[], Any], trial: _Trial, implementation: Implementation, params: Params
+    ) -> _Timed:
+        """An implementation, timed in turns with the default."""
+        rival = trial.call(partial(implementation.load(), **params))
+        times = self._time({"default": default, "rival": rival})
+        return _Timed(implementation.impl_id, params, times["rival"], times["default"])
 
     @torch.inference_mode()
     def check(self, case: Case, impl_id: str, params: Params) -> Verdict:
@@ -142,15 +184,26 @@ class Tuner:
         cache_bytes = self.cache_bytes or last_level_cache(self.device)
         return _Trial(case, expected, case.ring(self.device, self.dtype, cache_bytes))
 
-    def _candidates(self, key: OperatorKey) -> Iterator[Implementation]:
-        """All that may run there, without the reference, which is written to be read; on CUDA, those that a graph can
-        replay."""
-        for impl_id in self.table.candidates(key.op_name, key.kv, key.weight):
-            candidate = self.table.implementation(key.op_name, impl_id, key.kv)
-            objection = self.table.objection(candidate, key, Hardware.of(self.device), self.dtype)
+    def _candidates(self, keys: Sequence[OperatorKey]) -> Iterator[Implementation]:
+        """All that may run in each of these contexts, without the reference, which is written to be read; on CUDA,
+        those that a graph can replay."""
+        first = keys[0]
+        for impl_id in self.table.candidates(first.op_name, first.kv, first.weight):
+            candidate = self.table.implementation(first.op_name, impl_id, first.kv)
+            objections = (self.table.objection(candidate, key, Hardware.of(self.device), self.dtype) for key in keys)
             replayable = candidate.replayable or self.device.type != "cuda"
-            if impl_id != REFERENCE and replayable and not objection:
+            if impl_id != REFERENCE and replayable and not any(objections):
                 yield candidate
+
+    def _search_all(self, trials: Sequence[_Trial], implementation: Implementation) -> tuple[list[Params], str]:
+        """`_search` for each trial, up to the first complaint."""
+        found: list[Params] = []
+        for trial in trials:
+            params, complaint = self._search(trial, implementation)
+            if complaint:
+                return [], complaint
+            found.append(params)
+        return found, ""
 
     def _search(self, trial: _Trial, implementation: Implementation) -> tuple[Params, str]:
         """The fastest parameters, one parameter after the other; or why not even the defaults will do."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgeflow.errors import ConfigError
 from edgeflow.policies.act.checkpoint import read_checkpoint
-from edgeflow.policies.family import Family, Files, Settings, Verification
+from edgeflow.policies.family import ONE_PASS_MODES, Family, Files, Settings, Verification
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
@@ -44,4 +44,6 @@ def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult
     return verify(directory, asked)
 
 
-ACT = Family(name="act", detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify)
+ACT = Family(
+    name="act", modes=ONE_PASS_MODES, detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify
+)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.errors import CheckpointError, ConfigError
-from edgeflow.policies.family import Family, Files, Settings, Verification, check_kind
+from edgeflow.policies.family import TOKEN_MODES, Family, Files, Settings, Verification, check_kind
 from edgeflow.text.checkpoint_json import read_json
 
 if TYPE_CHECKING:
@@ -56,4 +56,6 @@ def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult
     return verify(directory, asked)
 
 
-OPENVLA = Family(name="openvla", detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify)
+OPENVLA = Family(
+    name="openvla", modes=TOKEN_MODES, detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify
+)

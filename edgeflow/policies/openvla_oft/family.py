@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeflow.policies.family import Family, Files, Settings, Verification
+from edgeflow.policies.family import ONE_PASS_MODES, Family, Files, Settings, Verification
 from edgeflow.policies.openvla_oft.checkpoint import read_checkpoint
 
 if TYPE_CHECKING:
@@ -48,4 +48,6 @@ def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult
     return verify(directory, asked)
 
 
-OPENVLA_OFT = Family(name="openvla_oft", detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify)
+OPENVLA_OFT = Family(
+    name="openvla_oft", modes=ONE_PASS_MODES, detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify
+)

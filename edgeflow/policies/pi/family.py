@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.errors import ConfigError
-from edgeflow.policies.family import Family, Files, Settings, Verification
+from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings, Verification
 from edgeflow.policies.pi.checkpoint import read_checkpoint
 from edgeflow.policies.pi.config import PI0 as PI0_KIND
 from edgeflow.policies.pi.config import PI05 as PI05_KIND
+from edgeflow.policies.pi.config import load_config
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
+    from edgeflow.kernels.table.model_shape import ModelShape
     from edgeflow.recorded.comparison import CheckResult
 
 
@@ -48,14 +50,22 @@ def _verify(kind: str, directory: Path, asked: Verification) -> list[tuple[str, 
     return verify(directory, kind, asked)
 
 
+def _shape(kind: str, directory: Path, rows: int) -> ModelShape:
+    from edgeflow.policies.pi.network import shape_of
+
+    return shape_of(load_config(directory, kind), directory, rows)
+
+
 def _family(kind: str) -> Family:
     return Family(
         name=kind,
+        modes=DENOISING_MODES,
         detect=partial(_detect, kind),
         check=partial(_check, kind),
         load=partial(_load, kind),
         prepare=_prepare,
         verify=partial(_verify, kind),
+        shape=partial(_shape, kind),
     )
 
 

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
 from edgeflow.engine.policy import Placement
+from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import JOINT, GroupedDecoder, HeadSizes
+from edgeflow.models.shape import NamedStack, grouped_shape
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection
 from edgeflow.models.stack_norms import Condition, StackSizes
 from edgeflow.policies.flow.embeddings import PrefixEmbedding, RowTimes, TimeEmbedding, TimeMixing
@@ -94,14 +96,40 @@ def read_network(config: PiConfig, directory: Path, placement: Placement) -> PiN
 
 def read_decoder(config: PiConfig, weights: Weights, placement: Placement) -> GroupedDecoder:
     """Both stacks. weights: names below `paligemma_with_expert.`"""
-    text = config.text
-    heads = HeadSizes(heads=text.heads, kv_heads=text.kv_heads, head_dim=text.head_dim, kinds=(JOINT,) * text.depth)
+    text, expert = _stacks(config)
     return GroupedDecoder(
-        heads,
-        (_stack(text), weights.under("paligemma.model.language_model.")),
-        (_stack(config.expert, adaptive=config.adaptive), weights.under("gemma_expert.model.")),
+        _heads(config),
+        (text.sizes, weights.under(text.stem)),
+        (expert.sizes, weights.under(expert.stem)),
         name=NAME,
         table=placement.table,
+    )
+
+
+def shape_of(config: PiConfig, directory: Path, rows: int) -> ModelShape:
+    """The sizes and products of both stacks. rows: of a prefix."""
+    sizes = sizes_of(config)
+    return grouped_shape(
+        directory,
+        _heads(config),
+        *_stacks(config),
+        name=NAME,
+        rows=rows,
+        count=sizes.steps,
+        step_rows=sizes.step_rows,
+    )
+
+
+def _heads(config: PiConfig) -> HeadSizes:
+    text = config.text
+    return HeadSizes(heads=text.heads, kv_heads=text.kv_heads, head_dim=text.head_dim, kinds=(JOINT,) * text.depth)
+
+
+def _stacks(config: PiConfig) -> tuple[NamedStack, NamedStack]:
+    """The stacks of prefix and steps."""
+    return (
+        NamedStack(sizes=_stack(config.text), stem="paligemma.model.language_model."),
+        NamedStack(sizes=_stack(config.expert, adaptive=config.adaptive), stem="gemma_expert.model."),
     )
 
 

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.errors import ConfigError
-from edgeflow.policies.family import Family, Files, Settings, Verification
+from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings, Verification
 from edgeflow.policies.smolvla.checkpoint import read_checkpoint
+from edgeflow.policies.smolvla.config import load_config
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
+    from edgeflow.kernels.table.model_shape import ModelShape
     from edgeflow.recorded.comparison import CheckResult
 
 
@@ -45,4 +47,19 @@ def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult
     return verify(directory, asked)
 
 
-SMOLVLA = Family(name="smolvla", detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify)
+def _shape(directory: Path, rows: int) -> ModelShape:
+    from edgeflow.policies.smolvla.network import shape_of
+
+    return shape_of(load_config(directory), directory, rows)
+
+
+SMOLVLA = Family(
+    name="smolvla",
+    modes=DENOISING_MODES,
+    detect=_detect,
+    check=_check,
+    load=_load,
+    prepare=_prepare,
+    verify=_verify,
+    shape=_shape,
+)

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
 from edgeflow.engine.policy import Placement
+from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import CROSS, JOINT, GroupedDecoder, HeadSizes
+from edgeflow.models.shape import NamedStack, grouped_shape
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection, shuffled
 from edgeflow.models.stack_norms import Condition, StackSizes
 from edgeflow.policies.flow.embeddings import PrefixEmbedding, TimeMixing
@@ -78,21 +80,44 @@ def read_network(config: SmolVLAConfig, directory: Path, placement: Placement) -
 
 def read_decoder(config: SmolVLAConfig, weights: Weights, placement: Placement) -> GroupedDecoder:
     """Both stacks. RoPE is that of the expert, not of the vision-language model."""
-    heads = HeadSizes(
+    text, expert = _stacks(config)
+    return GroupedDecoder(
+        _heads(config),
+        (text.sizes, weights.under(text.stem)),
+        (expert.sizes, weights.under(expert.stem)),
+        name=NAME,
+        table=placement.table,
+    )
+
+
+def shape_of(config: SmolVLAConfig, directory: Path, rows: int) -> ModelShape:
+    """The sizes and products of both stacks. rows: of a prefix."""
+    sizes = sizes_of(config)
+    return grouped_shape(
+        directory,
+        _heads(config),
+        *_stacks(config),
+        name=NAME,
+        rows=rows,
+        count=sizes.steps,
+        step_rows=sizes.step_rows,
+    )
+
+
+def _heads(config: SmolVLAConfig) -> HeadSizes:
+    return HeadSizes(
         heads=config.heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
         kinds=tuple(CROSS if cross else JOINT for cross in config.cross),
     )
+
+
+def _stacks(config: SmolVLAConfig) -> tuple[NamedStack, NamedStack]:
+    """The stacks of prefix and steps."""
     text = StackSizes(width=config.width, inner=config.inner, eps=config.eps)
     expert = StackSizes(width=config.expert_width, inner=config.expert_inner, eps=config.eps)
-    return GroupedDecoder(
-        heads,
-        (text, weights.under(f"{VLM}text_model.")),
-        (expert, weights.under(EXPERT)),
-        name=NAME,
-        table=placement.table,
-    )
+    return NamedStack(sizes=text, stem=f"{VLM}text_model."), NamedStack(sizes=expert, stem=EXPERT)
 
 
 def _images(config: SmolVLAConfig, weights: Weights, placement: Placement) -> Callable[[Tensor], Tensor]:
