@@ -49,7 +49,7 @@ BITS = {
 
 
 def main() -> None:
-    """Measure and print; exit code 1 when a target is missed. Without the peers, their target is printed as not measured."""
+    """Measure and print; exit code 1 when a target is missed. The bars of peers that are not given are not measured."""
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
     with contextlib.ExitStack() as stack:
