@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.awq_search.recorded import GROUP, LENGTH, ROWS, Recorded, comparison, float_decoder, model_folder
+from benchmarks.awq_search.recorded import GROUP, LENGTH, NEAR, ROWS, Recorded, comparison, float_decoder, model_folder
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.quantize.fidelity import Fidelity, measure
@@ -92,14 +92,15 @@ def bars(model: str, nearest: dict[str, float], mean: dict[str, float]) -> list[
 
 
 def recorded_of(model: str, form: ScaleForm) -> dict[str, Any]:
-    """The choices on the recorded calibration tokens beside the recorded ones, all blocks."""
+    """All blocks beside the recorded ones: the largest errors of each step, see `Comparison`."""
     recorded = Recorded(ORACLES, model, form)
     found = [comparison(recorded, index) for index in range(recorded.decoder.config.num_hidden_layers)]
-    equal, limits = sum(each.limits_equal for each in found), sum(each.limits for each in found)
-    worst = max(each.largest_loss_error for each in found)
+    worst = {name: max(getattr(each, name) for each in found) for name in ("statistics", "losses", "scales")}
+    limits = {name: sum(getattr(each, name) for each in found) for name in ("limits_equal", "limits")}
     ratios = all(each.ratios_equal for each in found)
-    ok = ratios and worst <= 1e-5 and equal >= 0.999 * limits
-    return {"ratios_equal": ratios, "largest_loss_error": worst, "limits_equal": equal, "limits": limits, "ok": ok}
+    near = worst["statistics"] <= 1e-6 and worst["losses"] <= NEAR and worst["scales"] <= 1e-6
+    ok = ratios and near and limits["limits_equal"] >= 0.999 * limits["limits"]
+    return {"ratios_equal": ratios, **worst, **limits, "ok": ok}
 
 
 def main() -> None:

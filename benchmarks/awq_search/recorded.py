@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,14 +15,15 @@ from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import read_published
 from edgeflow.models.checkpoint import Weights
 from edgeflow.quantize.files.grouping import grouping
-from edgeflow.quantize.search.block_search import SearchSettings, run_batches, search_block
-from edgeflow.quantize.search.choices import BlockChoice
+from edgeflow.quantize.search.block_search import ScaleGroup, Search, SearchSettings, run_batches, scale_groups
+from edgeflow.quantize.search.choices import BlockChoice, GroupChoice
 from edgeflow.quantize.search.decoder import Decoder
-from edgeflow.quantize.search.scales import ScaleForm
+from edgeflow.quantize.search.scales import RATIOS, ScaleForm, Statistics, middle, normalised, powers_of
 
 GROUP = 64
 ROWS = 4  # texts of a batch
 LENGTH = 512
+NEAR = 1e-5  # the bar for losses
 
 
 def model_folder(oracles: Path, model: str) -> Path:
@@ -39,10 +40,20 @@ def float_decoder(folder: Path) -> Decoder:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One block. largest_loss_error: relative, over its scale groups and candidates."""
+    """One block, each step with what was recorded of the step before it, as the largest relative errors.
+
+    A mean that differs in its last bit moves single roundings, so losses by 1e-3 and single limits: the last bit of a
+    sum or a square root depends on the processor.
+
+    ratios_equal: of the whole search, from the calibration tokens on. statistics: of the means. losses: of all
+    candidates with the recorded means; the divisor is one unit up or down in its last place where only that is near.
+    scales: those chosen, but for a power of two. limits_equal: of `limits`, with the recorded scales.
+    """
 
     ratios_equal: bool
-    largest_loss_error: float
+    statistics: float
+    losses: float
+    scales: float
     limits_equal: int
     limits: int
 
@@ -68,45 +79,87 @@ class Recorded:
                 found.append([run.hidden for run in run_batches(block, found[-1], rotation)])
         return found
 
-    def search(self, index: int) -> BlockChoice:
-        """Our own choices for a block, without s = 1 as a candidate."""
+    def search(self, index: int) -> Search:
+        """The search of a block, without s = 1 as a candidate."""
         block, rotation = self.decoder.block(index), self.decoder.rotation(LENGTH)
         settings = SearchSettings(group=GROUP, form=self.form, identity=False)
-        with torch.inference_mode():
-            return search_block(block, run_batches(block, self.batches[index], rotation), rotation, settings)
+        runs = run_batches(block, self.batches[index], rotation)
+        return Search(block=block, runs=runs, rotation=rotation, settings=settings)
 
 
+@torch.inference_mode()
 def comparison(recorded: Recorded, index: int) -> Comparison:
-    """A block's choices beside the recorded ones."""
-    prefix, choice = recorded.decoder.block_prefix(index), recorded.search(index)
-    ratios, errors = [], []
-    for group in choice.groups:
-        name = prefix + group.previous
-        losses = recorded.tensors[f"{name}.losses"]
-        errors.append(((group.losses - losses) / losses).abs().max().item())
-        ratios.append(group.ratio is not None and abs(group.ratio - recorded.ratios[name]) < 1e-9)
+    """A block's search beside the recorded one."""
+    prefix, search = recorded.decoder.block_prefix(index), recorded.search(index)
+    own, kept = search.choice(), _Kept(recorded, prefix)
+    groups = scale_groups(search.block)
+    scaled = BlockChoice(tuple(replace(each, scales=kept("scales", each.previous)) for each in own.groups))
     equal = total = 0
-    for linear, limits in (choice.limits or {}).items():
-        near = torch.isclose(limits, _recorded_limits(recorded, prefix, linear, choice), rtol=1e-4, atol=0)
+    for linear, limits in search.limits(scaled).items():
+        near = torch.isclose(limits, kept("max_val", linear), rtol=1e-4, atol=0)
         equal, total = equal + int(near.sum()), total + near.numel()
-    return Comparison(all(ratios), max(errors), equal, total)
+    return Comparison(
+        ratios_equal=all(
+            each.ratio is not None and abs(each.ratio - kept.ratio(each.previous)) < 1e-9 for each in own.groups
+        ),
+        statistics=max(_statistics_off(search.statistics(group), kept.statistics(group)) for group in groups),
+        losses=max(_losses_off(search, group, kept) for group in groups),
+        scales=max(_scales_off(each, kept) for each in own.groups),
+        limits_equal=equal,
+        limits=total,
+    )
 
 
-def _recorded_limits(recorded: Recorded, prefix: str, linear: str, choice: BlockChoice) -> Tensor:
-    """The recorded limits [N, E/G] of a linear in the scales that the search chose.
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What was recorded of one block."""
 
-    AutoAWQ's scales differ from ours by a power of two in groups with channels that are always zero.
-    """
-    limits = recorded.tensors[f"{prefix}{linear}.max_val"].float()
-    for group in choice.groups:
-        share = _share(group.scales, recorded.tensors[f"{prefix}{group.previous}.scales"])
-        if linear in group.scaled:
-            limits = limits * share
-        if linear == group.previous:
-            limits = limits / share
-    return limits
+    recorded: Recorded
+    prefix: str
+
+    def __call__(self, kind: str, name: str) -> Tensor:
+        return self.recorded.tensors[f"{self.prefix}{name}.{kind}"].float()
+
+    def ratio(self, previous: str) -> float:
+        return self.recorded.ratios[self.prefix + previous]
+
+    def losses(self, previous: str) -> Tensor:
+        return self.recorded.tensors[f"{self.prefix}{previous}.losses"]
+
+    def statistics(self, group: ScaleGroup) -> Statistics:
+        return Statistics(self("x_mean", group.previous), self("w_mean", group.previous))
 
 
-def _share(found: Tensor, recorded: Tensor) -> float:
-    """The factor between two scales of the same ratio: that of most channels."""
-    return (found / recorded).median().item()
+def _off(found: Tensor, wanted: Tensor) -> float:
+    """The largest relative error; numbers that are 0 in both are equal."""
+    error = (found - wanted).abs() / wanted.abs()
+    return error.masked_fill((found == 0) & (wanted == 0), 0).max().item()
+
+
+def _statistics_off(found: Statistics, wanted: Statistics) -> float:
+    return max(_off(found.inputs, wanted.inputs), _off(found.weights, wanted.weights))
+
+
+def _losses_off(search: Search, group: ScaleGroup, kept: _Kept) -> float:
+    """The largest error of a group's 20 losses. Those that are not near are tried with the divisor's neighbours."""
+    statistics, wanted = kept.statistics(group), kept.losses(group.previous)
+    live, off = statistics.inputs > 0, torch.full_like(wanted, torch.inf)
+    for towards in (None, torch.inf, -torch.inf):
+        missed = [step for step in range(len(RATIOS)) if off[step] > NEAR]
+        tried = []
+        for step in missed:
+            powers = powers_of(search.settings.form, RATIOS[step], statistics)
+            by = middle(powers)
+            by = by if towards is None else torch.nextafter(by, by.new_tensor(towards))
+            tried.append(normalised(powers, by, live=live))
+        found = torch.tensor(search.losses(group, tried), dtype=wanted.dtype)
+        off[missed] = torch.minimum(off[missed], (found / wanted[missed] - 1).abs())
+    return off.max().item()
+
+
+def _scales_off(chosen: GroupChoice, kept: _Kept) -> float:
+    """AutoAWQ's scales differ by a power of two in groups with channels that are always zero; those are left out."""
+    wanted = kept("scales", chosen.previous)
+    live = kept("x_mean", chosen.previous) > 0
+    share = chosen.scales[live] / wanted[live]
+    return _off(share * torch.exp2(-share.median().log2().round()), torch.ones_like(share))

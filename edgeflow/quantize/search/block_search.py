@@ -6,7 +6,7 @@ scales are applied, and the limits are searched on the scaled weights with input
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +31,6 @@ from edgeflow.quantize.search.block import (
 from edgeflow.quantize.search.choices import BlockChoice, GroupChoice
 from edgeflow.quantize.search.clipping import clip_limits, clipped_linears, sampled
 from edgeflow.quantize.search.scales import (
-    Candidate,
     ScaleForm,
     Statistics,
     candidates,
@@ -87,38 +86,56 @@ def search_block(
     block: Block, runs: Sequence[BlockRun], rotation: Rotation, settings: SearchSettings, counted: Counted = None
 ) -> BlockChoice:
     """The scales and limits of a block. runs: of the calibration batches."""
-    return _Search(block=block, runs=runs, rotation=rotation, settings=settings, counted=counted).choice()
+    return Search(block=block, runs=runs, rotation=rotation, settings=settings, counted=counted).choice()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _Search:
-    """The search of one block; the arguments of `search_block`."""
+class Search:
+    """The search of one block, step by step; the arguments of `search_block`."""
 
     block: Block
     runs: Sequence[BlockRun]
     rotation: Rotation
     settings: SearchSettings
-    counted: Counted
+    counted: Counted = None
 
     def choice(self) -> BlockChoice:
         groups = tuple(map(self._scales, scale_groups(self.block)))
         scaled = BlockChoice(groups)
-        return BlockChoice(groups, self._limits(scaled)) if self.settings.clip else scaled
+        return BlockChoice(groups, self.limits(scaled)) if self.settings.clip else scaled
+
+    def statistics(self, group: ScaleGroup) -> Statistics:
+        """Those that the scales of a group follow from."""
+        rows = torch.cat([x.flatten(0, -2) for x in self._inputs(group)])
+        weights = [self.block.weight(name) for name in group.scaled]
+        return Statistics(input_means(rows), weight_means(weights, self.settings.group))
+
+    def losses(self, group: ScaleGroup, tried: Iterable[Tensor]) -> list[float]:
+        """The loss of each of some scales [E]."""
+        inputs = self._inputs(group)
+        wanted = self._measured(group, self.block, inputs)
+
+        def loss(scales: Tensor) -> float:
+            changed = {name: self._quantised(self.block.weight(name), scales) for name in group.scaled}
+            return _mean_square(self._measured(group, self.block.with_weights(changed), inputs), wanted)
+
+        return [loss(scales) for scales in tried]
+
+    def limits(self, scaled: BlockChoice) -> dict[str, Tensor]:
+        """The limits of each clipped linear. scaled: the scales of all groups."""
+        limits = {}
+        for name in clipped_linears(LINEARS):
+            inputs = [self._rows(run.inputs[name], batch).flatten(0, -2) for batch, run in enumerate(self.runs)]
+            rows, scales = sampled(torch.cat(inputs)), scaled.input_scales(name)
+            rows = rows if scales is None else rows / scales
+            limits[name] = clip_limits(scaled.linear(name, self.block.weight(name)), rows, self.settings.group)
+        return limits
 
     def _scales(self, group: ScaleGroup) -> GroupChoice:
         """The candidate with the first smallest loss."""
-        inputs = [run.inputs[group.scaled[0]] for run in self.runs]
-        weights = {name: self.block.weight(name) for name in group.scaled}
-        rows = torch.cat([x.flatten(0, -2) for x in inputs])
-        statistics = Statistics(input_means(rows), weight_means(list(weights.values()), self.settings.group))
-        wanted = self._measured(group, self.block, inputs)
-
-        def loss(candidate: Candidate) -> float:
-            changed = {name: self._quantised(weight, candidate.scales) for name, weight in weights.items()}
-            return _mean_square(self._measured(group, self.block.with_weights(changed), inputs), wanted)
-
-        tried = list(candidates(self.settings.form, statistics, identity=self.settings.identity))
-        losses = [loss(candidate) for candidate in tried]
+        form, identity = self.settings.form, self.settings.identity
+        tried = list(candidates(form, self.statistics(group), identity=identity))
+        losses = self.losses(group, [candidate.scales for candidate in tried])
         best = tried[losses.index(min(losses))]
         return GroupChoice(
             previous=group.previous,
@@ -128,22 +145,15 @@ class _Search:
             losses=torch.tensor(losses, dtype=torch.float64),
         )
 
+    def _inputs(self, group: ScaleGroup) -> list[Tensor]:
+        return [run.inputs[group.scaled[0]] for run in self.runs]
+
     def _quantised(self, weight: Tensor, scales: Tensor) -> Tensor:
         return rounded(weight * scales, self.settings.group).values.div_(scales)
 
     def _measured(self, group: ScaleGroup, block: Block, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The measured output of each batch, in the rows that count."""
         return [self._rows(group.measured(block, x, self.rotation), batch) for batch, x in enumerate(inputs)]
-
-    def _limits(self, scaled: BlockChoice) -> dict[str, Tensor]:
-        """The limits of each clipped linear. scaled: the scales of all groups."""
-        limits = {}
-        for name in clipped_linears(LINEARS):
-            inputs = [self._rows(run.inputs[name], batch).flatten(0, -2) for batch, run in enumerate(self.runs)]
-            rows, scales = sampled(torch.cat(inputs)), scaled.input_scales(name)
-            rows = rows if scales is None else rows / scales
-            limits[name] = clip_limits(scaled.linear(name, self.block.weight(name)), rows, self.settings.group)
-        return limits
 
     def _rows(self, x: Tensor, batch: int) -> Tensor:
         """The rows of a batch that count."""

@@ -60,19 +60,33 @@ def candidates(form: ScaleForm, statistics: Statistics, *, identity: bool) -> It
 
 
 def scales_of(form: ScaleForm, ratio: float, statistics: Statistics) -> Tensor:
-    """The scales of a ratio: [E], float32, divided by sqrt(largest * smallest).
+    """The scales of a ratio: [E], float32, divided by sqrt(largest * smallest)."""
+    powers = powers_of(form, ratio, statistics)
+    return normalised(powers, middle(powers), live=statistics.inputs > 0)
 
-    Channels that are 0 in all calibration rows keep the scale 1. AutoAWQ counts them in that product, where they
-    stretch the scales of the others; here the others are brought back to a geometric mean near 1, by a power of two:
-    it leaves every rounding, and so every later choice, as in AutoAWQ.
-    """
-    raised = statistics.inputs.pow(ratio)
+
+def powers_of(form: ScaleForm, ratio: float, statistics: Statistics) -> Tensor:
+    """x^r, or x^r / (w^(1-r) + 1e-4), and no less than 1e-4: [E]"""
+    powers = statistics.inputs.pow(ratio)
     if form is ScaleForm.DUO:
-        raised = raised / (statistics.weights.pow(1 - ratio) + SMALLEST)
-    raised = raised.clamp(min=SMALLEST)
-    scales = raised / (raised.max() * raised.min()).sqrt()
-    live = (statistics.inputs > 0) & scales.isfinite()
+        powers = powers / (statistics.weights.pow(1 - ratio) + SMALLEST)
+    return powers.clamp(min=SMALLEST)
+
+
+def middle(powers: Tensor) -> Tensor:
+    """The geometric mean of the largest and the smallest of them."""
+    return (powers.max() * powers.min()).sqrt()
+
+
+def normalised(powers: Tensor, by: Tensor, *, live: Tensor) -> Tensor:
+    """The powers divided by a number. live: bool [E], the channels that are not 0 in all calibration rows.
+
+    The other channels keep the scale 1. AutoAWQ counts them in the middle, where they stretch the scales of the live
+    ones; here those are brought back to a geometric mean near 1, by a power of two: it leaves every rounding, and so
+    every later choice, as in AutoAWQ.
+    """
+    scales = powers / by
+    live = live & scales.isfinite()
     if live.any() and not live.all():
-        middle = (scales[live].max() * scales[live].min()).sqrt()
-        scales = scales * torch.exp2(-middle.log2().round())
+        scales = scales * torch.exp2(-middle(scales[live]).log2().round())
     return torch.where(live, scales, 1.0)
