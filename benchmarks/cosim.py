@@ -31,6 +31,8 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, action="append", default=[], help="run this checkpoint too")
     parser.add_argument("--tokens", type=int, default=32, help="tokens per prompt")
     arguments = parser.parse_args()
+    for checkpoint in arguments.checkpoint:
+        subject(str(checkpoint), None)  # CheckpointError for one that the KV260 cannot hold, before any is run
     report = cosimulate(subject(PAPER_MODEL, None))
     table = Table("placement", "tokens/s", "no overlap", "token, ms", title=PAPER_MODEL)
     for time in report.times:

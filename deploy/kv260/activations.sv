@@ -6,7 +6,6 @@ module activations (
     input  logic         write,
     input  logic         write_last,
     input  logic [139:0] written,  // 4 numbers
-    output logic         loaded,   // all are there
     input  logic         taken,    // a step has been taken: the next one's x is there two cycles later
     input  logic         rewind,   // it was the last of a block
     output logic [279:0] x
@@ -28,10 +27,8 @@ module activations (
     if (reset) begin
       write_address <= 0;
       high <= 1'b0;
-      loaded <= 1'b0;
     end else if (write) begin
       high <= !high;
-      loaded <= write_last;
       if (write_last) write_address <= 0;
       else if (high) write_address <= write_address + 1'b1;
     end

@@ -5,7 +5,7 @@ module sums (
     input  logic         reset,
     input  logic         begins,       // a block begins
     output logic         room,
-    output logic         idle,         // no block has begun and not left
+    output logic         empty,        // no block has begun and not left
     input  logic         sums_valid,   // a block is complete; at least 10 cycles apart
     input  logic [279:0] numbers,      // 8 sums
     output logic         strip_valid,
@@ -46,7 +46,7 @@ module sums (
 
   logic [2:0] blocks;
   assign room = blocks != 3'd4;
-  assign idle = blocks == 3'd0;
+  assign empty = blocks == 3'd0;
   always_ff @(posedge clock) begin
     if (reset) blocks <= 3'd0;
     else blocks <= blocks + {2'd0, begins} - {2'd0, block_leaves};

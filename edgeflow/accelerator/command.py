@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -13,11 +14,11 @@ from edgeflow.accelerator import constants
 from edgeflow.accelerator.hybrid import Run, compare_run
 from edgeflow.accelerator.placement import TokenTime
 from edgeflow.accelerator.report import ROWS, Report, cosimulate
+from edgeflow.accelerator.sizes import MIB
 from edgeflow.accelerator.subject import Subject, subject
 from edgeflow.console import table_console
 from edgeflow.errors import ConfigError
 
-MIB = 1 << 20
 COLUMNS = ("A53s", "paper's linears offloaded", "all linears offloaded")
 """Columns of the table, for the placements that differ in a layer."""
 
@@ -66,13 +67,13 @@ def _layer_table(report: Report) -> Table:
     for name in ("Table I", *COLUMNS):
         table.add_column(name, justify="right")
         table.add_column("%", justify="right")
-    table.add_column("limit, last column")
+    table.add_column("limits, last column", no_wrap=True)
     paper = sum(constant.value for constant in constants.TABLE_I.values())
     for index, (name, constant) in enumerate(constants.TABLE_I.items()):
         cells = _time(constant.value, paper)
         for time in columns:
             cells += _time(time.layer[index].microseconds, time.layer_microseconds)
-        table.add_row(ROWS[name], *cells, columns[-1].layer[index].limit)
+        table.add_row(ROWS[name], *cells, _limits(columns[-1].layer[index].limits))
     totals = [_time(total, total) for total in (paper, *(time.layer_microseconds for time in columns))]
     table.add_row("Total", *(cell for pair in totals for cell in pair), "", style="bold")
     return table
@@ -80,6 +81,11 @@ def _layer_table(report: Report) -> Table:
 
 def _time(microseconds: float, total: float) -> tuple[str, ...]:
     return f"{microseconds:,.1f}", f"{100 * microseconds / total:.2f}"
+
+
+def _limits(limits: Mapping[str, float]) -> str:
+    """The limits, with their microseconds where there are several."""
+    return "\n".join(f"{limit} {time:.1f}" if len(limits) > 1 else limit for limit, time in limits.items())
 
 
 def _token_table(report: Report) -> Table:
@@ -93,7 +99,7 @@ def _token_table(report: Report) -> Table:
         layers = f"{time.layers * time.layer_microseconds / 1e3:.2f}"
         rates = f"{time.rate:.2f}", f"{time.rate_in_turn:.2f}"
         paper = f"{time.placement.paper:.2f}" if time.placement.paper and report.is_papers else ""
-        shares = ", ".join(f"{limit} {100 * share:.0f} %" for limit, share in time.shares().items())
+        shares = "\n".join(f"{limit} {100 * share:.1f} %" for limit, share in time.shares().items())
         table.add_row(time.placement.name, layers, head, f"{time.milliseconds:.2f}", *rates, paper, shares)
     return table
 

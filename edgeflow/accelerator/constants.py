@@ -36,6 +36,20 @@ ACTIVATION_PORT = Constant(
     "after the weights, which is the slowest order",
 )
 GROUP = Constant(64, "inputs per group", "the paper, section III-A")
+ACTIVATIONS = Constant(
+    8192,
+    "inputs of a linear, at most",
+    "the SystemVerilog in deploy/kv260: activations.sv holds 1024 steps of 8; the paper gives no limit",
+)
+MEMORY = Constant(4096, "MiB", "AMD data sheet DS987: 4 GB of memory on the K26 module, 64 bits wide, 2400 Mb/s")
+HOST_MEMORY = Constant(
+    512,
+    "MiB",
+    "assumed, not measured on a board: Linux, the program, its buffers and activations; the paper gives none",
+)
+POSITIONS = Constant(
+    4096, "positions", "assumed: keys and values of as many, or as the model has; the paper does not say how many"
+)
 
 TABLE_I: dict[str, Constant] = {
     name: Constant(us, "microseconds per layer", "the paper, Table I")
@@ -71,6 +85,10 @@ ALL = {
     "step_cycles": STEP_CYCLES,
     "activation_port": ACTIVATION_PORT,
     "group": GROUP,
+    "activations": ACTIVATIONS,
+    "memory": MEMORY,
+    "host_memory": HOST_MEMORY,
+    "positions": POSITIONS,
     **{f"table_1_{name}": constant for name, constant in TABLE_I.items()},
     "paper_mac_total": PAPER_MAC_TOTAL,
     "paper_baseline": PAPER_BASELINE,

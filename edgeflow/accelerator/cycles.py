@@ -13,6 +13,7 @@ from edgeflow.accelerator.macro import MacroShape
 
 STREAMING = "DDR streaming"
 PES = "PEs"
+ACTIVATIONS = "activations"
 FLOAT_BITS = 32  # of an input and of a sum
 
 
@@ -33,9 +34,10 @@ class LinearTime:
         return self.streaming + self.steps + self.activations
 
     @property
-    def limit(self) -> str:
-        """STREAMING or PES, whichever takes longer."""
-        return STREAMING if self.streaming >= self.steps else PES
+    def limits(self) -> dict[str, float]:
+        """The microseconds that each limit sets, `overlapped` in all: STREAMING or PES, and ACTIVATIONS."""
+        slower = STREAMING if self.streaming >= self.steps else PES
+        return {slower: max(self.streaming, self.steps), ACTIVATIONS: self.activations}
 
 
 def linear_time(shape: MacroShape) -> LinearTime:

@@ -92,6 +92,10 @@ def write_macro(checkpoint: Path, out: Path, report: Report = lambda *_: None) -
 def open_macro(directory: Path) -> MacroFile:
     """Open a macro file; CheckpointError where it is truncated, changed, of another version or malformed."""
     path = directory / DESCRIPTION
+    if not path.is_file():
+        raise CheckpointError(
+            f"{directory} has no {DESCRIPTION}: write one with `edgeflow quantize --layout awq-macro`"
+        )
     values = read_json(path)
     for key, expected in (("format", FORMAT), ("version", VERSION)):
         if values.get(key) != expected:

@@ -54,7 +54,9 @@ def load_hybrid(checkpoint: Path, macros: Path | None = None, backend: str = ACC
             raise CheckpointError(f"{checkpoint} is not quantised: run `edgeflow quantize` first")
         return load_chat_model(checkpoint, torch.float32, CPU, table=table)
     if published.vision is not None:
-        raise CheckpointError(f"{checkpoint}: models with a vision tower are not run from macro files")
+        raise CheckpointError(
+            f"{checkpoint}: models with a vision tower are not run from macro files: leave --macros out"
+        )
     file = open_macro(macros)
     weights = macro_weights(file, published.text, torch.float32)
     decoder = LlamaDecoder(published.text, weights, stem=stem_of(file), name=published.family, table=table)
@@ -75,7 +77,10 @@ def greedy(decoder: LlamaDecoder, ids: list[int], count: int) -> list[int]:
     capacity = len(ids) + count
     if capacity > decoder.config.max_position_embeddings:
         limit = decoder.config.max_position_embeddings
-        raise ConfigError(f"tokens: the model has {limit} positions, {len(ids)} of the prompt and {count} asked for")
+        raise ConfigError(
+            f"tokens: the model has {limit} positions, {len(ids)} of the prompt and {count} asked for: lower "
+            "--tokens or shorten the prompt"
+        )
     kv, rows, start = decoder.kv_slots(1, capacity), ids, 0
     tokens: list[int] = []
     while len(tokens) < count:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgeflow.accelerator import constants
@@ -42,12 +44,15 @@ PLACEMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An operation of a layer or the head. microseconds: overlapped; in_turn: without overlap; limit: what sets it."""
+    """An operation of a layer or the head. in_turn: microseconds without overlap; limits: with it, by what sets it."""
 
     name: str
-    microseconds: float
     in_turn: float
-    limit: str
+    limits: Mapping[str, float]
+
+    @property
+    def microseconds(self) -> float:
+        return sum(self.limits.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,8 @@ class TokenTime:
     @property
     def milliseconds(self) -> float:
         """The time of a token."""
-        return sum(time for time, _ in self._parts()) / 1e3
+        head = self.head.microseconds if self.head else 0.0
+        return (self.layers * self.layer_microseconds + head) / 1e3
 
     @property
     def rate(self) -> float:
@@ -81,15 +87,11 @@ class TokenTime:
 
     def shares(self) -> dict[str, float]:
         """The part of the time that each limit sets, the largest first; they add up to 1."""
-        total = 1e3 * self.milliseconds
-        limits = dict.fromkeys(limit for _, limit in self._parts())
-        shares = {limit: sum(time for time, its in self._parts() if its == limit) / total for limit in limits}
-        return dict(sorted(shares.items(), key=lambda item: -item[1]))
-
-    def _parts(self) -> list[tuple[float, str]]:
-        """Microseconds of a token and their limit, part by part."""
-        parts = [(self.layers * part.microseconds, part.limit) for part in self.layer]
-        return parts + ([(self.head.microseconds, self.head.limit)] if self.head else [])
+        parts = [(self.layers, part) for part in self.layer] + ([(1, self.head)] if self.head else [])
+        total: Counter[str] = Counter()
+        for count, part in parts:
+            total.update({limit: count * time for limit, time in part.limits.items()})
+        return {limit: time / (1e3 * self.milliseconds) for limit, time in total.most_common()}
 
 
 def token_time(config: LlamaConfig, group: int, placement: Placement) -> TokenTime:
@@ -100,15 +102,10 @@ def token_time(config: LlamaConfig, group: int, placement: Placement) -> TokenTi
         if name in placement.linears
     }
     layer = tuple(
-        _on_accelerator(name, linears[name]) if name in linears else Part(name, time, time, A53)
+        _on_accelerator(name, linears[name]) if name in linears else _on_a53s(name, time)
         for name, time in layer_times(config).items()
     )
     return TokenTime(placement, layer, config.num_hidden_layers, _head(config, group, placement))
-
-
-def second_head_bytes(config: LlamaConfig, group: int) -> int:
-    """Bytes of a head in macros. A tied head needs them beside the embedding, which stays in FP16."""
-    return head_in_macros(config, group).nbytes
 
 
 def _head(config: LlamaConfig, group: int, placement: Placement) -> Part | None:
@@ -116,9 +113,12 @@ def _head(config: LlamaConfig, group: int, placement: Placement) -> Part | None:
         return None
     if placement.head == ACCELERATOR:
         return _on_accelerator("head", linear_time(head_in_macros(config, group)))
-    time = head_time(config)
-    return Part("head", time, time, A53)
+    return _on_a53s("head", head_time(config))
+
+
+def _on_a53s(name: str, time: float) -> Part:
+    return Part(name, time, {A53: time})
 
 
 def _on_accelerator(name: str, time: LinearTime) -> Part:
-    return Part(name, time.overlapped, time.in_turn, time.limit)
+    return Part(name, time.in_turn, time.limits)

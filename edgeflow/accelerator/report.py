@@ -8,8 +8,9 @@ from typing import Any
 from edgeflow.accelerator import constants
 from edgeflow.accelerator.hybrid import Run
 from edgeflow.accelerator.network import PAPER_MODEL, PUBLISHED
-from edgeflow.accelerator.placement import PLACEMENTS, TokenTime, second_head_bytes, token_time
-from edgeflow.accelerator.subject import Sizes, Subject, sizes
+from edgeflow.accelerator.placement import PLACEMENTS, Part, TokenTime, token_time
+from edgeflow.accelerator.sizes import MIB, Memory, Sizes, memory_of, positions, second_head_bytes, sizes
+from edgeflow.accelerator.subject import Subject
 
 ROWS = {
     "embedding": "Embedding copy, layer set-up",
@@ -44,15 +45,22 @@ class Report:
         return self.subject.config == PUBLISHED[PAPER_MODEL]
 
     @property
+    def memory(self) -> Memory:
+        """The memory of the board that the network takes."""
+        return memory_of(self.subject.config, self.subject.group)
+
+    @property
     def notes(self) -> list[str]:
         """Remarks for a reader of the paper."""
-        second = f"{self.second_head / 2**20:.1f} MiB"
+        second = f"{self.second_head / MIB:.1f} MiB"
         tied = self.subject.config.tie_word_embeddings
         return [
             *self._about_the_paper(),
             f"The head on the accelerator is a second copy of the tied matrix: {second} beside the embedding in FP16."
             if tied
             else f"The head on the accelerator takes {second}, instead of its copy in FP16.",
+            f"Memory: {self.memory}; the KV260 has {constants.MEMORY.value:,.0f} MiB. Keys and values are of "
+            f"{positions(self.subject.config):,} positions.",
             "Not counted: calls of the driver, cache maintenance, refresh and turnaround of the DRAM, cycles that fill "
             "a pipeline, attention over a long context.",
         ]
@@ -89,6 +97,7 @@ class Report:
             "group": self.subject.group,
             "config": asdict(self.subject.config),
             "bytes": {**asdict(self.sizes), "second_head": self.second_head},
+            "memory": {**asdict(self.memory), "total": self.memory.total, "positions": positions(self.subject.config)},
             "reduction": 1 - self.sizes.autoawq / self.sizes.fp16,
             "placements": [_placement(time, time.placement.paper if self.is_papers else None) for time in self.times],
             "notes": self.notes,
@@ -101,7 +110,8 @@ def cosimulate(subject: Subject, run: Run | None = None) -> Report:
     """All placements of a network; CheckpointError where macros cannot hold a linear."""
     config, group = subject.config, subject.group
     times = tuple(token_time(config, group, placement) for placement in PLACEMENTS)
-    return Report(subject, times, sizes(config, group), second_head_bytes(config, group), run)
+    head = second_head_bytes(config, group)
+    return Report(subject, times, sizes(config, group), head, run)
 
 
 def _placement(time: TokenTime, paper: float | None) -> dict[str, Any]:
@@ -116,5 +126,16 @@ def _placement(time: TokenTime, paper: float | None) -> dict[str, Any]:
         "layer_us": total,
         "layers": time.layers,
         "head_us": time.head.microseconds if time.head else None,
-        "parts": [{**asdict(part), "percent": 100 * part.microseconds / total} for part in time.layer],
+        "parts": [_part(part, total) for part in time.layer],
+    }
+
+
+def _part(part: Part, total: float) -> dict[str, Any]:
+    microseconds = part.microseconds
+    return {
+        "name": part.name,
+        "microseconds": microseconds,
+        "in_turn": part.in_turn,
+        "limits": dict(part.limits),
+        "percent": 100 * microseconds / total,
     }

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgeflow.accelerator import constants
-from edgeflow.accelerator.network import PUBLISHED, gemm_shapes_of, tensor_shapes_of
-from edgeflow.accelerator.plan import planned
+from edgeflow.accelerator.network import PUBLISHED
+from edgeflow.accelerator.sizes import check_fits
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import GROUPS
 from edgeflow.models.chat import read_published
 from edgeflow.models.llama import LlamaConfig
-
-WORDS = ("qweight", "qzeros")  # tensors of 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +24,18 @@ class Subject:
     checkpoint: Path | None
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Bytes of all weights: in FP16, as an AutoAWQ file (tensors without the header), as a macro file (its binary)."""
-
-    fp16: int
-    autoawq: int
-    macro: int
-
-
 def subject(model: str, group: int | None) -> Subject:
-    """group: by default the one that the checkpoint is quantised in, else the paper's. ConfigError for what is neither
-    a checkpoint nor a known name; CheckpointError for a checkpoint that is not served."""
+    """Find a network by name or path; its weights are not read.
+
+    group: by default the one that the checkpoint is quantised in, else the paper's. ConfigError for what is neither a
+    checkpoint nor a known name; CheckpointError for a checkpoint that is not served, or that the KV260 cannot hold.
+    """
+    about = _found(model, group)
+    check_fits(about.name, about.config, about.group)
+    return about
+
+
+def _found(model: str, group: int | None) -> Subject:
     if group is not None and group not in GROUPS:
         raise ConfigError(f"group: must be one of {', '.join(map(str, GROUPS))}, got {group}")
     usual = int(constants.GROUP.value)
@@ -50,15 +47,5 @@ def subject(model: str, group: int | None) -> Subject:
     published = read_published(path)
     stated = published.quantization.group if published.quantization else None
     if group is not None and stated is not None and group != stated:
-        raise ConfigError(f"group: {model} is quantised in groups of {stated}, got {group}")
+        raise ConfigError(f"group: {model} is quantised in groups of {stated}, got {group}: leave --group out")
     return Subject(model, published.text, group or stated or usual, path)
-
-
-def sizes(config: LlamaConfig, group: int) -> Sizes:
-    """From the configuration alone, with all linears of the layers in 4 bits."""
-    shapes = gemm_shapes_of(config, group)
-    return Sizes(
-        fp16=sum(2 * math.prod(shape) for _, shape in tensor_shapes_of(config)),
-        autoawq=sum((4 if name.endswith(WORDS) else 2) * math.prod(shape) for name, shape in shapes.items()),
-        macro=planned(shapes).nbytes,
-    )

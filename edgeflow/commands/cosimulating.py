@@ -20,7 +20,10 @@ def cosim(
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, max=4096, help="Tokens to generate for --prompt.")] = 16,
     macros: Annotated[
-        OptionalPath, typer.Option(help="Directory of a macro file whose weights the run takes, for --prompt.")
+        OptionalPath,
+        typer.Option(
+            help="Directory that `edgeflow quantize --layout awq-macro` wrote: the run takes its weights, for --prompt."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -28,6 +31,8 @@ def cosim(
 
     With --prompt the linears of the layers are computed as on the accelerator, to the last bit, and everything else
     on the CPU. Exits with code 1 if its greedy tokens differ from the W4A16 reference's in float32.
+
+    Refused are models that the board's 4 GB of memory cannot hold, and linears with more than 8192 inputs.
     """
     from edgeflow.accelerator.command import cosim_command
 

@@ -34,7 +34,7 @@ def refused(*arguments: str) -> Exception:
 def test_the_papers_model_is_printed_beside_the_paper():
     text = cosim("qwen2.5-0.5b")
     assert "15,952.0" in text and "8,148.0" in text and "2.80" in text and "5.10" in text
-    assert "leave out the output projection" in text and "DDR streaming" in text
+    assert "leave out the output projection" in text and "DDR streaming 383.0" in text and "activations 13.3" in text
 
 
 def test_a_checkpoint_runs_from_its_macro_file(checkpoint: Path, tmp_path: Path):
@@ -61,8 +61,11 @@ def test_weights_of_another_model_give_exit_code_1(checkpoint: Path, tmp_path: P
         (["qwen2.5-0.5b", "--group", "48"], "must be one of 32, 64, 128, got 48"),
         (["qwen2.5-0.5b", "--prompt", "hello"], "a configuration without weights"),
         (["qwen2.5-0.5b", "--macros", "."], "give a prompt too"),
-        (["CHECKPOINT", "--group", "64"], "quantised in groups of 32, got 64"),
-        (["CHECKPOINT", "--prompt", "hello", "--macros", "."], "no macros.json"),
+        (["CHECKPOINT", "--group", "64"], "quantised in groups of 32, got 64: leave --group out"),
+        (
+            ["CHECKPOINT", "--prompt", "hello", "--macros", "."],
+            "no macros.json: write one with `edgeflow quantize --layout awq-macro`",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(checkpoint: Path, arguments: list[str], message: str):
@@ -70,7 +73,30 @@ def test_what_does_not_go_together_is_refused(checkpoint: Path, arguments: list[
     assert message in str(refused(*given))
 
 
-def test_a_width_that_no_group_divides_is_refused(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("width", "message"),
+    [
+        (168, "mlp.down_proj: inputs must be a multiple of 64, found 168: choose another --group or model"),
+        (172, "mlp.gate_proj: outputs must be a multiple of 8, found 172: choose another model"),
+    ],
+)
+def test_a_width_that_macros_cannot_hold_is_refused(tmp_path: Path, width: int, message: str):
     values = {name: value for name, value in CONFIG.items() if name != "quantization_config"}
-    (tmp_path / "config.json").write_text(json.dumps({**values, "intermediate_size": 172}))
-    assert "down: inputs must be a multiple of 64, found 172" in str(refused(str(tmp_path)))
+    (tmp_path / "config.json").write_text(json.dumps({**values, "intermediate_size": width}))
+    assert str(refused(str(tmp_path))) == f"{tmp_path}: {message}"
+
+
+def test_a_model_that_the_board_cannot_hold_is_refused_before_it_runs(checkpoint: Path, tmp_path: Path):
+    """No weights are there to be read. The widest linear that fits has 8192 inputs."""
+    for name in ("chat_template.jinja", "tokenizer.json"):
+        (tmp_path / name).write_bytes((checkpoint / name).read_bytes())
+
+    def given(**changes: int) -> list[str]:
+        (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+        return [str(tmp_path), "--prompt", "hello"]
+
+    wide = str(refused(*given(intermediate_size=8224)))
+    assert f"{tmp_path}: mlp.down_proj: expected at most 8192 inputs" in wide and "found 8224" in wide
+    large = str(refused(*given(hidden_size=4096, intermediate_size=8192, num_hidden_layers=64)))
+    assert f"{tmp_path}: expected at most the 4,096 MiB" in large and "choose a smaller model" in large
+    cosim(given(intermediate_size=8192)[0])

@@ -1,9 +1,11 @@
-// Runs linears through the accelerator, one after the other, with random pauses on every stream.
+// Runs linears through the accelerator. Every stream is offered as early as it can be, those of a later linear while an
+// earlier one is being computed, with random pauses. Settings hold only with the last strip of activations.
 //
-// Standard input: a seed, and on how many of 1000 cycles streams in and streams of sums pause; then per linear: steps,
-// macros, strips of activations, and per channel strips of weights and of sums; the activations; the weights of each
-// channel. Standard output, per linear: the cycles of each channel (first and last strip of weights taken, first and
-// last strip of sums taken); the sums of each channel. All in words of 32 bits.
+// Standard input: a seed, and on how many of 1000 cycles streams of activations, of weights and of sums pause; then for
+// all linears that share activations: steps, macros, strips of activations, and per channel strips of weights and
+// blocks; the activations; the weights of each channel. Standard output, for each of these: the cycles in which
+// activations, weights of each channel and sums of each channel were first offered, first taken and last taken; the sums
+// of each channel. All in words of 32 bits.
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -15,7 +17,8 @@
 
 namespace {
 
-constexpr int CHANNELS = 4, STRIP = 4, LONGEST_WAIT = 100000;
+constexpr int CHANNELS = 4, STRIP = 4, AFTER = 100;
+constexpr uint64_t LONGEST_WAIT = 100000;
 using Words = std::vector<uint32_t>;
 
 Words read(size_t count) {
@@ -24,51 +27,90 @@ Words read(size_t count) {
     return words;
 }
 
-// A stream of strips on its way in or out. Once valid (in) or ready (out), it stays so until a strip has passed.
-struct Stream {
-    Words words;
-    size_t passed = 0;
-    bool open = false;
+void write(const void* words, size_t count) { std::fwrite(words, sizeof(uint32_t), count, stdout); }
 
-    bool done() const { return passed == words.size(); }
-    void pass() { passed += STRIP, open = false; }
+struct Times {
+    uint32_t offered = 0, first = 0, last = 0;
 };
 
-struct Cycles {
-    uint32_t first_weight = 0, last_weight = 0, first_sum = 0, last_sum = 0;
+// A stream of strips on its way in or out, part by part. Once valid (in) or ready (out), it stays so until a strip has
+// passed.
+struct Stream {
+    std::vector<Words> parts;
+    std::vector<Times> times;
+    size_t part = 0, passed = 0;
+    bool open = false;
+
+    void add(Words words) { parts.push_back(std::move(words)), times.emplace_back(), skip(); }
+    bool done() const { return part == parts.size(); }
+    bool at_last() const { return passed + STRIP == parts[part].size(); }
+    uint32_t* strip() { return &parts[part][passed]; }
+
+    void skip() {
+        while (!done() && passed == parts[part].size()) part++, passed = 0;
+    }
+    void offer(uint32_t cycle) {
+        if (!open && !passed) times[part].offered = cycle;
+        open = true;
+    }
+    void pass(uint32_t cycle) {
+        if (!passed) times[part].first = cycle;
+        times[part].last = cycle;
+        passed += STRIP, open = false;
+        skip();
+    }
+};
+
+struct Settings {
+    uint32_t steps, macros;
+    uint64_t blocks = 0;
 };
 
 class Bench {
   public:
-    Bench(uint32_t seed, uint32_t in, uint32_t out) : random(seed), pauses_in(in), pauses_out(out) {
+    explicit Bench(const Words& start)
+        : random(start[0]), x_pauses(start[1]), weight_pauses(start[2]), sum_pauses(start[3]) {}
+
+    void add(const Words& head) {
+        settings.push_back({head[0], head[1]});
+        x.add(read(head[2] * STRIP));
+        for (int c = 0; c < CHANNELS; c++) {
+            const uint32_t strips = head[3 + 2 * c], blocks = head[4 + 2 * c];
+            weights[c].add(read(strips * STRIP));
+            sums[c].add(Words(2 * blocks * STRIP));
+            settings.back().blocks |= uint64_t(blocks) << 16 * c;
+            patience += 100 * (strips + blocks);
+        }
+    }
+
+    void run() {
         top.reset = 1;
         for (int i = 0; i < 4; i++) tick();
         top.reset = 0;
+        while (!all_done()) {
+            step();
+            if (cycle > patience) std::exit(3);
+        }
+        for (int i = 0; i < AFTER; i++) step();
     }
 
-    void run_linear(const Words& head) {
-        top.steps = head[0];
-        top.macros = head[1];
-        Stream x{read(head[2] * STRIP)};
-        std::array<Stream, CHANNELS> weights, sums;
-        for (int c = 0; c < CHANNELS; c++) sums[c].words.resize(head[4 + 2 * c] * STRIP);
-        for (int c = 0; c < CHANNELS; c++) weights[c].words = read(head[3 + 2 * c] * STRIP);
-        while (!x.done()) send_activations(x);
-        std::array<Cycles, CHANNELS> cycles;
-        for (uint32_t start = cycle; !all_done(sums);) {
-            stream(weights, sums, cycles);
-            if (cycle - start > LONGEST_WAIT + 100 * weights[0].words.size()) std::exit(3);
+    void answer() const {
+        for (size_t i = 0; i < settings.size(); i++) {
+            write(&x.times[i], 3);
+            for (const auto& each : weights) write(&each.times[i], 3);
+            for (const auto& each : sums) write(&each.times[i], 3);
+            for (const auto& each : sums) write(each.parts[i].data(), each.parts[i].size());
         }
-        for (const auto& each : cycles) std::fwrite(&each, sizeof each, 1, stdout);
-        for (const auto& each : sums) std::fwrite(each.words.data(), sizeof(uint32_t), each.words.size(), stdout);
     }
 
   private:
     Vaccelerator top;
     std::mt19937 random;
-    uint32_t pauses_in, pauses_out, cycle = 0;
-
-    bool goes(uint32_t pauses) { return random() % 1000 >= pauses; }
+    uint32_t x_pauses, weight_pauses, sum_pauses, cycle = 0;
+    uint64_t patience = LONGEST_WAIT;
+    std::vector<Settings> settings;
+    Stream x;
+    std::array<Stream, CHANNELS> weights, sums;
 
     void tick() {
         top.clock = 1;
@@ -78,49 +120,51 @@ class Bench {
         cycle++;
     }
 
-    void send_activations(Stream& x) {
-        x.open = x.open || goes(pauses_in);
-        top.x_valid = x.open;
-        top.x_last = x.passed + STRIP == x.words.size();
-        for (int i = 0; i < STRIP; i++) top.x[i] = x.words[x.passed + i];
-        top.eval();
-        const bool passes = top.x_valid && top.x_ready;
-        tick();
-        if (passes) x.pass();
-        top.x_valid = 0;
+    void offer(Stream& stream, uint32_t pauses) {
+        if (!stream.done() && random() % 1000 >= pauses) stream.offer(cycle);
     }
 
-    void stream(std::array<Stream, CHANNELS>& weights, std::array<Stream, CHANNELS>& sums,
-                std::array<Cycles, CHANNELS>& cycles) {
+    void offer_activations() {
+        offer(x, x_pauses);
+        top.x_valid = x.open;
+        top.x_last = x.open && x.at_last();
+        top.steps = random() & 31, top.macros = random() & 1023, top.blocks = random();
+        if (top.x_last) {
+            const Settings& its = settings[x.part];
+            top.steps = its.steps, top.macros = its.macros, top.blocks = its.blocks;
+        }
+        for (int i = 0; i < STRIP && x.open; i++) top.x[i] = x.strip()[i];
+    }
+
+    void offer_channels() {
         top.weight_valid = top.sum_ready = 0;
         for (int c = 0; c < CHANNELS; c++) {
-            weights[c].open = !weights[c].done() && (weights[c].open || goes(pauses_in));
-            sums[c].open = sums[c].open || goes(pauses_out);
+            offer(weights[c], weight_pauses);
+            offer(sums[c], sum_pauses);
             top.weight_valid |= weights[c].open << c;
             top.sum_ready |= sums[c].open << c;
-            for (int i = 0; i < STRIP && weights[c].open; i++)
-                top.weight[STRIP * c + i] = weights[c].words[weights[c].passed + i];
+            for (int i = 0; i < STRIP && weights[c].open; i++) top.weight[STRIP * c + i] = weights[c].strip()[i];
         }
+    }
+
+    void step() {
+        offer_activations();
+        offer_channels();
         top.eval();
+        if (top.x_valid && top.x_ready) x.pass(cycle);
         for (int c = 0; c < CHANNELS; c++) {
-            if (top.weight_valid & top.weight_ready & 1 << c) {
-                if (!weights[c].passed) cycles[c].first_weight = cycle;
-                cycles[c].last_weight = cycle;
-                weights[c].pass();
-            }
-            if (top.sum_valid & top.sum_ready & 1 << c) {
-                if (sums[c].done()) std::exit(4);  // more sums than outputs
-                if (!sums[c].passed) cycles[c].first_sum = cycle;
-                cycles[c].last_sum = cycle;
-                for (int i = 0; i < STRIP; i++) sums[c].words[sums[c].passed + i] = top.sum[STRIP * c + i];
-                sums[c].pass();
-            }
+            if (top.weight_valid & top.weight_ready & 1 << c) weights[c].pass(cycle);
+            if (!(top.sum_valid & 1 << c)) continue;
+            if (sums[c].done()) std::exit(4);  // more sums than outputs
+            if (!sums[c].open) continue;
+            for (int i = 0; i < STRIP; i++) sums[c].strip()[i] = top.sum[STRIP * c + i];
+            sums[c].pass(cycle);
         }
         tick();
     }
 
-    static bool all_done(const std::array<Stream, CHANNELS>& streams) {
-        for (const auto& each : streams)
+    bool all_done() const {
+        for (const auto& each : sums)
             if (!each.done()) return false;
         return true;
     }
@@ -129,8 +173,9 @@ class Bench {
 }  // namespace
 
 int main() {
-    const Words settings = read(3);
-    Bench bench(settings[0], settings[1], settings[2]);
+    Bench bench(read(4));
     Words head(3 + 2 * CHANNELS);
-    while (std::fread(head.data(), sizeof(uint32_t), head.size(), stdin) == head.size()) bench.run_linear(head);
+    while (std::fread(head.data(), sizeof(uint32_t), head.size(), stdin) == head.size()) bench.add(head);
+    bench.run();
+    bench.answer();
 }

@@ -7,58 +7,86 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeflow.accelerator.macro import CHANNELS, OUTPUTS, join, split
+from edgeflow.accelerator.macro import CHANNELS, OUTPUTS, Words, join, split
 from tests.deploy.kv260.simulator import run
 
 STRIP = 4  # words
+STREAMS = 1 + 2 * CHANNELS
+TIMES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """macros: uint32 [B, E/G, 8 + G]; x: float32 [E], or None where the activations of the linear before stay."""
+class Linears:
+    """Linears that share their activations. macros: of each, uint32 [B, E/G, 8 + G]; x: float32 [E]."""
 
-    macros: np.ndarray
-    x: np.ndarray | None
+    macros: tuple[Words, ...]
+    x: np.ndarray
+
+    def blocks(self) -> np.ndarray:
+        """Blocks of each linear in each channel [linears, channels]."""
+        return np.array([[len(channel) for channel in split(macros)] for macros in self.macros])
 
     def encoded(self) -> bytes:
-        """Steps, macros and strips, then activations and the weights of each channel (accelerator.cpp)."""
-        x = np.zeros(0, np.float32) if self.x is None else self.x
-        channels = split(self.macros)
-        head = [(self.macros.shape[2] - 8) // 8, self.macros.shape[1], x.size // STRIP]
+        """Settings and sizes, then activations and the weights of each channel (accelerator.cpp)."""
+        channels = [np.concatenate(parts) for parts in zip(*map(split, self.macros), strict=True)]
+        head = [(self.macros[0].shape[2] - 8) // 8, self.macros[0].shape[1], self.x.size // STRIP]
         for each in channels:
-            head += [each.size // STRIP, len(each) * OUTPUTS // STRIP]
-        return b"".join(array.tobytes() for array in (np.array(head, np.uint32), x, *channels))
+            head += [each.size // STRIP, len(each)]
+        return b"".join(array.tobytes() for array in (np.array(head, np.uint32), self.x, *channels))
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Cycles in which a stream's strips were first offered, first taken and last taken; arrays have one per channel."""
+
+    offered: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+    @classmethod
+    def of(cls, words: np.ndarray) -> Times:
+        """words: [..., 3]."""
+        return cls(*np.moveaxis(words.astype(int), -1, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """sums: uint32 [B, 8], bits of float32; cycles: [4, 4], per channel first and last strip of weights and of sums."""
+    """sums: of each linear, uint32 [B, 8], bits of float32. A channel without blocks has times of 0."""
 
-    sums: np.ndarray
-    cycles: np.ndarray
+    sums: tuple[np.ndarray, ...]
+    activations: Times
+    weights: Times
+    left: Times
 
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """On how many of 1000 cycles streams pause: those of activations and weights, and those of sums."""
+    """On how many of 1000 cycles streams of each kind pause."""
 
-    into: int = 0
-    out: int = 0
+    x: int = 0
+    weights: int = 0
+    sums: int = 0
     seed: int = 0
 
 
-def simulate(program: Path, linears: list[Linear], pauses: Pauses | None = None) -> list[Answer]:
+def simulate(program: Path, linears: list[Linears], pauses: Pauses | None = None) -> list[Answer]:
     """The answers for linears, one after the other."""
     pauses = pauses or Pauses()
-    settings = np.array([pauses.seed, pauses.into, pauses.out], np.uint32)
+    settings = np.array([pauses.seed, pauses.x, pauses.weights, pauses.sums], np.uint32)
     given = settings.tobytes() + b"".join(each.encoded() for each in linears)
     words = np.frombuffer(run(program, given), np.uint32)
     answers = []
     for each in linears:
-        blocks = [len(channel) for channel in split(each.macros)]
-        sizes = [CHANNELS * 4, *(count * OUTPUTS for count in blocks)]
-        cycles, *sums = np.split(words[: sum(sizes)], np.cumsum(sizes)[:-1])
-        words = words[sum(sizes) :]
-        answers.append(Answer(join(tuple(part.reshape(-1, OUTPUTS) for part in sums)), cycles.reshape(CHANNELS, 4)))
+        blocks = each.blocks()
+        sizes = [STREAMS * TIMES, *(OUTPUTS * blocks.sum(axis=0))]
+        times, *channels, words = np.split(words, np.cumsum(sizes))
+        answers.append(_answer(times.reshape(STREAMS, TIMES), [part.reshape(-1, OUTPUTS) for part in channels], blocks))
     assert not words.size
     return answers
+
+
+def _answer(times: np.ndarray, channels: list[np.ndarray], blocks: np.ndarray) -> Answer:
+    ends = np.cumsum(blocks, axis=0)[:-1]
+    of_linears = zip(*(np.split(sums, ends[:, channel]) for channel, sums in enumerate(channels)), strict=True)
+    activations, weights, left = (Times.of(part) for part in (times[0], times[1 : 1 + CHANNELS], times[1 + CHANNELS :]))
+    return Answer(tuple(map(join, of_linears)), activations, weights, left)

@@ -1,7 +1,8 @@
-"""The modules of deploy/kv260 as programs, by Verilator. Tests that build one are skipped where it is absent."""
+"""The modules of deploy/kv260 as programs, by Verilator. Tests are skipped where the tools are absent or too old."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,13 +14,41 @@ DESIGN = Path(__file__).parents[3] / "deploy" / "kv260"
 ARITHMETIC = DESIGN / "arithmetic"
 
 
-def _needs(*programs: str) -> pytest.MarkDecorator:
+VERILATOR, YOSYS = "5.006", "0.23"
+"""The oldest versions that are known to read the design: those of Debian 12."""
+
+
+def lacking(*programs: str) -> str:
+    """The programs that are not installed, in words; empty where all are."""
     missing = [each for each in programs if shutil.which(each) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (apt-get install)")
+    return f"not installed: {', '.join(missing)} (apt-get install)" if missing else ""
 
 
-needs_verilator = _needs("verilator", "g++", "make")
-needs_yosys = _needs("yosys")
+def too_old(program: str, option: str, oldest: str) -> str:
+    """What is wrong with the version that a program states, in words; empty where it is `oldest` or newer."""
+    stated = subprocess.run([program, option], capture_output=True, text=True, timeout=60).stdout.strip()
+    found = re.match(r"\w+ (\d+)\.(\d+)", stated)
+    if found and tuple(map(int, found.groups())) >= tuple(map(int, oldest.split("."))):
+        return ""
+    return f"{program}: expected {oldest} or newer, found {stated or 'no version'}"
+
+
+def unreadable(yosys: str) -> str:
+    """Why a yosys of a version other than YOSYS does not read the design; empty where it does, and for YOSYS."""
+    stated = subprocess.run([yosys, "-V"], capture_output=True, text=True, timeout=60).stdout.strip()
+    if f"{stated} ".startswith(f"Yosys {YOSYS} "):
+        return ""
+    script = f"read_verilog -sv -I{ARITHMETIC} {' '.join(sources())}"
+    done = subprocess.run([yosys, "-q", "-p", script], capture_output=True, text=True, timeout=60)
+    return f"{stated} does not read the design, {YOSYS} does: {done.stderr.strip()}" if done.returncode else ""
+
+
+def _skipped(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(bool(reason), reason=reason)
+
+
+needs_verilator = _skipped(lacking("verilator", "g++", "make") or too_old("verilator", "--version", VERILATOR))
+needs_yosys = _skipped(lacking("yosys") or too_old("yosys", "-V", YOSYS))
 
 
 def sources() -> list[str]:
