@@ -112,7 +112,7 @@ def comparison(recorded: Recorded, index: int) -> Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What was recorded of one block."""
+    """The recordings of one block."""
 
     recorded: Recorded
     prefix: str
