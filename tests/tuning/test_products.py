@@ -14,7 +14,7 @@ from edgeflow.engine.chat.build import load_chat
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import AWQ
-from edgeflow.kernels.table.implementations import BUILT_IN
+from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import (
     Overlay,
