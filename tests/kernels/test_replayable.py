@@ -54,7 +54,7 @@ def test_on_a_gpu_the_tuner_takes_what_graphs_may_hold(monkeypatch):
             each.impl_id
             for each in Tuner(
                 table=built_in_table(), model_name="llama", device=torch.device(device), dtype=torch.bfloat16
-            )._candidates(key)
+            )._candidates([key])
         }
         for device in ("cpu", "cuda")
     }
